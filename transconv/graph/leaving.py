@@ -17,9 +17,9 @@ import torch
 from transconv.compute import Alone, Compute, Workload
 from transconv.conv import Surrounded
 from transconv.errors import TransconvError
-from transconv.graph.groups import Statistic, behind
+from transconv.graph.groups import Group, Statistic, behind
 from transconv.graph.kernel import Kernel
-from transconv.graph.pieces import Index, Piece, Product, Reduced, Seen
+from transconv.graph.pieces import Index, Mapped, Piece, Product, Reduced, Seen
 from transconv.graph.price import Price
 from transconv.graph.seconds import estimated
 from transconv.graph.sizes import Size, like
@@ -57,16 +57,26 @@ def left(piece: Reduced, planner: Planner) -> str:
                                    for p, s in group.statistics.items()):
         return "its mean does not leave with the product"
     if all(p in group.statistics for p in group.stores):
-        whole = x
-        while isinstance(whole, Seen) and whole.back and planner.home.get(whole.of) is group:
-            whole = whole.of
-        planner.keep(whole, None, "")
+        planner.keep(_result(x, group, planner), None, "")
     group.statistics[piece] = Statistic(op, x, at, applied)
     group.at[piece] = place
     group.stores.append(piece)
     group.labels.append(piece.label)
     planner.plan.stored[piece] = group
     return ""
+
+
+def _result(x: Piece, group: Group, planner: Planner) -> Piece:
+    """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
+    while planner.home.get(x) is group and x not in planner.outputs:
+        own = [y for y in x.operands if planner.home.get(y) is group]
+        seen = isinstance(x, Seen) and x.back is not None
+        alone = isinstance(x, Mapped) and len(planner.users[x]) == 1 and len(own) == 1 and (
+            own[0].dtype.itemsize <= x.dtype.itemsize)
+        if not (seen or alone) or not own or planner.plan.stored.get(x):
+            break
+        x = own[0]
+    return x
 
 
 def _why_not(piece: Reduced, op: str, x: Piece, at: Index) -> str:
