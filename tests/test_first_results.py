@@ -29,10 +29,10 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
     return compiler.plan(workload, TARGETS["interpreter"], None, False, Compiled)
 
 
-def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    start = SizedLauncher.start
-    monkeypatch.setattr(SizedLauncher, "start", lambda self, t, v: (seen.append(dict(v)), start(self, t, v)))
+def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: Compiled,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, start = [], SizedLauncher.start
+    monkeypatch.setattr(SizedLauncher, "start", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
     assert not trust.is_trusted(plan)
     assert first_result(plan, torch.device("cpu")).steps is plan.steps
     assert trust.is_trusted(plan) and seen == [{"MB": 5, "IH": 5, "IW": 5}]

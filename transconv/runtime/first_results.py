@@ -24,21 +24,10 @@ def first_result(plan: Made, device: Any) -> Made:
         wanted = plan.required.wanted(plan.sizes)
     else:
         wanted = tuple(map(Wanted.of, plan.workload.tensors))
-    return trust.run(plan, {w.name: _filled(w, device, at) for at, w in enumerate(wanted)})
+    return trust.run(plan, {w.name: w.filled(device, at) for at, w in enumerate(wanted)})
 
 
 def _small(sizes: Sizes) -> dict[str, int]:
     """Sizes for which the kernel does little; the examples where these are not allowed."""
     found = {s.name: max(s.least, min(s.like, SIDE)) for s in sizes.each}
     return sizes.like if sizes.why_not(found) else found
-
-
-def _filled(wanted: Wanted, device: Any, seed: int) -> Any:
-    """Small random integers; zeros where elements are integers, which may be indices."""
-    import torch
-
-    memory = torch.zeros(wanted.span, dtype=wanted.elements, device=device)
-    if memory.is_floating_point():
-        generator = torch.Generator(device).manual_seed(seed)
-        memory.copy_(torch.randint(-2, 3, memory.shape, generator=generator, device=device))
-    return memory if wanted.strides is None else memory.as_strided(wanted.shape, wanted.strides)
