@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
-from transconv.cost.model import Timed, interpreted, launched
+from transconv.cost.model import Timed, copied, interpreted, launched
 from transconv.cost.work import Work, count
 from transconv.ir import Expr, View, as_expr, minimum, values_of
-from transconv.schedule import Schedule, k_steps, programs
+from transconv.schedule import Schedule, Scheduled, k_steps, programs
 from transconv.target import Target
 
 
@@ -33,6 +33,7 @@ class AtSizes:
     timed: Timed = field(init=False)
     issued: issue.Issued | None = None  # of a kernel that keeps sums and operands in registers
     unit: float = 0.0  # of a step on the interpreter
+    beside: float = 0.0  # of copies of operands
 
     def __post_init__(self) -> None:
         compute, schedule = self.compute, self.schedule
@@ -47,7 +48,10 @@ class AtSizes:
         self.timed = Timed(self.work, schedule, self.target,
                            rates.gluon if schedule.via == "gluon" else rates.triton)
         if schedule.regs or schedule.late:
-            self.issued = issue.Issued.of(schedule, compute, self.target)
+            main = Scheduled(compute, schedule, self.target).main
+            self.issued = issue.Issued.of(schedule, main, self.target)
+        if schedule.pack and self.target.backend != "interpreter":
+            self.beside = copied(compute, schedule, self.target)
 
     def __call__(self, *sizes: int) -> float:
         many, long, traffic = self.counts(*sizes)
@@ -55,9 +59,9 @@ class AtSizes:
         if self.target.backend == "interpreter":
             return many * (long * self.unit + 2)
         if self.issued is not None:
-            return launched(self.work, self.issued(many, long), traffic, self.schedule, self.target,
-                            self.target.rates.triton)
-        return self.timed(many, long, traffic)
+            return self.beside + launched(self.work, self.issued(many, long), traffic, self.schedule,
+                                          self.target, self.target.rates.triton)
+        return self.beside + self.timed(many, long, traffic)
 
 
 def tiles(schedule: Schedule, compute: Compute) -> Expr:
