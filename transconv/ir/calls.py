@@ -15,6 +15,7 @@ import numpy as np
 
 from transconv.ir.dtype import DType, i32
 from transconv.ir.reductions import REDUCERS
+from transconv.ir.stochastic import RANDOM_BITS, SHORT, helper, in_numpy, numpy_bits
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -112,6 +113,10 @@ CALLS: dict[str, Callee] = {
                             "nearest_small", helper=NEAREST_SMALL, floats=(32,), off=0.0, result=i32),
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(2, np.divide, "div_rn", "div_rn", floats=(32,), off=1.0),
+    "random_bits": Callee(2, numpy_bits, "random_bits", "random_bits", helper=RANDOM_BITS, floats=(),
+                          ints=True, off=0.0),
+    **{f"stochastic_{t}": Callee(2, in_numpy(t), f"stochastic_{t}", f"stochastic_{t}", helper=helper(t),
+                                 floats=(32,), off=2.0**(25 - t.digits)) for t in SHORT},
     "fma": _same("fma", lambda x, y, z: x * y + z, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from math import inf
 
-from transconv.ir.dtype import DType, f32, f64
+from transconv.ir.dtype import DType, f32, f64, i32
 from transconv.ir.expr import Const, Div, Expr
 from transconv.ir.operations import Call, Cast
+from transconv.ir.stochastic import CHANCES
 from transconv.ir.terms import maximum, minimum, select
 from transconv.ir.visit import ExprMutator
 
@@ -32,6 +33,14 @@ def saturated(x: Expr, to: DType) -> Expr:
     if to.largest < inf and x.dtype is not to:
         x = minimum(maximum(x, Const(-to.largest, x.dtype)), Const(to.largest, x.dtype))
     return Cast(x, to)
+
+
+def at_random(x: Expr, to: DType, seed: Expr, element: Expr) -> Expr:
+    """A number of f32 as ``to``, one of ``SHORT``: up or down at random (see stochastic.py). ``seed``: of
+    i32; ``element``: the position that tells its word."""
+    word = Call("random_bits", (seed, Cast(element, i32)))
+    chance = Cast(word & Const((1 << CHANCES) - 1, i32), f32) * Const(2.0**-CHANCES, f32)
+    return saturated(Call(f"stochastic_{to}", (x, chance)), to)
 
 
 def _limited(x: Expr, to: DType) -> Expr:
