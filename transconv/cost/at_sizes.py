@@ -39,14 +39,15 @@ class AtSizes:
             self.us = self._interpreted()
             return
         work, rates = count(schedule, compute, self.target), self.target.rates
-        main: Callable[[int, int, int], float] = Timed(
-            work, schedule, self.target, rates.gluon if schedule.via == "gluon" else rates.triton)
+        beside = copied(compute, schedule, self.target) if schedule.pack else 0.0
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
             issued = issue.Issued.of(schedule, Scheduled(compute, schedule, self.target).main, self.target)
-            main = lambda tiles, steps, traffic: launched(
+            self.us = lambda tiles, steps, traffic: beside + launched(
                 work, issued(tiles, steps), traffic, schedule, self.target, rates.triton)
-        beside = copied(compute, schedule, self.target) if schedule.pack else 0.0
-        self.us = (lambda *counts: beside + main(*counts)) if beside else main
+            return
+        timed = Timed(work, schedule, self.target,
+                      rates.gluon if schedule.via == "gluon" else rates.triton)
+        self.us = (lambda *counts: beside + timed(*counts)) if beside else timed
 
     def _interpreted(self) -> Callable[[int, int, int], float]:
         compute, schedule = self.compute, self.schedule
