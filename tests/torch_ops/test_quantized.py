@@ -225,7 +225,7 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
     ({"output_zero_point": -1, "output_dtype": torch.uint8}, "expected an integer from 0 to 255"),
     ({"input": X.half(), "input_zero_point": 1}, "input_zero_point: zero points are of integers"),
     ({"input": X.to(torch.float8_e4m3fn)}, "weight: f8e4m3 is multiplied by i8, but f8e4m3 has not all"),
-    ({"weight": W.to(torch.float8_e4m3fnuz)}, "weight: expected a tensor of int8 .* e4m3fnuz"),
+    ({"weight": W.to(torch.float8_e4m3fnuz)}, "weight: expected a tensor of int8 .*e4m3fnuz"),
     ({"bias": [0.0] * 8}, "bias: expected floats, in real numbers, got list"),
     ({"activation": 3}, "activation: expected words of an epilogue, got 3"),
     ({"output_dtype": "int8"}, "output_dtype: expected one of int8 uint8 .* got int8"),
