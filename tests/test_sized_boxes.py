@@ -169,13 +169,14 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
     assert isinstance(run, SizedLauncher) and sum(b is not None for b in run.boxes) == 3
     described: list[tuple[int, ...]] = []
     started: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(launch, "encode", lambda made, meta, box: [made, meta])
 
-    def describe(_: Any, box: Any, extents: Any, at: Any) -> tuple[int, ...]:
-        described.append(at[0] if at else box.shape)
-        return described[-1]
+    def encoding(meta: Any, box: Any) -> Any:
+        def encode(address: int, lying: Any) -> list[Any]:
+            described.append(lying[0])
+            return [lying[0], meta]
+        return encode
 
-    monkeypatch.setattr(run, "describe", describe)
+    monkeypatch.setattr(launch, "encoding", encoding)
     monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
