@@ -76,6 +76,19 @@ def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> No
         assert not judged.problem, (drawn, judged.problem)
 
 
+def test_weights_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their sizes are numbers; those of an image are not."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    text, prop, schedule = LAYERS[NAMES.index("registers")]
+    compute, packed = layer(text, prop), schedule.replace("regs=", "pack=b regs=")
+    plan = build_compute(compute, executable(SM90, "cpu"), Schedule.parse(packed))
+    assert [s.does for s in plan.steps] == ["pack", "compute"]
+    for drawn in ({"MB": 1, "IH": 1, "IW": 1}, {"MB": 3, "IH": 4, "IW": 9}):
+        assert not Case(compute.at(**drawn)).launched(plan, "cpu").problem, drawn
+    reason = why_not(Schedule.parse(packed.replace("pack=b", "pack=a")), compute, SM90)
+    assert reason is not None and "pack=a copies src, whose sizes are" in reason
+
+
 @pytest.mark.parametrize("at", (1, NAMES.index("planes")))
 def test_kernels_are_read_back(at: int) -> None:
     compute = built(at)[0]
@@ -169,13 +182,14 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
     assert isinstance(run, SizedLauncher) and sum(b is not None for b in run.boxes) == 3
     described: list[tuple[int, ...]] = []
     started: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(launch, "encode", lambda made, meta, box: [made, meta])
 
-    def describe(_: Any, box: Any, extents: Any, at: Any) -> tuple[int, ...]:
-        described.append(at[0] if at else box.shape)
-        return described[-1]
+    def encoding(meta: Any, box: Any) -> Any:
+        def encode(address: int, lying: Any) -> list[Any]:
+            described.append(lying[0])
+            return [lying[0], meta]
+        return encode
 
-    monkeypatch.setattr(run, "describe", describe)
+    monkeypatch.setattr(launch, "encoding", encoding)
     monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]

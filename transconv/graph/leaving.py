@@ -18,9 +18,10 @@ from transconv.compute import Alone, Compute, Workload
 from transconv.conv import Surrounded
 from transconv.errors import TransconvError
 from transconv.graph.groups import Group, Statistic, behind
+from transconv.graph.keeping import viewed, widens
 from transconv.graph.kernel import Kernel
-from transconv.graph.pieces import Index, Mapped, Piece, Product, Reduced, Seen
-from transconv.graph.price import Price
+from transconv.graph.pieces import Index, Mapped, Piece, Product, Reduced
+from transconv.graph.price import Price, sources
 from transconv.graph.seconds import estimated
 from transconv.graph.sizes import Size, like
 from transconv.ir import Const, FloorDiv, Var
@@ -57,23 +58,22 @@ def left(piece: Reduced, planner: Planner) -> str:
                                    for p, s in group.statistics.items()):
         return "its mean does not leave with the product"
     if all(p in group.statistics for p in group.stores):
-        planner.keep(_result(x, group, planner), None, "")
+        planner.hold(_result(x, group, planner))
     group.statistics[piece] = Statistic(op, x, at, applied)
     group.at[piece] = place
     group.stores.append(piece)
-    group.labels.append(piece.label)
+    group.evaluated[piece] = None
     planner.plan.stored[piece] = group
     return ""
 
 
 def _result(x: Piece, group: Group, planner: Planner) -> Piece:
     """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
-    while planner.home.get(x) is group and x not in planner.outputs:
+    while x not in planner.outputs and x not in planner.plan.stored:
         own = [y for y in x.operands if planner.home.get(y) is group]
-        seen = isinstance(x, Seen) and x.back is not None
         alone = isinstance(x, Mapped) and len(planner.users[x]) == 1 and len(own) == 1 and (
             own[0].dtype.itemsize <= x.dtype.itemsize)
-        if not (seen or alone) or not own or planner.plan.stored.get(x):
+        if not own or not (alone or viewed(x) or widens(x)):
             break
         x = own[0]
     return x
@@ -123,8 +123,9 @@ def why_again(kernel: Kernel, rates: Price) -> str:
         alone = estimated(plain(work), rates.target)
     except TransconvError:
         return ""
-    reads = {s.of for p, s in group.statistics.items() if not (s.applied and _is_held(p, s))}
-    apart = alone + sum(rates.kernel(x.bytes, 0.0, None) for x in reads)
+    ends = {s.of for p, s in group.statistics.items() if not (s.applied and _is_held(p, s))}
+    read = {t for x in ends for t in sources(x, {*kernel.stored, *kernel.given})}
+    apart = alone + (rates.kernel(sum(t.bytes for t in read), 0.0, None) if read else 0.0)
     return DEARER.format(leaves, apart) if apart < leaves else ""
 
 

@@ -92,7 +92,7 @@ from transconv.ir.reductions import REDUCERS, reducer_of
 from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
 from transconv.ir.saturation import at_random, divided, saturated
-from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, text_of
+from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
 from transconv.ir.stmt import (
     Alloc,
     BoxStore,
@@ -161,6 +161,7 @@ __all__ = [
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
+    "strictest",
     "substitute",
     "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
 ]

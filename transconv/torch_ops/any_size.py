@@ -8,7 +8,7 @@ and an estimate for each kernel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,7 @@ from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
     from transconv.conv import Compiled, Registry
-    from transconv.runtime import Chosen
+    from transconv.runtime import Chosen, Question
 
 LIMIT = 1024  # layers kept; beyond it all are dropped
 
@@ -39,7 +39,7 @@ def chosen(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[e
     layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
     where there is no plan, or none yet."""
     near, weight, far = tensors
-    orders = tuple([_order(*t, channels_last) for t in tensors])
+    orders = tuple([order_of(*t, channels_last) for t in tensors])
     key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
            flags)
     found = _layers.get(key)
@@ -54,6 +54,13 @@ def chosen(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[e
     src = far[0] if params.transposed else near[0]
     registry, sizes = found, (src[0], *src[2:])
     return execute.or_unsupported(lambda: registry.choose(sizes, mode), registry.title), found
+
+
+def complete(questions: Container[Question]) -> None:
+    """Have the registries that asked nothing but these find all their plans, which are compiled."""
+    for registry in list(_layers.values()):
+        if not isinstance(registry, str) and all(q in questions for q in registry.questions):
+            registry.complete()
 
 
 def forget() -> None:
@@ -87,7 +94,7 @@ def _made(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[ex
         return str(error)
 
 
-def _order(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
+def order_of(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
     """The dims of a dense tensor, outermost first, as torch lays tensors out: contiguous or channels last,
     in this order of preference or the other; None for any other tensor."""
     rank = len(shape)
