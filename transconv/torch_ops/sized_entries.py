@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import autograd, entries, known_layers, routes, warm
+from transconv.torch_ops import autograd, execute, known_layers, routes, warm
 from transconv.torch_ops.arguments import means_more
 from transconv.torch_ops.entries import Call, only_on
 from transconv.torch_ops.route import ALIGNMENT, Route, current_device
@@ -60,8 +60,8 @@ def _guard(x: Tensor, *others: Tensor) -> Callable[..., bool] | None:
     sizes = [[None, x.shape[1], *free[2:]], *([*t.shape] for t in others)]
     strides = [free, *([*t.stride()] for t in others)]
     try:
-        made = torch._C._dynamo.guards.TensorGuards(  # type: ignore[attr-defined]
-            x, *others, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        made = warm.guards.TensorGuards(x, *others, dynamic_dims_sizes=sizes,
+                                        dynamic_dims_strides=strides)
         check: Callable[..., bool] = made.check
         return check if check(x, *others) else None
     except (AttributeError, TypeError, RuntimeError):
@@ -73,7 +73,7 @@ def _entry(others: Call, check: Callable[..., bool], function: Any, numbers: tup
     stride, padding, output_padding, dilation, groups = numbers
     deterministic, tf32 = flags.deterministic, flags.math == "tf32"
     device, known, apply = only_on(route), dict[Any, Route](), autograd.apply
-    precise = entries.read_precision
+    precise = execute.read_precision
 
     def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any,
              g: Any, r: Tensor | None = None) -> Tensor:

@@ -41,7 +41,7 @@ find = _forward.get
 
 
 _function_modes = torch._C._is_torch_function_mode_enabled
-_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 def guard(*tensors: Tensor) -> Callable[..., bool] | None:
@@ -50,7 +50,7 @@ def guard(*tensors: Tensor) -> Callable[..., bool] | None:
     if any(means_more(t) for t in tensors):
         return None
     try:
-        made = _guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         check: Callable[..., bool] = made.check
         # A tensor that is passed twice gets no entry.
         return check if check(*tensors) else None
