@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(words: argparse.Namespace) -> int:
     from transconv.verify.driver import Driver
+    from transconv.verify.driver_dw import apart
 
     own, rest = parser().parse_known_args(words.words)
     texts = [w for w in rest if not w.startswith("-")]
@@ -95,7 +96,8 @@ def run(words: argparse.Namespace) -> int:
         own.schedule = next((w.partition("=")[2] for w in rest if w.startswith("--schedule=")), None)
         return max(computations.check(c, own) for c in found)
     driver = Driver()
-    requests = list(driver.requests(rest))[own.shard[0]::own.shard[1]]
+    asked = (each for request in driver.requests(rest) for each in apart(request))
+    requests = list(asked)[own.shard[0]::own.shard[1]]
     if not requests:
         raise ValueError("no problem was given; expected one such as mb2ic8ih14oc16oh14kh3ph1, "
                          "or --batch=FILE")

@@ -134,6 +134,13 @@ class Registry(Generic[Made]):
         found = self.estimates(sizes) if self.is_settled() else []
         return _least(found)[1] if found else None
 
+    def complete(self) -> None:
+        """Find or make all plans, so that the next call has nothing left to look up."""
+        if not self.is_settled():
+            self._look("now")
+        if self.there:
+            self.estimates([*next(iter(self.there.values())).sizes.like.values()])
+
     def told(self, sizes: Sequence[int]) -> list[str]:
         """Its plans and what they are estimated to take for sizes, as lines; the one that is taken first
         in the line that says so. Makes them; compiles nothing."""
