@@ -37,11 +37,11 @@ Algorithm = Compute  # deprecated alias
 __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
     "COMPUTE", "COORDINATES", "Compute", "Coordinate", "Derivative", "END", "FUNCTION_ROWS", "Found",
-    "IDENTITY", "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep",
-    "Sweeps", "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts",
+    "IDENTITY", "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step",
+    "Sweep", "Sweeps", "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts",
     "axis_steps", "axis_strides", "counted", "describe", "differentiate", "examine", "execute", "fresh",
-    "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_sizes", "one_line", "outside",
-    "parse", "parted", "places", "pointwise", "product", "reaches", "register", "rounds_once", "share_of",
-    "sizes_of", "table", "total", "touched", "transposed", "unregister", "why_not_any_size",
+    "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_sizes", "one_line",
+    "outside", "parse", "parted", "places", "pointwise", "product", "reaches", "register", "rounds_once",
+    "share_of", "sizes_of", "table", "total", "touched", "transposed", "unregister", "why_not_any_size",
     "why_not_lowered", "with_error", "with_examples", "with_roles", "written",
 ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 
 from transconv.compute.compute import Compute
 from transconv.compute.kernels import kernels
@@ -30,7 +31,7 @@ from transconv.compute.text import parse
 from transconv.compute.transposed import transposed
 from transconv.errors import ComputeError
 from transconv.ir import TRUE, Cast, Const, Expr, Tensor, Var, View, ViewDim, all_of, select
-from transconv.simplify import Facts
+from transconv.simplify import Facts, simplify
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,7 @@ class _Returned:
         flow = flows[0]
         for other in flows[1:]:
             flow = flow + other
-        view, flow = self.without_conditions(view, flow)
+        view, flow = self.reduced(view, flow)
         told = self.compute.names.told(view)
         if told or covers(self.compute, view):
             self.store(Write(View(into, view.dims), Cast(flow, into.dtype), "add" if told else ""))
@@ -129,20 +130,24 @@ class _Returned:
             Read("x", view), Write(flown, Cast(Var("x", view.tensor.dtype), flown.tensor.dtype))))
         return [transposed(with_roles(moved), view.tensor.name, into, flown.tensor)]
 
-    def without_conditions(self, view: View, flow: Expr) -> tuple[View, Expr]:
-        """The view without conditions on axes that its coordinates do not mention: they choose among the
-        points over which the flow is summed."""
-        axes = frozenset(a for d in view.dims for a in self.compute.roots(d.coord))
-        where = conditions(view)
-        over = frozenset(a for c in where for a in self.compute.roots(c)) - axes
-        if not over:
-            return view, flow
+    def reduced(self, view: View, flow: Expr) -> tuple[View, Expr]:
+        """The view without axes along which it shows the same element, and the flow summed over them. A
+        condition on such an axis chooses what is summed."""
         facts = Facts()
         for x in self.compute.axes:
             facts = facts.with_range(x.var, 0, max(0, x.size - 1))
-        kept = select(all_of(where), flow, Const(0.0, self.flows.type))
-        return (masked(view.tensor, [d.coord for d in view.dims], TRUE, facts),
-                self.flows.total("seen_sum", kept, over))
+        coords = [simplify(d.coord, facts) for d in view.dims]
+        axes = frozenset(a for c in coords for a in self.compute.roots(c))
+        over = frozenset(a for d in view.dims for e in (d.coord, d.mask)
+                         for a in self.compute.roots(e)) - axes
+        if not over:
+            return view, flow
+        where = conditions(view)
+        kept = select(all_of(where), flow, Const(0.0, self.flows.type)) if where else flow
+        gone = prod(self.compute.size(a) for a in over - self.flows.roots(kept))
+        total = self.flows.total("seen_sum", kept, over & self.flows.roots(kept))
+        return masked(view.tensor, coords, TRUE, facts), (
+            total if gone == 1 else total * Const(float(gone), self.flows.type))
 
     def store(self, write: Write) -> None:
         """Store by a text of its own, if that has a product of matrices or adds in place; else together

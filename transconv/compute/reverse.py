@@ -66,6 +66,7 @@ class Flows:
         self.moving = reached(compute, of)
         self.flows: dict[Var, Expr] = {}
         self.named: dict[Expr, Var] = {}
+        self.totals: dict[tuple[str, Expr, tuple[str, ...]], Var] = {}
         self.results = {t: alike(t, self.fresh(f"d{t.name}")) for t in
                         dict.fromkeys(w.view.tensor for w in compute.writes) if t.name in given}
         self.reads: dict[Read, Expr] = {}
@@ -215,13 +216,15 @@ class Flows:
         return slope if isinstance(slope, Select) else self.small("value", slope)
 
     def total(self, name: str, value: Expr, axes: Collection[str], op: str = "sum") -> Expr:
-        """A new reduction."""
+        """A reduction, made once."""
         if not axes:
             return self.name(name, value)
         ordered = tuple(a for a in self.compute.sizes if a in axes)
-        made = Reduction(self.fresh(name), op, value, ordered)
-        self.add(made)
-        return made.var
+        if (op, value, ordered) not in self.totals:
+            made = Reduction(self.fresh(name), op, value, ordered)
+            self.add(made)
+            self.totals[op, value, ordered] = made.var
+        return self.totals[op, value, ordered]
 
     def small(self, name: str, e: Expr) -> Expr:
         """An expression, as a name if it is long."""

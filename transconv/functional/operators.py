@@ -142,8 +142,8 @@ def _keep(ctx: Any, inputs: tuple[str, list[Tensor]], output: list[Tensor]) -> N
     values = dict(zip((*found.given, *found.stored), (*given, *output), strict=True))
     try:
         read = {name for _, names, _ in _derivative(text, tuple(wanted), moving)[1] for name in names}
-    except ComputeError:  # is raised when a gradient is asked for
-        read = set()
+    except ComputeError:  # raised when such a gradient is asked for
+        read = {*values}
     ctx.names = [name for name in values if name in read]
     ctx.save_for_backward(*[values[name] for name in ctx.names])
 
