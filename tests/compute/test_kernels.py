@@ -79,8 +79,14 @@ SHEARED = """compute sheared
     axes   p=92 | m=21
     read   g = F[m, m*3 - p + 32]
     store  C[p] = sum(g; m)"""
+INVERSES = """compute inverses
+    axes   m=5 k=21
+    read   x = X[m, k]
+    let    s = sum(x*(1 / (21 - k)); k)
+    store  C[m] = s"""
 CASES = [
-    (BESIDE, "m:2 k:4 | fma | a=gather late=1"), (SHEARED, "p:64 m:8 | fma | a=gather"),
+    (INVERSES, "m:8 k:32 | fma"), (BESIDE, "m:2 k:4 | fma | a=gather late=1"),
+    (SHEARED, "p:64 m:8 | fma | a=gather"),
     (WRITTEN, "b:4 m:8 n:8 k:8 | fma | regs=b stages=1"),
     (BEHIND, "m:16 k:16 | fma | late=1"), (LANES, "m0:4 m1:2 | fma"), (LANES, "m0:2 m1:8 | fma"),
     (REPEATED, "m:16 n:16 k:16 | mma"), (APART, "m:16 n:16 k:16 | mma"),

@@ -31,8 +31,8 @@ TEXTS = {
     "statistics": "axes m=16 n=16 | k=3 ;; read a = X[m, k] ;; read w = W[n, k] ;; let s = sum(a*w; k) ;; "
                   "store Y[m, n] = s ;; store M[n//8] sum= s ;; store D[n//8] squares= s",
     "convolution": "tensor X f32 [2, 2, 7, 6] ;; axes n=2 o=3 h=4 w=3 | c=2 i=3 j=3 ;; "
-                   "read x = X[n, c, h*2 + i - 1, w*2 + j - 1] ;; read k = W[o, c, i, j] ;; read b = B[o] ;; "
-                   "let s = sum(x*k; c i j) ;; store Y[n, o, h, w] = relu(s + b)",
+                   "read x = X[n, c, h*2 + i - 1, w*2 + j - 1] ;; read k = W[o, c, i, j] ;; "
+                   "read b = B[o] ;; let s = sum(x*k; c i j) ;; store Y[n, o, h, w] = relu(s + b)",
     "max_pool": "tensor X f32 [2, 5, 5] ;; axes n=2 h=3 w=3 | i=3 j=3 ;; "
                 "read x = X[n, h*2 + i - 1, w*2 + j - 1] else -inf ;; store Y[n, h, w] = max(x; i j)",
     "permute_and_flip": "axes i=4 j=5 ;; read x = X[4 - j, i] ;; store Y[i, j] = sin(x)",
@@ -52,10 +52,12 @@ TEXTS = {
               "read x = X[i, k] ;; store Y[n, k] = x*x",
     "scatter": "tensor I i64 [6] ;; tensor Y f32 [4, 3] ;; axes n=6 k=3 ;; read i = I[n] ;; "
                "read x = X[n, k] ;; store Y[i, k] += x*x",
-    "concatenation": "tensor I i64 [4] ;; tensor X f32 [5, 6] ;; tensor S f32 [4, 3] ;; tensor W f32 [7, 9] ;; "
-                     "axes m=4 n=7 | k=9 ;; read i = I[m] ;; read a = X[i, k] ;; read b = S[m, k - 6] ;; "
-                     "let x = where(k < 6, a, b) ;; read w = W[n, k] ;; store Y[m, n] = sum(x*w; k)",
-    "two_views": "axes i=8 ;; read a = X[i] ;; read b = X[i + 1] ;; read c = X[i] ;; store Y[i] = (a - b)**2*c",
+    "concatenation": "tensor I i64 [4] ;; tensor X f32 [5, 6] ;; tensor S f32 [4, 3] ;; "
+                     "tensor W f32 [7, 9] ;; axes m=4 n=7 | k=9 ;; read i = I[m] ;; "
+                     "read a = X[i, k] ;; read b = S[m, k - 6] ;; let x = where(k < 6, a, b) ;; "
+                     "read w = W[n, k] ;; store Y[m, n] = sum(x*w; k)",
+    "two_views": "axes i=8 ;; read a = X[i] ;; read b = X[i + 1] ;; read c = X[i] ;; "
+                 "store Y[i] = (a - b)**2*c",
     "conditions": "tensor X f32 [6] ;; axes i=6 j=4 ;; read x = X[i] where j < 2 ;; "
                   "store Y[i, j] = where(x > 0.1, x*x, -x)",
 }

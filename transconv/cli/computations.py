@@ -45,8 +45,8 @@ def given(texts: Sequence[str], props: Sequence[Prop] | None = None) -> list[Com
 
 
 def gradients(computes: Sequence[Compute], of: str) -> list[Compute]:
-    """The computations of the gradients of a tensor, or of ``all`` that are read. Raises ComputeError for a
-    tensor that is not read, and for an operation without a derivative."""
+    """The computations of the gradients of a tensor, or of ``all`` that are read. Raises ComputeError for
+    a tensor that is not read, and for an operation without a derivative."""
     return [c for made in computes for c in differentiate(made, () if of == "all" else (of,)).computes]
 
 

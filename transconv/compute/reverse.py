@@ -210,6 +210,8 @@ class Flows:
 
     def slope(self, slope: Expr, part: Expr) -> Expr:
         """A derivative, with a name for the operand that it mentions, if that is long."""
+        if isinstance(slope, Const):
+            return slope
         wide = self.number(part)
         if nodes_of(wide) > MOST_NODES:
             slope = substitute(slope, {wide: self.small("value", wide)})

@@ -217,7 +217,7 @@ class _Nest:
     def free(self, name: str, coord: Expr) -> str:
         """A name for a coordinate that no other coordinate has: the dimension's, or that with a number. It
         is never a name of lanes."""
-        name = f"{name}_at" if _is_lanes(name) else name
+        name = f"{name}_coord" if _is_lanes(name) else name
         tried, number = name, 1
         while tried in self.taken or self.given.get(tried, coord) is not coord:
             tried, number = f"{name}_{number}", number + 1

@@ -3,8 +3,8 @@
     <v, f(x + h u) - f(x - h u)> / 2h  =  <gradient, u>        along a random direction u of each tensor,
                                                                for random gradients v of the results
 
-The texts of the derivative are executed by their meaning, so that kernels, which are compared with that, are
-not asked. Where a result jumps or is not finite there is nothing to compare.
+The texts of the derivative are executed by their meaning, so that kernels, which are compared with that,
+are not asked. Where a result jumps or is not finite there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def wrong_slope(compute: Compute, seed: int = 0) -> str:
     given: Arrays = {**Case(compute, "float", seed).given}
     results = _executed(compute, given)
     v = {name: draw.standard_normal(results[name].shape) for name in reach}
-    known = given | results | {derivative.given[name]: g for name, g in v.items() if name in derivative.given}
+    known = given | results | {own: v[name] for name, own in derivative.given.items()}
     for text in derivative.computes:
         known |= _executed(wide(text), known)
     for name in of:
@@ -56,9 +56,9 @@ def wrong_slope(compute: Compute, seed: int = 0) -> str:
         slope = sum(float(np.nan_to_num(v[r] * (ends[0][r] - ends[1][r])).sum()) for r in v) / (2 * STEP)
         size = max(1.0, float(np.abs(gradient * u).sum()))
         whole = all(np.isfinite(e[r][~np.isnan(results[r])]).all() for e in ends for r in v)
-        if whole and not abs(slope - float((gradient * u).sum())) <= NEAR * size:
-            return (f"the slope along {name} is {slope:.6g} by differences, {float((gradient * u).sum()):.6g} "
-                    "by its gradient")
+        told = float((gradient * u).sum())
+        if whole and not abs(slope - told) <= NEAR * size:
+            return f"the slope along {name} is {slope:.6g} by differences, {told:.6g} by its gradient"
     return ""
 
 
