@@ -35,6 +35,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "trials": "measure how good the ranking of schedules is, and how long compiling takes",
            "networks": "train and time whole models, before and after conversion",
            "graphs": "time whole models through torch.compile's backend, and torch's own compilers",
+           "zoo": "compile, check and time torchvision's and timm's convolutional models",
            "overhead": "measure the host time of one warm call, and torch's",
            "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
            "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",

@@ -11,18 +11,21 @@ from typing import Any
 from transconv.tuning.table import Table
 
 VERDICTS = ("passed", "refused", "resources", "failed", "crash", "error", "timeout")
-COLUMNS = ("seed", "first", "asked", *VERDICTS, "kernels", "seconds", "target", "interpreted",
-           "device", "torch", "triton", "commit")
+COLUMNS = ("seed", "first", "asked", "computations", *VERDICTS, "kernels", "seconds", "target",
+           "interpreted", "device", "torch", "triton", "commit")
 KEY = ("seed", "first", "commit")
 
 
 def row(summary: dict[str, Any]) -> dict[str, Any]:
-    """One run: from which trial of which seed, how many, and how many ended in which way. What older
-    summaries do not say stays empty. Raises KeyError for what is no summary of ``fuzz``."""
+    """One run: from which trial of which seed, how many, of them of computations instead of convolutions,
+    and how many ended in which way. What older summaries do not say stays empty. Raises KeyError for what
+    is no summary of ``fuzz``."""
     about = {**summary, **summary.get("versions", {})}
     made = {c: about.get(c, "") for c in COLUMNS}
     return {**made, "seed": summary["seed"], "first": summary.get("first", 0),
             "asked": summary["asked"], "kernels": summary["spent"]["kernels"],
+            "computations": sum(sum(n.values()) for n in summary.get("counts", {}).get(
+                "computation", {}).values()),
             **{v: summary["statuses"].get(v, 0) for v in VERDICTS}}
 
 

@@ -52,7 +52,7 @@ def measure(model: str, side: str, layout: str, device: str, quick: bool, second
         found = transconv.graph.report(run.compiled, measure=True)
         for ending, text in (("txt", str(found)), ("html", found.html())):
             (Path(pages) / f"{model}_{layout}.{ending}").write_text(text)
-    if run.model.classes:
+    if run.model.classes and steps:
         row["losses"] = " ".join(f"{x:.5g}" for x in run.losses(steps))
     return row
 
@@ -164,7 +164,7 @@ class Run:
         until = time.perf_counter() + seconds
         fewest = 1 if self.device.type == "cpu" else FEWEST
         while len(taken) < fewest or (time.perf_counter() < until and len(taken) < MOST):
-            taken.append(_timed(self.call, self.device))
+            taken.append(timed(self.call, self.device))
         return median(taken)
 
     def launched(self) -> Row:
@@ -227,7 +227,8 @@ def of_report(found: Report) -> Row:
                                *(f"torch: {r.operations}" for r in torchs[:8])])[:600]}
 
 
-def _timed(call: Callable[[], object], device: torch.device) -> float:
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """Milliseconds of one call."""
     if device.type != "cuda":
         began = time.perf_counter()
         call()

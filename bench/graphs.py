@@ -38,7 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pages", action="store_true",
                         help="write reports of the kernels, with their times, beside the table")
     parser.add_argument("--seconds", type=ranges.seconds, default=2.0, help="timing of one model")
-    parser.add_argument("--steps", type=ranges.at_least(1), default=STEPS, help="of training")
+    parser.add_argument("--steps", type=ranges.at_least(0), default=STEPS,
+                        help="of training, whose losses are compared; they compile the model again")
     parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds for one row")
     parser.add_argument("--time-budget", type=ranges.seconds, default=540,
                         help="seconds; then no new row begins")

@@ -2,7 +2,7 @@
 row each in ``maps.csv``. ``limit_us``: each tensor once at that rate; ``kernels_us``: the tensors of each
 of our kernels once, which is more where another kernel reads a row again; ``other``: torch with tensors
 laid out as it may like them better. With ``--tries`` other schedules as well, a row each in
-``map_trials.csv``."""
+``map_trials.csv``. ``copy_us``: torch's copy of as many bytes, half of them read, in the same run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import multiprocessing
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from transconv.target import Target, detect
 from transconv.tuning.timing import Clock
 from transconv.verify.timed import random_tensor
 
-SIDES = ("us", "back_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
+SIDES = ("us", "word_us", "copy_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
 COLUMNS = ("case", *SIDES, "limit_us", "of_limit", "kernels_us", "spread", "error", "schedule",
            "estimate_us", "device", "torch", "triton", "commit")
 TRIAL = ("case", "schedule", "us", "estimate_us", "device", "commit")
@@ -39,8 +38,10 @@ FAR = 3.0  # times the best estimate: schedules beyond are not tried
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--match", default="", help="only cases whose name matches (regex)")
-    parser.add_argument("--back", action="store_true", help="also with back=1 in maps behind reductions: "
-                        "what these read last may still be in the L2 cache")
+    parser.add_argument("--word", default="", help="also with this word of the schedule, such as once=1, "
+                        "in kernels whose tensors no kernel behind them reads: the column word_us")
+    parser.add_argument("--clean", action="store_true", help="caches hold nothing that has to be written "
+                        "back when a call begins")
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tries", type=int, default=0, help="time so many schedules of each case")
     parser.add_argument("--schedule", action="append", default=[], dest="schedules",
@@ -55,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     chosen = [c for c in cases() if re.search(options.match, c.name)]
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    began, clock = time.monotonic(), Clock("cuda", 60.0)
+    began, clock = time.monotonic(), Clock("cuda", 60.0, clean=options.clean)
     rate = copy_rate(clock)
     wrong = 0
     with (out / "maps.csv").open("w", newline="", encoding="utf-8") as file, (
@@ -65,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
         trials.writeheader()
         with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
             failed = pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in parts_of(c)
-                                         for s in tried(k, options.tries, options.schedules)], chunksize=1)
+                                         for s in compiled(k, options)], chunksize=1)
         print(*(f"not compiled: {reason}" for reason in failed if reason), sep="\n", flush=True)
         print(f"compiled after {time.monotonic() - began:.0f} s, copies reach {rate:.0f} GB/s", flush=True)
         for case in chosen:
@@ -81,16 +82,34 @@ def main(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def from_last(computes: list[Compute], target: Target) -> list[Plan]:
-    """The plans, with programs numbered from the last one where a kernel behind the first one sums
-    nothing."""
+def with_word(word: str, computes: list[Compute], target: Target) -> list[Plan]:
+    """The plans, with a word in the schedules that may have it, of kernels whose tensors no kernel behind
+    them reads."""
+    parts = [part for c in computes for kernel in kernels(c) for part in spread(kernel, target)]
+    read = {k.name: {r.view.tensor.name for r in k.reads} for k in parts}
+    last = {k.name for i, k in enumerate(parts) if not any(read[k.name] & read[b.name]
+                                                           for b in parts[i + 1:])}
+
     def chosen(compute: Compute, chip: Target) -> Schedule:
         schedule = choice.default(compute, chip)
-        behind = not compute.axes_of("K") and compute.name not in {c.name for c in computes}
-        back = replace(schedule, back=1)
-        return back if behind and not why_not(back, compute, chip) else schedule
+        return worded(schedule, word, compute, chip) if compute.name in last else schedule
 
     return [build(Alone(c), target, None, chosen, False, Plan) for c in computes]
+
+
+def worded(schedule: Schedule, word: str, compute: Compute, target: Target) -> Schedule:
+    """A schedule with a word, such as ``once=1``, if that is legal."""
+    said = [x for x in str(schedule).split() if x.partition("=")[0] != word.partition("=")[0]]
+    other = Schedule.parse(" ".join([*said, word]))
+    return schedule if why_not(other, compute, target) else other
+
+
+def copies(count: int) -> Callable[[int], Callable[[], object]]:
+    """Torch's copy that moves so many bytes, half of them read."""
+    def make(index: int) -> Callable[[], object]:
+        x, y = (torch.zeros(max(1, count // 8), dtype=torch.int32, device="cuda") for _ in range(2))
+        return lambda: y.copy_(x)
+    return make
 
 
 def copy_rate(clock: Clock) -> float:
@@ -119,6 +138,12 @@ def tried(compute: Compute, count: int, more: Sequence[str] = ()) -> list[Schedu
     return list(dict.fromkeys((*chosen, *given)))
 
 
+def compiled(compute: Compute, options: argparse.Namespace) -> list[Schedule]:
+    """The schedules of a kernel that are timed."""
+    made = tried(compute, options.tries, options.schedules)
+    return [*made, *([worded(made[0], options.word, compute, detect())] if options.word else [])]
+
+
 def warm(text: str, schedule: str) -> str:
     """Compile for tensors at multiples of 16 bytes, in a process of its own; why not, if it fails."""
     try:
@@ -145,9 +170,10 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
     steps = [s for plan in plans for s in plan.steps]
     moved = moves(*computes)
     sides = sides_of(case, plans, computes, not options.no_inductor)
-    back = from_last(computes, target) if options.back else []
-    if any(s.schedule.back for plan in back for s in plan.steps):
-        sides["back_us"] = calls_of(back, computes, case.below)
+    other = with_word(options.word, computes, target) if options.word else []
+    if [s.schedule for plan in other for s in plan.steps] != [s.schedule for s in steps] and other:
+        sides["word_us"] = calls_of(other, computes, case.below)
+    sides["copy_us"] = copies(moved)
     found = clock.compare(sides, moved)
     limit = moved / rate / 1e3
     made: dict[str, object] = {"case": case.name}

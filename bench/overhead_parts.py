@@ -35,7 +35,7 @@ def parts(device: str) -> dict[str, Call]:
         transconv.conv2d(x, w, padding=1)
         transconv.conv2d(x, leaf, padding=1)
     req = requests.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    found: route.Route = routes.forward_route(req, x, w, None)
+    found: route.Route = routes.forward_route(req, x, w, None, "now")
     check = warm.guard(x, w)
     assert check is not None, "this torch has no guard of tensors"
     made: dict[str, Call] = {

@@ -33,6 +33,7 @@ from bench.tables import (
     ratios_table,
     summary_table,
 )
+from bench.zoo_table import zoo_table
 from transconv.tuning.table import Row, read
 
 RESULTS = ROOT / "bench" / "results"
@@ -86,6 +87,7 @@ TABLES = {
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
                          models_table),
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
+    "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
 }
 
 

@@ -87,21 +87,29 @@ def _host(torch: Row | None, ours: Row | None) -> str:
 
 def maps_table(rows: list[Row]) -> str:
     """Microseconds of maps, reductions and norms beside torch's in its better layout, and shares of two
-    limits: each tensor once at the rate of a large copy, and the tensors of each of our kernels once."""
+    limits: each tensor once at the rate of a large copy, and the tensors of each of our kernels once;
+    beside them torch's copy of as many bytes, timed in the same way."""
     known = {head: [_least(r, f"{side}_us", f"{side}_other_us") for r in rows]
              for side, head in (("torch", "torch"), ("inductor", "torch.compile"))}
     others = {head: times for head, times in known.items() if any(times)}
     ours = [float(r["us"]) for r in rows]
+    copied = any(r.get("copy_us") for r in rows)
+    of_copies = geometric_mean(c / us for r, us in zip(rows, ours, strict=True)
+                               if (c := number(r, "copy_us")))
     kernels = [float(r.get("kernels_us") or r["limit_us"]) / us for r, us in zip(rows, ours, strict=True)]
     cells = [[r["case"], r["us"],
               *(f"{times[i]:.4g}" if times[i] else "not run" for times in others.values()),
-              r["limit_us"], r["of_limit"], f"{kernels[i]:.3f}"] for i, r in enumerate(rows)]
+              r["limit_us"], r["of_limit"], f"{kernels[i]:.3f}",
+              *([r.get("copy_us") or "not run"] * copied)]
+             for i, r in enumerate(rows)]
     ratios = (geometric_mean(t / us for t, us in zip(times, ours, strict=True) if t)
               for times in others.values())
     shares = geometric_mean(float(r["of_limit"]) for r in rows)
     cells.append(["geometric mean of their ratios to ours, and of the shares", "",
-                  *map(two_digits, ratios), "", f"{shares:.3f}", f"{geometric_mean(kernels):.3f}"])
-    return markdown(["case", "us", *others, "limit", "of the limit", "of our kernels' limit"], cells)
+                  *map(two_digits, ratios), "", f"{shares:.3f}", f"{geometric_mean(kernels):.3f}",
+                  *([f"{of_copies:.3f}" if of_copies else ""] * copied)])
+    return markdown(["case", "us", *others, "limit", "of the limit", "of our kernels' limit",
+                     *(["a copy of as many bytes"] * copied)], cells)
 
 
 def _least(row: Row, *columns: str) -> float | None:
@@ -131,11 +139,12 @@ def dropin_table(rows: list[Row]) -> str:
 
 def fuzz_table(rows: list[Row]) -> str:
     """A line per run of the fuzzer: how many trials, and how they ended."""
-    columns = ("asked", "kernels", *ENDS)
-    cells = [[r["seed"], r["first"], r["commit"] or "-", *(r[c] for c in columns)] for r in rows]
-    sums = [str(sum(int(r[c]) for r in rows)) for c in columns]
-    return markdown(["seed", "first trial", "commit", "trials", "kernels", *ENDS.values()],
-                    [*cells, ["all", "", "", *sums]])
+    columns = ("asked", "computations", "kernels", *ENDS)
+    cells = [[r["seed"], r["first"], "interpreters" if r["interpreted"] == "True" else "GPU",
+              r["commit"] or "-", *(r[c] for c in columns)] for r in rows]
+    sums = [str(sum(int(r[c] or 0) for r in rows)) for c in columns]
+    return markdown(["seed", "first trial", "on", "commit", "trials", "of computations", "kernels",
+                     *ENDS.values()], [*cells, ["all", "", "", "", *sums]])
 
 
 ENDS = {"passed": "right", "refused": "refused", "resources": "too large for the chip", "failed": "wrong",

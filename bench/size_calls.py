@@ -18,14 +18,13 @@ import torch
 import transconv
 from bench import reference
 from transconv.conv import ConvProblem, Layer, Prop
-from transconv.torch_ops import library
+from transconv.torch_ops import routes
+from transconv.torch_ops.arguments import Params
 from transconv.verify.case import device, synchronize
 from transconv.verify.data import density, exact_values, most, torch_dtype
 
 Tensor = torch.Tensor
 Call = Callable[[], Tensor]
-BACKWARD: dict[str, Any] = {"ours": library.convolution_backward,
-                            "torch": torch.ops.aten.convolution_backward.default}
 
 
 @dataclass
@@ -66,10 +65,13 @@ class Subject:
             numbers = {"stride": p.stride, "padding": p.pad_lo, "dilation": p.dilation, "groups": p.g}
             return lambda: function(x, w, None, **numbers)  # type: ignore[no-any-return]
         weight = self.prop is Prop.BWD_W
-        given_bias = [None] if side == "torch" else []
-        words = (y, x, w, *given_bias, list(p.stride), list(p.pad_lo), list(p.dilation), transposed, zeros,
-                 p.g, [not weight, weight, False])
-        backward = BACKWARD[side]
+        wanted = [not weight, weight, False]
+        if side == "ours":
+            params = Params(p.stride, p.pad_lo, p.dilation, transposed, tuple(zeros), p.g)
+            return lambda: routes.backward(params, y, x, w, wanted, "now")[int(weight)]  # type: ignore
+        words = (y, x, w, None, list(p.stride), list(p.pad_lo), list(p.dilation), transposed, zeros, p.g,
+                 wanted)
+        backward: Any = torch.ops.aten.convolution_backward.default
         return lambda: backward(*words)[int(weight)]  # type: ignore[no-any-return]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import transconv
-from bench.maps import from_last
+from bench.maps import with_word
 from transconv.compute import parse
 from transconv.conv import ConvProblem, Prop, any_size, computes, marked
 from transconv.runtime import build_compute
@@ -57,9 +57,9 @@ def test_persistent_programs_are_refused() -> None:
     assert reason == "back=1 numbers programs of one tile each: it needs via=tl programs=0"
 
 
-def test_moments_and_then_the_map_from_the_last_row() -> None:
-    """Of rows in parts: the kernel that reads the rows again begins where the moments ended."""
+def test_the_kernels_of_a_row_in_parts_from_the_last_one() -> None:
+    """The one that reads the rows again begins where the moments ended."""
     compute = parse(ROWS.replace("n=11", "n=4").replace("k=20", "k=4194304").replace("/ 20", "/ 4194304"))
-    plan = from_last([compute], SM90)[0]
+    plan = with_word("back=1", [compute], SM90)[0]
     assert len(plan.steps) > 1
-    assert [s.schedule.back for s in plan.steps] == [0] * (len(plan.steps) - 1) + [1]
+    assert [s.schedule.back for s in plan.steps] == [0] + [1] * (len(plan.steps) - 1)

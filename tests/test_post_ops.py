@@ -151,6 +151,10 @@ def test_errors_follow_the_function() -> None:
         _, off = with_error(step, given, {"acc": given["acc"] * 1e-3}, 0.0)
         assert off.item() == unsure
     assert log1p(exp(2)) == pytest.approx(in_torch(pointwise("softplus(acc)"), given).item())
+    near = {"acc": torch.zeros(1, dtype=torch.float64), "res": torch.zeros(1, dtype=torch.float64)}
+    errors = {"acc": torch.full((1,), 1e-3).double(), "res": torch.full((1,), 1e-2).double()}
+    for text, most in (("t = acc + 0; t*t", 1e-6), ("acc*res", 1e-5), ("acc - res", 1.1e-2)):
+        assert with_error(pointwise(text), near, errors, 0.0)[1].item() == pytest.approx(most)
 
 
 @pytest.mark.parametrize(("text", "exact"), [

@@ -11,9 +11,10 @@ from tests.stages import SM90, shapes
 from tests.test_explicit import ROLE, answer
 from transconv import ir
 from transconv.__main__ import main
-from transconv.conv import compiler
+from transconv.conv import Compiled, ConvWorkload, Epilogue, compiler, marked
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir.verify import verify
+from transconv.runtime import compiler as runtime_compiler
 from transconv.runtime import verdicts
 from transconv.schedule.schedule import Schedule
 
@@ -99,3 +100,29 @@ def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
         assert len(plan.steps) == 4 and plan.rejected == 1
     finally:
         verdicts.forget()
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(("share", "words"), [
+    ("%2", "c=box programs=3"), ("", "programs=3"), ("%2", "c=box programs=2 consumers=2")],
+    ids=["boxes", "any", "in turns"])
+def test_sizes_are_arguments_of_one_launch(share: str, words: str) -> None:
+    """Also of sizes with fewer tiles than programs. Where a plane may lack its last row (``any``), the
+    phases' boxes differ, and results are stored without them."""
+    plain, names = marked(f"mb5?ic16ih16?{share}oc32oh8kh3sh2ph1 dt=f16 tag=axb")
+    work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
+    schedule = Schedule.parse(f"qh:8 qw:8 ic:16 oc:16 | {ROLE} {words}")
+    plan = runtime_compiler.build(work, SM90, schedule, None, False, Compiled)
+    (step,) = plan.steps
+    assert ir.Kernel.parse(str(step.kernel)) is step.kernel
+    assert plan.required is not None and plan.required.names == ("MB", "IH", "IW")
+    sizes = [(1, 2, 2), (2, 18, 34)] + [(3, 19, 33), (1, 17, 2)] * (not share)
+    for at, (mb, h, w) in enumerate(sizes):
+        p = problem(f"mb{mb}ic16ih{h}iw{w}oc32oh{(h + 1) // 2}ow{(w + 1) // 2}kh3kw3sh2sw2ph1pw1")
+        rng = np.random.default_rng(at)
+        values = {n: integers(rng, shapes(p)[n], 2) for n in ("dst", "wei")}
+        expected = convolve(p, BWD_D, values["dst"], values["wei"])
+        kernel = step.kernel.at({"MB": mb, "IH": h, "IW": w})
+        assert np.array_equal(answer(p, BWD_D, [kernel], at, values), expected), (mb, h, w)
+    refused = plan.required.sizes.why_not({"MB": 1, "IH": 3, "IW": 4})
+    assert refused == ("(IH % 2) == 0 does not hold for IH=3" if share else "")

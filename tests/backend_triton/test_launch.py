@@ -15,6 +15,7 @@ from transconv.backend_triton.launch import MAPS_KEPT, Direct, Launcher
 from transconv.conv import Compiled
 from transconv.conv.compiler import plan
 from transconv.conv.problem import ConvProblem, Prop
+from transconv.ir import Layout, Tensor, f32
 from transconv.runtime import allocator
 from transconv.target.records import TARGETS
 
@@ -135,9 +136,8 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     assert launcher.boxes
     raw, encoded = Started(), []
     monkeypatch.setattr(launch, "entry", lambda kernel, boxed: (raw, launcher.boxes))
-    monkeypatch.setattr(launch, "encode", lambda described, meta, box: (
-        encoded.append((described, meta, box)) or [f"map{len(encoded)}"]))
-    launcher.describe = lambda tensor, *box: tensor.data_ptr()
+    monkeypatch.setattr(launch, "encoding", lambda meta, box: lambda address, lying: (
+        encoded.append((address, lying, meta, box)) or [f"map{len(encoded)}"]))
 
     class Kernel:
         function, packed_metadata, run = "function", "packed", None
@@ -161,6 +161,30 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     for at in range(1, 2 * MAPS_KEPT):
         start((16 * at,) * len(first), first, 1)
     assert len(encoded) > 2 * MAPS_KEPT
+
+
+class Driver:
+    """Records what it is asked to encode."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from triton.runtime import driver
+
+        self.asked: list[tuple[Any, ...]] = []
+        utils = SimpleNamespace(fill_tma_descriptor=lambda *given: self.asked.append(given) or "map")
+        monkeypatch.setattr(driver, "_active", SimpleNamespace(utils=utils))
+
+
+def test_descriptors_are_those_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver is asked for what Triton's own launch asks it for."""
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    driver, tensor = Driver(monkeypatch), torch.zeros(8, 64)
+    box = Tensor("X", ("n", "c"), (8, 64), Layout.dense(f32, (8, 64)))
+    meta = {"swizzle": 3, "elem_size": 4, "elem_type": 8, "block_size": [8, 32], "fp4_padded": False}
+    made = descriptors.encoding(meta, box)(tensor.data_ptr(), descriptors.lying(box))
+    assert made == make_tensordesc_arg(descriptors.describe(tensor, box, (8, 32)), meta)
+    ours, tritons = ([[*x] if isinstance(x, tuple) else x for x in given] for given in driver.asked)
+    assert ours == tritons
 
 
 class Compiling:
@@ -208,10 +232,8 @@ def test_compiling_ahead_makes_the_kernel_that_is_launched(early: bool) -> None:
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_descriptor_says_what_is_rounded(monkeypatch: pytest.MonkeyPatch, explicit: bool) -> None:
     """Triton 3.6 encodes the type that the kernel has; that of rounded boxes is tf32's."""
-    from triton.backends.nvidia import driver
-
-    monkeypatch.setattr(driver, "make_tensordesc_arg", lambda box, meta: [box, meta])
-    seen = {}
+    driver, seen = Driver(monkeypatch), {}
+    record = {"swizzle": 3, "elem_size": 4, "elem_type": 7, "block_size": [8, 32]}
     for text in ("dt=f32", "dt=f32 math=ieee", "dt=bf16"):
         made = compiled(f"mb2ic64ih16oc64oh16kh3ph1 {text} tag=nhwc", Prop.FWD,
                         "mb:2 oh:8 ow:8 oc:64 ic:32 | a=box b=box c=box"
@@ -222,10 +244,9 @@ def test_a_descriptor_says_what_is_rounded(monkeypatch: pytest.MonkeyPatch, expl
         for name, box in zip(made.steps[0].params, launcher.boxes, strict=True):
             assert box is not None
             described = launcher.describe(tensors[name], *box)
-            _, meta = descriptors.encode(described, {"elem_type": 7, "swizzle": 3}, box[0])
-            seen[text, name] = meta["elem_type"]
-            assert meta["swizzle"] == 3
+            descriptors.encoding(record, box[0])(tensors[name].data_ptr(), descriptors.lying(box[0]))
+            kind = seen[text, name] = driver.asked[-1][3]
             # The spelling of newer releases, where the installed one accepts it.
-            assert getattr(described, "round_f32_to_tf32", None) in (None, meta["elem_type"] == 11)
+            assert getattr(described, "round_f32_to_tf32", None) in (None, kind == 11)
     assert {key for key, kind in seen.items() if kind == 11} == {("dt=f32", "src"), ("dt=f32", "wei")}
     assert len(seen) == 9

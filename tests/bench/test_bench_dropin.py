@@ -108,6 +108,13 @@ def test_overhead(tmp_path: Path) -> None:
     assert all(float(r["median_us"]) >= float(r["best_us"]) > 0 for r in found)
 
 
+def test_the_parts_of_a_call(tmp_path: Path) -> None:
+    words = ["overhead", "--out", str(tmp_path), "--device", "cpu", "--calls", "1", "--bursts", "1",
+             "--match", "parts"]
+    assert main(words) == 0
+    assert "a whole call" in {r["side"] for r in rows(tmp_path / "overhead.csv")}
+
+
 TESTS = '''
 import os
 import time

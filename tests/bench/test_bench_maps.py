@@ -36,7 +36,7 @@ def timed() -> dict[str, dict[Schedule, float]]:
 
 
 def test_what_is_chosen_is_nearly_the_fastest() -> None:
-    """In the geometric mean within 8% of the best that was timed, and never twice as slow."""
+    """In the geometric mean within 5% of the best that was timed, and never twice as slow."""
     logs = {}
     known = timed()
     for case in cases():
@@ -47,7 +47,8 @@ def test_what_is_chosen_is_nearly_the_fastest() -> None:
                 first = even(sorted(us, key=lambda s: us[s]), us, compute, H200)[0]
                 logs[name] = math.log(of[first] / min(of.values()))
     assert len(logs) > 40
-    assert math.exp(sum(logs.values()) / len(logs)) < 1.08, logs
+    assert math.exp(sum(logs.values()) / len(logs)) < 1.05, logs
+    assert logs["average pool resnet"] < math.log(1.02)  # no exchange of lanes at each step
     assert max(logs.values()) < math.log(2), logs
 
 

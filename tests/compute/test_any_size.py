@@ -48,7 +48,7 @@ def built(compute: Compute, schedule: str = "", target: Target = SM90) -> Plan:
 
 def test_the_text_is_read_back() -> None:
     for made in (parse(MAP), parse(ROWS), *layer(Prop.BWD_D)):
-        assert parse(str(made)) == made
+        assert parse(str(made)) == replace(made, part=None)
     assert "axes   m=5 k=8" in str(parse(MAP).at(M=5, K=8))
 
 

@@ -122,6 +122,17 @@ def test_sums_of_loaded_elements_that_are_used_twice_wait() -> None:
     early, late = (Schedule.parse(f"g:16 k:64 | fma | {word}warps=4") for word in ("", "late=1 "))
     assert why_not(early, once, SM90) is None and why_not(late, twice, SM90) is None
     assert "OptimizeThreadLocality" in str(why_not(early, twice, SM90))
+    doubled = parse(text.replace("S[g] = s", "S[g] = s + s"))
+    assert "OptimizeThreadLocality" in str(why_not(early, doubled, SM90))
+
+
+@pytest.mark.parametrize(("row", "flat"), [(0, True), (-1, False)])
+def test_loops_over_tiles_that_read_nothing_are_not_flattened(row: int, flat: bool) -> None:
+    """Triton's pass FuseNestedLoops ends the process there."""
+    made = parse(f"compute least ;; tensor X f32 [n=6, k=5] ;; tensor Y f32 [n=6] ;; axes n=6 | k=5 ;; "
+                 f"read x = X[n*0 + {row}, k] else inf ;; let s = min(x; k) ;; store Y[n] = s")
+    words = Schedule.parse("k:2 | fma | programs=2 stages=4 warps=1")
+    assert ("flatten=True" in build_compute(made, SM90, words).source) is flat
 
 
 @pytest.mark.parametrize(("schedule", "reason"), [

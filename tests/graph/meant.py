@@ -31,6 +31,10 @@ class Meant:
         Alone(compute).refuse()
         return Meant((str(compute.at(**sizes)),))
 
+    def is_known(self) -> bool:
+        """Operands may be written over: all elements are computed before one is stored."""
+        return True
+
     def start(self, tensors: Sequence[Tensor]) -> None:
         for text in self.texts:
             self.run(text, tensors)
@@ -64,10 +68,10 @@ def by_meaning() -> Iterator[list[str]]:
         compiled.launch = real
 
 
-def traced(f: Callable[..., Any], inputs: Sequence[Tensor]) -> Callable[..., Any]:
+def traced(f: Callable[..., Any], inputs: Sequence[Tensor], **options: str) -> Callable[..., Any]:
     """The backend's function for what fx traces of a function: without Dynamo, which takes longer."""
     gm = fx.symbolic_trace(f) if not isinstance(f, fx.GraphModule) else f
-    return backend(gm, list(inputs), options={"rest": "eager"})
+    return backend(gm, list(inputs), options={"rest": "eager", **options})
 
 
 def results(made: Any) -> list[Tensor]:

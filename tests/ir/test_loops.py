@@ -64,7 +64,7 @@ def test_every_pass_keeps_the_bounds(name: str) -> None:
     (dict(), "tl.range(0, 8)"), (dict(start=ir.Const(2)), "tl.range(2, 8)"),
     (dict(start=N * 3, stages=2), "tl.range(n * 3, 8, num_stages=2)"),
     (dict(until=N + 1), "tl.range(0, n + 1)"), (dict(start=N, until=N + 4), "tl.range(n, n + 4)"),
-    (dict(start=N, kind="dealt", programs=3), "tl.range(n, 8, 3, flatten=True)"),
+    (dict(start=N, kind="dealt", programs=3), "tl.range(n, 8, 3)"),
 ])
 def test_the_triton_text_says_the_same(bounds: dict[str, object], text: str) -> None:
     lines = TlEmitter().lines(counting(**bounds).body)

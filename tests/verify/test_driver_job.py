@@ -66,7 +66,6 @@ def test_meaning(words: list[str], problem: str, prop: str, epilogue: str, bia: 
     (["--dir=BWD_D", "--attr-scales=wei:per_oc"], "are summed"),
     (["--attr-zero-points=wei:per_oc"], "no zero points of wei with the mask per_oc"),
     (["--attr-zero-points=src:common:1:s32:1x4"], "groups of zero points"),
-    (["--attr-rounding-mode=dst:stochastic"], "rounded to the nearest"),
     (["--attr-dropout=0.5"], "no epilogue draws random numbers"),
     (["--attr-post-ops=add:f4_e2m1:per_oc"], "no tensor has the type f4_e2m1"),
     (["--attr-post-ops=dw:k3s1p1"], "post-op dw"),

@@ -406,3 +406,11 @@ def test_every_family_of_kernels_is_named() -> None:
 def test_every_family_of_kernels_is_right(entry: Entry) -> None:
     row = fuzz_run.work(line=str(entry.trial), way="numpy")
     assert row["status"] == "passed", row
+
+
+def test_trials_with_zero_points_are_drawn_and_right() -> None:
+    found = [t.epilogue for t in drawn_trials() if "zero:" in t.epilogue]
+    assert any("zero:src" in words or "zero:dst" in words for words in found)
+    line = ("--dir=FWD_D --dt=u8:i8:i8 --stag=nhwc --wtag=ohwi --dtag=nhwc --schedule=oh.ow:32+fma "
+            "--epilogue=zero:src:per_ic+zero:wei+bias mb1ic3ih7oc3oh5kh3sh2ph3")
+    assert work(line=line, way="numpy")["status"] == "passed"

@@ -189,8 +189,8 @@ def test_results_that_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_halves_that_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = replace(ir.CALLS["nearest"], numpy=lambda x: np.floor(x + 0.5))
-    monkeypatch.setitem(ir.CALLS, "nearest", away)
+    away = replace(ir.CALLS["nearest_small"], numpy=lambda x: np.floor(x + 0.5))
+    monkeypatch.setitem(ir.CALLS, "nearest_small", away)
     assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "bias", numpy=True).reason
 
 
@@ -259,6 +259,12 @@ def test_nearest_in_triton_is_nearest() -> None:
     x = torch.cat([torch.arange(-20, 20) / 4, torch.tensor([8388607.5, 4194304.5, -4194305.5, 3e9, 1e30])])
     assert torch.equal(scope["nearest"](x), x.round())
     assert value(Call("nearest", (Const(-1.5, ir.f32),))) == -2
+    exec(ir.CALLS["nearest_small"].helper.replace("@{jit}", "").replace("{tl}", "torch").replace(
+        ".to(torch.int32, bitcast=True)", ".view(torch.int32)"), scope)
+    small = torch.cat([torch.arange(-(1 << 10), 1 << 10) / 4, torch.tensor([2.0**22, -2.0**22, -0.0])])
+    assert torch.equal(scope["nearest_small"](small), small.round().int())
+    assert scope["nearest_small"](torch.tensor([torch.nan])).item() == 0 == value(
+        Cast(Call("nearest_small", (Const(torch.nan, ir.f32),)), ir.i8))
 
 
 # -- types that do not go together -----------------------------------------------------------------

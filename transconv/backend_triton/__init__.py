@@ -20,10 +20,10 @@ from transconv.backend_triton.offline import (
     triton_version,
 )
 from transconv.backend_triton.parameter import parameters
-from transconv.backend_triton.sized_launch import SizedLauncher, programs
+from transconv.backend_triton.sized_launch import SizedLauncher, StarterAt, programs
 
 __all__ = [
     "Answer", "BACKENDS", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
-    "Resources", "SizedLauncher", "compile_offline", "emit", "grid_size", "is_explicit", "parameters",
-    "pretend", "programs", "serve", "triton_version", "write",
+    "Resources", "SizedLauncher", "StarterAt", "compile_offline", "emit", "grid_size", "is_explicit",
+    "parameters", "pretend", "programs", "serve", "triton_version", "write",
 ]

@@ -7,7 +7,7 @@ In other releases the matrix unit truncates the numbers, as it does those that d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transconv.ir import Tensor, tf32
@@ -17,6 +17,8 @@ ELEMENTS = {tf32: 11}  # CUtensorMapDataType's number
 
 Lying = tuple[tuple[int, ...], tuple[int, ...]]
 """The shape of a tensor, and its strides in elements."""
+Encode = Callable[[int, Lying], list[Any]]
+"""From an address and how a tensor lies there to what a kernel takes as its descriptor."""
 
 
 def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...], at: Lying | None = None) -> Any:
@@ -25,7 +27,7 @@ def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...], at: Ly
     from triton.experimental.gluon import language as gl
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    shape, strides = at or _lying(box)
+    shape, strides = at or lying(box)
     layout = gl.NVMMASharedLayout.get_default_for(list(extents), getattr(gl, box.dtype.triton))
     made = TensorDescriptor(tensor, [*shape], [*strides], [*extents], layout)
     return _rounding(made, box)
@@ -36,11 +38,12 @@ def describe(tensor: Any, box: Tensor, extents: tuple[int, ...], at: Lying | Non
     above."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    shape, strides = at or _lying(box)
+    shape, strides = at or lying(box)
     return _rounding(TensorDescriptor(tensor, [*shape], [*strides], [*extents]), box)
 
 
-def _lying(box: Tensor) -> Lying:
+def lying(box: Tensor) -> Lying:
+    """How a tensor lies whose sizes are numbers."""
     strides = box.layout.strides()
     assert strides is not None
     return box.shape, strides
@@ -53,10 +56,19 @@ def _rounding(descriptor: Any, box: Tensor) -> Any:
     return descriptor
 
 
-def encode(descriptor: Any, meta: Mapping[str, Any], box: Tensor) -> list[Any]:
-    """What Triton 3.6 passes to a kernel as a descriptor; ``meta``: the compiled kernel's record of it."""
-    from triton.backends.nvidia.driver import make_tensordesc_arg
+def encoding(meta: Mapping[str, Any], box: Tensor) -> Encode:
+    """A function that makes what Triton 3.6 passes to a kernel as a descriptor; ``meta``: the compiled
+    kernel's record of it. The descriptor's checks were made when the kernel was compiled; the driver makes
+    those of addresses and strides again."""
+    from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+    from triton.runtime import driver
 
-    if box.near:
-        meta = {**meta, "elem_type": ELEMENTS[box.near]}
-    return make_tensordesc_arg(descriptor, meta)  # type: ignore[no-any-return]
+    fill: Callable[..., Any] = driver.active.utils.fill_tma_descriptor
+    elements = TMA_DTYPE_DEVICE_TO_HOST[ELEMENTS[box.near] if box.near else meta["elem_type"]]
+    fixed = meta["swizzle"], meta["elem_size"], elements, meta["block_size"]
+
+    def encode(address: int, lying: Lying) -> list[Any]:
+        shape, strides = lying
+        return [fill(address, *fixed, shape, strides, 0), *shape, *strides]
+
+    return encode

@@ -14,6 +14,7 @@ from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
 from transconv.backend_triton.parameter import box_name, parameters
 from transconv.ir import (
     EXACT_TERMS,
+    FALSE,
     TRUE,
     Alloc,
     BoxLoad,
@@ -29,9 +30,11 @@ from transconv.ir import (
     Kernel,
     Lane,
     Let,
+    Load,
     Node,
     Piece,
     Put,
+    Read,
     Reduce,
     Renamed,
     Send,
@@ -72,9 +75,10 @@ class TlEmitter(ExprSpeller):
 
     def lines_For(self, s: For) -> list[str]:
         if s.programs:
+            self.numbers.add(s.var)
             start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
-            how = f"num_stages={s.stages}" if s.stages else "flatten=True"
-            dealt = f"{start}, {self.end(s)}, {s.programs}, {how}"
+            how = f", num_stages={s.stages}" if s.stages else ", flatten=True" * loads_something(s.body)
+            dealt = f"{start}, {self.end(s)}, {s.programs}{how}"
             return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
         if s.kind == "grid":
             return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
@@ -160,6 +164,13 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
              *own, "", f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
              f"def {kernel.name}({params}):", *requires, *tensors, "", *begun(first), *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def loads_something(body: Stmt) -> bool:
+    """Whether any load has a mask that may hold. Triton 3.6 ends the process where it flattens a loop over
+    tiles that reads nothing."""
+    never = {FALSE, *(s.var for s in find(body, Let) if s.value is FALSE)}
+    return any(not isinstance(x, Load) or x.mask not in never for x in find(body, Read))
 
 
 def folded(lines: list[str]) -> list[str]:

@@ -34,6 +34,7 @@ def prepare_interpreter() -> None:
     It combines the elements of a reduction one at a time unless it knows the function.
 
     It lacks the instructions of ``early.py``. Kernels run one after another here, so a wait does nothing.
+    It lacks ``map_elementwise``, too: functions of numbers are functions of tiles here.
     """
     from triton.language import bfloat16, float32, int1
     from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
@@ -66,6 +67,8 @@ def prepare_interpreter() -> None:
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
+        language = import_module("triton.language")
+        language.map_elementwise = lambda function, *tiles: function(*tiles)  # type: ignore[attr-defined]
 
 
 def reduce_in_pairs(self: Any, given: Any) -> list[Any]:

@@ -14,7 +14,14 @@ from operator import itemgetter
 from typing import Any
 
 from transconv.backend_triton import compiled
-from transconv.backend_triton.descriptors import Lying, describe, describe_explicit, encode
+from transconv.backend_triton.descriptors import (
+    Encode,
+    Lying,
+    describe,
+    describe_explicit,
+    encoding,
+    lying,
+)
 from transconv.backend_triton.flaws import refuse
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.module import load
@@ -150,13 +157,13 @@ class Launcher:
         raw, meta = found
         if not boxes:
             return Direct(raw, grid, function, packed, early)
-        encoder = Encoder(boxes, meta, describe)
+        encoder = Encoder(encodings(boxes, meta), [b and lying(b[0]) for b in boxes])
         known = encoder.calls.get
 
         def encoded(pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
             args = known(pointers)
             if args is None:
-                args = encoder(pointers, tensors)
+                args = encoder(pointers)
             raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
                 *args)
         return encoded
@@ -192,32 +199,37 @@ def arguments(tensors: Sequence[Any], boxes: tuple[Boxed | None, ...],
     return [t if b is None else describe(t, *b) for t, b in zip(tensors, boxes, strict=True)]
 
 
-class Encoder:
-    """The arguments of a kernel with boxes: encoded descriptors are kept by their addresses. ``meta``: the
-    compiled kernel's record of each descriptor."""
+def encodings(boxes: tuple[Boxed | None, ...], meta: Any) -> list[Encode | None]:
+    """What encodes the descriptor of each argument that is one; ``meta``: the compiled kernel's records of
+    them, in their order."""
+    records = iter(meta)
+    return [b and encoding(next(records), b[0]) for b in boxes]
 
-    def __init__(self, boxes: tuple[Boxed | None, ...], meta: Any, describe: Callable[..., Any]) -> None:
-        self.boxes, self.meta, self.describe = boxes, meta, describe
-        self.maps: list[dict[int, list[Any]]] = [{} for _ in boxes]
+
+class Encoder:
+    """The arguments of a kernel with boxes: encoded descriptors are kept by their addresses. ``each``:
+    what encodes them; ``places``: how the tensors lie."""
+
+    def __init__(self, each: Sequence[Encode | None], places: Sequence[Lying | None]) -> None:
+        self.each, self.places = each, places
+        self.maps: list[dict[int, list[Any]]] = [{} for _ in each]
         self.calls: dict[tuple[int, ...], list[Any]] = {}
 
-    def __call__(self, at: tuple[int, ...], tensors: Sequence[Any]) -> list[Any]:
+    def __call__(self, at: tuple[int, ...]) -> list[Any]:
         """The arguments for tensors at these addresses."""
         args = self.calls.get(at)
         if args is not None:
             return args
         args = []
-        place = 0
-        for pointer, tensor, box, known in zip(at, tensors, self.boxes, self.maps, strict=True):
-            if box is None:
+        for pointer, encode, place, known in zip(at, self.each, self.places, self.maps, strict=True):
+            if encode is None or place is None:
                 args.append(pointer)
                 continue
             found = known.get(pointer)
             if found is None:
                 if len(known) >= MAPS_KEPT:
                     known.clear()
-                found = known[pointer] = encode(self.describe(tensor, *box), self.meta[place], box[0])
-            place += 1
+                found = known[pointer] = encode(pointer, place)
             args += found
         if len(self.calls) >= MAPS_KEPT:
             self.calls.clear()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.backend_triton.descriptors import Lying
+from transconv.backend_triton.descriptors import Lying, lying
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch import (
     INTERPRETER,
@@ -19,6 +19,7 @@ from transconv.backend_triton.launch import (
     Encoder,
     Launcher,
     arguments,
+    encodings,
     entry,
     written_out,
 )
@@ -66,10 +67,11 @@ def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) ->
     return replace(sizes, where=(*sizes.where, *more)) if more else sizes
 
 
-def _lying(box: Tensor, sizes: Sizes) -> Callable[[tuple[int, ...]], Lying] | None:
-    """A function of sizes that says how a tensor lies; None if they do not matter."""
+def _lying(box: Tensor, sizes: Sizes) -> Callable[[tuple[int, ...]], Lying]:
+    """A function of sizes that says how a tensor lies."""
     if not box.extents:
-        return None
+        given = lying(box)
+        return lambda values: given
     find, rank = values_of([*box.extents, *box.steps], sizes.names), len(box.shape)
 
     def at(values: tuple[int, ...]) -> Lying:
@@ -77,6 +79,10 @@ def _lying(box: Tensor, sizes: Sizes) -> Callable[[tuple[int, ...]], Lying] | No
         return found[:rank], found[rank:]
 
     return at
+
+
+StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
+"""From sizes to a function of tensors that starts a kernel for them."""
 
 
 class SizedLauncher(Launcher):
@@ -117,18 +123,20 @@ class SizedLauncher(Launcher):
 
     def boxes_at(self, sizes: tuple[int, ...]) -> tuple[Boxed | None, ...]:
         """Which arguments are descriptors, each with its tensor and how it lies for these sizes."""
-        return tuple([b and (*b, at and at(sizes)) for b, at in zip(self.boxes, self.lying, strict=True)])
+        return tuple([b and at and (*b, at(sizes)) for b, at in zip(self.boxes, self.lying, strict=True)])
 
-    def starter_at(self, device: int, aligned: bool, order: tuple[int, ...],
-                   values: Values) -> Callable[..., None] | None:
-        """As ``starter``, for given sizes."""
+    def starter_at(self, device: int, aligned: bool, order: tuple[int, ...]) -> StarterAt | None:
+        """A function of sizes, in the order of their names, to what ``starter`` returns for them."""
         start = self.starts.get((device, aligned))
         if start is None:
             return None
-        sizes = tuple([values[n] for n in self.sizes.names])
-        (grid,) = self.count(*sizes)
-        return start.bound(grid, sizes, order, device,
-                           torch_module()._C._cuda_getCurrentRawStream)
+        bind, count = start.binding(order, device, torch_module()._C._cuda_getCurrentRawStream), self.count
+
+        def at(sizes: tuple[int, ...]) -> Callable[..., None]:
+            (grid,) = count(*sizes)
+            return bind(grid, sizes)
+
+        return at
 
     def is_ready(self, aligned: bool) -> bool:
         """As Launcher's."""
@@ -151,7 +159,7 @@ class _Start:
         self.boxed = bool(launcher.boxes)
         direct = entry(kernel, self.boxed)
         self.raw: Any = direct and direct[0]
-        self.meta: Any = direct and direct[1]
+        self.encodings = encodings(launcher.boxes, direct[1]) if direct and self.boxed else []
         self.known: dict[tuple[int, ...], Encoder] = {}
 
     def __call__(self, grid: int, sizes: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
@@ -164,7 +172,7 @@ class _Start:
         addresses = tuple([t.data_ptr() for t in tensors])
         self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
                  kernel.packed_metadata, None, None, None,
-                 *(self.encoder(sizes)(addresses, tensors) if self.boxed else addresses), *sizes)
+                 *(self.encoder(sizes)(addresses) if self.boxed else addresses), *sizes)
 
     def encoder(self, sizes: tuple[int, ...]) -> Encoder:
         """The encoder of the boxes' descriptors for these sizes."""
@@ -172,16 +180,33 @@ class _Start:
         if found is None:
             if len(self.known) >= SIZES_KEPT:
                 self.known.clear()
-            found = self.known[sizes] = Encoder(self.launcher.boxes_at(sizes), self.meta,
-                                                self.launcher.describe)
+            found = self.known[sizes] = Encoder(
+                self.encodings, [at and at(sizes) for at in self.launcher.lying])
         return found
 
-    def bound(self, grid: int, sizes: tuple[int, ...], order: tuple[int, ...], device: int,
-              stream: Callable[[int], Any]) -> Callable[..., None]:
-        """A function of tensors that starts the kernel for these sizes without further checks;
-        ``order``: the indices of its arguments among them."""
+    def binding(self, order: tuple[int, ...], device: int,
+                stream: Callable[[int], Any]) -> Callable[[int, tuple[int, ...]], Callable[..., None]]:
+        """From a grid and sizes to a function of tensors that starts the kernel for them without further
+        checks; ``order``: the indices of its arguments among the tensors."""
         kernel = self.kernel
         if self.raw is not None and not self.boxed:
             packed = kernel.function, kernel.packed_metadata, self.early
-            return written_out(self.raw, (grid, *packed), order, sizes, device, stream)
-        return lambda *given: self(grid, sizes, [given[at] for at in order], stream(device))
+            return lambda grid, sizes: written_out(self.raw, (grid, *packed), order, sizes, device, stream)
+        if self.raw is None:
+            return lambda grid, sizes: lambda *given: self(
+                grid, sizes, [given[at] for at in order], stream(device))
+        raw, function, packed, early = self.raw, kernel.function, kernel.packed_metadata, self.early
+        known, make = self.known.get, self.encoder
+
+        def bind(grid: int, sizes: tuple[int, ...]) -> Callable[..., None]:
+            def run(*given: Any) -> None:
+                addresses = tuple([given[at].data_ptr() for at in order])
+                encoder = known(sizes) or make(sizes)
+                args = encoder.calls.get(addresses)
+                if args is None:
+                    args = encoder(addresses)
+                raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
+                    None, *args, *sizes)
+            return run
+
+        return bind

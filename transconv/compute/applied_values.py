@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from transconv.compute.applied import CONDITIONS, Pointwise, Ref
@@ -33,7 +34,8 @@ def with_error(function: Pointwise, given: Tensors, errors: Tensors, eps: float,
                rounds: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """The value in f64, and how far one that is computed with the relative precision ``eps`` may be off,
     from what the given values are off. A step makes of its arguments' errors what it makes of arguments
-    that are moved by them. ``rounds``: whether steps that are exact for whole numbers round."""
+    that are all moved by them: the square of what is 0 to within e is 0 to within e*e. ``rounds``: whether
+    steps that are exact for whole numbers round."""
     known: list[torch.Tensor] = []
     off: list[torch.Tensor] = []
     zero = next(iter(given.values())).new_zeros(())
@@ -52,18 +54,27 @@ def with_error(function: Pointwise, given: Tensors, errors: Tensors, eps: float,
             off.append((((args[0] - args[1]).abs() <= own[0] + own[1]) & (own[0] + own[1] > 0)).double())
             continue
         for i, error in enumerate(own):
-            if not bool((error != 0).any()):
-                continue
-            if args[i].dtype.is_floating_point:
-                sides = [found(*args[:i], args[i] + e, *args[i + 1:]) for e in (error, -error)]
-                total = total + _apart(sides[0], value).maximum(_apart(sides[1], value))
-            else:  # either value may be chosen where a condition is not sure
-                other = found(~args[i], *args[1:])
+            if not args[i].dtype.is_floating_point and bool((error != 0).any()):
+                other = found(~args[i], *args[1:])  # either value may be chosen if a condition is not sure
                 total = total + _apart(other, value).where(error != 0, zero)
         known.append(value)
-        off.append(total)
+        off.append(total + _moved(found, step.values, args, own, value))
     ref = function.result
     return _tensor(ref, given, known), off[ref] if isinstance(ref, int) else errors.get(str(ref), zero)
+
+
+def _moved(found: Callable[..., torch.Tensor], refs: Sequence[Ref], args: Sequence[torch.Tensor],
+           own: Sequence[torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+    """How far a step's value is off if each of its numbers is as much too large or too small as it may be;
+    a number that it takes twice is moved once."""
+    loose = dict.fromkeys(ref for ref, arg, e in zip(refs, args, own, strict=True)
+                          if arg.dtype.is_floating_point and bool((e != 0).any()))
+    total = value.new_zeros(())
+    for ways in itertools.product((1.0, -1.0), repeat=len(loose)):
+        way = dict(zip(loose, ways, strict=True))
+        given = [a + way[ref] * e if ref in way else a for ref, a, e in zip(refs, args, own, strict=True)]
+        total = _apart(found(*given), value).maximum(total)
+    return total
 
 
 def _apart(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -22,18 +22,20 @@ from transconv.errors import ProblemError
 from transconv.ir import Expr, Size, Sizes, Tensor, Var, free_vars, readable
 from transconv.simplify import simplify
 
-ANY = re.compile(r"(mb|id|ih|iw)(\d+)\?")
+ANY = re.compile(r"(mb|id|ih|iw)(\d+)\?(%\d+)?")
 POSITIONS = 2**31 - 2**16  # the most points of a result; with those of the last tile they fit 32 bits
 MOST_IMAGES = 65535
 LONGEST = {1: 2**24, 2: 16384, 3: 16384}  # the longest side of an image, by its number of sides
 
 
 def marked(text: str) -> tuple[str, frozenset[str]]:
-    """A problem's text without its question marks, and the names before them. Raises ProblemError."""
-    names = frozenset(name for name, _ in ANY.findall(text))
+    """A problem's text without its question marks, and the names before them. A divisor may follow
+    (``ih56?%2``): it is a name of its own, ``ih%2``. Raises ProblemError."""
+    found = {name: share for name, _, share in ANY.findall(text)}
     for said, follows in (("id", "ih"), ("ih", "iw")):  # in benchdnn a size left out equals the one before
-        if said in names and not re.search(rf"{follows}\d", text):
-            names |= {follows}
+        if said in found and not re.search(rf"{follows}\d", text):
+            found[follows] = found[said]
+    names = frozenset({*found, *(n + share for n, share in found.items() if int(share[1:] or 1) > 1)})
     plain = ANY.sub(r"\1\2", text)
     if "?" in plain:
         raise ProblemError(f"problem '{text}': a question mark stands behind mb, id, ih or iw and a "
@@ -50,17 +52,30 @@ def every(problem: ConvProblem) -> frozenset[str]:
     return frozenset({"mb", *(f"i{n}" for n in problem.spatial)})
 
 
+def whole(problem: ConvProblem) -> frozenset[str]:
+    """The same where each side of src is a multiple of its stride."""
+    strides = zip(problem.spatial, problem.stride, strict=True)
+    return every(problem) | {f"i{n}%{s}" for n, s in strides if s > 1}
+
+
 def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
     """The text of a problem with its question marks, which ``marked`` reads back."""
+    shares = {name: share for name, _, share in (n.partition("%") for n in names) if share}
+
+    def said(n: re.Match[str]) -> str:
+        share = shares.get(n[1])
+        return n[0] + "?" * (n[1] in names) + (f"%{share}" if share else "")
+
     head, space, rest = str(replace(problem, name="")).partition(" ")
     if not re.match(r"(g\d+)?mb", head):  # 2 images are left out
         head = f"mb{problem.mb}{head}"
-    return re.sub(r"(mb|id|ih|iw)\d+", lambda n: n[0] + "?" * (n[1] in names), head) + space + rest
+    return re.sub(r"(mb|id|ih|iw)\d+", said, head) + space + rest
 
 
 def any_size(problem: ConvProblem, prop: Prop, names: frozenset[str] = ALL,
              epilogue: Epilogue | None = None) -> tuple[Compute, ...]:
-    """The computations of one direction for any size of ``names``; the problem's sizes are the examples.
+    """The computations of one direction for any size of ``names``, or any multiple (``ih%2``); the
+    problem's sizes are the examples.
     ``BWD_D`` with strides has one for each stride phase, which may run in any order. Raises ProblemError
     for tensors that are not dense."""
     written = _Written(problem, names)
@@ -71,7 +86,7 @@ def any_size(problem: ConvProblem, prop: Prop, names: frozenset[str] = ALL,
 def any_tensors(problem: ConvProblem, names: frozenset[str]) -> dict[str, Tensor]:
     """The tensors of these computations by name, without what takes longer."""
     written = _Written(problem, names)
-    named = Sizes(tuple(Size(n.upper(), 1) for n in sorted(names)))
+    named = Sizes(tuple(Size(n.upper(), 1) for n in sorted(names) if "%" not in n))
     made = {}
     for name, sizes in written.shapes().items():
         extents = tuple(simplify(of_sizes(str(size), named)) for size in sizes)
@@ -138,7 +153,8 @@ class _Written:
             words.append(f"MB=1 in 1..{MOST_IMAGES}")
         for x, n in enumerate(p.spatial):
             if f"i{n}" in self.names:
-                least = next(i for i in range(1, longest)
+                share = self.share(f"i{n}")
+                least = next(i for i in range(share, longest, share)
                              if (i >= p.stride[x] or not phased) and self.length(x, i) >= 1)
                 words.append(f"I{n.upper()}={least} in {least}..{longest}")
         most = {"*".join(f"({n})" for n in (word.partition("=")[2] for word in points.split())): POSITIONS}
@@ -146,7 +162,12 @@ class _Written:
             images, channels, *sides = self.shapes()[name]
             number = "*".join(f"({n})" for n in (images, *sides))
             most[number] = min(most.get(number, POSITIONS), POSITIONS // int(channels))
-        return ", ".join([*words, *(f"{number} <= {limit}" for number, limit in most.items())])
+        multiples = sorted(f"{n.upper().replace('%', ' % ')} == 0" for n in self.names if "%" in n)
+        return ", ".join([*words, *multiples, *(f"{number} <= {limit}" for number, limit in most.items())])
+
+    def share(self, name: str) -> int:
+        """What a size is a multiple of."""
+        return next((int(n.rpartition("%")[2]) for n in self.names if n.startswith(f"{name}%")), 1)
 
     def is_narrow(self) -> bool:
         """Whether the example's tensors have at most ``POSITIONS`` elements."""
@@ -198,9 +219,10 @@ class _Written:
             f"store {c} = sum(a*b; {over})"]))
         # A text cannot say that a weight gradient sums over positions.
         roles = {"g": "batch", "ic": "feature", "oc": "feature"} | {s.tap.name: "window" for s in around}
-        made = replace(made, axes=tuple(replace(a, role=roles.get(a.name, "position")) for a in made.axes))
+        made = replace(made, part=phase if label else None, axes=tuple(
+            replace(a, role=roles.get(a.name, "position")) for a in made.axes))
         sizes = {"MB": p.mb, **{f"I{n.upper()}": i for n, i in zip(p.spatial, p.i, strict=True)}}
-        return with_examples(made, {n.upper(): sizes[n.upper()] for n in self.names if n.upper() in sizes})
+        return with_examples(made, {n: size for n, size in sizes.items() if n.lower() in self.names})
 
     def outer(self, x: int, axis: str, phase: tuple[int, ...]) -> str:
         """The size of a position axis, of dst or (of one phase) of src."""

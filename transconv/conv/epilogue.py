@@ -3,7 +3,8 @@
 The text form is the operations in order, joined by ``+``: ``bias+relu``, ``bias+res+silu``,
 ``mul:f32:per_oc+bias+sum:0.5+relu:0.1``. The words are those of post_ops.py. ``bias`` adds one value per
 feature (dimension 1 of the result), ``res`` adds a tensor of the result's shape: a residual, or the old
-result, which may be the result's own memory. All is computed in f32, in f64 for f64, and rounded once.
+result, which may be the result's own memory. All is computed in f32, in f64 for f64, and rounded once: to
+nearest, or with the last word ``stochastic`` up or down at random, by the one element of ``seed`` (s32).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from transconv.conv.post_ops import ALL, Operand, known, post_op, split
 from transconv.conv.zero_points import ZeroPoints
 from transconv.errors import LayoutError, ScheduleError
 from transconv.ir import (
+    SHORT,
     Cast,
     Const,
     DType,
@@ -26,9 +28,11 @@ from transconv.ir import (
     Tensor,
     View,
     ViewDim,
+    at_random,
     divided,
     f32,
     f64,
+    i32,
     saturated,
 )
 
@@ -38,16 +42,20 @@ if TYPE_CHECKING:
 MOST_OPERATIONS = 32
 """The most operations of an epilogue, as in oneDNN, beside a bias and scales."""
 RANK = "abcdefgh"  # the letters of dimensions in tags
+STOCHASTIC = "stochastic"
+SEED = Operand("seed", i32, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
     """The operations, in order. An empty epilogue stores the sum itself. ``bia``: the bias type, if it is
-    not that of the result; ``zeros``: the zero points of the operands, before all operations."""
+    not that of the result; ``zeros``: the zero points of the operands, before all operations; ``random``:
+    whether the result is rounded at random."""
 
     ops: tuple[str, ...] = ()
     bia: DType | None = None
     zeros: ZeroPoints = ZeroPoints()
+    random: bool = False
 
     @staticmethod
     def parse(text: str, bia: DType | None = None) -> Epilogue:
@@ -56,7 +64,11 @@ class Epilogue:
         result as two types."""
         words: list[str] = []
         zeros, given = ZeroPoints.read(split(text.replace(" ", "")))
-        for word in given:
+        random = given[-1:] == [STOCHASTIC]
+        for word in given[:-1] if random else given:
+            if word == STOCHASTIC:
+                raise ScheduleError(f"epilogue '{text}' has '{word}' ahead of others; expected it last, "
+                                    "because the result is rounded behind all")
             found = post_op(word)
             if found is None:
                 raise ScheduleError(f"epilogue '{text}' has '{word.partition(':')[0]}', expected one of: "
@@ -70,7 +82,7 @@ class Epilogue:
         for i, word in enumerate(words):
             if word.startswith("bias:"):
                 bia, words[i] = _meaning((word,)).operands[0].dtype, "bias"
-        made = Epilogue(tuple(words), bia if "bias" in words else None, zeros)
+        made = Epilogue(tuple(words), bia if "bias" in words else None, zeros, random)
         if len({o.dtype for o in made.operands if o.name == "res"}) > 1:
             raise ScheduleError(f"epilogue '{text}' reads the old result as two types; expected one")
         return made
@@ -78,10 +90,11 @@ class Epilogue:
     def __str__(self) -> str:
         said = f"bias:{self.bia}" if self.bia else "bias"
         said_zeros = [str(self.zeros)] if self.zeros else []
-        return "+".join([*said_zeros, *(said if op == "bias" else op for op in self.ops)])
+        last = [STOCHASTIC] if self.random else []
+        return "+".join([*said_zeros, *(said if op == "bias" else op for op in self.ops), *last])
 
     def __bool__(self) -> bool:
-        return bool(self.ops) or bool(self.zeros)
+        return bool(self.ops) or bool(self.zeros) or self.random
 
     @property
     def function(self) -> Pointwise:
@@ -91,8 +104,8 @@ class Epilogue:
     @property
     def operands(self) -> tuple[Operand, ...]:
         """What is read, in the order of the operations; the bias in its type."""
-        return tuple(replace(o, dtype=self.bia) if o.name == "bia" else o
-                     for o in _meaning(self.ops).operands)
+        read = (replace(o, dtype=self.bia) if o.name == "bia" else o for o in _meaning(self.ops).operands)
+        return (*read, SEED) if self.random else tuple(read)
 
     @property
     def kind(self) -> str:
@@ -102,7 +115,10 @@ class Epilogue:
 
     def tensors(self, result: Tensor) -> tuple[Tensor, ...]:
         """The tensors that the epilogue reads, each once. Raises ScheduleError for a mask or a tag of
-        another rank than the result's."""
+        another rank than the result's, and for a result that is not rounded at random."""
+        if self.random and result.dtype not in SHORT:
+            raise ScheduleError(f"'{STOCHASTIC}' rounds results of {' '.join(map(str, SHORT))}; "
+                                f"{result.name} is {result.dtype}")
         return tuple({o.name: _tensor(o, result) for o in self.operands}.values())
 
     def views(self, c: View) -> tuple[View, ...]:
@@ -112,23 +128,36 @@ class Epilogue:
 
     def steps(self, acc: Expr, c: View) -> tuple[Step, ...]:
         """The steps from the sum ``acc`` to the store at the point that ``c`` describes."""
-        if not self.ops:
+        if not self.ops and not self.random:
             return (Write(c, saturated(acc, c.tensor.dtype)),)
         computed = f64 if acc.dtype is f64 else f32
         reads = [Read(f"{v.tensor.name}_value", v) for v in self.views(c)]
         given: dict[str, Expr] = {r.view.tensor.name: Cast(r.var, computed) for r in reads}
         given["acc"] = acc if acc.dtype is computed else Cast(acc, computed)
         lets, value = self.function.lets(given, computed)
+        if self.random:
+            value = value if computed is f32 else Cast(value, f32)
+            at = _place(c)
+            return (*reads, *lets, Write(c, at_random(value, c.tensor.dtype, reads[-1].var, at)))
         if c.tensor.dtype.kind == "int":
             lets, value = [replace(x, value=divided(x.value)) for x in lets], divided(value)
         return (*reads, *lets, Write(c, saturated(value, c.tensor.dtype)))
 
     def in_torch(self, acc: torch.Tensor, extra: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``acc`` and the tensors that are read, as f64 tensors that broadcast to the result."""
-        wide = {o.name: extra[o.name].double() for o in self.operands}
+        wide = {o.name: extra[o.name].double() for o in self.operands if o is not SEED}
         if "bia" in wide:
             wide["bia"] = wide["bia"].view(-1, *[1] * (acc.ndim - 2))
         return {"acc": acc, **wide}
+
+
+def _place(c: View) -> Expr:
+    """The number of an element of the result, counted in the order of its dimensions."""
+    sizes = c.tensor.extents or tuple(map(Const, c.tensor.shape))
+    place: Expr = c.dims[0].coord
+    for dim, size in zip(c.dims[1:], sizes[1:], strict=True):
+        place = place * size + dim.coord
+    return place
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """The registry of a layer (runtime/registry.py), and the examples that its schedules are chosen for.
 
-    middle, small, large      at most 6 kernels
+    middle, small, large                            at most 6 kernels
+    the same for images of a multiple of a stride   which boxes can read and write as planes
 """
 
 from __future__ import annotations
 
 from transconv import runtime
-from transconv.conv.any_size import every, phases
+from transconv.conv.any_size import every, phases, whole
 from transconv.conv.compiler import suited
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.plans import Compiled
@@ -14,6 +15,7 @@ from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.errors import ProblemError
 from transconv.runtime import Question
+from transconv.schedule import ENGINE_ALIGN
 from transconv.target import Target
 
 # Images and the length of their sides, by the number of spatial dimensions. Where there is no room for
@@ -37,9 +39,19 @@ class Registry(runtime.Registry[Compiled]):
         sizes = EXAMPLES[problem.ndims][:room] if room > 1 else (ALONE[problem.ndims],)
         examples = dict.fromkeys(_like(problem, *e) for e in sizes)
         target = suited(target, aligned)
-        questions = [Question(ConvWorkload(p, prop, epilogue, every(p)), target, deterministic, aligned)
-                     for p in examples]
-        super().__init__(questions, Compiled, "layer", questions[0].workload.title)
+        ways = (every, whole) if (planes := _has_planes(problem, prop, target)) else (every,)
+        questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
+                     for names in ways for p in examples]
+        super().__init__(questions, Compiled, "layer", questions[0].workload.title,
+                         most=max(MOST_KERNELS, len(phases(problem, prop)) + planes))
+
+
+def _has_planes(p: ConvProblem, prop: Prop, target: Target) -> bool:
+    """Whether boxes may read or write src as planes if its sides are multiples of the strides."""
+    inner = p.src.layout.blocks[-1]
+    strided = any(s > 1 and (k > 1 or prop is Prop.BWD_D) for s, k in zip(p.stride, p.k, strict=True))
+    return (strided and prop is not Prop.BWD_W and "box" in target.features and p.g == 1
+            and (inner.dim, inner.stride) == (1, 1) and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0)
 
 
 def _length(p: ConvProblem, x: int, i: int) -> int:
@@ -49,7 +61,8 @@ def _length(p: ConvProblem, x: int, i: int) -> int:
 
 
 def _like(p: ConvProblem, images: int, side: int) -> ConvProblem:
-    """The layer of a problem at other sizes: sides so long, or as long as the filter needs."""
-    i = tuple(next(n for n in range(max(side, p.stride[x]), 1 << 30) if _length(p, x, n) >= 1)
-              for x in range(p.ndims))
+    """The layer of a problem at other sizes: sides so long, or as long as the filter needs, which are
+    multiples of the strides."""
+    i = tuple(next(n for n in range(-(-side // s) * s, 1 << 30, s) if _length(p, x, n) >= 1)
+              for x, s in enumerate(p.stride))
     return p.at(images, i, tuple(_length(p, x, n) for x, n in enumerate(i)))

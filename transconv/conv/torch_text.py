@@ -37,9 +37,12 @@ def program(p: ConvProblem, prop: Prop) -> Iterator[str]:
 
 def continued(epilogue: Epilogue, ndims: int) -> Iterator[str]:
     """The lines that continue ``want`` and ``bound`` with what follows on the sums. Raises Unsupported for
-    a registered operation whose function of torch has no name."""
+    a registered operation whose function of torch has no name, and for results rounded at random."""
     if not epilogue:
         return
+    if epilogue.random:
+        raise Unsupported("export:rounding", "results that are rounded at random: files that check "
+                          "themselves round to nearest")
     yield "acc = want, bound"
     for name in dict.fromkeys(o.name for o in epilogue.operands):
         shaped = f".view({(-1, *[1] * ndims)})" if name == "bia" else ""

@@ -14,50 +14,44 @@ from dataclasses import dataclass, field
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
 from transconv.cost.model import Timed, interpreted, launched
-from transconv.cost.work import Work, count
-from transconv.ir import Expr, View, as_expr, minimum, values_of
+from transconv.cost.work import count
+from transconv.ir import Expr, View, as_expr, minimum
 from transconv.schedule import Schedule, k_steps, programs
 from transconv.target import Target
 
 
 @dataclass(slots=True)
 class AtSizes:
-    """The estimates of one kernel. Called with sizes in the order of their names: microseconds on the
+    """The estimates of one kernel. ``us``, of the values of ``counts`` for some sizes: microseconds on the
     target, or units of a step on the interpreter."""
 
     schedule: Schedule
     compute: Compute
     target: Target
-    work: Work = field(init=False)
-    counts: Callable[..., tuple[int, ...]] = field(init=False)
-    timed: Timed = field(init=False)
-    issued: issue.Issued | None = None  # of a kernel that keeps sums and operands in registers
-    unit: float = 0.0  # of a step on the interpreter
+    counts: tuple[Expr, Expr, Expr] = field(init=False)  # tiles, steps of each, bytes
+    us: Callable[[int, int, int], float] = field(init=False)
 
     def __post_init__(self) -> None:
-        compute, schedule = self.compute, self.schedule
-        assert compute.named is not None
-        self.work = count(schedule, compute, self.target)
-        self.counts = values_of((tiles(schedule, compute), steps(schedule, compute), moved(compute)),
-                                compute.named.names)
+        compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
+        many, long = tiles(schedule, compute), steps(schedule, compute)
+        self.counts = many * split, (long + (split - 1)) // split, moved(compute)
         if self.target.backend == "interpreter":
-            each = interpreted(schedule, compute) / programs(schedule, compute)
-            self.unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))
-        rates = self.target.rates
-        self.timed = Timed(self.work, schedule, self.target,
-                           rates.gluon if schedule.via == "gluon" else rates.triton)
-        if schedule.regs or schedule.late:
-            self.issued = issue.Issued.of(schedule, compute, self.target)
+            self.us = self._interpreted()
+            return
+        work, rates = count(schedule, compute, self.target), self.target.rates
+        if schedule.regs or schedule.late:  # sums and operands are kept in registers
+            issued = issue.Issued.of(schedule, compute, self.target)
+            self.us = lambda tiles, steps, traffic: launched(
+                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton)
+            return
+        self.us = Timed(work, schedule, self.target,
+                        rates.gluon if schedule.via == "gluon" else rates.triton)
 
-    def __call__(self, *sizes: int) -> float:
-        many, long, traffic = self.counts(*sizes)
-        many, long = many * self.schedule.split_k, -(-long // self.schedule.split_k)
-        if self.target.backend == "interpreter":
-            return many * (long * self.unit + 2)
-        if self.issued is not None:
-            return launched(self.work, self.issued(many, long), traffic, self.schedule, self.target,
-                            self.target.rates.triton)
-        return self.timed(many, long, traffic)
+    def _interpreted(self) -> Callable[[int, int, int], float]:
+        compute, schedule = self.compute, self.schedule
+        each = interpreted(schedule, compute) / programs(schedule, compute)
+        unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))
+        return lambda tiles, steps, traffic: tiles * (steps * unit + 2)
 
 
 def tiles(schedule: Schedule, compute: Compute) -> Expr:

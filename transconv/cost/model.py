@@ -118,9 +118,11 @@ class Timed:
         rounds: float = -(-tiles // slots)  # tiles on the busiest multiprocessor
         if schedule.reduce == "stream":
             rounds = tiles / slots
-        together = min(self.work.resident, max(1.0, rounds))
+        resident = self.work.resident  # the smaller and the larger are chosen without calls: see AtSizes
+        together = resident if rounds > resident else rounds if rounds > 1.0 else 1.0
         fills = 1.0 if schedule.programs else rounds / together
-        products = steps * self._step_ns(together, steps)
+        products = steps * (self.known.get((together, steps if schedule.unroll else 0))
+                            or self._step_ns(together, steps))
         if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
             each, last = max(products + c.baton_ns, (products + store) / schedule.consumers), store
         else:
@@ -129,15 +131,12 @@ class Timed:
         return launched(self.work, busy, traffic, schedule, self.target, c)
 
     def _step_ns(self, together: float, steps: int) -> float:
-        key = together, steps if self.schedule.unroll else 0
-        found = self.known.get(key)
-        if found is None:
-            if len(self.known) >= STEPS_KEPT:
-                self.known.clear()
-            found = _step_ns(self.work, self.schedule, self.target, self.rates, together, steps)
-            if self.schedule.programs and self.work.positions_summed:
-                found *= self.rates.flat_positions
-            self.known[key] = found
+        if len(self.known) >= STEPS_KEPT:
+            self.known.clear()
+        found = _step_ns(self.work, self.schedule, self.target, self.rates, together, steps)
+        if self.schedule.programs and self.work.positions_summed:
+            found *= self.rates.flat_positions
+        self.known[together, steps if self.schedule.unroll else 0] = found
         return found
 
 
@@ -155,7 +154,8 @@ def launched(w: Work, busy: float, traffic: float, schedule: Schedule, target: T
     (``traffic``) that cross the memory's pins."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
     moving = (traffic + w.partial / 2) / bandwidth
-    total = c.launch_us + max(busy, moving) + c.exposed * min(busy, moving)
+    more, less = (busy, moving) if busy > moving else (moving, busy)
+    total = c.launch_us + more + c.exposed * less
     if schedule.reduce == "stream":
         total += c.meeting_us
     if w.partial:

@@ -40,14 +40,28 @@ def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
         return ""
     try:
         through = estimated(work, rates.target)
-        written = estimated(ConvWorkload(_written_apart(work, product, seen), work.prop), rates.target)
+        written = written_first(kernel, plan, rates)
     except TransconvError:
         return ""
-    stored = {*plan.stored} - {*kernel.group.stores}
-    own = {x for f in product.factors for x in price.sources(f.of, stored)}
-    written += rates.moved(sum(x.bytes for x in {*kernel.given} - own))  # what is read behind the sum
-    written += sum(_written(x, stored, rates) for x in seen)
     return DEARER.format(through, written) if written < through else ""
+
+
+def written_first(kernel: Kernel, plan: Plan, rates: Price) -> float:
+    """Microseconds of the plain convolution of a kernel, and of those that write its factors. Raises
+    TransconvError."""
+    product, work, seen = kernel.group.product, plain(kernel.workload), _seen(kernel, plan)
+    assert product is not None and isinstance(work, Surrounded)
+    found = estimated(ConvWorkload(_written_apart(work, product, seen), work.prop), rates.target)
+    stored = {*plan.stored} - {*kernel.group.stores}
+    return found + read_behind(kernel, plan, rates) + sum(written(x, stored, rates) for x in seen)
+
+
+def read_behind(kernel: Kernel, plan: Plan, rates: Price) -> float:
+    """Microseconds that a product's kernel takes for what it reads behind the sum."""
+    assert kernel.group.product is not None
+    stored = {*plan.stored} - {*kernel.group.stores}
+    own = {x for f in kernel.group.product.factors for x in price.sources(f.of, stored)}
+    return rates.moved(sum(x.bytes for x in {*kernel.given} - own))
 
 
 def weighed(kernel: Kernel, plan: Plan) -> tuple[Workload, ...]:
@@ -78,7 +92,7 @@ def _written_apart(work: Surrounded, product: Product, seen: Sequence[Piece]) ->
     return replace(work.problem, src=specs["src"], wei=specs["wei"], dst=specs["dst"])
 
 
-def _written(piece: Piece, stored: set[Piece], rates: Price) -> float:
+def written(piece: Piece, stored: set[Piece], rates: Price) -> float:
     """Microseconds of the kernel that writes a value."""
     read = sum(x.bytes for x in price.sources(piece, stored))
     return rates.kernel(read + piece.bytes, price.work(piece, stored) * like(piece.size), None)

@@ -25,9 +25,11 @@ from transconv.functional.launches import (
     refused,
 )
 from transconv.functional.operators import as_wanted
+from transconv.graph import smaller
 from transconv.graph.apart import weighed as apart_or_not
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
+from transconv.graph.in_place import replacing
 from transconv.graph.kernel import Kernel, Lying
 from transconv.graph.leaving import weighed, why_again
 from transconv.graph.partition import Region
@@ -47,6 +49,7 @@ from transconv.torch_ops.route import current_device
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
+NOT_OVER: dict[int, int] = {}
 View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
 """Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
 
@@ -70,13 +73,15 @@ class Start(NamedTuple):
 @dataclass(slots=True)
 class Bound:
     """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``ran``:
-    the launches that made the last results, and ``when``: what they were asked for."""
+    the launches that made the last results, and ``when``: what they were asked for; ``over``: which of
+    them write over operands, as none is looked at any more."""
 
     inputs: tuple[Memory, ...]
     starts: list[Start]
     views: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
     ran: list[LaidOut] = field(default_factory=list)
     when: tuple[object, ...] = ()
+    over: list[dict[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -91,6 +96,7 @@ class Launches:
     inputs: list[tuple[int, fx.Node, Source]]
     handed: list[Handed]
     last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
+    over: list[dict[int, int]] = field(default_factory=list)  # of each launch, see in_place.py
     known: dict[tuple[int, ...], Bound] = field(default_factory=dict)  # by sizes
     numbered: set[Kernel] = field(default_factory=set)  # that have no schedule for any sizes
 
@@ -131,7 +137,7 @@ class Launches:
         if bound.when == when:
             tensors.clear()
             given.clear()
-            self.run(bound, bound.ran, values)
+            self.run(bound, bound.ran, bound.over, values)
         else:
             if why := refused(tensors, [True] * len(tensors)) if tensors else "":
                 raise Unsupported(why)
@@ -139,17 +145,23 @@ class Launches:
             starts = [self.started(start, kernel, sizes, not {*loose} & {*kernel.given})
                       for kernel, start in zip(self.kernels, bound.starts, strict=True)]
             fresh = [LaidOut(start) for start in starts]
-            self.run(bound, fresh, values)
+            self.run(bound, fresh, [NOT_OVER] * len(fresh), values)
             bound.ran, bound.when = fresh, when
+            bound.over = [over if over and start.launch.is_known() else NOT_OVER
+                          for over, start in zip(self.over, fresh, strict=True)]
         stats.add(True, "graph", len(self.kernels))
         return [_viewed(values[h.piece], view) for h, view in zip(self.handed, bound.views, strict=True)]
 
-    def run(self, bound: Bound, starts: Sequence[LaidOut], values: dict[Piece, Tensor]) -> None:
+    def run(self, bound: Bound, starts: Sequence[LaidOut], overs: Sequence[dict[int, int]],
+            values: dict[Piece, Tensor]) -> None:
         """Launch the kernels in their order; ``values``: what is in memory. Raises Refused."""
         here = self.device.type == "cuda" and current_device() == self.device.index
         empty = quickest() if here else self.empty
-        for kernel, start, begin, done in zip(self.kernels, bound.starts, starts, self.last, strict=True):
+        for kernel, start, begin, over, done in zip(self.kernels, bound.starts, starts, overs, self.last,
+                                                    strict=True):
             tensors = [values[p] for p in kernel.given]
+            for into, place in over.items():
+                values[kernel.stored[into]] = tensors[place]
             for p, m in zip(kernel.stored, start.memory, strict=True):
                 if p not in values:  # of others a part is there
                     values[p] = empty(m.shape, m.strides, m.dtype)
@@ -214,9 +226,9 @@ def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None
 
 
 def launches(region: Region, device: torch.device, target: Target, rates: Price,
-             symbols: Symbols | None = None) -> Launches:
-    """The launches of a region on a device, which is a target, decided by rates of one. Raises Refused
-    where the text of a kernel cannot be read, which is a bug."""
+             symbols: Symbols | None = None, upsampling: str = "auto") -> Launches:
+    """The launches of a region on a device, which is a target, decided by rates of one. ``upsampling``:
+    see smaller.py. Raises Refused where the text of a kernel cannot be read, which is a bug."""
     symbols = symbols or Symbols(fx.Graph())
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
@@ -230,8 +242,16 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 kernels += _kernels(group, plan, symbols.known) if group.stores else []
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
-        work = {w: None for k in kernels if k.group.product for w in (*weighed(k), *apart_or_not(k, plan))}
+        work = {w: None for k in kernels if k.group.product
+                for w in (*weighed(k), *apart_or_not(k, plan), *smaller.weighed(k))}
         rank(Question(w, target, deterministic()) for w in work)
+        if less := {k.group.product: why for k in kernels if k.group.product
+                    and (why := smaller.why_instead(k, plan, rates, upsampling))}:
+            for product, why in less.items():
+                assert product.instead is not None
+                product.become(product.instead.product)
+                apart[product] = (why,)
+            continue
         late = {k.group.product: why for k in kernels if k.group.product
                 and (why := why_apart(k, plan, target, rates))}
         read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product
@@ -245,6 +265,7 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
               if isinstance(region.pieces[x], Source)]
     found = Launches(device, region, plan, kernels, inputs, handed)
     found.last = _last(found)
+    found.over = replacing(found.kernels, found.last)
     return found
 
 

@@ -19,23 +19,26 @@ from transconv.ir import TRUE, Expr, all_of, as_expr, eq
 
 
 def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride: Sequence[int],
-            padding: Sequence[int], dilation: Sequence[int]) -> Piece:
-    """(..., i, k): the gradient of the window that has element i at its place k; 0 where there is none."""
+            padding: Sequence[int], dilation: Sequence[int], all_inside: bool) -> Piece:
+    """(..., i, j): the gradient of the last window but j that begins before element i or at it.
+    ``all_inside``: 0 of one that ends before it; a window with gaps counts as one without."""
     n = len(window)
     lead = len(grad.shape) - n
-
-    def ahead(at: Index) -> list[Expr]:
-        return [at[lead + d] + padding[d] - at[lead + n + d] * dilation[d] for d in range(n)]
+    last = [(k - 1) * d for k, d in zip(window, dilation, strict=True)]
+    reach = tuple(b // s + 1 for b, s in zip(last, stride, strict=True))
 
     def move(at: Index) -> Index:
-        return (*at[:lead], *(e // s if s > 1 else e for e, s in zip(ahead(at), stride, strict=True)))
+        behind = [at[lead + d] + padding[d] for d in range(n)]
+        windows = [e // s if s > 1 else e for e, s in zip(behind, stride, strict=True)]
+        return (*at[:lead], *(w - at[lead + n + d] for d, w in enumerate(windows)))
 
     def where(at: Index) -> Expr:
-        begun = [eq(e % s, 0) for e, s in zip(ahead(at), stride, strict=True) if s > 1]
         moved = move(at)[lead:]
         inside = [c for e, size in zip(moved, grad.shape[lead:], strict=True) for c in (e >= 0, e < size)]
-        return all_of([*inside, *begun])
-    shape = (*grad.shape[:lead], *sizes, *window)
+        ends = [at[lead + d] + padding[d] - moved[d] * stride[d] <= last[d]
+                for d in range(n) if all_inside and (last[d] + 1) % stride[d]]
+        return all_of([*inside, *ends])
+    shape = (*grad.shape[:lead], *sizes, *reach)
     nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
     return Chosen(shape=shape, dtype=grad.dtype, label="windows", parts=(
         Part(grad, move, where), Part(nothing, lambda at: at)))
@@ -47,7 +50,7 @@ def _avg_pool_backward(call: Call) -> Piece:
     n = 3 if "3d" in call.name else 2
     pool = Averages.of(call, x, n, 2)
     each = grad if pool.by else pool.divided(grad, wide(call.dtype), "pool gradient")
-    seen = _spread(each, x.shape[-n:], pool.window, pool.stride, pool.padding, [1] * n)
+    seen = _spread(each, x.shape[-n:], pool.window, pool.stride, pool.padding, [1] * n, True)
     dims = tuple(range(len(seen.shape) - n, len(seen.shape)))
     total = reduced("sum", dims, seen, dtype=wide(call.dtype), label="pool gradient")
     if pool.by:
@@ -132,7 +135,8 @@ def _max_pool_backward(call: Call) -> Piece:
     given = call.args[5]
     dilation = list(given) * (n if len(given) == 1 else 1)
     sizes = x.shape[-n:]
-    grads, places = (_spread(t, sizes, window, stride, padding, dilation) for t in (grad, call.args[7]))
+    grads, places = (_spread(t, sizes, window, stride, padding, dilation, False)
+                     for t in (grad, call.args[7]))
     lead = len(grad.shape) - n
 
     def own(at: Index) -> Index:
@@ -140,7 +144,8 @@ def _max_pool_backward(call: Call) -> Piece:
         for d in range(1, n):
             flat = flat * sizes[d] + at[lead + d]
         return (flat,)
-    # An element that is in no window reads the place 0, and a gradient of 0.
+    # The place of a window without the element is another one. Where there is no window, the place is 0,
+    # and so is the gradient.
     chosen = Mapped(shape=grads.shape, dtype=grad.dtype, inputs=(grads, places), place=own, work=2,
                     write="where({1} == {2}, {0}, 0.0)".format, label="chosen")
     dims = tuple(range(len(grads.shape) - n, len(grads.shape)))

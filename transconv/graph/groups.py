@@ -45,7 +45,8 @@ class Statistic(NamedTuple):
 @dataclass(eq=False, slots=True)
 class Group:
     """Axes with sizes, which of them are ``reduced``, and the positions of values: ``at`` of every value
-    that rides, ``within`` of what a reduction reduces. ``stores``: the values that are stored;
+    that rides, ``within`` of what a reduction reduces. ``stores``: the values that are stored, and
+    ``evaluated``: all that they are made of here;
     ``statistics``: which of them are reductions that leave with a product's store, and how."""
 
     number: int
@@ -56,8 +57,7 @@ class Group:
     within: dict[Piece, Index] = field(default_factory=dict)
     stores: list[Piece] = field(default_factory=list)
     strides: dict[Piece, tuple[Length, ...]] = field(default_factory=dict)
-    labels: list[str] = field(default_factory=list)
-    labelled: set[Piece] = field(default_factory=set)
+    evaluated: dict[Piece, None] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
     siblings: list[Group] = field(default_factory=list)
     statistics: dict[Piece, Statistic] = field(default_factory=dict)
@@ -69,6 +69,11 @@ class Group:
     def kind(self) -> str:
         """product, rows or map."""
         return "product" if self.product else "rows" if self.reduced else "map"
+
+    @property
+    def labels(self) -> list[str]:
+        """The names of the operations that it evaluates."""
+        return [piece.label for piece in self.evaluated if piece.label]
 
     @property
     def math(self) -> str:
@@ -152,7 +157,7 @@ def product_group(number: int, piece: Product) -> Group:
     for group in (made, *others):
         assert group.product is not None
         group.at[piece] = group.simple(group.product.at)
-        group.stores, group.strides, group.labels = made.stores, made.strides, made.labels
+        group.stores, group.strides, group.evaluated = made.stores, made.strides, made.evaluated
     made.siblings = others
     return made
 

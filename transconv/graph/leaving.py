@@ -18,9 +18,10 @@ from transconv.compute import Alone, Compute, Workload
 from transconv.conv import Surrounded
 from transconv.errors import TransconvError
 from transconv.graph.groups import Statistic, behind
+from transconv.graph.keeping import viewed, widens
 from transconv.graph.kernel import Kernel
-from transconv.graph.pieces import Index, Piece, Product, Reduced, Seen
-from transconv.graph.price import Price
+from transconv.graph.pieces import Index, Piece, Product, Reduced
+from transconv.graph.price import Price, sources
 from transconv.graph.seconds import estimated
 from transconv.graph.sizes import Size, like
 from transconv.ir import Const, FloorDiv, Var
@@ -58,13 +59,13 @@ def left(piece: Reduced, planner: Planner) -> str:
         return "its mean does not leave with the product"
     if all(p in group.statistics for p in group.stores):
         whole = x
-        while isinstance(whole, Seen) and whole.back and planner.home.get(whole.of) is group:
-            whole = whole.of
-        planner.keep(whole, None, "")
+        while (viewed(whole) or widens(whole)) and planner.home.get(whole.operands[0]) is group:
+            whole = whole.operands[0]
+        planner.hold(whole)
     group.statistics[piece] = Statistic(op, x, at, applied)
     group.at[piece] = place
     group.stores.append(piece)
-    group.labels.append(piece.label)
+    group.evaluated[piece] = None
     planner.plan.stored[piece] = group
     return ""
 
@@ -113,8 +114,9 @@ def why_again(kernel: Kernel, rates: Price) -> str:
         alone = estimated(plain(work), rates.target)
     except TransconvError:
         return ""
-    reads = {s.of for p, s in group.statistics.items() if not (s.applied and _is_held(p, s))}
-    apart = alone + sum(rates.kernel(x.bytes, 0.0, None) for x in reads)
+    ends = {s.of for p, s in group.statistics.items() if not (s.applied and _is_held(p, s))}
+    read = {t for x in ends for t in sources(x, {*kernel.stored, *kernel.given})}
+    apart = alone + (rates.kernel(sum(t.bytes for t in read), 0.0, None) if read else 0.0)
     return DEARER.format(leaves, apart) if apart < leaves else ""
 
 

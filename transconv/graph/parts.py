@@ -76,6 +76,7 @@ class Setting:
     rest: str
     symbols: Symbols
     changed: Callable[[], None]
+    upsampling: str = "auto"  # see smaller.py
 
 
 class Parts:
@@ -150,7 +151,8 @@ class Part:
         """Find the kernels. What cannot be written as texts is torch's."""
         s = self.setting
         try:
-            self.launches = launches(self.region, s.device, s.target, s.rates, s.symbols)
+            self.launches = launches(self.region, s.device, s.target, s.rates, s.symbols,
+                                     s.upsampling)
         except Refused as refused:
             self.divide(refused)
         except TransconvError as error:

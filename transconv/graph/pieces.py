@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -187,7 +187,7 @@ class Product(Piece):
     """A sum of products over axes of its own: names and sizes, those that are summed, the two factors,
     and the position of the result. ``math``: how f32 is multiplied. ``others``: the same for the other
     parts of a result that takes several computations, as the phases of a stride do. ``relation``: the
-    convolution whose sums these are."""
+    convolution whose sums these are. ``instead``: another product of the same values."""
 
     axes: tuple[tuple[str, Length], ...]
     summed: tuple[str, ...]
@@ -196,6 +196,12 @@ class Product(Piece):
     math: str = "ieee"
     others: tuple[Product, ...] = ()
     relation: tuple[ConvProblem, Prop] | None = None
+    instead: Instead | None = None
+
+    def become(self, other: Product) -> None:
+        """Be computed as another product of the same values."""
+        for name in ("label", "axes", "summed", "factors", "at", "math", "others", "relation", "instead"):
+            setattr(self, name, getattr(other, name))
 
     @property
     def operands(self) -> tuple[Piece, ...]:
@@ -209,3 +215,10 @@ class Product(Piece):
     def multiplied(self) -> int:
         """How many products this part adds up; for the example where sizes are names."""
         return prod(like(n) for _, n in self.axes)
+
+
+class Instead(NamedTuple):
+    """Another product of the same values; ``rounds``: more often than torch."""
+
+    product: Product
+    rounds: bool

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from transconv.graph import leaving, price
+from transconv.graph import keeping, leaving, price
 from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
 from transconv.graph.lying import features_last, images
 from transconv.graph.pieces import (
@@ -28,14 +28,14 @@ from transconv.graph.pieces import (
     Seen,
     Source,
 )
-from transconv.graph.sizes import Length, like, same
+from transconv.graph.sizes import Length, same
 from transconv.ir import Var
 
 Apart = Mapping[Piece, Sequence[str]]
 """Products, with the reasons for which their factors are written first: each reason for one more step,
 what is computed and then what is seen through views."""
 NONE: Apart = {}
-STORED_DEARER = "is evaluated {:.3g} times: {:.3g} us, written and read once {:.3g} us"
+MOST_STORED = 16  # small values that one kernel stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,9 @@ class Planner:
         for piece in self.order:
             self.place(piece)
         for piece in self.outputs:
-            self.store(piece)
+            self.hold(piece)
+        for group in self.plan.groups:
+            self.forget(group)
 
     def place(self, piece: Piece) -> None:
         match piece:
@@ -107,7 +109,7 @@ class Planner:
             case _:
                 self.ride(piece)
                 if piece not in self.home and isinstance(piece, Mapped):
-                    self.weigh(piece)
+                    keeping.weigh(piece, self)
 
     # -- what is known of values -----------------------------------------------------------------
 
@@ -175,7 +177,7 @@ class Planner:
                 self.home[piece] = group
                 for g, at in zip((group, *group.siblings), places, strict=True):
                     g.at[piece] = at or ()
-                group.labels += [piece.label] * bool(piece.label)
+                group.evaluated[piece] = None
                 return
         for x in piece.operands:
             if x in self.home:
@@ -201,13 +203,19 @@ class Planner:
 
     # -- stores ----------------------------------------------------------------------------------
 
-    def keep(self, piece: Piece, user: Piece | None, reason: str) -> None:
-        """Have a value in memory: for a user, that of which it is a view, or which it only widens."""
-        while user is not None and (_viewed(piece) or _widens(piece)) and self.home.get(
-                piece.operands[0]) is self.home.get(piece) is not None:
-            piece = piece.operands[0]
-        if user is not None:
-            self.plan.edges.append(Edge(piece.label or "a value", user.label or "a value", reason))
+    def keep(self, piece: Piece, user: Piece | None, reason: str, exact: bool = False) -> None:
+        """Have a value in memory for a user, or for arithmetic what a kernel evaluates it from. ``exact``:
+        it, or what it is a view of, or only widens; without a user nothing else."""
+        if user is None:
+            self.hold(piece)
+            return
+        narrow = exact or not isinstance(user, (Mapped, Reduced))
+        for base in keeping.bases(piece, self, narrow):
+            self.plan.edges.append(Edge(base.label or "a value", user.label or "a value", reason))
+            self.hold(base)
+
+    def hold(self, piece: Piece) -> None:
+        """Have a value stored by the kernel that has it."""
         if piece in self.plan.stored or isinstance(piece, Source):
             return
         group = self.home.get(piece) or self.mapping(piece)
@@ -217,13 +225,9 @@ class Planner:
         group.at.setdefault(piece, group.positions(piece.shape)[0] if group.product is None else ())
         self.plan.stored[piece] = group
 
-    def store(self, piece: Piece) -> None:
-        """Have a value of the region in memory."""
-        self.keep(piece, None, "")
-
     def mapping(self, piece: Piece) -> Group:
-        """The group that stores a value which rides nowhere: one that stores another of its shape from a
-        common tensor, if it may."""
+        """The group that stores a value which rides nowhere: one that stores another of its shape, if it
+        may, and both read a tensor or are so small that a launch takes longer."""
         needs = self.needs(piece)
         for group in self.plan.groups:
             if group.number > needs and piece in group.at:  # a row that is reduced
@@ -234,19 +238,28 @@ class Planner:
                 continue
             others = self.memory - {*group.stores}
             reads = price.sources(piece, others)
-            if any(reads & price.sources(x, others) for x in group.stores):
-                return self.labelled(group, piece)
+            beside = {t for x in group.stores for t in price.sources(x, others)}
+            small = len(group.stores) < MOST_STORED and self.rates.moved(
+                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < price.LAUNCH_US
+            if small or reads & beside:
+                return self.evaluates(group, piece)
         group = map_group(len(self.plan.groups), piece.shape)
         self.plan.groups.append(group)
-        return self.labelled(group, piece)
+        return self.evaluates(group, piece)
 
-    def labelled(self, group: Group, piece: Piece) -> Group:
-        """With the names of the operations that it evaluates for a value."""
+    def evaluates(self, group: Group, piece: Piece) -> Group:
+        """Note what a group evaluates for a value that rides nowhere."""
         known = {*self.plan.stored, *self.home}
-        own = [x for x in price.inside(piece, known) if x not in known and x not in group.labelled]
-        group.labels += [x.label for x in reversed(own) if x.label]
-        group.labelled |= {*own}
+        group.evaluated |= dict.fromkeys(
+            reversed([x for x in price.inside(piece, known) if x not in known]))
         return group
+
+    def forget(self, group: Group) -> None:
+        """What rides with a group and is evaluated by others alone is none of its operations."""
+        others = self.memory - {*group.stores}
+        needed = {x for piece in group.stores for x in price.inside(piece, others)}
+        for piece in [p for p in group.evaluated if p not in needed]:
+            del group.evaluated[piece]
 
     # -- reductions and products -----------------------------------------------------------------
 
@@ -268,11 +281,11 @@ class Planner:
             if same and self.joins(piece, other):
                 return
         for x in piece.inputs:
-            self.weigh_windows(x, piece)
+            keeping.weigh_windows(x, piece, self)
         made = rows_group(len(self.plan.groups), piece.inputs, piece.dims, self.shapes_near(piece))
         self.plan.groups.append(made)
         for x in piece.inputs:
-            self.labelled(made, x)
+            self.evaluates(made, x)
         self.joined(piece, made, made.at[piece.inputs[0]])
 
     def joins(self, piece: Reduced, group: Group) -> bool:
@@ -295,7 +308,7 @@ class Planner:
     def joined(self, piece: Reduced, group: Group, at: Index) -> None:
         group.within[piece] = at
         group.at[piece] = behind(at, piece)
-        group.labels.append(piece.label)
+        group.evaluated[piece] = None
         self.home[piece] = group
 
     def shapes_near(self, piece: Reduced) -> list[tuple[Length, ...]]:
@@ -318,74 +331,8 @@ class Planner:
                 self.keep(x, piece, f"a product reads an element of {self.home[x].name} many times, in "
                           "other tiles")
             else:
-                self.weigh_factor(piece, side)
+                keeping.weigh_factor(piece, side, self)
         made = product_group(len(self.plan.groups), piece)
-        made.labels.append(piece.label)
+        made.evaluated[piece] = None
         self.home[piece] = made
         self.plan.groups.append(made)
-
-    # -- prices ----------------------------------------------------------------------------------
-
-    def weigh(self, piece: Mapped) -> None:
-        """Store a map that several kernels would evaluate, where that costs less."""
-        users = self.users.get(piece, [])
-        ends = sum(x.anchored or x in self.outputs for x in users) + (piece in self.outputs)
-        if ends < 2:
-            return
-        read = sum(x.bytes for x in price.sources(piece, self.memory))
-        own = price.work(piece, self.memory) * like(piece.size)
-        again = ends * (self.rates.moved(read) + self.rates.worked(own))
-        once = self.rates.kernel(read + piece.bytes, own, None) + ends * self.rates.moved(piece.bytes)
-        if once < again:
-            self.keep(piece, users[0], STORED_DEARER.format(ends, again, once))
-
-    def weigh_windows(self, piece: Piece, user: Reduced) -> None:
-        """Store what windows that overlap would evaluate several times, where that costs less."""
-        views = piece
-        while isinstance(views, (Seen, Chosen)) and views not in self.plan.stored:
-            views = views.operands[0]
-        if views is piece or views.size == 0 or views in self.plan.stored or isinstance(
-                views, (Source, Constant)):
-            return
-        self.weigh_visits(views, user, piece.size / views.size, 0.0)
-
-    def weigh_factor(self, piece: Product, side: int) -> None:
-        """Store a factor that is computed, where it would be evaluated too often."""
-        views = piece.factors[side].of
-        while isinstance(views, (Seen, Chosen)) and views not in self.plan.stored and not any(
-                isinstance(x, Mapped) for x in views.operands[1:]):
-            views = views.operands[0]
-        for reason in (r for part in (piece, *piece.others) for r in self.apart.get(part, ())):
-            written = views in self.plan.stored or isinstance(views, (Source, Constant))
-            kept = piece.factors[side].of if written else views
-            if kept in self.plan.stored or isinstance(kept, (Source, Constant)):
-                continue
-            if piece.relation and kept not in self.home and kept not in self.outputs:
-                kept.strides = features_last(kept.shape)  # nothing else says how it lies
-            self.keep(kept, piece, reason)
-        if views in self.plan.stored or isinstance(views, (Source, Constant)):
-            return
-        if isinstance(views, Mapped) and price.work(views, self.memory) or not isinstance(
-                views, (Seen, Chosen, Mapped)):
-            late = price.LATE * self.rates.multiplied(piece)
-            self.weigh_visits(views, piece, price.visits(piece, side), late)
-
-    def weigh_visits(self, piece: Piece, user: Piece, count: float, late: float) -> None:
-        read = sum(x.bytes for x in price.sources(piece, self.memory))
-        own = price.work(piece, self.memory) * like(piece.size)
-        again = self.rates.worked(own * count) + self.rates.moved(read) + late
-        once = self.rates.kernel(read + piece.bytes, own, None) + self.rates.moved(piece.bytes)
-        if once < again:
-            self.keep(piece, user, STORED_DEARER.format(count, again, once))
-
-
-def _viewed(piece: Piece) -> bool:
-    """Whether a value is another one, seen from elsewhere, of which it has all elements."""
-    return isinstance(piece, Seen) and piece.back is not None
-
-
-def _widens(piece: Piece) -> bool:
-    """Whether a value is cheap to compute from one of a narrower type, such as its cast."""
-    return (isinstance(piece, Mapped) and len(piece.inputs) == 1 and piece.work <= 1.0
-            and piece.inputs[0].dtype.itemsize < piece.dtype.itemsize
-            and same(piece.inputs[0].shape, piece.shape))

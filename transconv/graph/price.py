@@ -68,6 +68,11 @@ def work(piece: Piece, stored: set[Piece]) -> float:
     return sum(x.work for x in inside(piece, stored) if isinstance(x, Mapped) and x not in stored)
 
 
+def ahead(piece: Piece) -> float:
+    """Instructions of all elements of a value, of operands that are there."""
+    return piece.work * like(piece.size) if isinstance(piece, Mapped) else 0.0
+
+
 def visits(p: Product, side: int) -> float:
     """How often each element of a factor is loaded: by every tile across, in every place of a window."""
     own = p.factors[side].of

@@ -11,9 +11,9 @@ import torch
 from transconv.compute import Axis, Compute, counted
 from transconv.conv import ConvProblem, Prop, any_size, computes
 from transconv.errors import TransconvError
-from transconv.graph import moves
+from transconv.graph import moves, upsampled
 from transconv.graph.map_rows import arithmetic
-from transconv.graph.pieces import Factor, Piece, Product, Seen
+from transconv.graph.pieces import Factor, Instead, Piece, Product, Seen
 from transconv.graph.reduction_rows import reduced
 from transconv.graph.rows import Call, NotOurs, expanded, kind, mapped, reshaped, row
 from transconv.graph.sizes import Length, Size, like
@@ -103,12 +103,28 @@ def _convolution(call: Call) -> Piece:
 
 def _forward(call: Call, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
     made = _related(Prop.BWD_D if p.transposed else Prop.FWD, call.shape, x, w, p, call.dtype)
+    made.instead = _instead(call, x, w, p, bias is not None)
     if bias is None:
         return made
     if bias.dtype is not x.dtype and kind(bias.dtype) != "float":
         raise NotOurs("a bias of whole numbers")
     wide = expanded(reshaped(bias, (bias.size, *[1] * (len(call.shape) - 2))), call.shape)
     return arithmetic(call, "{} + {}".format, made, wide, label="bias")
+
+
+def _instead(call: Call, x: Piece, w: Piece, p: Params, finished: bool) -> Instead | None:
+    """A convolution of the image that is made larger before this one. Sums in a narrow weight are rounded
+    once more: no more often than torch rounds a result to which a bias is added behind (``finished``)."""
+    found = upsampled.small(x)
+    other = found and upsampled.params(p, found, [like(k) for k in w.shape[2:]])
+    if found is None or other is None:
+        return None
+    try:
+        made = _related(Prop.BWD_D, call.shape, found.image, upsampled.weight(w, found), other, call.dtype)
+    except NotOurs:
+        return None
+    made.label = "upsampled convolution"
+    return Instead(made, not finished and call.dtype.itemsize < 4)
 
 
 @row("convolution_backward")

@@ -169,9 +169,10 @@ def peak_of(region: Launches) -> int:
     """Bytes of what a region stores that are held at once at most."""
     held = most = 0
     inputs = {piece for _, _, piece in region.inputs}
-    for kernel, done in zip(region.kernels, region.last, strict=True):
-        held += sum(p.bytes for p in kernel.stored)
+    for kernel, done, over in zip(region.kernels, region.last, region.over, strict=True):
+        held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over)
         most = max(most, held)
+        held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
         held -= sum(p.bytes for p in done if p not in inputs)
     return most
 

@@ -16,6 +16,7 @@ from transconv.graph.finding import Made, owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
+from transconv.graph.smaller import UPSAMPLING
 from transconv.graph.symbols import Symbols
 from transconv.runtime import Begun, begin, is_collecting
 from transconv.target import TARGETS
@@ -36,14 +37,17 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
             options: dict[str, Any] | None = None) -> Callable[..., Any]:
     """The backend of torch.compile, by the name ``transconv``, or handed over as a function.
 
-    ``options``: ``{"rest": "inductor" | "eager"}``, who computes what kernels of ours do not; ``mode`` is
-    for torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs,
+    ``options``: ``{"rest": "inductor" | "eager"}``, who computes what kernels of ours do not;
+    ``{"upsampling": "auto" | "always" | "never"}``, whether convolutions of upsampled images become
+    ones of the small image: where they round no more often than torch, always, or never; ``mode`` is for
+    torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs,
     the whole graph is the rest's: with one warning, or as ``transconv.config.fallback`` says. ValueError
     for options that are unknown."""
     given = dict(options or {})
-    rest = given.pop("rest", "inductor")
-    if given or rest not in RESTS:
-        raise ValueError(f"options {options}; expected {{\"rest\": one of {', '.join(RESTS)}}}")
+    rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
+    if given or rest not in RESTS or upsampling not in UPSAMPLING:
+        raise ValueError(f"options {options}; expected {{\"rest\": one of {', '.join(RESTS)}, "
+                         f"\"upsampling\": one of {', '.join(UPSAMPLING)}}}")
     made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
@@ -54,7 +58,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             with unseen():
-                found = _Graph(graph, inputs, phase, rest, made)
+                found = _Graph(graph, inputs, phase, rest, made, upsampling)
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
@@ -95,10 +99,11 @@ class _Graph:
     anew, at most ``MOST`` times."""
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
-                 made: Made) -> None:
+                 made: Made, upsampling: str = "auto") -> None:
         decompositions.waiting_for_nothing(gm.graph)
         quantized_products.joined(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
+        self.upsampling = upsampling
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
@@ -140,7 +145,7 @@ class _Way:
     def __init__(self, graph: _Graph, symbols: Symbols, whole: str = "") -> None:
         self.graph, self.symbols, self.whole = graph, symbols, whole
         self.parts = Parts(graph.gm, Setting(graph.device, graph.target, graph.rates, graph.rest, symbols,
-                                             self.changed), whole)
+                                             self.changed, graph.upsampling), whole)
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         graph.made.graphs.append(self.report())

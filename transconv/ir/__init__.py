@@ -91,8 +91,8 @@ from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
 from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
-from transconv.ir.saturation import divided, saturated
-from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, text_of
+from transconv.ir.saturation import at_random, divided, saturated
+from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
 from transconv.ir.stmt import (
     Alloc,
     BoxStore,
@@ -110,6 +110,7 @@ from transconv.ir.stmt import (
     statements,
     store,
 )
+from transconv.ir.stochastic import SHORT, chances, one_of_two
 from transconv.ir.tensor import Tensor, View, ViewDim
 from transconv.ir.terms import (
     addends,
@@ -154,11 +155,13 @@ __all__ = [
     "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed", "Select", "Seq", "Shl", "Size", "Sizes",
     "Shr", "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "Xor", "addends", "all_of", "as_expr", "bf16", "boolean", "bound_vars", "conjuncts",
-    "divided", "dot",
+    "SHORT",
+    "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
+    "chances", "conjuncts", "divided", "dot", "one_of_two",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
+    "strictest",
     "substitute",
     "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
 ]

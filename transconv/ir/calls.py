@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir.dtype import DType
+from transconv.ir.dtype import DType, i32
 from transconv.ir.reductions import REDUCERS
+from transconv.ir.stochastic import RANDOM_BITS, SHORT, helper, in_numpy, numpy_bits
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -29,7 +30,8 @@ class Callee:
     the decorator and ``{tl}`` the language. ``floats``: the widths in bits of floats that it takes;
     ``ints``: whether it takes integers. ``off``: by how many half units in the last place a chip's result
     may be off; ``inside``: by how many its argument, which it rounds first. ``exp`` is 2**(x log2(e)):
-    of a large x, a half unit of the product is many of the result."""
+    of a large x, a half unit of the product is many of the result. ``result``: the type of the result, if
+    not that of the operands."""
 
     arity: int
     numpy: Callable[..., Array]
@@ -40,6 +42,7 @@ class Callee:
     ints: bool = False
     off: float = 4.0
     inside: float = 0.0
+    result: DType | None = None
 
     def why_not(self, dtype: DType) -> str:
         """Why operands cannot be of this type; empty if they can."""
@@ -73,6 +76,15 @@ def nearest(x):
     return {tl}.where({tl}.abs(x) < whole, near, x)
 '''
 
+# The bits of 1.5 * 2**23 + n are those of 1.5 * 2**23, and n. Conversions take longer than additions.
+NEAREST_SMALL = '''
+@{jit}
+def nearest_small(x):
+    """x, of up to 2**22, as the nearest whole number, halves as the even one; NaN as 0."""
+    near = {tl}.where(x == x, x, 0.0) + 12582912.0
+    return near.to({tl}.int32, bitcast=True) - 1262485504
+'''
+
 
 def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float = 4.0,
           inside: float = 0.0) -> Callee:
@@ -97,8 +109,14 @@ CALLS: dict[str, Callee] = {
     "floor": _same("floor", np.floor, off=0.0),
     "ceil": _same("ceil", np.ceil, off=0.0),
     "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST, off=0.0),
+    "nearest_small": Callee(1, lambda x: np.rint(np.where(np.isnan(x), 0, x)), "nearest_small",
+                            "nearest_small", helper=NEAREST_SMALL, floats=(32,), off=0.0, result=i32),
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(2, np.divide, "div_rn", "div_rn", floats=(32,), off=1.0),
+    "random_bits": Callee(2, numpy_bits, "random_bits", "random_bits", helper=RANDOM_BITS, floats=(),
+                          ints=True, off=0.0),
+    **{f"stochastic_{t}": Callee(2, in_numpy(t), f"stochastic_{t}", f"stochastic_{t}", helper=helper(t),
+                                 floats=(32,), off=2.0**(25 - t.digits)) for t in SHORT},
     "fma": _same("fma", lambda x, y, z: x * y + z, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""

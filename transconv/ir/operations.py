@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from transconv.ir.calls import CALLS
 from transconv.ir.dtype import DType, promote
 from transconv.ir.expr import Expr
 from transconv.ir.node import node
@@ -41,6 +42,12 @@ class Call(Expr):
 
     @property
     def dtype(self) -> DType:
+        callee = CALLS.get(self.name)
+        return self.taken if callee is None or callee.result is None else callee.result
+
+    @property
+    def taken(self) -> DType:
+        """The one type that the arguments are converted to."""
         kind = self.args[0].dtype
         for a in self.args[1:]:
             kind = promote(kind, a.dtype)

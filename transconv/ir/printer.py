@@ -86,7 +86,8 @@ class ExprPrinter:
     def text_Load(self, e: ac.Load) -> str:
         mask = "" if e.mask is ex.TRUE else f", mask={_bare(self.text(e.mask))}"
         fill = "" if repr(e.fill) == "0.0" else f", fill={e.fill!r}"
-        return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask}{fill})"
+        evict = f", evict={e.evict}" if e.evict else ""
+        return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask}{fill}{evict})"
 
     def text_BoxLoad(self, e: ac.BoxLoad) -> str:
         return f"box_load({e.tensor.name}, {self.box(e)})"

@@ -1,6 +1,6 @@
 """Values converted to the type of a result: rounded to nearest, ties to even, and kept in its range.
 
-    f32 -> i8     i8(nearest(min(max(x, -128.0), 127.0)))
+    f32 -> i8     i8(nearest_small(min(max(x, -128.0), 127.0)))
     i32 -> u8     u8(min(max(x, 0), 255))
     f32 -> f8e4m3 f8e4m3(min(max(x, -448.0), 448.0))       chips differ in what a cast makes of more
 """
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from math import inf
 
-from transconv.ir.dtype import DType, f32, f64
+from transconv.ir.dtype import DType, f32, f64, i32
 from transconv.ir.expr import Const, Div, Expr
 from transconv.ir.operations import Call, Cast
+from transconv.ir.stochastic import CHANCES
 from transconv.ir.terms import maximum, minimum, select
 from transconv.ir.visit import ExprMutator
+
+MOST_SMALL = 1 << 22
+"""The largest number that ``nearest_small`` takes."""
 
 
 def saturated(x: Expr, to: DType) -> Expr:
@@ -29,6 +33,14 @@ def saturated(x: Expr, to: DType) -> Expr:
     if to.largest < inf and x.dtype is not to:
         x = minimum(maximum(x, Const(-to.largest, x.dtype)), Const(to.largest, x.dtype))
     return Cast(x, to)
+
+
+def at_random(x: Expr, to: DType, seed: Expr, element: Expr) -> Expr:
+    """A number of f32 as ``to``, one of ``SHORT``: up or down at random (see stochastic.py). ``seed``: of
+    i32; ``element``: the position that tells its word."""
+    word = Call("random_bits", (seed, Cast(element, i32)))
+    chance = Cast(word & Const((1 << CHANCES) - 1, i32), f32) * Const(2.0**-CHANCES, f32)
+    return saturated(Call(f"stochastic_{to}", (x, chance)), to)
 
 
 def _limited(x: Expr, to: DType) -> Expr:
@@ -49,7 +61,8 @@ def _rounded(x: Expr, to: DType) -> Expr:
     beyond = max(0, high.bit_length() - wide.dtype.digits)
     most = high if not beyond else high + 1 - 2**beyond
     inside = minimum(maximum(wide, Const(float(low), wide.dtype)), Const(float(most), wide.dtype))
-    made = Cast(Call("nearest", (inside,)), to)
+    is_small = wide.dtype is f32 and max(map(abs, to.limits)) <= MOST_SMALL
+    made = Cast(Call("nearest_small" if is_small else "nearest", (inside,)), to)
     return select(wide > Const(float(most), wide.dtype), Const(high, to), made) if beyond else made
 
 

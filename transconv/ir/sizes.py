@@ -86,6 +86,25 @@ class Sizes(Node):
         return ", ".join([*map(str, self.each), *map(text_of, self.where)])
 
 
+def strictest(conditions: Iterable[ex.Expr]) -> tuple[ex.Expr, ...]:
+    """Conditions without those that follow from another one: of ``x + 3 <= 9`` and ``x <= 5`` the
+    second."""
+    found: dict[ex.Expr, tuple[int, ex.Expr]] = {}
+    for condition in conditions:
+        match condition:
+            case ex.Le(ex.Add(x, ex.Const(more)), ex.Const(limit)):
+                key, room = x, int(limit) - int(more)
+            case ex.Le(ex.Sub(x, ex.Const(less)), ex.Const(limit)):
+                key, room = x, int(limit) + int(less)
+            case ex.Le(x, ex.Const(limit)):
+                key, room = x, int(limit)
+            case _:
+                key, room = condition, 0
+        if key not in found or room < found[key][0]:
+            found[key] = room, condition
+    return tuple(condition for _, condition in found.values())
+
+
 def sizes_told(given: Iterable[tuple[Tensor, Sequence[int]]]) -> dict[str, int]:
     """Each size by name: that of the first dimension that tells it, of tensors and their shapes."""
     found: dict[str, int] = {}

@@ -28,7 +28,8 @@ class Tensor(Node):
     dimension numbers the interleaved planes of another.
 
     ``extents``: if sizes are arguments, the size of each dimension as an expression of them. Such a tensor
-    is dense, in the order of the layout's blocks; its shape and layout are those of the example."""
+    is dense, in the order of the layout's blocks, unless ``pitches`` has the stride of each dimension, as
+    of a view as planes; its shape and layout are those of the example."""
 
     name: str
     dims: tuple[str, ...]
@@ -39,6 +40,7 @@ class Tensor(Node):
     parts_of: str = ""
     planes: bool = False
     extents: tuple[Expr, ...] = ()
+    pitches: tuple[Expr, ...] = ()
 
     @property
     def dtype(self) -> DType:
@@ -46,7 +48,7 @@ class Tensor(Node):
         return self.layout.dtype
 
     def children(self) -> tuple[Node, ...]:
-        """Without the extents: they are part of the tensor's type, not values that the kernel computes."""
+        """Without extents and pitches: they are part of the tensor's type, not values of the kernel."""
         return tuple(c for c in Node.children(self) if not isinstance(c, Expr))
 
     @property
@@ -57,6 +59,8 @@ class Tensor(Node):
     @property
     def steps(self) -> tuple[Expr, ...]:
         """The stride of each dimension, in elements, as an expression of sizes that are arguments."""
+        if self.pitches:
+            return self.pitches
         found: dict[int, Expr] = {}
         stride: Expr = ONE
         for block in reversed(self.layout.blocks):
@@ -67,6 +71,8 @@ class Tensor(Node):
     @property
     def far(self) -> Expr:
         """The longest stride, in elements, as an expression of sizes that are arguments."""
+        if self.pitches:
+            return self.pitches[self.layout.blocks[0].dim]
         found: Expr = ONE
         for block in self.layout.blocks[1:]:
             found = found * self.extents[block.dim]
@@ -78,12 +84,17 @@ class Tensor(Node):
             return self
         shape = tuple(value_at(e, values) for e in self.extents)
         layout = Layout.dense(self.dtype, shape, [b.dim for b in self.layout.blocks])
-        return replace(self, shape=shape, layout=layout, extents=())
+        if self.pitches:
+            layout = replace(layout, blocks=tuple(
+                replace(b, stride=value_at(self.pitches[b.dim], values)) for b in layout.blocks))
+        return replace(self, shape=shape, layout=layout, extents=(), pitches=())
 
     def offset_of(self, coords: Sequence[Expr]) -> Expr:
         """The offset of a coordinate in elements: by the layout, or by the strides of the extents."""
         if not self.extents:
             return self.layout.offset_of(coords)
+        if self.pitches:
+            return sum_of([c * s for c, s in zip(coords, self.pitches, strict=True)])
         steps: list[Expr] = []
         stride: Expr = ONE
         for block in reversed(self.layout.blocks):

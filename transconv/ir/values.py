@@ -44,30 +44,63 @@ SPELLING = {ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.FloorDiv: "//", ex.Mod: "%
 
 def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
     """A function of sizes, in the order of their names, that computes expressions as ``value_at`` does, as
-    fast as Python can. KeyError for a name that has no size."""
-    given = {name: f"_{at}" for at, name in enumerate(names)}
-    texts = "".join(f"{_spelled(e, given)}, " for e in expressions)
-    made: Callable[..., tuple[int, ...]] = eval(f"lambda {', '.join(given.values())}: ({texts})", {
-        "__builtins__": {"min": min, "max": max}})
+    fast as Python can: what occurs more than once is computed once. Any number divided by 0 is itself: a
+    size that a condition excludes must not stop the others. KeyError for a name without a size."""
+    text = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)}).text
+    made: Callable[..., tuple[int, ...]] = eval(text, {"__builtins__": {"min": min, "max": max}})
     return made
 
 
-def _spelled(e: ex.Expr, given: Mapping[str, str]) -> str:
-    match e:
-        case ex.Const(value):
-            return f"({int(value)})"
-        case ex.Var(name):
-            return given[name]
-        case ex.Neg(x):
-            return f"(-{_spelled(x, given)})"
-        case ex.Not(x):
-            return f"(not {_spelled(x, given)})"
-        case Cast(x):
-            return _spelled(x, given)
-        case Select(cond, yes, no):
-            return f"({_spelled(yes, given)} if {_spelled(cond, given)} else {_spelled(no, given)})"
-        case ex.Min() | ex.Max():
-            return f"{type(e).__name__.lower()}({_spelled(e.a, given)}, {_spelled(e.b, given)})"
-        case ex.Binary():
-            return f"({_spelled(e.a, given)} {SPELLING[type(e)]} {_spelled(e.b, given)})"
-    raise TypeError(f"{e} is no expression of sizes")
+class _Spelled:
+    """Python's text of a function: first what occurs more than once, each under a name of its own."""
+
+    def __init__(self, expressions: Sequence[ex.Expr], given: Mapping[str, str]) -> None:
+        self.given, self.uses, self.named = given, dict[ex.Expr, int](), dict[ex.Expr, str]()
+        for e in expressions:
+            self.count(e)
+        first = [f"({self.name(e)} := {self.spelled(e)}), " for e, n in self.uses.items() if n > 1]
+        texts = "".join(f"{self.of(e)}, " for e in expressions)
+        self.text = f"lambda {', '.join(given.values())}: ({''.join(first)}({texts}),)[-1]"
+
+    def count(self, e: ex.Expr) -> None:
+        """Note how often an expression is used, and before that how often its parts are. The two sides of
+        a choice are left out: one of them may have no value."""
+        if isinstance(e, (ex.Const, ex.Var)):
+            return
+        if e not in self.uses:
+            for part in (e.cond,) if isinstance(e, Select) else e.children():
+                if isinstance(part, ex.Expr):
+                    self.count(part)
+        self.uses[e] = self.uses.get(e, 0) + 1
+
+    def name(self, e: ex.Expr) -> str:
+        return self.named.setdefault(e, f"t{len(self.named)}")
+
+    def of(self, e: ex.Expr) -> str:
+        """The text of an expression, or the name of its value."""
+        return self.named.get(e) or self.spelled(e)
+
+    def spelled(self, e: ex.Expr) -> str:
+        """The text of an expression whose parts may have names."""
+        match e:
+            case ex.Const(value):
+                return f"({int(value)})"
+            case ex.Var(name):
+                return self.given[name]
+            case ex.Neg(x):
+                return f"(-{self.of(x)})"
+            case ex.Not(x):
+                return f"(not {self.of(x)})"
+            case Cast(x):
+                return self.of(x)
+            case Select(cond, yes, no):
+                return f"({self.of(yes)} if {self.of(cond)} else {self.of(no)})"
+            case ex.Mul(ex.Const(1), x) | ex.Mul(x, ex.Const(1)) | ex.Add(ex.Const(0), x):
+                return self.of(x)
+            case ex.Min() | ex.Max():
+                return f"{type(e).__name__.lower()}({self.of(e.a)}, {self.of(e.b)})"
+            case ex.FloorDiv() | ex.Mod() if not isinstance(e.b, ex.Const):
+                return f"({self.of(e.a)} {SPELLING[type(e)]} ({self.of(e.b)} or 1))"
+            case ex.Binary():
+                return f"({self.of(e.a)} {SPELLING[type(e)]} {self.of(e.b)})"
+        raise TypeError(f"{e} is no expression of sizes")

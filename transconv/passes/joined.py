@@ -9,6 +9,8 @@
 The phases write different rows and columns of one result, so they may run in any order. In one launch the
 rings stay full from phase to phase, and multiprocessors that have finished one phase begin the next.
 
+Where sizes are arguments, the tiles of the phases before are counted in the kernel.
+
 Consumers that take turns go on taking turns: the one whose turn it is has the first tile of the next
 phase, and finds its slot of the ring behind all steps of the phases before.
 """
@@ -19,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from transconv.ir import (
+    LARGEST_SIZE,
     ZERO,
     Alloc,
     Expr,
@@ -30,13 +33,17 @@ from transconv.ir import (
     Role,
     Roles,
     Shared,
+    Sizes,
     Stmt,
     Var,
+    as_expr,
     find,
     seq,
     statements,
+    sum_of,
 )
 from transconv.passes.roles import FETCHED
+from transconv.simplify import simplify
 
 
 def together(kernels: Sequence[Kernel]) -> Kernel | None:
@@ -52,7 +59,19 @@ def together(kernels: Sequence[Kernel]) -> Kernel | None:
     joined = [_joined(same, grid, number) for number, same in enumerate(zip(*roles, strict=True))]
     body = seq(*(s for s in statements(grid.body) if not isinstance(s, Roles)), Roles(tuple(joined)))
     notes = tuple(dict.fromkeys(n for k in kernels for n in k.notes))
-    return Kernel(first.name, first.params, replace(grid, body=body), notes)
+    return Kernel(first.name, first.params, replace(grid, body=body), notes, _required(kernels))
+
+
+def _required(kernels: Sequence[Kernel]) -> Sizes | None:
+    """What all kernels require, and that all their tiles are counted in 32 bits."""
+    first = kernels[0].sizes
+    if not isinstance(first, Sizes):
+        return None
+    loops = [next(x for x in find(k, For) if x.kind == "dealt") for k in kernels]
+    tiles = simplify(sum_of([as_expr(_end(x)) for x in loops]))
+    where = [c for k in kernels if isinstance(k.sizes, Sizes) for c in k.sizes.where]
+    counted = tiles <= LARGEST_SIZE - 2 * loops[0].programs
+    return replace(first, where=tuple(dict.fromkeys([*where, counted])))
 
 
 def _alike(a: Kernel, b: Kernel) -> bool:
@@ -61,8 +80,9 @@ def _alike(a: Kernel, b: Kernel) -> bool:
         return False
     assert isinstance(a.body, For) and isinstance(b.body, For)
     shapes = [[(r.name, r.warps, r.registers) for r in find(k, Role)] for k in (a, b)]
-    return (a.params == b.params and a.body.stop == b.body.stop and shapes[0] == shapes[1]
-            and find(a, Shared) == find(b, Shared))
+    each = [k.sizes.each if isinstance(k.sizes, Sizes) else () for k in (a, b)]
+    return (a.params == b.params and each[0] == each[1] and a.body.stop == b.body.stop
+            and shapes[0] == shapes[1] and find(a, Shared) == find(b, Shared))
 
 
 def _dealt(k: Kernel) -> bool:
@@ -88,11 +108,10 @@ def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
     before = [s for s in parts[0] if isinstance(s, Alloc)]
     after = [s for s in parts[0] if isinstance(s, FuncCall)]
     joined: list[Stmt] = []
-    given = 0  # tiles of the phases so far; the next phase begins at the program after the last one used
+    given: Expr | int = 0  # tiles so far; the next phase begins at the program after the last one used
     behind = _Behind()
     for phase, loop in enumerate(s for p in parts for s in p if isinstance(s, For)):
-        offset = -given % grid.stop
-        start: Expr = (grid.var + offset) % grid.stop if offset else grid.var
+        start = _after(given, grid)
         if not phase:
             joined.append(loop)
         elif loop.programs == grid.stop:
@@ -100,8 +119,21 @@ def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
         else:
             joined += [*behind.names, behind.continued(loop, start, grid.stop, number)]
         behind = behind.and_also(Var(f"had{phase}"), loop, start, grid.stop)
-        given += loop.stop
+        given = _end(loop) + given if phase else _end(loop)
     return replace(same[0], body=seq(*before, *joined, *after))
+
+
+def _end(loop: For) -> Expr | int:
+    """The number of tiles of a loop."""
+    return loop.stop if loop.until is None else loop.until
+
+
+def _after(given: Expr | int, grid: For) -> Expr:
+    """The first tile of a program in a phase, ``given`` tiles having been dealt."""
+    if isinstance(given, Expr):
+        return (grid.var + (grid.stop - simplify(given) % grid.stop)) % grid.stop
+    offset = -given % grid.stop
+    return (grid.var + offset) % grid.stop if offset else grid.var
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +146,7 @@ class _Behind:
 
     def and_also(self, had: Var, loop: For, start: Expr, programs: int) -> _Behind:
         """Add the tiles of a phase; ``had`` names their number."""
-        number = (loop.stop + (programs - 1) - start) // programs
+        number = (_end(loop) + (programs - 1) - start) // programs
         return _Behind(self.tiles + had, self.steps + had * _steps(loop.body), (Let(had, number),))
 
     def continued(self, loop: For, start: Expr, programs: int, consumer: int) -> For:

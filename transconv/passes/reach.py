@@ -55,7 +55,7 @@ class Reach:
         self.names = frozenset(Var(n) for n in kernel.sizes.names)
         self.far: dict[Var, Expr] = {}
         self.required: dict[Expr, None] = {}
-        counts = [_elements(t) for t in kernel.params if t.extents]
+        counts = [_elements(t) for t in kernel.params if t.extents and not t.planes]  # planes are boxes
         self.limited = all(self.is_within(n) for n in counts)
         self.probes = list(_probes(kernel.sizes, counts)) if self.limited else []
 

@@ -22,12 +22,12 @@ from transconv.runtime.readiness import (
     ready,
     state,
 )
-from transconv.runtime.registry import Chosen, Registry
+from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "NEVER", "Plan", "Planned",
-    "Prepared", "Question", "Registry", "Step", "apart", "begin", "build", "build_compute",
+    "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER", "Plan",
+    "Planned", "Prepared", "Question", "Registry", "Step", "apart", "begin", "build", "build_compute",
     "check_indices", "collect", "collecting", "cores", "forget", "header", "info", "is_collecting",
     "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps", "prepare", "quickest",
     "rank", "ready", "replan", "state", "unpack",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Launcher, SizedLauncher
+from transconv.backend_triton import Launcher, SizedLauncher, StarterAt
 from transconv.compute import Compute, Workload
 from transconv.ir import Kernel, Tensor, Values
 from transconv.runtime import allocator
@@ -147,35 +147,48 @@ class Plan:
         multiples of 16 bytes), and if sizes are arguments and none are given (``at``). The device must be
         the current one.
         """
+        at = self.starter_at(device, aligned, names) if self.required is None or self.sizes else None
+        return at and at(tuple([self.sizes[n] for n in self.required.names])
+                         if self.required and self.sizes else ())
+
+    def starter_at(self, device: int, aligned: bool, names: tuple[str, ...]) -> StarterAt | None:
+        """``starter`` as a function of the sizes that are arguments, in the order of their names."""
         known = (*names, *self.workspaces)
-        steps: list[tuple[Callable[..., None], int | None]] = []
+        begins: list[StarterAt] = []
         for step in self.steps:
             begin = None
             if all(p in known for p in step.params):
-                begin = self._start(step, device, aligned, tuple(known.index(p) for p in step.params))
+                begin = _starter_at(step, device, aligned, tuple(known.index(p) for p in step.params))
             if begin is None:
                 return None
-            steps.append((begin, known.index(step.zero.name) if step.zero else None))
-        if not steps:
+            begins.append(begin)
+        if not begins:
             return None
-        if len(steps) == 1 and not self.workspaces and steps[0][1] is None:
-            return steps[0][0]
+        zeros = [known.index(s.zero.name) if s.zero else None for s in self.steps]
+        if len(begins) == 1 and not self.workspaces and zeros[0] is None:
+            return begins[0]
         spaces = [((spec.layout.span,), torch_type(spec)) for spec in self.workspaces.values()]
         empty = allocator.quickest()
 
-        def run(*given: Any) -> None:
-            for shape, dtype in spaces:
-                given = (*given, empty(shape, (1,), dtype))
-            for begin, zero in steps:
-                if zero is not None:
-                    given[zero].zero_()
-                begin(*given)
+        def at(sizes: tuple[int, ...]) -> Callable[..., None]:
+            steps = [(begin(sizes), zero) for begin, zero in zip(begins, zeros, strict=True)]
 
-        return run
+            def run(*given: Any) -> None:
+                for shape, dtype in spaces:
+                    given = (*given, empty(shape, (1,), dtype))
+                for begin, zero in steps:
+                    if zero is not None:
+                        given[zero].zero_()
+                    begin(*given)
 
-    def _start(self, step: Step, device: int, aligned: bool,
-               order: tuple[int, ...]) -> Callable[..., None] | None:
-        run = step.launcher
-        if not isinstance(run, SizedLauncher):
-            return run.starter(device, aligned, order)
-        return run.starter_at(device, aligned, order, self.sizes) if self.sizes else None
+            return run
+
+        return at
+
+
+def _starter_at(step: Step, device: int, aligned: bool, order: tuple[int, ...]) -> StarterAt | None:
+    run = step.launcher
+    if isinstance(run, SizedLauncher):
+        return run.starter_at(device, aligned, order)
+    begin = run.starter(device, aligned, order)
+    return begin and (lambda sizes: begin)

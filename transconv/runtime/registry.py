@@ -6,13 +6,14 @@ estimates to be the fastest for it is taken. A new size makes no other kernel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
 from transconv.backend_triton import SizedLauncher
 from transconv.cost import AtSizes
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
+from transconv.ir import Expr, Sizes, values_of
 from transconv.runtime.plans import Made
 from transconv.runtime.readiness import COMPILING, NEVER, Question, ready
 
@@ -39,30 +40,65 @@ class Chosen(Generic[Made]):
                 f"{self.plan.required.sizes}")
 
 
-@dataclass(slots=True)
-class _Kernels(Generic[Made]):
-    """A plan, and what it is estimated to take."""
+@dataclass(slots=True, eq=False)
+class Kernels(Generic[Made]):
+    """A plan of a registry, what it requires, and what it is estimated to take."""
 
+    question: Question
     plan: Made
+    sizes: Sizes = field(init=False)
     estimates: Sequence[AtSizes] = field(init=False)
 
     def __post_init__(self) -> None:
+        assert self.plan.required is not None
+        self.sizes = self.plan.required.sizes
         sized = [s for s in self.plan.steps if isinstance(s.launcher, SizedLauncher)]
         # The computations are at hand; those of a plan from disk would be lowered anew.
-        self.estimates = [AtSizes(s.schedule, c, self.plan.target) for s, c in
-                          zip(sized, self.plan.workload.computations, strict=True)]
+        each = self.plan.workload.computations
+        one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
+        self.estimates = [AtSizes(s.schedule, c, self.plan.target) for s, c in zip(one, each, strict=True)]
 
-    def us(self, sizes: Sequence[int]) -> float:
-        return sum(e(*sizes) for e in self.estimates)
+
+class Table(Generic[Made]):
+    """What a registry's plans require and what they are estimated to take, as one function of sizes: the
+    conditions of each plan, then the counts of its estimates."""
+
+    def __init__(self, kernels: Sequence[Kernels[Made]]) -> None:
+        self.count = len(kernels)
+        different: dict[Hashable, Kernels[Made]] = {}  # two examples may lead to one schedule
+        for k in kernels:
+            different.setdefault((tuple([s.schedule for s in k.plan.steps]), k.sizes.requirements), k)
+        self.places: list[tuple[Kernels[Made], int, int]] = []
+        each: list[Expr] = []
+        for k in sorted(different.values(), key=lambda k: len(k.plan.steps)):  # of equals the first wins
+            first, conditions = len(each), k.sizes.requirements
+            self.places.append((k, first, first + len(conditions)))
+            each += [*conditions, *(c for e in k.estimates for c in e.counts)]
+        self.found = values_of(each, kernels[0].sizes.names)
+
+    def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
+        """The plans that take sizes, each with the microseconds that it is estimated to take."""
+        found, taking = self.found(*sizes), []
+        for k, start, stop in self.places:
+            if all(found[start:stop]):
+                us = 0.0
+                for at, estimate in enumerate(k.estimates):
+                    first = stop + 3 * at
+                    us += estimate.us(*found[first:first + 3])
+                taking.append((us, k))
+        return taking
 
 
 class Registry(Generic[Made]):
     """The plans that answer ``questions``, each for any size: ``made`` is their type, ``kind`` what a size
-    is one of, such as a layer, ``title`` what it does."""
+    is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels
+    with those before them are left out (0: none is)."""
 
-    def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str) -> None:
-        self.questions, self.made, self.kind = [*questions], made, kind
-        self.there: dict[Question, _Kernels[Made]] = {}
+    def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str,
+                 most: int = 0) -> None:
+        self.questions, self.made, self.kind, self.most = [*questions], made, kind, most
+        self.there: dict[Question, Kernels[Made]] = {}
+        self.table: Table[Made] | None = None  # of those that are there
         self.failed: dict[Question, str] = {}
         self.looked = False
         self.title = f"{title}, any size"
@@ -70,28 +106,52 @@ class Registry(Generic[Made]):
     def choose(self, sizes: Sequence[int], mode: str) -> Chosen[Made]:
         """The plan for sizes, in the order of their names. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
-        waits = self._look(mode) if len(self.there) + len(self.failed) < len(self.questions) else ""
-        found = [(q, k) for q, k in list(self.there.items())  # other threads may add some
-                 if k.plan.required and all(k.plan.required.meets(*sizes))]
+        waits = "" if self.is_settled() else self._look(mode)
+        found = self.estimates(sizes)
         if not found:
             raise Unsupported(waits or "sizes:refused", self._why_none(sizes))
-        estimates = [k.us(sizes) for _, k in found]
-        us = min(estimates)
-        question, best = found[estimates.index(us)]
-        assert best.plan.required is not None
-        held = best.plan.held(dict(zip(best.plan.required.names, sizes, strict=True)))
-        return Chosen(held, question, us, len(found), waits == COMPILING, self.kind)
+        us, best = _least(found)
+        held = best.plan.held(dict(zip(best.sizes.names, sizes, strict=True)))
+        return Chosen(held, best.question, us, len(found), waits == COMPILING, self.kind)
+
+    def is_settled(self) -> bool:
+        """Whether each question has a plan, or the reason why it has none."""
+        return len(self.there) + len(self.failed) >= len(self.questions)
+
+    def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
+        """The plans that are there and take sizes, each with the microseconds that it is estimated to
+        take."""
+        table = self.table
+        if table is None or table.count < len(self.there):
+            kernels = list(self.there.values())  # other threads may add some
+            if not kernels:
+                return []
+            table = self.table = Table(kernels)
+        return table.estimates(sizes)
+
+    def fastest(self, sizes: Sequence[int]) -> Kernels[Made] | None:
+        """What ``choose`` takes, if no plan may come; None where there is none."""
+        found = self.estimates(sizes) if self.is_settled() else []
+        return _least(found)[1] if found else None
 
     def told(self, sizes: Sequence[int]) -> list[str]:
         """Its plans and what they are estimated to take for sizes, as lines; the one that is taken first
         in the line that says so. Makes them; compiles nothing."""
         taken = self.choose(sizes, "now")
-        return [f"{'taken' if q is taken.question else '     '}  {k.us(sizes):10.4g} us  "
+        us = {k.question: us for us, k in self.estimates(sizes)}
+        return [f"{'taken' if q is taken.question else '     '}  "
+                f"{f'{us[q]:10.4g} us' if q in us else self._why_not(k, sizes)}  "
                 f"chosen for {q.workload.text}: {k.plan.schedule}" for q, k in self.there.items()]
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels its plans have."""
+        return sum(len(k.plan.steps) for k in self.there.values())
 
     def forget(self) -> None:
         """Ask for all plans anew, one of them having been found to be wrong."""
         self.there.clear()
+        self.table = None
 
     def _look(self, mode: str) -> str:
         """Ask for the plans that are not there; why some are not, if they may come."""
@@ -103,9 +163,13 @@ class Registry(Generic[Made]):
             if question in self.there or question in self.failed:
                 continue
             try:
-                self.there[question] = _Kernels(ready(
-                    question.workload, question.target, None, question.deterministic, self.made,
-                    question.aligned, mode))
+                plan = ready(question.workload, question.target, None, question.deterministic, self.made,
+                             question.aligned, mode)
+                if self.most and self.there and self.kernels + len(plan.steps) > self.most:
+                    self.failed[question] = f"its {len(plan.steps)} kernels would be more than {self.most}"
+                else:
+                    self.there[question] = Kernels(question, plan)
+                    self.table = None
             except Unsupported as error:
                 if error.reason in (COMPILING, NEVER):
                     waits = waits or error.reason
@@ -116,6 +180,18 @@ class Registry(Generic[Made]):
         return waits
 
     def _why_none(self, sizes: Sequence[int]) -> str:
-        plans = [k.plan.required for k in self.there.values()]
-        told = [r.sizes.why_not(dict(zip(r.sizes.names, sizes, strict=True))) for r in plans if r]
+        told = [self._why_not(k, sizes) for k in self.there.values()]
         return "; ".join(dict.fromkeys([*told, *self.failed.values()])) or "its kernels are not compiled"
+
+    @staticmethod
+    def _why_not(k: Kernels[Made], sizes: Sequence[int]) -> str:
+        return k.sizes.why_not(dict(zip(k.sizes.names, sizes, strict=True)))
+
+
+def _least(found: Sequence[tuple[float, Kernels[Made]]]) -> tuple[float, Kernels[Made]]:
+    """The first with the fewest microseconds."""
+    best = found[0]
+    for one in found:
+        if one[0] < best[0]:
+            best = one
+    return best

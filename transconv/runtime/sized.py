@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Sizes, Tensor, Values, as_expr, sizes_told, values_of
+from transconv.ir import Sizes, Tensor, Values, as_expr, sizes_told, strictest, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -72,5 +72,5 @@ def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
 def required(each: Sequence[Sizes], tensors: tuple[Tensor, ...], about: str) -> Required | None:
     """What kernels together require, all of which take the same sizes; None where they take none."""
     first = each[0]
-    where = dict.fromkeys(c for s in each for c in (s.where if s.each == first.each else s.requirements))
-    return Required(Sizes(first.each, tuple(where)), tensors, about)
+    where = strictest(c for s in each for c in (s.where if s.each == first.each else s.requirements))
+    return Required(Sizes(first.each, where), tensors, about)

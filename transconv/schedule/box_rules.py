@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute
+from transconv.compute import Compute, axis_facts
 from transconv.ir import Const, Expr, Tensor, Var
 from transconv.simplify import Facts, multiple_of, prove, simplify
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
-ENGINE_ALIGN = 16  # bytes
+ENGINE_ALIGN = 16
+"""Bytes of which a box's strides, and its begin along the innermost dimension, are multiples."""
 LONGEST = 2**31 - 2**16  # elements along a dimension: coordinates, those of the last tile too, are 32 bits
 ROW = 128  # bytes of a row of shared memory
 """Bytes of a row of shared memory."""
@@ -62,7 +63,7 @@ def whole(compute: Compute, axes: tuple[str, ...]) -> Expr:
     by_name = {x.name: x for x in compute.axes}
     for x in map(by_name.__getitem__, axes):
         found = found * (Const(x.size) if x.extent is None else x.extent)
-    return simplify(found)
+    return simplify(found, axis_facts(compute))
 
 
 def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor,
@@ -134,6 +135,6 @@ def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool,
             continue
         name = Var("_".join(block.axes))
         for d in dims:
-            if d.moving is name and not (d.coord is name and simplify(d.length) == total):
+            if d.moving is name and not (d.coord is name and simplify(d.length, facts) == total):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None

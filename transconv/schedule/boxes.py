@@ -140,7 +140,8 @@ def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, com
     """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal.
     ``apart``: its stride, if that is no number."""
     name, of = view.tensor.dims[b.dim], view.tensor
-    bound = simplify(of.extents[b.dim]) if of.extents and free_vars(of.extents[b.dim]) else None
+    bound = (simplify(of.extents[b.dim], facts)
+             if of.extents and free_vars(of.extents[b.dim]) else None)
     coord, beyond = _seen(view.dims[b.dim], Const(b.size) if bound is None else bound, compute)
     if beyond is not None:
         return f"the mask {beyond} says more than that {name} is inside"
@@ -159,15 +160,14 @@ def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, com
         return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
         return [Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)]
-    if of.extents:
-        return (f"lane {axis.name} moves along {name} as {readable(coord)}, and planes of sizes that are "
-                "arguments have no descriptor")
     if step > 1:
-        planes = _planes(Dim(name, b.size, b.stride, coord, axis, block.extent), step, facts)
-        if b.size % step == 0 or isinstance(planes[1].coord, Const) or (
-                _ends_within(coord, b.size, schedule, compute, facts)):
+        whole = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
+        planes = _planes(whole, step, facts)
+        if multiple_of(whole.length, facts) % step == 0 or isinstance(planes[1].coord, Const) or (
+                bound is None and _ends_within(coord, b.size, schedule, compute, facts)):
             return planes
-    why = f" and {b.size} is no multiple of {step}" if step > 1 else ""
+    size = b.size if bound is None else bound
+    why = f" and {size} is no multiple of {step}" if step > 1 else ""
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
 
 
@@ -207,8 +207,11 @@ def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
     rest = simplify(d.coord - d.moving * step, facts)
     row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
     before = int(plane.value) if isinstance(plane, Const) else 0
-    return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent),
-            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True)]
+    bound = None if d.bound is None else simplify((d.bound + (step - 1 - before)) // step, facts)
+    pitch = None if d.pitch is None else simplify(d.pitch * step)
+    return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent,
+                bound=bound, pitch=pitch),
+            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True, pitch=d.pitch)]
 
 
 def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
@@ -300,8 +303,10 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
     layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
     names = tuple(d.name for d in dims)
     extents = tuple(d.length for d in dims) if any(d.named for d in dims) else ()
+    planes = any(d.plane for d in dims)
+    pitches = tuple(d.apart for d in dims) if extents and planes else ()
     seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
-                   planes=any(d.plane for d in dims), extents=extents)
+                   planes=planes, extents=extents, pitches=pitches)
     return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
                tuple(d.extent for d in dims), tuple(_kind(d.moving, schedule, compute) for d in dims))
 

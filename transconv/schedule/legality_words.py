@@ -11,7 +11,7 @@ from math import inf, prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, Read, Reduction, places
-from transconv.ir import TRUE, Cast, Var, f32, f64, find
+from transconv.ir import TRUE, Cast, f32, f64, walk
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
 from transconv.schedule.packing import letters, view_of, why_not_copied
@@ -91,7 +91,7 @@ def _used_twice(compute: Compute) -> str:
         while isinstance(e, Cast) and e.x.dtype == e.type:
             e = e.x
         if any(e == r.var for r in compute.reads) and (
-                sum(v == made.var for value in values for v in find(value, Var)) > 1):
+                sum(v is made.var for value in values for v in walk(value)) > 1):
             return made.name
     return ""
 
@@ -220,6 +220,12 @@ def _stream(c: Schedule, compute: Compute) -> str | None:
 def why_not_back(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.back and (c.via != "tl" or c.programs):
         return "back=1 numbers programs of one tile each: it needs via=tl programs=0"
+    return None
+
+
+def why_not_once(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if c.once and (c.via != "tl" or compute.factors is not None):
+        return "once=1 is for maps and reductions (via=tl): the tiles of a product share what they read"
     return None
 
 

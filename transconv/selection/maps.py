@@ -17,7 +17,7 @@ from math import log2, prod
 
 from transconv.compute import Axis, Compute, axis_strides, touched
 from transconv.ir import View
-from transconv.schedule import Block, Schedule, ahead, carried, k_steps, programs, tile
+from transconv.schedule import Block, Schedule, ahead, carried, divided, k_steps, programs, tile
 from transconv.target import Target
 
 FEWEST, MOST = 128, 32768  # elements of a tile
@@ -87,19 +87,21 @@ def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
 def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
-    the best, schedules that hold rows come first, then those that load tiles ahead, then those whose
-    threads have close to ``USUAL`` elements. A sum of few elements is unrolled whatever the estimate: its
-    coordinates are then constants, while a loop computes masks for each iteration."""
+    the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
+    one thread adds up all steps of a row, then those whose threads have close to ``USUAL`` elements. A sum
+    of few elements is unrolled whatever the estimate: its coordinates are then constants, while a loop
+    computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
         return [*even(written, us, compute, target), *rolled]
     first = [s for s in ranked if us[s] <= ALIKE * us[ranked[0]]]
 
-    def odd(s: Schedule) -> tuple[bool, bool, float]:
+    def odd(s: Schedule) -> tuple[bool, bool, bool, float]:
         elements = prod(b.extent for b in s.blocks)
         again = compute.again and k_steps(s, compute) > 1
         waits = bool(s.programs) and not ahead(s, compute)
-        return again, waits, abs(log2(elements / (s.warps * target.warp_size * USUAL)))
+        meets = k_steps(s, compute) > 1 and divided(s, compute, target) in ("warp", "block")
+        return again, waits, meets, abs(log2(elements / (s.warps * target.warp_size * USUAL)))
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
 

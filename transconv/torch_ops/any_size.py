@@ -39,7 +39,7 @@ def chosen(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[e
     layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
     where there is no plan, or none yet."""
     near, weight, far = tensors
-    orders = tuple([_order(*t, channels_last) for t in tensors])
+    orders = tuple([order_of(*t, channels_last) for t in tensors])
     key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
            flags)
     found = _layers.get(key)
@@ -87,7 +87,7 @@ def _made(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[ex
         return str(error)
 
 
-def _order(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
+def order_of(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
     """The dims of a dense tensor, outermost first, as torch lays tensors out: contiguous or channels last,
     in this order of preference or the other; None for any other tensor."""
     rank = len(shape)

@@ -25,6 +25,23 @@ _compiling = torch.compiler.is_dynamo_compiling
 is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
+class ConvolutionFunction(torch.autograd.Function):
+    """``apply(input, weight, bias, route)``, for calls that have no function of their own
+    (``function_of``): a class for each new size would cost more than its call."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, route: Route) -> Tensor:
+        ctx.to_save = (input, weight)  # as save_for_backward does
+        ctx.route = route
+        return route.forward(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        return *gradients(ctx.route, wanted, grad, input, weight, wanted), None
+
+
 class CastConvolutionFunction(torch.autograd.Function):
     """Under autocast, for calls whose casts are made already: ``apply(input, weight, bias, cast weight,
     cast bias, route)``. Weight and bias are as the caller gave them, their casts carry no history:
@@ -51,6 +68,7 @@ def _history(cast: Tensor, weight: Tensor) -> Tensor:
 
 
 # Function.apply also looks for functorch transforms; the callers here have checked that.
+apply: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
@@ -74,19 +92,16 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
     return made.run(grad, input, weight)
 
 
-def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
-                bound: bool = True) -> Callable[..., Tensor]:
+def function_of(route: Route, biased: bool, cast: torch.dtype | None = None) -> Callable[..., Tensor]:
     """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function for
-    one route: each further argument, and each object in the context, costs a tenth of a
-    microsecond and more per call. If it is ``bound``, for the device that ``route.start`` is
-    for. With ``cast`` it casts weight and bias to this type, as
-    CastConvolutionFunction has them cast."""
-    made = route.functions.get((cast, bound))
+    one route, and the device that ``route.start`` is for: each further argument, and each object in
+    the context, costs a tenth of a microsecond and more per call. With ``cast`` it casts weight and
+    bias to this type, as CastConvolutionFunction has them cast."""
+    made = route.functions.get((cast, True))
     if made is None:
-        run = route.bound() if bound and not cast else route.of_given()
-        forward = _casting(run, biased, cast) if cast else _plain(run, biased)
-        made = route.functions[cast, bound] = class_of(forward, _backward(route, biased),
-                                                       "ConvolutionFunction")
+        forward = _casting(route.of_given(), biased, cast) if cast else _plain(route.bound(), biased)
+        made = route.functions[cast, True] = class_of(forward, _backward(route, biased),
+                                                      "ConvolutionFunction")
     return made
 
 

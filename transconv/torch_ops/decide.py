@@ -85,7 +85,7 @@ class _Call:
         if loaded and not execute.is_loaded(chosen.plan, some.device, route.aligned):
             raise Unsupported("capture:cold", "the kernel for any size has not run yet")
         compiled = self.proven(chosen.plan)
-        route.compiled, route.any_size, route.stands_in = compiled, True, chosen.waits
+        route.compiled, route.registry, route.stands_in = compiled, registry, chosen.waits
         if compiled.steps is not chosen.plan.steps:
             registry.forget()
 

@@ -114,8 +114,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):
         if weight is given[1] and bias is given[2]:
-            apply = autograd.function_of(route, bias is not None, bound=False)
-            return apply(input, weight) if bias is None else apply(input, weight, bias)
+            return autograd.apply(input, weight, bias, route)
         return autograd.apply_cast(input, *given[1:3], weight, bias, route)
     result: Tensor = route.forward(input, weight, bias)
     return result

@@ -11,7 +11,7 @@ import torch
 from transconv.conv import Epilogue, why_not_multiplied
 from transconv.errors import ScheduleError, TensorError, Unsupported
 from transconv.ir import DTYPES as ROWS
-from transconv.ir import DType
+from transconv.ir import SHORT, DType
 from transconv.torch_ops import arguments, execute
 from transconv.torch_ops.dispatch import Function
 
@@ -31,7 +31,9 @@ class Quantities:
     the result, by default float32. ``activation``: words of an epilogue before the result is quantised,
     such as "relu".
     ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
-    where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products."""
+    where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
+    ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up
+    or down at random then, by this seed and their place alone."""
 
     input_scale: Number = 1.0
     weight_scale: Number = 1.0
@@ -42,6 +44,7 @@ class Quantities:
     output_dtype: torch.dtype = torch.float32
     activation: str = ""
     use_fast_accum: bool = False
+    rounding_seed: Tensor | None = None
 
 
 class Reads(NamedTuple):
@@ -115,6 +118,9 @@ class _Writer:
         held = execute.RESULTS[q.output_dtype]
         _check_zero(call.name, "output_zero_point", q.output_zero_point, held)
         self.add("add", "output_zero_point", torch.int32, outer)
+        if (seed := self.read("seed", "rounding_seed", torch.int32, 1)) is not None:
+            self.reads.append(seed)
+            self.words.append("stochastic")
         return Words("+".join([*ahead, *self.words]), (*self.reads, *(z for z in zeros if z is not None)))
 
     def zero(self, name: str, argument: str, held: torch.dtype, channels: int) -> Reads | None:
@@ -195,6 +201,7 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
     if q.use_fast_accum and not (OPERANDS[input.dtype].is_short and OPERANDS[weight.dtype].is_short):
         raise TensorError(f"{name}: use_fast_accum: it is for products of 8-bit floats, got {input.dtype} "
                           f"and {weight.dtype}")
+    _check_seed(name, q.rounding_seed, q.output_dtype)
     if bias is not None and (not isinstance(bias, Tensor) or not bias.dtype.is_floating_point):
         raise TensorError(f"{name}: bias: expected floats, in real numbers, got "
                           f"{getattr(bias, 'dtype', type(bias).__name__)}")
@@ -205,6 +212,17 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
                               f"got one on {t.device}")
     for what in ("input_scale", "weight_scale", "output_scale"):
         _check_scale(name, what, getattr(q, what))
+
+
+def _check_seed(name: str, seed: Any, made: torch.dtype) -> None:
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor) or seed.is_floating_point() or seed.numel() != 1:
+        said = f"{seed.dtype} of shape {tuple(seed.shape)}" if isinstance(seed, Tensor) else repr(seed)
+        raise TensorError(f"{name}: rounding_seed: expected an integer tensor of one element, got {said}")
+    if execute.RESULTS[made] not in SHORT:
+        raise TensorError(f"{name}: rounding_seed: it is for results of {' '.join(map(str, SHORT))}; "
+                          f"output_dtype is {made}")
 
 
 def wrong_number(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,

@@ -19,11 +19,11 @@ from transconv.torch_ops.requests import request
 Tensor = torch.Tensor
 
 QUANTITIES = tuple(f for f in quantities.Quantities.__slots__ 
-                   if f not in ("output_dtype", "activation", "use_fast_accum"))
+                   if f not in ("output_dtype", "activation", "use_fast_accum", "rounding_seed"))
 
 library.define(f"quantized_convolution(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}, "
                "Tensor?[] tensors, float[] numbers, ScalarType output_dtype, str activation, "
-               "bool use_fast_accum) -> Tensor",
+               "bool use_fast_accum, Tensor? rounding_seed=None) -> Tensor",
                tags=(torch.Tag.pt2_compliant_tag,))
 operator: Callable[..., Tensor] = torch.ops.transconv.quantized_convolution.default
 
@@ -41,14 +41,14 @@ def call(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride
     values = [getattr(q, n) for n in QUANTITIES]
     return operator(input, weight, bias, *p, [v if isinstance(v, Tensor) else None for v in values],
                     [0.0 if isinstance(v, Tensor) else float(v) for v in values], q.output_dtype,
-                    q.activation, q.use_fast_accum)
+                    q.activation, q.use_fast_accum, q.rounding_seed)
 
 
 def _given(tensors: Sequence[Tensor | None], numbers: Sequence[float], output_dtype: torch.dtype,
-           activation: str, use_fast_accum: bool) -> dict[str, Any]:
+           activation: str, use_fast_accum: bool, rounding_seed: Tensor | None = None) -> dict[str, Any]:
     values = [n if t is None else t for t, n in zip(tensors, numbers, strict=True)]
     return {**dict(zip(QUANTITIES, values, strict=True)), "output_dtype": output_dtype,
-            "activation": activation, "use_fast_accum": use_fast_accum}
+            "activation": activation, "use_fast_accum": use_fast_accum, "rounding_seed": rounding_seed}
 
 
 def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,

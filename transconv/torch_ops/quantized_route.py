@@ -14,6 +14,7 @@ import torch
 from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
 from transconv.errors import Unsupported
+from transconv.ir import chances, one_of_two
 from transconv.torch_ops import arguments, execute, quantities, route, routes, shapes
 from transconv.torch_ops.decide import compile_route, settle
 from transconv.torch_ops.quantities import Call, Words
@@ -80,12 +81,17 @@ class QuantizedRoute(Route):
             computed = torch.float64 if torch.float64 in (x.dtype, w.dtype, self.made) else torch.float32
             y = in_torch(epilogue.function, {"acc": y.to(computed), **{
                 o.name: extra[o.name].to(computed) for o in epilogue.operands}})
-        return shapes.with_result_strides(_stored(y, self.made), self.channels_last)
+        made = _stored(y, self.made, extra["seed"] if epilogue.random else None)
+        return shapes.with_result_strides(made, self.channels_last)
 
 
-def _stored(y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in the type of the result: beyond its range the largest or smallest number."""
+def _stored(y: Tensor, dtype: torch.dtype, seed: Tensor | None) -> Tensor:
+    """Values in the type of the result: beyond its range the largest or smallest number. With a seed they
+    are rounded at random."""
     held = execute.RESULTS[dtype]
+    if seed is not None:
+        places = torch.arange(y.numel(), device=y.device).view(y.shape)
+        y = one_of_two(y.float().double(), chances(seed.flatten().long(), places), held, torch)
     if held.kind == "int":
         return y.double().round().clamp(*held.range).to(dtype)
     return (y if held.largest == float("inf") else y.clamp(*held.range)).to(dtype)

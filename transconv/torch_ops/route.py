@@ -17,10 +17,11 @@ from transconv.torch_ops import execute, frozen, shapes, stats
 from transconv.torch_ops.arguments import Ints, Params
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled
+    from transconv.conv import Compiled, Registry
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
+Begin = Callable[[Ints], Callable[..., None]]  # from sizes to what starts a plan for them
 # Of the result's gradient, input and weight; None where they are of another kind.
 Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
                      "tuple[torch.Tensor | None, ...] | None"]
@@ -43,7 +44,6 @@ class Route:
     __slots__ = (
         "adds_bias",
         "aligned",
-        "any_size",
         "calls",
         "channels_last",
         "compiled",
@@ -57,6 +57,7 @@ class Route:
         "near",
         "params",
         "reason",
+        "registry",
         "shape",
         "stands_in",
         "start",
@@ -77,7 +78,7 @@ class Route:
         self.compiled: Compiled | None = None
         self.halves: frozen.Halves | None = None  # where it copies the weight first
         self.reason = ""
-        self.any_size = False  # whether sizes are arguments of its kernel
+        self.registry: Registry | None = None  # where sizes are arguments of its kernel
         self.stands_in = False  # until another kernel has been compiled
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
@@ -92,6 +93,11 @@ class Route:
         self.gradients: dict[tuple[bool, ...], Gradients] = {}
         # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
         self.calls = 0
+
+    @property
+    def any_size(self) -> bool:
+        """Whether sizes are arguments of its kernel."""
+        return self.registry is not None
 
     @property
     def does(self) -> str:
@@ -190,9 +196,22 @@ class Route:
             return
         if self.halves is not None:
             begin = frozen.starter(self.halves, device, self.aligned, names, begin)
+        self._starts(begin, device, len(names), dtype)
+
+    def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:
         self.device = device
         self.functions.clear()
-        self.start = {3: _two, 4: _three, 5: _four}.get(len(names), _more)(self, begin, dtype)
+        self.start = {3: _two, 4: _three, 5: _four}.get(count, _more)(self, begin, dtype)
+
+    def resized(self, shape: Ints, compiled: Compiled, begin: Callable[..., None], device: int, count: int,
+                dtype: torch.dtype) -> Route:
+        """The route of a call that differs in its sizes alone, of which ``count`` tensors ``begin`` starts
+        the plan."""
+        made = Route(self.direction, self.params, shape, self.channels_last)
+        made.types, made.aligned, made.registry, made.compiled = (self.types, self.aligned, self.registry,
+                                                                  compiled)
+        made._starts(begin, device, count, dtype)
+        return made
 
 
 def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from transconv.runtime import on_answer
-from transconv.torch_ops import any_size, execute, stats, warm
+from transconv.torch_ops import any_size, execute, known_layers, stats, warm
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.decide import PASSING, make_backward, make_forward
 from transconv.torch_ops.requests import Request
@@ -48,7 +48,11 @@ def find(key: Hashable) -> Any:
 def add_forward(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None, flags: execute.Flags, aligned: bool, mode: str) -> Any:
     """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
-    route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
+    layer = known_layers.forward_key(req, x, w, b, flags, aligned) if settings.sizes == "any" else None
+    route = None if layer is None else known_layers.forward(layer, x, w)
+    if route is None:
+        route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
+        known_layers.note_forward(layer, route, x, b is not None)
     return keep(key, route, [route])
 
 
@@ -75,9 +79,20 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
            x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
     routes = _routes.get(key)
     if routes is None:
-        routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
+        routes = _new_backward(params, grad, x, w, mask, flags, aligned, mode)
         routes = keep(key, routes, routes.routes())
     return routes, flags, aligned
+
+
+def _new_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+                  mask: Sequence[bool], flags: execute.Flags, aligned: bool, mode: str) -> BackwardRoutes:
+    layer = (known_layers.backward_key(params, grad, x, w, mask, flags, aligned)
+             if settings.sizes == "any" else None)
+    found = None if layer is None else known_layers.backward(layer, grad, x, w, mask[2])
+    if found is None:
+        found = make_backward(params, grad, x, w, mask, flags, aligned, mode)
+        known_layers.note_backward(layer, found, x)
+    return found
 
 
 def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
@@ -109,6 +124,7 @@ def _count(item: Route | BackwardRoutes) -> None:
 def forget() -> None:
     """Drop every route; counts stay. Compiled kernels stay with the compiler."""
     any_size.forget()
+    known_layers.forget()
     _drop(lambda item: True)
 
 

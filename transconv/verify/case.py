@@ -31,7 +31,15 @@ from transconv.schedule import Schedule, chain
 from transconv.selection import heuristics
 from transconv.target import TARGETS, Target, detect
 from transconv.verify.data import GUARD, Guarded, allocate, fill, torch_dtype
-from transconv.verify.oracle import PIECE, Judgement, after, approximates, judge, pieces, stored
+from transconv.verify.oracle import (
+    PIECE,
+    Judgement,
+    after,
+    approximates,
+    judge,
+    once_stored,
+    pieces,
+)
 
 
 def device() -> str:
@@ -271,7 +279,8 @@ class Case:
         result = self.tensors[self.prop.result]
         if self.answer is None or self.answered != seed:
             a, b = self._operands()
-            found = [stored(after(want, at, self.epilogue, self.extra), self._result, self.problem.acc)
+            found = [once_stored(after(want, at, self.epilogue, self.extra), at, self.problem, self.prop,
+                                 self.after, self.extra)
                      for at, want in pieces(self.problem, self.prop, a, b)]
             kept = torch.empty_like(result.view)
             self.answer = kept if not found else kept.copy_(torch.cat(found))

@@ -237,6 +237,17 @@ def epilogue(rng: Random, prop: Prop, dtype: str) -> str:
     return "+".join(words)
 
 
+def zeros(rng: Random, p: ConvProblem, prop: Prop) -> list[str]:
+    """Words of zero points, if integers are multiplied by integer weights."""
+    if prop.roles[1] != "wei" or any(p.specs[n].dtype.kind != "int" for n in prop.operands):
+        return []
+    data, along, other = ("src", "per_ic", "per_oc") if prop is Prop.FWD else ("dst", "per_oc", "per_ic")
+    words = [f"zero:{data}{rng.choice(('', f':{along}'))}"] if chance(rng, 2) else []
+    if p.g == 1 and chance(rng, 3):
+        words.append(f"zero:wei{rng.choice(('', f':{other}'))}")
+    return words
+
+
 EXACT_WORDS = ("relu", "relu:0.5", "relu:-2", "clip:-4:8", "linear:0.5:1.5", "linear:2:-3", "abs", "round",
                "bias", "res", "sum:0.5", "sum:2:1", "mul:0.25", "add:3", "max:-1", "min:4")
 ROUNDED_WORDS = ("elu:0.3", "swish:-0.5", "soft_relu:-2", "pow:0.5:2", "tanh:0:0:2.5", "mish",

@@ -147,10 +147,28 @@ def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
 # Attributes that have one value here; any other word is a reason.
 FIXED = {
     "attr-acc-mode": (("", "strict", "relaxed", "any", "f32", "f16", "s32"), "accumulators of that type"),
-    "attr-rounding-mode": (("", "dst:environment"), "results are rounded to the nearest"),
     "attr-dropout": (("",), "dropout: no epilogue draws random numbers"),
     "alg": (("DIRECT", "AUTO", "direct", "auto"), "Winograd: products are summed directly"),
 }
+
+
+ROUNDED = {"dst": "dst", "diff_src": "src", "diff_weights": "wei", "src": "src", "wei": "wei"}
+"""The names of results in ``--attr-rounding-mode``."""
+
+
+def rounding(text: str, result: str) -> list[str]:
+    """The last word, of ``ARG:MODE`` joined by ``+``: ``environment`` is to nearest, ``stochastic`` up or
+    down at random. Raises Refused."""
+    words: list[str] = []
+    for part in filter(None, text.split("+")):
+        argument, _, mode = part.partition(":")
+        if argument not in ROUNDED or mode not in ("environment", "stochastic"):
+            raise Refused(INVALID, f"--attr-rounding-mode={part} is unknown; expected one of "
+                          f"{' '.join(ROUNDED)}, and environment or stochastic")
+        if mode == "stochastic" and ROUNDED[argument] != result:
+            raise Refused(INVALID, f"--attr-rounding-mode={part}: this direction rounds {result} alone")
+        words += ["stochastic"] * (mode == "stochastic")
+    return words[:1]
 
 
 def fixed(option: str, value: str) -> None:

@@ -14,7 +14,7 @@ from math import prod
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, TensorSpec, parse_descriptor
 from transconv.errors import ProblemError, ScheduleError, TransconvError
 from transconv.ir import DTYPES as ROWS
-from transconv.ir import Layout
+from transconv.ir import SHORT, Layout
 from transconv.schedule import Schedule
 from transconv.verify.driver import Request
 from transconv.verify.driver_attr import (
@@ -25,6 +25,7 @@ from transconv.verify.driver_attr import (
     fixed,
     math_of,
     post_ops,
+    rounding,
     scales,
     zero_points,
 )
@@ -219,11 +220,15 @@ def _epilogue(request: Request, prop: Prop, p: ConvProblem,
     elif request["dir"] == "FWD_B":
         words.insert(0, "bias")
     words = [*ahead, *words, *behind]
+    last = rounding(request["attr-rounding-mode"], prop.result)
+    if last and p.specs[prop.result].dtype not in SHORT:
+        raise Refused(UNIMPLEMENTED, f"--attr-rounding-mode: results of {p.specs[prop.result].dtype} are "
+                      f"not rounded at random, those of {' '.join(map(str, SHORT))} are")
     if words and prop is Prop.BWD_W:
         raise Refused(UNIMPLEMENTED, "post-ops, scales and zero points of the weight gradient: "
                       "oneDNN has none either")
     try:
-        made = Epilogue.parse("+".join(words), ROWS[bia])
+        made = Epilogue.parse("+".join([*words, *last]), ROWS[bia])
         ConvWorkload(p, prop, made).tensors  # noqa: B018  its masks and tags fit, or say why not
     except ScheduleError as error:
         raise Refused(INVALID, str(error)) from error

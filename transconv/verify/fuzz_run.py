@@ -19,7 +19,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
-from transconv.conv import Epilogue, compiler
+from transconv.conv import Epilogue, compiler, without_zeros
 from transconv.errors import ScheduleError, Unsupported
 from transconv.schedule import Schedule, Scheduled, k_steps, programs
 from transconv.selection import heuristics
@@ -171,9 +171,11 @@ def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str) -> Ro
     from transconv.verify.data import poison
     from transconv.verify.oracle import judge
 
-    a, b = (tensors[n].view for n in trial.prop.operands)
     result = tensors[trial.prop.result]
     extra = {n: t.view for n, t in tensors.items() if n not in trial.problem.specs}
+    held = {n: tensors[n].view for n in trial.prop.operands}
+    whole = without_zeros(held | extra, Epilogue.parse(trial.epilogue).zeros)
+    a, b = (whole[n] for n in trial.prop.operands)
     found = judge(trial.problem, trial.prop, a, b, result.view, data, trial.epilogue, extra,
                   longest_chain(compiled))
     reasons = [found.reason] if found.reason else []

@@ -16,7 +16,7 @@ import torch
 
 from transconv.compute import in_torch, with_error
 from transconv.conv import ConvProblem, Epilogue, Prop
-from transconv.ir import DType
+from transconv.ir import DType, chances, one_of_two
 from transconv.verify import limits
 from transconv.verify.data import FEW_BITS, most, terms, torch_dtype
 
@@ -144,6 +144,25 @@ def stored(want: torch.Tensor, result: DType, acc: DType) -> torch.Tensor:
     return want.clamp(*result.range).to(torch_dtype(result)).double()
 
 
+def once_stored(want: torch.Tensor, at: slice, p: ConvProblem, prop: Prop, epilogue: Epilogue,
+                extra: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A piece of the values behind an epilogue, as the result holds it."""
+    result = p.specs[prop.result].dtype
+    if not epilogue.random:
+        return stored(want, result, p.acc)
+    first = (at.start or 0) * prod(p.shapes[prop.result][1:])
+    return stored_at_random(want, result, extra["seed"], first)
+
+
+def stored_at_random(want: torch.Tensor, result: DType, seed: torch.Tensor, first: int) -> torch.Tensor:
+    """f64 values as a result that is rounded at random holds them. ``first``: the number of the first
+    element, counted in the whole result."""
+    at = torch.arange(want.numel(), device=want.device).view(want.shape) + first
+    made: torch.Tensor = one_of_two(want.float().double(), chances(seed.flatten()[0].long(), at), result,
+                                    torch)
+    return made.clamp(*result.range).to(torch_dtype(result)).double()
+
+
 @dataclass(slots=True)
 class Judgement:
     """How a result compares. ``max_err``: largest absolute difference; ``of_bound``: largest share
@@ -245,7 +264,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
             want, off = with_error(parsed.function, values, {"acc": off}, eps, not exact)
             if whole:  # an integer holds no NaN: 0 is stored instead
                 want, off = (t.nan_to_num(nan=0.0, posinf=inf, neginf=-inf) for t in (want, off))
-        once = stored(want, result, p.acc)
+        once = once_stored(want, at, p, prop, parsed, extra or {})
         same = (have == once) | (have.isnan() & want.isnan())
         goal = once if exact or mode == "exact" and not whole else want.clamp(*result.range)
         gap = torch.where(same, 0.0, (have - goal).abs().nan_to_num(nan=float("inf")))
@@ -275,7 +294,7 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     found.neighbours = other / kept if kept else 0.0
     if wrong:
         found.reason = f"{wrong} of {seen} elements are wrong"
-    elif mode == "float" and not parsed.function.jumps:
+    elif mode == "float" and not parsed.function.jumps and not parsed.random:
         norm = limits.norm(p, prop, result, chain) * limits.steepened(moved, before, size)
         found.reason = _imprecise(found, norm,
                                   limits.neighbours(p, prop, result, chain), epilogue, kept)

@@ -73,10 +73,10 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
     kept = Strided.dense(t.shape, f64 if x.dtype is f64 else f32)
     page = Page(["k" if d == dim else "n" for d in whole], x.shape, {
         "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "G": (y, left),
-        "dX": (x.like(), whole)})
+        "dX": (x.like(), whole), "H": (x, [d if d != dim else "t" for d in whole])}, {"H": "X"}, keeps="k")
     words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
     text = page.sized("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
-        let hit = max(where({at} == t, x, -inf); {k})
+        read hit = {H} where t != {ignore} else -inf
         store {Y} = where(t == {ignore}, 0.0, log(total) + top - hit)
         store {Z} = log(total) + top"""), **words)
     back = page.sized("cross_entropy_gradient", *lines("""read x = {X}

@@ -6,6 +6,7 @@ own; a value has size 1 along the axes that it does not depend on, and NumPy bro
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -218,8 +219,9 @@ class Evaluator:
         callee = CALLS[e.name]
         if len(e.args) != callee.arity:
             raise Fault(f"{e.name} takes {callee.arity} arguments, not {len(e.args)}")
-        dtype = self.type_of(e)
-        return _held(callee.numpy(*(_held(self.value(a), dtype) for a in e.args)), dtype)
+        taken = functools.reduce(promote, map(self.type_of, e.args))
+        made = callee.numpy(*(_held(self.value(a), taken) for a in e.args))
+        return _held(made, callee.result or taken)
 
     def _Reduce(self, e: Reduce) -> Array:
         axis, x = self.axes[e.lane], self.value(e.x)

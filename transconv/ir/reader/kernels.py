@@ -19,7 +19,7 @@ from transconv.ir.tensor import Tensor
 
 STEP = 4  # spaces of a block
 TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, (?!any)[\w ]+)*)"
-                    r"(?:, any (\[.*\]))?")
+                    r"(?:, any (\[.*?\]))?(?:, apart (\[.*\]))?")
 ABOUT = re.compile(r"(lanes|box|piece) \w+( =|\[)")
 
 
@@ -158,7 +158,8 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
     return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
                   layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
                   said.get("parts of", ""), "planes" in flags,
-                  Expressions(Words(found[6]), scope).several() if found[6] else ())
+                  *(Expressions(Words(sizes_of), scope).several() if sizes_of else ()
+                    for sizes_of in found.group(6, 7)))
 
 
 def _about(line: Line, scope: Scope) -> None:

@@ -1,0 +1,110 @@
+"""``python -m bench zoo``: convolutional families of torchvision and timm through
+``torch.compile(model, backend="transconv")``, beside torch and torch's own compiler.
+
+Some models at a time are compiled and compared with f32, each by a process of its own with a time limit;
+when all of these have done so, each is timed alone. A row is appended to ``zoo.csv`` when it is complete;
+what was compiled and not timed is added at the end. A run that is repeated skips the models it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench.environment import at_hand, versions, worker_environment
+from bench.zoo_measures import SIDES, Row
+from bench.zoo_models import ZOO
+from bench.zoo_table import zoo_table
+from transconv.cli import ranges
+from transconv.tuning.table import Table
+from transconv.verify.pool import Group, Pool, Task
+
+COLUMNS = ("model", "library", "verdict", "transconv_ms", "inductor_ms", "eager_ms", "transconv_gpu_ms",
+           "inductor_gpu_ms", "eager_gpu_ms", "transconv_rmse", "inductor_rmse", "eager_rmse",
+           "transconv_kernels", "inductor_kernels", "eager_kernels", "ours", "copies", "regions",
+           "estimated_ms", "transconv_compile_s", "inductor_compile_s", "note", "error", "device", "torch",
+           "triton", "commit")
+TIMING_S = 60.0  # at most for one model
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", type=ranges.some_of(*ZOO), default=",".join(ZOO))
+    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES),
+                        help="what is timed; without inductor its compiler does not run")
+    parser.add_argument("--device", type=at_hand, default=at_hand())
+    parser.add_argument("--images", type=ranges.at_least(0), default=0, help="of a batch; 0: 32, clips 4")
+    parser.add_argument("--together", type=ranges.processes, default=5,
+                        help="models that are compiled at the same time")
+    parser.add_argument("--limit", type=ranges.limit, default=120, help="seconds to compile one model")
+    parser.add_argument("--time-budget", type=ranges.seconds, default=460,
+                        help="seconds; then everything ends")
+    parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
+    parser.add_argument("--cache", default="", help="folder of compiled kernels")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Fill ``zoo.csv``. Returns 1 if a model has an error or results that are wrong."""
+    table = Table(Path(options.out) / "zoo.csv", COLUMNS, ("model",))
+    if options.retry:
+        table.drop(options.retry.split(","), "error")
+    todo = [name for name in options.models.split(",") if not table.has({"model": name})]
+    variables = worker_environment(options.cache)
+    if options.device == "cpu":
+        variables["TRITON_INTERPRET"] = "1"
+    about = versions()
+    left = {name: {"model": name, "library": ZOO[name].library} | about for name in todo}
+    pool = Pool({name: Group("bench.zoo_measures:work", 1, variables) for name in todo})
+    end = time.monotonic() + options.time_budget
+    try:
+        for name, found in measured(pool, todo, options, end):
+            left[name] |= found
+            print(line(left[name]), flush=True)
+            if "error" in found or f"{options.sides.split(',')[0]}_ms" in found:
+                table.add(left.pop(name))
+    finally:
+        for row in left.values():  # compiled, not timed
+            if "verdict" in row:
+                table.add(row)
+    print(zoo_table(table.rows), flush=True)
+    return 1 if any(r["error"] or r["verdict"] == "wrong" for r in table.rows) else 0
+
+
+def measured(pool: Pool, todo: Sequence[str], options: argparse.Namespace,
+             end: float) -> Iterator[tuple[str, Row]]:
+    """Models with what was found of them, once compiled and once timed."""
+    sides = tuple(options.sides.split(","))
+
+    def task(step: str, model: str) -> Task:
+        given = {"step": step, "model": model, "device": options.device, "images": options.images,
+                 "sides": sides}
+        return Task(model, given, options.limit if step == "prepare" else TIMING_S)
+
+    waves = [todo[i:i + options.together] for i in range(0, len(todo), options.together)]
+    tasks = [task("prepare", model) for model in waves[0]] if waves else []
+    compiling, ready = {*(waves.pop(0) if waves else ())}, list[str]()
+    for done, row in pool.run(tasks, end - time.monotonic()):
+        model = done.group
+        if done.payload["step"] == "prepare":
+            compiling.discard(model)
+            ready += [model] * ("error" not in row)
+        yield model, row
+        if compiling:
+            continue
+        if ready:
+            pool.add(task("time", ready.pop(0)))
+        elif waves:
+            compiling = {*waves[0]}
+            for other in waves.pop(0):
+                pool.add(task("prepare", other))
+
+
+def line(row: Row) -> str:
+    """What is known of a model, for people."""
+    if row.get("error"):
+        return f"{row['model']:26} {row['error'][:200]}"
+    times = ", ".join(f"{side} {row[f'{side}_ms']:.3f} ms" for side in SIDES if f"{side}_ms" in row)
+    return (f"{row['model']:26} {row['verdict']}: RMSE {row['transconv_rmse']:.2e}, eager's "
+            f"{row['eager_rmse']:.2e}; {row['ours']} kernels, {row['regions']} regions of torch, "
+            f"{row['transconv_compile_s']:.0f} s  {times}  {row['note'][:80]}")

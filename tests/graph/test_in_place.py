@@ -1,0 +1,56 @@
+"""Maps that write over an operand: from the second call on, where nothing needs the operand any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.graph.meant import Meant, by_meaning
+from tests.graph.test_statistics import Block
+from transconv.graph import backend, compiled
+from transconv.graph.price import Price
+
+Tensor = torch.Tensor
+Seen = list[tuple[str, bool]]
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """Of each launch the name, and whether a tensor is there twice."""
+    found: Seen = []
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")  # moments leave: a map is left
+    monkeypatch.setattr(Price, "worked", lambda self, count: 1e3 * count)  # the norm is computed once
+    start = Meant.start
+
+    def noted(self: Meant, tensors: Sequence[Tensor]) -> None:
+        there = [t.data_ptr() for t in tensors]
+        found.append((self.texts[0].split()[1], len({*there}) < len(there)))
+        start(self, tensors)
+    monkeypatch.setattr(Meant, "start", noted)
+    return found
+
+
+def over(seen: Seen) -> set[str]:
+    """The launches since it was last asked that write over an operand."""
+    found = {name for name, twice in seen if twice}
+    seen.clear()
+    return found
+
+
+@pytest.mark.parametrize("handed", [False, True])
+def test_of_a_norm_behind_a_convolution(seen: Seen, handed: bool) -> None:
+    block, x, w = Block().eval().requires_grad_(False), torch.randn(2, 4, 5, 6), torch.randn(2, 8, 3, 3)
+
+    def f(x: Tensor) -> tuple[Tensor, ...]:
+        made = block.first(x)
+        return F.conv2d(F.silu(block.norm(made)), w), *([made] * handed)
+    run = torch.compile(f, backend=backend, options={"rest": "eager"})
+    with torch.no_grad(), by_meaning():
+        want = f(x)
+        for call in range(3):
+            for a, b in zip(want, run(x), strict=True):
+                assert torch.allclose(a, b, atol=1e-4)
+            assert over(seen) == ({"mean_rsqrt_norm_silu"} if call and not handed else set()), call

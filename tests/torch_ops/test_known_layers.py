@@ -1,0 +1,179 @@
+"""New sizes of known layers: the same routes as the general way makes, for a fraction of its work."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import transconv
+from transconv.backend_triton import SizedLauncher, launch, sized_launch
+from transconv.conv import registry
+from transconv.ir import value_at
+from transconv.runtime import allocator, trust
+from transconv.target import Target
+from transconv.torch_ops import execute, known_layers, route, routes
+from transconv.torch_ops.arguments import Params
+
+SM90 = Target.parse("sm_90")
+NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+Launched = list[tuple[Any, ...]]
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
+    """Tensors of the CPU are taken for a GPU's, on which all kernels are loaded; launches are recorded."""
+    found: Launched = []
+
+    def started(*given: Any) -> None:
+        found.append((given[0], *given[13:]))
+
+    def empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+
+    def start(self: SizedLauncher, tensors: list[Any], values: dict[str, int]) -> None:
+        sizes = tuple([values[n] for n in self.sizes.names])
+        self.starts[None, True](*self.count(*sizes), sizes, tensors, "stream")  # type: ignore[index]
+
+    made = launch.Launcher.__init__
+
+    def init(self: launch.Launcher, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        self.kept[None, True] = launch.Direct(started, self.grid, "f", "p")  # type: ignore[index]
+
+    def interpret(self: launch.Launcher, tensors: list[Any]) -> None:
+        self.kept[None, True](tuple(t.data_ptr() for t in tensors), tensors, "stream")  # type: ignore[index]
+
+    made_sized = SizedLauncher.__init__
+
+    def init_sized(self: SizedLauncher, *given: Any, **named: Any) -> None:
+        made_sized(self, *given, **named)
+        kernel = SimpleNamespace(function="f", packed_metadata="p")
+        self.starts[None, True] = sized_launch._Start(self, kernel)  # type: ignore[index]
+
+    monkeypatch.setattr(execute, "target_of", lambda device: SM90)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream", raising=False)
+    monkeypatch.setattr(route, "current_device", lambda: None)
+    monkeypatch.setattr(route, "_empty", empty)
+    monkeypatch.setattr(allocator, "quickest", lambda: empty)
+    monkeypatch.setattr(trust, "is_trusted", lambda *_: True)
+    monkeypatch.setattr(sized_launch, "entry", lambda kernel, boxed: (started, ["record"] * 8))
+    monkeypatch.setattr(launch, "encoding", lambda meta, box: lambda address, lying: [lying])
+    monkeypatch.setattr(launch.Launcher, "__init__", init)
+    monkeypatch.setattr(launch.Launcher, "_interpret", interpret)
+    monkeypatch.setattr(SizedLauncher, "__init__", init_sized)
+    monkeypatch.setattr(SizedLauncher, "start", start)
+    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
+    transconv.config.cpu, transconv.config.sizes, transconv.config.fallback = "interpret", "any", "error"
+    from transconv.runtime import compiler
+
+    compiler.forget()
+    yield found
+    transconv.config.sizes = "exact"
+    compiler.forget()
+
+
+def image(n: int, c: int, h: int, w: int) -> torch.Tensor:
+    return torch.empty(n, c, h, w, dtype=torch.bfloat16, memory_format=torch.channels_last)
+
+
+def weight() -> torch.Tensor:
+    return image(32, 32, 3, 3)
+
+
+def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
+    """The three directions at a size; the routes that were made for it."""
+    before = set(routes._routes)
+    x, y = image(n, 32, h, width), image(n, 32, h, width)
+    transconv.conv2d(x, w, padding=1)
+    for mask in ((True, False, False), (True, True, False)):
+        routes.backward(NUMBERS, y, x, w, mask, "now")
+    return [r for k in routes._routes if k not in before for r in routes._of(routes._routes[k])]
+
+
+def told(found: list[Any]) -> list[tuple[Any, ...]]:
+    return [(r.direction, r.params, r.shape, r.strides, r.channels_last, r.near, r.far, r.types,
+             r.registry, r.compiled.schedule, r.reason, r.stands_in, r.adds_bias, r.copies_bias, r.aligned,
+             r.device) for r in found]
+
+
+def numbers(found: Launched) -> Launched:
+    """What was launched without addresses, which differ."""
+    return [tuple(x for x in given if not isinstance(x, int) or x < 2**20) for given in found]
+
+
+def test_the_routes_are_those_of_the_general_way(launched: Launched,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, w = random.Random(1), weight()
+    sizes = [(8, 56, 56), (1, 14, 14), (1, 1, 1), (1, 1, 40), (16, 3, 2)]
+    sizes += [(rng.randint(1, 16), rng.randint(1, 90), rng.randint(1, 90)) for _ in range(8)]
+    plain = []
+    with monkeypatch.context() as m:
+        m.setattr(known_layers, "_keep", lambda *_: None)
+        for size in sizes:
+            plain.append((told(called(*size, w)), numbers(launched)))
+            launched.clear()
+    assert len({schedule for routes_, _ in plain for *_, schedule in [r[:10] for r in routes_]}) > 3
+    kept = [r.registry for r in routes._of(next(iter(routes._routes.values())))]
+    routes._drop(lambda item: True)
+    for at, size in enumerate(sizes):
+        if at > 1:  # both plans have run by then
+            monkeypatch.setattr(routes, "make_forward", lambda *_: pytest.fail("decided anew"))
+            monkeypatch.setattr(routes, "make_backward", lambda *_: pytest.fail("decided anew"))
+        assert (told(called(*size, w)), numbers(launched)) == plain[at], size
+        launched.clear()
+    (one,) = kept
+    for size in sizes:  # the compiled functions are the expressions
+        at = dict(zip(("MB", "IH", "IW"), size, strict=True))
+        for us, k in one.estimates(size):
+            assert all(value_at(c, at) for c in k.sizes.requirements)
+            assert us == sum(e.us(*(value_at(c, at) for c in e.counts)) for e in k.estimates)
+
+
+def test_a_first_call_does_little(launched: Launched) -> None:
+    """No pass, no proof, no text, no computation: functions of Python that a new size calls, by module."""
+    w = weight()
+    for size in ((8, 56, 56), (1, 14, 14), (3, 20, 30), (3, 21, 30)):
+        called(*size, w)
+    x, y = image(4, 32, 50, 60), image(4, 32, 50, 60)
+    wanted = (True, False, False)
+    for call in (lambda: transconv.conv2d(x, w, padding=1),
+                 lambda: routes.backward(NUMBERS, y, x, w, wanted, "now")):
+        seen: list[str] = []
+
+        def profile(frame: FrameType, event: str, _: Any, seen: list[str] = seen) -> None:
+            if event == "call":
+                seen.append(frame.f_code.co_filename)
+
+        sys.setprofile(profile)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        rooms = {Path(name).parent.name for name in seen if "/transconv/" in name}
+        assert rooms <= {"torch_ops", "runtime", "cost", "backend_triton"}, rooms
+        assert 20 < len(seen) <= 100, len(seen)
+
+
+def test_wrong_calls_of_a_known_layer_are_torchs_errors(launched: Launched) -> None:
+    w = weight()
+    for size in ((8, 56, 56), (1, 14, 14), (3, 20, 30)):
+        called(*size, w)
+    for x, said in ((image(1, 16, 9, 9), "to have 32 channels, but got 16"),
+                    (image(1, 32, 9, 9).float(), "Input type")):
+        with pytest.raises(RuntimeError, match=said):
+            transconv.conv2d(x, w, padding=1)
+    with pytest.raises(RuntimeError, match="Expected grad_output of size"):
+        routes.backward(NUMBERS, image(1, 32, 9, 8), image(1, 32, 9, 9), w, (True, False, False), "now")
+    with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
+        transconv.conv2d(image(1, 32, 2, 2), w)
+    launched.clear()
+    gaps = image(2, 32, 9, 18)[..., ::2]
+    key = routes.forward_key(None, gaps, w, None)[1:]  # type: ignore[arg-type]
+    assert known_layers.forward_key(None, gaps, w, None, *key) is None  # type: ignore[arg-type]
