@@ -21,6 +21,8 @@ from transconv.verify.slopes import wide, wrong_slope
 
 POINTS = (-100.0, -6.0, -3.0, -1.5, -1.0, -0.5, 0.0, 1e-9, 0.3, 1.0, 2.5, 3.0, 4.0, 6.0, 7.0, 100.0)
 POSITIVE = {"log", "log2", "sqrt", "rsqrt"}
+ONCE = {"layer_norm", "linear", "statistics", "max_pool", "replicate", "gather", "upsample", "prod",
+        "concatenation", "two_views", "reshape", "conditions"}  # the others: make check-all
 TWICE = {"prod", "gather", "upsample", "two_views"}
 DIFFERENTIABLE = [op for op in OPS.values() if op.derivative is not None]
 
@@ -54,7 +56,8 @@ def test_operations_have_torchs_derivatives(op: Op) -> None:
     torch.testing.assert_close(got, want, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", [name if name in ONCE else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in TEXTS])
 def test_gradients_are_slopes(name: str) -> None:
     f = in_f64(name)
     assert torch.autograd.gradcheck(f, operands(f), fast_mode=True)
@@ -144,7 +147,7 @@ def test_an_operation_without_a_derivative_is_named_when_one_is_asked_for() -> N
 
 def test_kernels_compute_gradients() -> None:
     """In Triton's interpreter: those of a product, of a view behind a reduction, of indices."""
-    for name in ("linear", "replicate", "gather"):
+    for name in ("max", "replicate", "gather"):
         f = transconv.computation(f"compute {name} ;; {TEXTS[name]}")
         given = operands(f)
         leaves, found = [t for t in given if t.requires_grad], []
@@ -180,9 +183,9 @@ def test_check_finds_a_wrong_derivative(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_show_prints_the_texts_of_a_gradient(capsys: pytest.CaptureFixture[str]) -> None:
-    text = f"compute linear ;; {TEXTS['linear']}"
+    text = f"compute rows ;; {TEXTS['sum']}"
     assert main(["show", text, "--gradient", "W", "--stage", "problem"]) == 0
     said = capsys.readouterr().out
-    assert "compute linear_gradient_2" in said and "store  dW[n, k] = w_sum" in said
+    assert "compute rows_gradient" in said and "store  dW[k] = w_sum" in said
     assert main(["show", text, "--gradient", "V"]) == 2
-    assert "linear has no gradient of V; expected X W B R" in capsys.readouterr().err
+    assert "rows has no gradient of V; expected X W" in capsys.readouterr().err
