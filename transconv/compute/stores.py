@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transconv.compute.compute import Compute
 
 MOST_COUNTED = 1 << 24  # the most points of a store that are enumerated
+MOST_COVERED = 1 << 22  # the most points of a view that are
 
 
 def why_not_stored(compute: Compute) -> str | None:
@@ -95,7 +96,7 @@ def _covers_dims(compute: Compute, view: View, dims: list[int], axes: frozenset[
     count = prod(x.size for x in own)
     if len(dims) == len(own) == 1 and view.dims[dims[0]].coord is own[0].var and count == shape[0]:
         return view.dims[dims[0]].mask is TRUE
-    if max(count, prod(shape)) > MOST_COUNTED or any(compute.roots(v) for v in compute.names.told(view)):
+    if max(count, prod(shape)) > MOST_COVERED or compute.names.told(view):
         return False
     at = Evaluator(Memory({}), {}, max(1, len(own)))
     for i, x in enumerate(own):
