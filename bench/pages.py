@@ -80,8 +80,10 @@ TABLES = {
     "check": Table(("h200_check.csv",), ("python -m bench check layers --dtypes bf16,f16,f32,tf32",),
                    check_table),
     "dropin": Table(("h200_dropin.json",), ("python -m bench dropin",), dropin_table),
-    "fuzz": Table(("h200_fuzz.csv",), ("python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
-                                       "python -m bench fuzz-runs fuzz.json"), fuzz_table),
+    "fuzz": Table(("h200_fuzz.csv", "interpreted_fuzz.csv"), (
+        "python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
+        "python -m transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",
+        "python -m bench fuzz-runs fuzz.json"), fuzz_table),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),

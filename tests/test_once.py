@@ -7,10 +7,9 @@ import re
 
 import pytest
 
-from transconv.compute import Compute, parse
+from transconv.compute import Compute, parse, read_once
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.ir import Kernel, Load, find
-from transconv.passes.once import read_once
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
@@ -47,9 +46,18 @@ def test_loads_say_what_is_read_again(words: str, policies: list[str]) -> None:
     assert not judged.problem, judged.problem
 
 
-@pytest.mark.parametrize("text, names", [(SOFTMAX, {"X"}), (POOL, set())])
+ROWS = """compute rows
+    tensor T i64 [n=8]
+    tensor X f32 [9, 16]
+    axes   n=8 k=16
+    read   t = T[n]
+    read   x = X[t, k]
+    store  Y[n, k] = x"""
+
+
+@pytest.mark.parametrize("text, names", [(SOFTMAX, {"X"}), (POOL, set()), (ROWS, set())])
 def test_shared_elements_stay(text: str, names: set[str]) -> None:
-    """Windows overlap, and a weight belongs to all rows."""
+    """Windows overlap, indices repeat, and a weight belongs to all rows."""
     compute = parse(text)
     assert {t.name for t in read_once(compute)} == names
     kernel = build_compute(compute, SM90, Schedule.parse("fma once=1 stages=1 warps=1")).steps[0].kernel

@@ -104,3 +104,21 @@ def test_kernels_and_their_second_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         torch.testing.assert_close(run(x), network(x), rtol=1e-3, atol=1e-3)  # f32 is multiplied in tf32
     assert stored([k.text for k in report(run).graphs[0].kernels]) == {("sum", "squares")}
+
+
+def test_what_only_a_statistic_needs_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The squares of an RMS norm over features leave their sums; the product's result is stored, once."""
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.normalize(self.conv(x), dim=1)
+    report_, texts = whole(Root(), (1, 4, 6, 5))
+    assert stored(texts) == {("sum",)}
+    first = parse(texts[0])
+    assert [len(first.statistics), len(first.writes)] == [1, 2]
+    assert report_.kernels[0].operations[:2] == ("convolution", "bias")

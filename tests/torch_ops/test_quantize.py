@@ -15,7 +15,7 @@ from torch import nn
 import transconv
 from transconv import errors, knobs
 from transconv.ir import DTYPES
-from transconv.torch_ops import quantising
+from transconv.torch_ops import four_bits, quantising
 from transconv.torch_ops.quantized_kinds import KINDS, quantised, ranged
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -85,6 +85,57 @@ def test_other_kinds_are_near(kind: str, dtype: torch.dtype, off: float, way: st
     assert transconv.stats().native if way == "interpret" else transconv.stats().fallback
 
 
+FOUR_BITS: list[tuple[Any, tuple[int, ...], int, torch.dtype]] = [
+    (nn.Conv2d(64, 24, 3, padding=(1, 2)), (1, 64, 5, 5), 32, torch.bfloat16),
+    (nn.Conv1d(32, 16, 3, 2, padding=2, groups=2, bias=False), (2, 32, 9), 16, torch.float16),
+    (nn.Conv1d(6, 4, 4, padding="same"), (1, 6, 7), 32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("way", ["fallback", pytest.param("interpret", marks=interpreted)])
+@pytest.mark.parametrize(("layer", "shape", "group", "dtype"), FOUR_BITS)
+def test_weights_of_4_bits(layer: Any, shape: tuple[int, ...], group: int, dtype: torch.dtype,
+                           way: str) -> None:
+    """The convolution of the unpacked weights, of which each is off by half a step of its group."""
+    transconv.config.cpu = way
+    model = nn.Sequential(copy.deepcopy(layer))
+    assert transconv.quantize_(model, Int4WeightOnlyConfig(group)).quantized == ("0",)
+    made, channels = model[0], layer.weight.shape[1]
+    groups = channels // (group if channels % group == 0 else channels)
+    assert made.weight.dtype is torch.uint8 and made.weight.numel() * 2 == layer.weight.numel()
+    assert made.weight_scale.shape == (len(layer.weight), groups)
+    plain = copy.deepcopy(layer)
+    held = four_bits.unpacked(made.weight, made.weight_scale, torch.float32)
+    steps = made.weight_scale.repeat_interleave(channels // groups, 1)
+    off = (held - layer.weight).abs() / steps.view(*steps.shape, *[1] * (held.dim() - 2))
+    assert off.max() < 0.501 and (held - layer.weight).abs().max() > 0
+    x = torch.randn(shape).to(dtype).contiguous(
+        memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+    plain.weight.data = four_bits.unpacked(made.weight, made.weight_scale, dtype).float()
+    got, want = model(x), plain(x.float())
+    assert got.dtype is dtype and got.is_contiguous(
+        memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+    assert (got - want).abs().max() < 2**-7 * want.abs().max()
+    assert transconv.stats().native if way == "interpret" else "device:cpu" in transconv.stats().fallback
+    again = type(made)(*[getattr(layer, n) for n in ("in_channels", "out_channels", "kernel_size")],
+                       groups=layer.groups, bias=layer.bias is not None, kind="int4_weight_only")
+    if group == 32:
+        again.load_state_dict(made.state_dict())
+        assert torch.equal(again.weight, made.weight) and again.double().weight.dtype is torch.uint8
+
+
+def test_layers_without_weights_of_4_bits() -> None:
+    model = nn.ModuleDict({"odd": nn.Conv1d(3, 4, 3), "up": nn.ConvTranspose1d(4, 4, 3)})
+    assert transconv.quantize_(model, "int4_weight_only").left == {
+        "odd": "weights of 4 bits are for even numbers of input channels, not 3",
+        "up": "transposed convolutions have no weights of 4 bits"}
+    with pytest.raises(ValueError, match="QuantConvTranspose1d: transposed convolutions have no weights"):
+        transconv.nn.QuantConvTranspose1d.from_float(model["up"], kind="int4_weight_only")
+    made = transconv.nn.QuantConv1d.from_float(nn.Conv1d(4, 4, 3), kind="int4_weight_only")
+    made.weight_scale = torch.ones(4)
+    with pytest.raises(errors.TensorError, match=r"weight_scale: expected the shape \(4, groups of 4"):
+        made(torch.randn(1, 4, 5))
+
+
 def test_what_is_quantised_and_what_is_left() -> None:
     model = nn.ModuleDict({
         "causal": Causal(4, 4, 3), "standard": Standardised(4, 4, 3), "own": Own(4, 4, 3),
@@ -148,6 +199,11 @@ def test_state_and_casts(static: bool) -> None:
 
 class Float8DynamicActivationFloat8WeightConfig:
     mm_config = SimpleNamespace(use_fast_accum=True)
+
+
+class Int4WeightOnlyConfig:
+    def __init__(self, group_size: int) -> None:
+        self.group_size = group_size
 
 
 class Int8WeightOnlyConfig:

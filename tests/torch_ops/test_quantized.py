@@ -204,7 +204,7 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
     ({"groups": 1.0}, "groups: expected an integer, got 1.0"),
     ({"use_fast_accum": True}, "use_fast_accum: it is for products of 8-bit floats, got torch.int8 and"),
     ({"use_fast_accum": 1}, "use_fast_accum: expected True or False, got 1"),
-    ({"input_scale": -1.0}, "input_scale: expected a scale above 0, got -1"),
+    ({"input_scale": -1.0}, "input_scale: expected a scale above 0 that f32 holds, got -1"),
     ({"input_scale": "one"}, "input_scale: expected a number or a tensor, got str"),
     ({"output_dtype": torch.int16}, "output_dtype: expected one of int8 uint8 .* got torch.int16"),
     ({"weight": W.half()}, "weight: expected integers, as the input, got torch.float16"),
@@ -212,9 +212,28 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
     ({"input": X[0]}, "input: expected 4 dimensions, got 3"),
     ({"bias": torch.zeros(8, dtype=torch.int32)}, "bias: expected floats, in real numbers"),
     ({"stride": 1.5}, "stride: expected an integer, or 2 of them, got 1.5"),
+    ({"weight_scale": torch.ones(8, 1, 1, 1)}, r"weight_scale: .* \(8,\), got \(8, 1, 1, 1\)"),
+    ({"input_scale": torch.ones(4)}, r"input_scale: expected one number, got \(4,\)"),
+    ({"input_scale": torch.tensor(1j)}, "input_scale: expected floats, got torch.complex64"),
+    ({"input_scale": 1e-50}, "input_scale: expected a scale above 0 that f32 holds, got 1e-50"),
+    ({"output_scale": 1e300}, "output_scale: expected a scale above 0 that f32 holds, got 1e.300"),
+    ({"weight_scale": float("nan")}, "weight_scale: expected a scale above 0 that f32 holds, got nan"),
+    ({"weight_scale": True}, "weight_scale: expected a number or a tensor, got bool"),
+    ({"input_zero_point": torch.zeros(5).int()}, r"input_zero_point: .* or the shape \(4,\), got \(5,\)"),
+    ({"weight_zero_point": torch.tensor(1j)}, "weight_zero_point: expected integers, got torch.complex64"),
+    ({"input_zero_point": torch.tensor([True])}, "input_zero_point: expected integers, got torch.bool"),
+    ({"output_zero_point": -1, "output_dtype": torch.uint8}, "expected an integer from 0 to 255"),
+    ({"input": X.half(), "input_zero_point": 1}, "input_zero_point: zero points are of integers"),
+    ({"input": X.to(torch.float8_e4m3fn)}, "weight: f8e4m3 is multiplied by i8, but f8e4m3 has not all"),
+    ({"weight": W.to(torch.float8_e4m3fnuz)}, "weight: expected a tensor of int8 .*e4m3fnuz"),
+    ({"bias": [0.0] * 8}, "bias: expected floats, in real numbers, got list"),
+    ({"activation": 3}, "activation: expected words of an epilogue, got 3"),
+    ({"output_dtype": "int8"}, "output_dtype: expected one of int8 uint8 .* got int8"),
 ])
-def test_errors_name_the_argument(given: Given, reason: str) -> None:
-    with pytest.raises(errors.TensorError, match=reason):
+def test_errors_name_the_argument(given: Given, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything runs: no kernel, and no function of torch."""
+    monkeypatch.setattr(quantized_route.QuantizedRoute, "run", lambda *_: pytest.fail("something ran"))
+    with pytest.raises(errors.TensorError, match=f"transconv.quantized.conv2d: .*{reason}"):
         quantized.conv2d(**{"input": X, "weight": W, **given})
 
 

@@ -88,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(words: argparse.Namespace) -> int:
     from transconv.verify.driver import Driver
+    from transconv.verify.driver_dw import apart
 
     own, rest = parser().parse_known_args(words.words)
     texts = [w for w in rest if not w.startswith("-")]
@@ -99,7 +100,8 @@ def run(words: argparse.Namespace) -> int:
             return max(computations.check_gradients(c, of, own) for c in found)
         return max(computations.check(c, own) for c in found)
     driver = Driver()
-    requests = list(driver.requests(rest))[own.shard[0]::own.shard[1]]
+    asked = (each for request in driver.requests(rest) for each in apart(request))
+    requests = list(asked)[own.shard[0]::own.shard[1]]
     if not requests:
         raise ValueError("no problem was given; expected one such as mb2ic8ih14oc16oh14kh3ph1, "
                          "or --batch=FILE")

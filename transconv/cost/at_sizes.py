@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
-from transconv.cost.model import Timed, interpreted, launched
+from transconv.cost.model import Timed, copied, interpreted, launched
 from transconv.cost.work import count
 from transconv.ir import Expr, View, as_expr, minimum
-from transconv.schedule import Schedule, k_steps, programs
+from transconv.schedule import Schedule, Scheduled, k_steps, programs
 from transconv.target import Target
 
 
@@ -39,13 +39,15 @@ class AtSizes:
             self.us = self._interpreted()
             return
         work, rates = count(schedule, compute, self.target), self.target.rates
+        beside = copied(compute, schedule, self.target) if schedule.pack else 0.0
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
-            issued = issue.Issued.of(schedule, compute, self.target)
-            self.us = lambda tiles, steps, traffic: launched(
+            issued = issue.Issued.of(schedule, Scheduled(compute, schedule, self.target).main, self.target)
+            self.us = lambda tiles, steps, traffic: beside + launched(
                 work, issued(tiles, steps), traffic, schedule, self.target, rates.triton)
             return
-        self.us = Timed(work, schedule, self.target,
-                        rates.gluon if schedule.via == "gluon" else rates.triton)
+        timed = Timed(work, schedule, self.target,
+                      rates.gluon if schedule.via == "gluon" else rates.triton)
+        self.us = (lambda *counts: beside + timed(*counts)) if beside else timed
 
     def _interpreted(self) -> Callable[[int, int, int], float]:
         compute, schedule = self.compute, self.schedule

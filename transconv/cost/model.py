@@ -58,10 +58,13 @@ def _estimate(schedule: Schedule, compute: Compute, target: Target,
         main += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
     if compute.statistics:
         main += leaving_us(schedule, Scheduled(compute, schedule, target).main, target)
-    if not schedule.pack:
-        return main
+    return main + copied(compute, schedule, target) if schedule.pack else main
+
+
+def copied(compute: Compute, schedule: Schedule, target: Target) -> float:
+    """Microseconds of the copies of a schedule with the word ``pack``."""
     grouped = Scheduled(compute, schedule, target).grouped
-    return main + _beside(grouped, schedule.pack, schedule.split_k > 1, target)
+    return _beside(grouped, schedule.pack, schedule.split_k > 1, target)
 
 
 @lru_cache(maxsize=512)

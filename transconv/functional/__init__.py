@@ -3,6 +3,7 @@
 In: torch tensors. Out: torch tensors and gradients, computed by kernels of the library's texts or, with
 the reason, by torch. Knows: the torch border and everything below it."""
 
+from transconv.functional.explained import explain as explain
 from transconv.functional.extrema import argmax, argmin, max, min
 from transconv.functional.indexing import embedding, gather, index_select
 from transconv.functional.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm

@@ -80,18 +80,29 @@ def chosen(named: library.Named, device: torch.device, aligned: bool,
     none, or none yet as the mode has it."""
     if knobs.schedule():
         raise Unsupported("sizes:refused", "TRANSCONV_SCHEDULE names a schedule, for given sizes")
-    key = (texts(named), device.type, device.index, aligned, deterministic())
-    kind = _registries.get(key)
-    if kind is None:
-        if len(_registries) >= LIMIT:
-            _registries.clear()
-        kind = _registries.setdefault(key, _Kind(named, device, aligned))
+    kind = _kind(named, device, aligned)
     find = partial(kind.plans.choose, tuple(named.sizes.values()), mode)
     try:
         found: Chosen[Plan] = or_unsupported(find, kind.plans.title)
     except ComputeError as error:
         raise Unsupported("sizes:refused", str(error)) from error
     return found, kind.of[found.question]
+
+
+def told(named: library.Named, device: torch.device, aligned: bool) -> list[str]:
+    """The plans of a form as lines, with their estimates for the sizes of a call; of those that do not
+    take them, the requirement."""
+    return _kind(named, device, aligned).plans.told([*named.sizes.values()])
+
+
+def _kind(named: library.Named, device: torch.device, aligned: bool) -> _Kind:
+    key = (texts(named), device.type, device.index, aligned, deterministic())
+    kind = _registries.get(key)
+    if kind is None:
+        if len(_registries) >= LIMIT:
+            _registries.clear()
+        kind = _registries.setdefault(key, _Kind(named, device, aligned))
+    return kind
 
 
 class Found(NamedTuple):

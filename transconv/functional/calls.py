@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from transconv.errors import Unsupported
 from transconv.functional import forms, operators, proof, warm
+from transconv.functional.asking import Asking
 from transconv.functional.bound import Function, Numbers, as_tuple, bind
 from transconv.functional.derivatives import apply, apply_in_graph, forward_in_graph
 from transconv.functional.launches import aligned, refused
@@ -117,6 +119,8 @@ def _has_text(n: Any) -> bool:
 
 def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     """A call that a transform, a mode or a tracer must see."""
+    if isinstance(mode := _get_current_dispatch_mode(), Asking):
+        raise mode.asked(f, tensors, numbers)
     if _transforms():
         return _handed(f, tensors, numbers, "transform:functorch")
     if forward_ad._current_level >= 0:
@@ -164,7 +168,7 @@ def _cast(f: Function, tensors: Tensors) -> Tensors:
 def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> Route:
     """Decide who computes calls of one kind."""
     given = [t for t in tensors if t is not None]
-    why, message = _refused(f, tensors), ""
+    why, message = why_torch(f, tensors), ""
     if not why:
         try:
             any_size = settings.sizes == "any"
@@ -183,7 +187,8 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
     return Route(None, why, f.name)
 
 
-def _refused(f: Function, tensors: Tensors) -> str:
+def why_torch(f: Function, tensors: Tensors) -> str:
+    """Why no kernel may compute a call; empty if one may."""
     given = [t for t in tensors if t is not None]
     whole = [f.whole[i] for i, t in enumerate(tensors) if t is not None and i < len(f.whole)]
     why = refused(given, whole)
@@ -223,7 +228,7 @@ def _function(call: str, given: list[Tensor]) -> list[Tensor]:
     if _autocast() and forward_ad._current_level < 0:
         tensors = list(_cast(f, tuple(tensors)))
     given = [t for t in tensors if t is not None]
-    why = "transform:forward_ad" if forward_ad._current_level >= 0 else _refused(f, tuple(tensors))
+    why = "transform:forward_ad" if forward_ad._current_level >= 0 else why_torch(f, tuple(tensors))
     message = ""
     if not why:
         wanted = tuple(t.requires_grad for t in given) if torch.is_grad_enabled() else ()

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 
-from transconv.compute import Compute, touched
+from transconv.compute import Compute, read_once
 from transconv.ir import For, Kernel, Let, Load, Mutator, Node, Stmt, Tensor, find, statements
 from transconv.schedule import Schedule
 
@@ -26,13 +25,6 @@ def once(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     loops = [x for x in _loops(kernel.body) if find(x, Load)]
     again = loops[:-1] if compute.again else []
     return _Once(read_once(compute), frozenset(again)).mutate(kernel)  # type: ignore[no-any-return]
-
-
-def read_once(compute: Compute) -> frozenset[Tensor]:
-    """The tensors with a view that reads another element at each point of the axes."""
-    points = prod(x.size for x in compute.axes)
-    return frozenset(v.tensor for v in {r.view for r in compute.reads}
-                     if touched(v, compute) == points * v.tensor.dtype.bytes)
 
 
 def _loops(at: Stmt) -> Iterator[For]:

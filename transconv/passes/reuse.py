@@ -11,6 +11,12 @@ Positions and window elements that are written out (``regs=w.kw``) read the same
 a row and a window of 7 have 56 products, of 14 elements. Indices are equal if they simplify to the same
 expression, loads if tensor, address and mask are equal. Loads of a tensor that the kernel stores to are
 not shared. A constant index is replaced by its number.
+
+Where sizes are arguments, few masks are proved to hold, and those of one address differ. An element that
+was loaded under a weaker mask is then not loaded again:
+
+    a_0_1 = load(A, .. x, x < W)                     a_0_1 = load(A, .. x, x < W)
+    a_1_0 = load(A, .. x, x < W and w + 1 < W)  ->   a_1_0 = select(w + 1 < W, a_0_1, 0)
 """
 
 from __future__ import annotations
@@ -21,14 +27,20 @@ from transconv.ir import (
     For,
     If,
     Kernel,
+    Le,
     Let,
     Load,
+    Lt,
     Mutator,
     Node,
+    Select,
+    Sizes,
     Stmt,
     Store,
     Tensor,
     Var,
+    all_of,
+    conjuncts,
     find,
     substitute,
 )
@@ -39,16 +51,18 @@ from transconv.simplify import simplify
 def reuse(kernel: Kernel) -> Kernel:
     """Merge equal indices and equal loads of one sequence and the sequences around it."""
     stored = frozenset(s.tensor for s in find(kernel, Store))
-    made = _Reuse(stored).mutate(kernel)
+    made = _Reuse(stored, kernel.sizes).mutate(kernel)
     assert isinstance(made, Kernel)
     return made
 
 
 class _Reuse(Scope):
-    def __init__(self, stored: frozenset[Tensor]) -> None:
-        super().__init__()
+    def __init__(self, stored: frozenset[Tensor], sizes: Sizes | None) -> None:
+        super().__init__(sizes)
         self.stored = stored
         self.known: dict[Expr, Var] = {}
+        self.loaded: dict[tuple[Tensor, Expr, float], tuple[Var, list[Expr]]] = {}
+        self.implied: dict[tuple[Expr, Expr], bool] = {}
         self.names: dict[Node, Expr] = {}
 
     def mutate(self, at: Node) -> Node | None:
@@ -67,6 +81,13 @@ class _Reuse(Scope):
             return None
         if key is not None:
             self.known[key] = let.var
+        if self.sized and isinstance(key, Load):
+            value = self.under_a_weaker_mask(key, let.var)
+            if isinstance(value, Var):
+                self.names[let.var] = value
+                return None
+            if isinstance(value, Select):
+                return Let(let.var, value)
         return let if value is let.value else Let(let.var, value, let.origin)
 
     def key(self, value: Expr) -> Expr | None:
@@ -78,11 +99,40 @@ class _Reuse(Scope):
         key = simplify(self.affine(value), self.facts)
         return None if isinstance(key, Var) else key
 
+    def under_a_weaker_mask(self, load: Load, name: Var) -> Expr:
+        """The element as it was loaded before, selected by what the mask says beyond the mask of then; the
+        load itself if there is none."""
+        parts = list(conjuncts(load.mask))
+        place = load.tensor, load.offset, load.fill
+        if place not in self.loaded:
+            self.loaded[place] = name, parts
+            return load
+        before, weaker = self.loaded[place]
+        if not all(any(self.implies(p, w) for p in parts) for w in weaker):
+            return load
+        beyond = [p for p in parts if not any(self.implies(w, p) for w in weaker)]
+        return Select(all_of(beyond), before, Const(load.fill, load.dtype)) if beyond else before
+
+    def implies(self, a: Expr, b: Expr) -> bool:
+        """Whether a comparison implies another one by the difference of their sides, a number."""
+        if a is b:
+            return True
+        if not isinstance(a, (Lt, Le)) or not isinstance(b, (Lt, Le)):
+            return False
+        found = self.implied.get((a, b))
+        if found is None:
+            more = simplify(self.whole(b.b - b.a) - self.whole(a.b - a.a), self.facts)
+            looser = isinstance(b, Le) - isinstance(a, Le)
+            found = isinstance(more, Const) and int(more.value) + looser >= 0
+            self.implied[a, b] = found
+        return found
+
     def inside(self, at: Stmt) -> Stmt:
         """Rewrite a block, then forget its variables: their names may be bound again after it."""
-        before = dict(self.known), dict(self.names)
+        before = dict(self.known), dict(self.names), dict(self.loaded), self.implied
+        self.implied = {}
         made: Stmt = Scope.mutate_For(self, at) if isinstance(at, For) else Mutator.generic(self, at)
-        self.known, self.names = before
+        self.known, self.names, self.loaded, self.implied = before
         return made
 
     def mutate_For(self, loop: For) -> Stmt:

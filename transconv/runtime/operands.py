@@ -55,6 +55,17 @@ class Wanted:
                   if self.strides is None else f"shape {self.shape} and strides {self.strides}")
         return f"{wanted}, got shape {shape} and strides {strides}"
 
+    def filled(self, device: Any, seed: int) -> Any:
+        """Such a tensor of small random integers; of zeros where elements are integers, which may be
+        indices."""
+        import torch
+
+        memory = torch.zeros(self.span, dtype=self.elements, device=device)
+        if memory.is_floating_point():
+            generator = torch.Generator(device).manual_seed(seed)
+            memory.copy_(torch.randint(-2, 3, memory.shape, generator=generator, device=device))
+        return memory if self.strides is None else memory.as_strided(self.shape, self.strides)
+
 
 def check(wanted: Sequence[Wanted], tensors: dict[str, Any],
           about: Callable[[], str]) -> None:

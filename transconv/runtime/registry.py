@@ -14,7 +14,7 @@ from transconv.backend_triton import SizedLauncher
 from transconv.cost import AtSizes
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
 from transconv.ir import Expr, Sizes, values_of
-from transconv.runtime.plans import Made
+from transconv.runtime.plans import Made, Plan
 from transconv.runtime.readiness import COMPILING, NEVER, Question, ready
 
 
@@ -134,6 +134,13 @@ class Registry(Generic[Made]):
         found = self.estimates(sizes) if self.is_settled() else []
         return _least(found)[1] if found else None
 
+    def complete(self) -> None:
+        """Find or make all plans, so that the next call has nothing left to look up."""
+        if not self.is_settled():
+            self._look("now")
+        if self.there:
+            self.estimates([*next(iter(self.there.values())).sizes.like.values()])
+
     def told(self, sizes: Sequence[int]) -> list[str]:
         """Its plans and what they are estimated to take for sizes, as lines; the one that is taken first
         in the line that says so. Makes them; compiles nothing."""
@@ -144,9 +151,9 @@ class Registry(Generic[Made]):
                 f"chosen for {q.workload.text}: {k.plan.schedule}" for q, k in self.there.items()]
 
     @property
-    def kernels(self) -> int:
-        """How many kernels its plans have."""
-        return sum(len(k.plan.steps) for k in self.there.values())
+    def kernels(self) -> set[str]:
+        """The digests of its plans' kernels."""
+        return {d for k in self.there.values() for d in _digests(k.plan)}
 
     def forget(self) -> None:
         """Ask for all plans anew, one of them having been found to be wrong."""
@@ -165,8 +172,8 @@ class Registry(Generic[Made]):
             try:
                 plan = ready(question.workload, question.target, None, question.deterministic, self.made,
                              question.aligned, mode)
-                if self.most and self.there and self.kernels + len(plan.steps) > self.most:
-                    self.failed[question] = f"its {len(plan.steps)} kernels would be more than {self.most}"
+                if self.most and self.there and len(self.kernels | _digests(plan)) > self.most:
+                    self.failed[question] = f"with its kernels there would be more than {self.most}"
                 else:
                     self.there[question] = Kernels(question, plan)
                     self.table = None
@@ -195,3 +202,7 @@ def _least(found: Sequence[tuple[float, Kernels[Made]]]) -> tuple[float, Kernels
         if one[0] < best[0]:
             best = one
     return best
+
+
+def _digests(plan: Plan) -> set[str]:
+    return {s.digest for s in plan.steps}

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.packing import letters, view_of
 from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
@@ -55,10 +55,6 @@ def why_not_said(schedule: Schedule) -> str | None:
     return None
 
 
-# Words whose kernels need sizes that are numbers, and the value that works for sizes that are arguments.
-OF_SIZES: tuple[tuple[str, Any], ...] = (("pack", ""), ("merge", 1))
-
-
 FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
 
 
@@ -66,21 +62,25 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
     arguments: the words that need numbers at their defaults, as it is, for Triton, and without boxes."""
     plain = Schedule()
-    most = replace(schedule, **dict(OF_SIZES))
+    alone = replace(schedule, merge=1)
+    most = replace(alone, pack="")
     changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
                       keep=plain.keep,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
-    ways = (most, changed, replace(changed, swap=1), replace(changed, a="gather"),
+    ways = (alone, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
             replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
     return tuple(dict.fromkeys(ways))
 
 
 def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
-    for word, value in OF_SIZES:
-        if getattr(c, word) != value:
-            return (f"sizes that are arguments: {word}={getattr(c, word)} is made for given sizes; "
-                    f"expected {word}={value}")
+    if c.merge != 1:
+        return f"sizes that are arguments: merge={c.merge} is made for given sizes; expected merge=1"
+    for letter in letters(c.pack):
+        view = view_of(compute, letter)
+        if view is not None and view.tensor.extents:
+            return (f"sizes that are arguments: pack={letter} copies {view.tensor.name}, whose sizes are; "
+                    "expected operands of given sizes alone")
     if c.reduce == "stream":
         return "sizes that are arguments: reduce=stream deals out tiles of given sizes"
     if c.split_k > 1 and compute.c.tensor.extents:

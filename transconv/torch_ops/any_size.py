@@ -8,7 +8,7 @@ and an estimate for each kernel.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,7 @@ from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
     from transconv.conv import Compiled, Registry
-    from transconv.runtime import Chosen
+    from transconv.runtime import Chosen, Question
 
 LIMIT = 1024  # layers kept; beyond it all are dropped
 
@@ -54,6 +54,13 @@ def chosen(prop: Prop, params: Params, dtype: execute.Types, tensors: Sequence[e
     src = far[0] if params.transposed else near[0]
     registry, sizes = found, (src[0], *src[2:])
     return execute.or_unsupported(lambda: registry.choose(sizes, mode), registry.title), found
+
+
+def complete(questions: Container[Question]) -> None:
+    """Have the registries that asked nothing but these find all their plans, which are compiled."""
+    for registry in list(_layers.values()):
+        if not isinstance(registry, str) and all(q in questions for q in registry.questions):
+            registry.complete()
 
 
 def forget() -> None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from transconv.conv import ConvProblem, Prop, TensorSpec
-from transconv.errors import ProblemError, ScheduleError, Unsupported
+from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
 from transconv.torch_ops.arguments import Params, is_wide
@@ -199,6 +199,19 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
             return trust.run(compiled, {**tensors, compiled.prop.result: result()})
 
     return or_unsupported(check, compiled.workload.title)
+
+
+def first_results(questions: Iterable[Question], device: torch.device) -> None:
+    """Load the kernels of convolutions on a GPU and check their first results, as their first calls would.
+    What fails is left to these calls."""
+    from transconv.conv import Compiled, ConvWorkload
+    from transconv.runtime import first_result, ready
+
+    for q in questions:
+        if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
+            with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
+                plan = ready(q.workload, q.target, None, q.deterministic, Compiled, q.aligned, "now")
+                first_result(plan, device)
 
 
 def is_loaded(compiled: Compiled, device: torch.device, aligned: bool) -> bool:

@@ -112,7 +112,7 @@ def backward(key: Hashable, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor
         return None
     src = grad.shape if params.transposed else x.shape
     for layer, wanted in zip(layers, (x, w), strict=True):
-        route = None if layer is None else layer.route(src, wanted.shape)
+        route = None if layer is None else layer.route(src, tuple(wanted.shape))
         if layer is not None and route is None:
             return None
         made.append(route)

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from transconv.runtime import Prepared, collecting
 from transconv.runtime import prepare as compiled
-from transconv.torch_ops import routes, stats
+from transconv.torch_ops import any_size, execute, routes, stats
 from transconv.torch_ops.convert import use
 
 Tensor = torch.Tensor
@@ -30,8 +30,9 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     parameter requires a gradient). ``workers``: processes (default: one for each core); ``progress``: a
     bar on standard error. Model and inputs have to be where they will run.
 
-    The next call of each finds its kernel; in other processes too, while the caches last. Its first
-    result is checked as ever. Raises what the model raises, ValueError for sizes that do not fit.
+    The next call of each finds its kernel; in other processes too, while the caches last. On a GPU each
+    kernel of a convolution also runs once on small integers: it is then loaded, and its first result
+    checked. Raises what the model raises, ValueError for sizes that do not fit.
     """
     from tqdm import tqdm
 
@@ -42,10 +43,15 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     with _undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
         for given in runs:
             _run(model, given, backward)
-        routes.forget()
+        routes.forget(layers=False)
         left = tuple(sorted((why, n) for why, n in counted().fallback.items() if why != "compiling"))
     with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
-        return compiled(questions, workers or os.cpu_count() or 1, bar.update, left)
+        report = compiled(questions, workers or os.cpu_count() or 1, bar.update, left)
+    leaves = [t for t in _pytree.tree_leaves(list(runs)) if isinstance(t, Tensor)]
+    for device in {t.device for t in leaves if t.is_cuda}:
+        execute.first_results(questions, device)
+        any_size.complete(questions)
+    return report
 
 
 def _sized(inputs: Sequence[Any], size: Sequence[int]) -> tuple[Any, ...]:

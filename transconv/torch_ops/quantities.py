@@ -210,6 +210,8 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
         if isinstance(t, Tensor) and t.device != input.device:
             raise TensorError(f"{name}: {what}: expected a tensor on {input.device}, where the input is, "
                               f"got one on {t.device}")
+    if not isinstance(q.activation, str):
+        raise TensorError(f"{name}: activation: expected words of an epilogue, got {q.activation!r}")
     for what in ("input_scale", "weight_scale", "output_scale"):
         _check_scale(name, what, getattr(q, what))
 
@@ -254,19 +256,22 @@ def _check_number(name: str, what: str, given: object) -> None:
         raise TensorError(f"{name}: {what}: expected a number or a tensor, got {type(given).__name__}")
 
 
+LEAST_SCALE, LARGEST_SCALE = 2.0**-149, torch.finfo(torch.float32).max
+
+
 def _check_scale(name: str, what: str, given: Number) -> None:
     if isinstance(given, Tensor):
         if not given.is_floating_point():
             raise TensorError(f"{name}: {what}: expected floats, got {given.dtype}")
         return
     _check_number(name, what, given)
-    if not 0 < given < float("inf"):
-        raise TensorError(f"{name}: {what}: expected a scale above 0, got {given:g}")
+    if not LEAST_SCALE <= given <= LARGEST_SCALE:
+        raise TensorError(f"{name}: {what}: expected a scale above 0 that f32 holds, got {given:g}")
 
 
 def _check_zero(name: str, what: str, given: Number, holds: DType) -> None:
     if isinstance(given, Tensor):
-        if given.is_floating_point():
+        if given.is_floating_point() or given.is_complex() or given.dtype is torch.bool:
             raise TensorError(f"{name}: {what}: expected integers, got {given.dtype}")
     else:
         _check_number(name, what, given)

@@ -7,7 +7,7 @@ those of quantized_modules.py; a subclass of torch's gets a class of both, as `c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -53,7 +53,8 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
               filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
               use_fast_accum: bool | None = None) -> QuantizeReport:
     """Quantise the torch.nn convolutions of ``model`` in place: ``"int8"``, ``"fp8"`` or
-    ``"int8_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of torchao that means one.
+    ``"int8_weight_only"`` or ``"int4_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of
+    torchao that means one.
 
     ``calibration``: batches, on which the model runs in eval mode to see the range of each convolution's
     inputs (a tuple holds the model's arguments, a dict those by name), or a function that runs the model
@@ -72,6 +73,7 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     done = []
     for name, module in found.items():
         why, quantities = _input_of(seen.get(name), how)
+        why = why or how.why_not(module._parameters["weight"], module.transposed)  # type: ignore[arg-type]
         if why:
             left[name] = why
             continue
@@ -86,7 +88,7 @@ CONFIGS = {"Int8DynamicActivationInt8WeightConfig": "int8",
            "Int8StaticActivationInt8WeightConfig": "int8",
            "Float8DynamicActivationFloat8WeightConfig": "fp8",
            "Float8StaticActivationFloat8WeightConfig": "fp8",
-           "Int8WeightOnlyConfig": "int8_weight_only"}
+           "Int8WeightOnlyConfig": "int8_weight_only", "Int4WeightOnlyConfig": "int4_weight_only"}
 
 
 def kind_of(given: Any) -> Kind:
@@ -97,9 +99,12 @@ def kind_of(given: Any) -> Kind:
     if name not in CONFIGS:
         raise ValueError(f"{name} means no quantised convolution; expected one of: {', '.join(KINDS)}, or "
                          f"of torchao's {', '.join(CONFIGS)}")
-    if (size := getattr(given, "group_size", None)) is not None:
+    size, meant = getattr(given, "group_size", None), KINDS[CONFIGS[name]]
+    if size is not None and meant.group:
+        return replace(meant, group=size)
+    if size is not None:
         raise ValueError(f"{name}: group_size: expected None, a scale for each output channel, got {size}")
-    return KINDS[CONFIGS[name]]
+    return meant
 
 
 def _says_fast(given: Any) -> bool:

@@ -96,7 +96,7 @@ def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, st
     req = dispatch.requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         raise quantities.wrong_number(f, stride, padding, output_padding, dilation, groups)
-    if not isinstance(input, Tensor) or not isinstance(weight, Tensor):
+    if not all(isinstance(t, Tensor) for t in (input, weight, input if bias is None else bias)):
         quantities.check(f.name, f.ndims, input, weight, bias, quantities.Quantities(**given))
     if torch.is_grad_enabled():
         quantities.refuse_gradients(f.name, input, weight, bias)

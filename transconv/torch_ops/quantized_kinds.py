@@ -3,8 +3,10 @@
     int8               weights int8, inputs int8 with a scale and a zero point
     fp8                weights float8_e4m3fn, inputs float8_e4m3fn with a scale
     int8_weight_only   weights int8, inputs as they are (float16, bfloat16, float32)
+    int4_weight_only   weights of 4 bits, inputs as they are (four_bits.py)
 
-Weights are symmetric, with a scale for each output channel.
+Weights are symmetric, with a scale for each output channel; those of 4 bits have one for every ``group``
+of its input channels, or for all where that does not divide them.
 """
 
 from __future__ import annotations
@@ -23,12 +25,24 @@ Tensor = torch.Tensor
 @dataclass(frozen=True)
 class Kind:
     """A way to quantise. ``input``: the type that inputs become, None if they stay; ``most``: the largest
-    quantised weight."""
+    quantised weight; ``group``: input channels with one scale, of weights of 4 bits, else 0."""
 
     name: str
     weight: DType
     input: DType | None
     most: float
+    group: int = 0
+
+    def channels(self, weight: Tensor) -> int:
+        """The input channels with one scale of a weight (oc, ic/groups, *k) of 4 bits."""
+        return self.group if weight.shape[1] % self.group == 0 else weight.shape[1]
+
+    def why_not(self, weight: Tensor, transposed: bool) -> str:
+        """Why a weight has no form of this kind; empty if it has."""
+        if not self.group or not transposed and self.channels(weight) % 2 == 0:
+            return ""
+        return ("transposed convolutions have no weights of 4 bits" if transposed else
+                f"weights of 4 bits are for even numbers of input channels, not {weight.shape[1]}")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,7 +57,8 @@ class Kind:
 
 _i8, _f8 = DTYPES["i8"], DTYPES["f8e4m3"]
 KINDS = {k.name: k for k in (Kind("int8", _i8, _i8, 127), Kind("fp8", _f8, _f8, _f8.largest),
-                             Kind("int8_weight_only", _i8, None, 127))}
+                             Kind("int8_weight_only", _i8, None, 127),
+                             Kind("int4_weight_only", DTYPES["u8"], None, 7, 32))}
 """The ways to quantise, by name."""
 
 def kind_named(name: str) -> Kind:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from transconv.errors import Unsupported
-from transconv.torch_ops import exchange, quantized
+from transconv.torch_ops import exchange, four_bits, quantized
 from transconv.torch_ops.autocast import autocast_dtype
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
 from transconv.torch_ops.quantising import quantise
@@ -55,11 +55,15 @@ class _Quantised:
     def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None,
                  fast: bool = False) -> None:
         """Replace the float weight by quantised buffers, in place. ``scale``, ``zero``: of inputs; None:
-        of each input its own. ValueError for fast sums of other kinds than 8-bit floats."""
+        of each input its own. ValueError for fast sums of other kinds than 8-bit floats, and for weights
+        that the kind has no form of."""
         kind.check_fast(fast)
+        if why := kind.why_not(self._parameters["weight"], self.transposed):
+            raise ValueError(f"{type(self).__name__}: {why}")
         self.kind, self.use_fast_accum = kind.name, fast
         given = self._parameters.pop("weight")
-        weight, scales = quantised_weight(given, self.groups, self.transposed, kind)
+        weight, scales = (four_bits.packed(given, kind.channels(given)) if kind.group else
+                          quantised_weight(given, self.groups, self.transposed, kind))
         found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero}
         for name in BUFFERS:
             self.register_buffer(name, found[name])
@@ -95,6 +99,8 @@ class _Quantised:
             return made
         kind, result = KINDS[self.kind], autocast_dtype(input) or input.dtype
         with torch.no_grad():
+            if kind.group:
+                return four_bits.convolve(input.to(result), weight, self.weight_scale, bias, *numbers)
             if kind.input is None:
                 return self.function(  # type: ignore[no-any-return]
                     input.to(result), weight, bias, *numbers, weight_scale=self.weight_scale,

@@ -121,9 +121,11 @@ def _count(item: Route | BackwardRoutes) -> None:
         route.count()
 
 
-def forget() -> None:
-    """Drop every route; counts stay. Compiled kernels stay with the compiler."""
-    any_size.forget()
+def forget(layers: bool = True) -> None:
+    """Drop every route; counts stay. Compiled kernels stay with the compiler. ``layers``: also what calls
+    of any size share."""
+    if layers:
+        any_size.forget()
     known_layers.forget()
     _drop(lambda item: True)
 

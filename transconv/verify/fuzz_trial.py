@@ -22,6 +22,7 @@ from transconv import knobs
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Epilogue, Prop, computes, for_weights, split
 from transconv.errors import ProblemError
+from transconv.ir import SHORT
 from transconv.passes import passes
 from transconv.schedule import Schedule
 from transconv.target import Target
@@ -195,5 +196,6 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90") -> Trial:
                   tuple(sorted(draw.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
     schedule = draw_schedule.schedule(rng, trial.computes, trial.chip)
-    words = "+".join([*zeros, *filter(None, [trial.epilogue])])  # the schedule is that of the product
+    last = ["stochastic"] if problem.specs[prop.result].dtype in SHORT and chance(rng, 12) else []
+    words = "+".join([*zeros, *filter(None, [trial.epilogue]), *last])  # the schedule is the product's
     return Trial.parse(str(replace(trial, schedule=schedule, epilogue=words)))
