@@ -64,6 +64,17 @@ def test_they_are_torch_s(network: nn.Module, shapes: list[tuple[int, ...]],
     assert stored(whole(network, *shapes)[1]) == operations
 
 
+def test_what_multiplies_a_vector_reduces_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no tiles of which parts could leave."""
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+    x, w = torch.randn(1, 4), torch.randn(4, 3)
+    run: Any = torch.compile(lambda x, w: (y := x @ w).exp() / y.sum(), backend=backend,
+                             options={"rest": "eager"})
+    with by_meaning() as texts, torch.no_grad():
+        torch.testing.assert_close(run(x, w), (x @ w).exp() / (x @ w).sum(), rtol=1e-2, atol=1e-2)
+    assert not stored(texts) and "a vector is multiplied" in str(report(run))
+
+
 def test_the_price_decides() -> None:
     """Rows that registers hold are reduced by the kernel that applies the norm, and the report says so."""
     small, texts = whole(Block(), (2, 4, 5, 6))

@@ -24,7 +24,7 @@ from transconv.graph.pieces import Index, Mapped, Piece, Product, Reduced
 from transconv.graph.price import Price, sources
 from transconv.graph.seconds import estimated
 from transconv.graph.sizes import Size, like
-from transconv.ir import Const, FloorDiv, Var
+from transconv.ir import Const, FloorDiv, Var, free_vars
 from transconv.selection import HELD
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def left(piece: Reduced, planner: Planner) -> str:
         return why
     if group.siblings:
         return "the parts of its input are computed apart"
+    if not all(_own_axes(group.product)):
+        return "a vector is multiplied, which is a reduction of rows"
     if any(isinstance(n, Size) for _, n in group.axes):
         return "sizes that are names do not tell how many tiles there are"
     place = group.simple(behind(at, piece))
@@ -87,6 +89,14 @@ def _why_not(piece: Reduced, op: str, x: Piece, at: Index) -> str:
     if piece.dtype not in KEPT:
         return f"a statistic is kept in f32, this is {piece.dtype}"
     return "" if len(at) == len(x.shape) else "its input stands elsewhere"
+
+
+def _own_axes(product: Product) -> tuple[set[str], set[str]]:
+    """The axes of a product that one factor alone has, for each."""
+    one, other = ({v.name for e in factor.at for v in free_vars(e)} for factor in product.factors)
+    sizes = dict(product.axes)
+    one, other = ({name for name in own if sizes[name] != 1} for own in (one, other))
+    return one - other, other - one
 
 
 def _why_not_place(place: Index) -> str:
