@@ -144,8 +144,9 @@ class Run:
 
     def error(self, e: Expr, found: Array) -> Array | None:
         """The error of an expression whose value is ``found``: from the error of each name, and from its
-        own rounding. None if errors are not computed, or for booleans."""
-        if not self.share or e.dtype.kind not in ("float", "int"):
+        own rounding; 1 for a truth that the errors of what is compared turn over. None if errors are not
+        computed."""
+        if not self.share or e.dtype.kind not in ("float", "int", "bool"):
             return None
         exact = _exact(e)
         total = roundings.own(e, _exact, self.at)

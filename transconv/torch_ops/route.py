@@ -211,7 +211,7 @@ class Route:
                 dtype: torch.dtype) -> Route:
         """The route of a call that differs in its sizes alone, of which ``count`` tensors ``begin`` starts
         the plan."""
-        made = Route(self.direction, self.params, shape, self.channels_last)
+        made = Route(self.direction, self.params, tuple(shape), self.channels_last)  # no torch.Size
         made.types, made.aligned, made.registry, made.compiled = (self.types, self.aligned, self.registry,
                                                                   compiled)
         made._starts(begin, device, count, dtype)
