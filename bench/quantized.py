@@ -13,7 +13,7 @@ import csv
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -31,7 +31,8 @@ PARTS = ("resnet50", "sdxl", "train")
 # The kind, the words of quantize_, and whether calibration gives inputs one scale.
 WAYS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int8", {"kind": "int8"}), ("fp8", {"kind": "fp8"}),
-    ("fp8 fast", {"kind": "fp8", "use_fast_accum": True}), ("int8 weights", {"kind": "int8_weight_only"}))
+    ("fp8 fast", {"kind": "fp8", "use_fast_accum": True}), ("int8 weights", {"kind": "int8_weight_only"}),
+    ("int4 weights", {"kind": "int4_weight_only"}))
 COLUMNS = ("model", "kind", "ms", "bf16_ms", "convolutions", "left", "other", "elements", "off",
            "prepare_s", "device", "torch", "triton", "commit")
 TRAIN = ("step", "fp8", "bf16", "device", "torch", "triton", "commit")
@@ -45,10 +46,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help=f"of {', '.join(PARTS)}")
     parser.add_argument("--small", action="store_true", help="sizes for a CPU, where torch computes")
     parser.add_argument("--steps", type=int, default=STEPS, help="of training")
+    parser.add_argument("--time-budget", type=float, default=float("inf"), metavar="S",
+                        help="seconds; then no way and no step starts, and what was measured is kept")
 
 
 def main(options: argparse.Namespace) -> int:
     """Measure; 1 if results of int8 are not the integer reference's, or a loss goes another way."""
+    end = time.monotonic() + options.time_budget
     out, parts = Path(options.out), options.only.split(",")
     out.mkdir(parents=True, exist_ok=True)
     wrong = 0
@@ -57,7 +61,7 @@ def main(options: argparse.Namespace) -> int:
             lines = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             lines.writeheader()
             for part in (p for p in parts if p != "train"):
-                for row in inference(part, options.small):
+                for row in until(end, inference(part, options.small)):
                     print(" ".join(f"{k}={v}" for k, v in row.items() if k not in versions()), flush=True)
                     lines.writerow(row)
                     file.flush()
@@ -66,12 +70,23 @@ def main(options: argparse.Namespace) -> int:
         with (out / "quantized_train.csv").open("w", newline="", encoding="utf-8") as file:
             lines = csv.DictWriter(file, TRAIN, lineterminator="\n")
             lines.writeheader()
-            losses = trained(options.small, options.steps)
-            for step, (small, plain) in enumerate(losses):
+            losses = []
+            for step, (small, plain) in enumerate(until(end, trained(options.small, options.steps))):
+                losses.append((small, plain))
                 lines.writerow({"step": step, "fp8": f"{small:.4f}", "bf16": f"{plain:.4f}", **versions()})
+                file.flush()
             print("losses, fp8 and bf16: " + "; ".join(f"{a:.3f} {b:.3f}" for a, b in losses), flush=True)
-            wrong += max(abs(a - b) for a, b in losses) > 0.15 * losses[0][1]
+            wrong += bool(losses) and max(abs(a - b) for a, b in losses) > 0.15 * losses[0][1]
     return 1 if wrong else 0
+
+
+Row = TypeVar("Row")
+
+
+def until(end: float, rows: Iterator[Row]) -> Iterator[Row]:
+    """Rows as long as there is time; the one that is being made is finished."""
+    while time.monotonic() < end and (row := next(rows, None)) is not None:
+        yield row
 
 
 class Layers(nn.Module):
@@ -164,8 +179,8 @@ def reference(module: Any, x: Tensor) -> Tensor:
 # -- training --------------------------------------------------------------------------------------
 
 
-def trained(small: bool, steps: int) -> list[tuple[float, float]]:
-    """The loss of every step in fp8 and in bf16, from the same weights on the same batch."""
+def trained(small: bool, steps: int) -> Iterator[tuple[float, float]]:
+    """The loss of every step in fp8 and in bf16, from the same weights on the same batch, step by step."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     plain = models.build("resnet50", small).to(device, memory_format=torch.channels_last)
@@ -178,7 +193,7 @@ def trained(small: bool, steps: int) -> list[tuple[float, float]]:
     if device == "cuda":
         with torch.autocast(device, torch.bfloat16):
             print(transconv.prepare(in_fp8, x, progress=False), flush=True)
-    return list(zip(_losses(in_fp8, x, y, steps), _losses(plain, x, y, steps), strict=True))
+    yield from zip(_losses(in_fp8, x, y, steps), _losses(plain, x, y, steps), strict=True)
 
 
 def _losses(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> Iterator[float]:

@@ -70,12 +70,23 @@ def test_models_with_8_bit_convolutions(tmp_path: Path) -> None:
     assert main(["quantized", "--small", "--steps", "3", "--out", str(tmp_path)]) == 0
     torch.set_num_threads(threads)
     rows = read(tmp_path / "quantized.csv")
-    assert [(r["model"], r["kind"]) for r in rows[:5]] == [*(("resnet50", name) for name, _ in WAYS),
-                                                         ("sdxl", "int8")]
+    ways = [(r["model"], r["kind"]) for r in rows[:len(WAYS) + 1]]
+    assert ways == [*(("resnet50", name) for name, _ in WAYS), ("sdxl", "int8")]
     assert all(r["other"] == "0" != r["elements"] for r in rows if r["kind"] == "int8")
-    assert all(r["left"] == "0" and 0 < float(r["off"]) < 0.1 for r in rows)
+    eight = [r for r in rows if r["kind"] != "int4 weights"]
+    assert all(r["left"] == "0" and 0 < float(r["off"]) < 0.1 for r in eight)
+    assert all(r["left"] == str(int(r["model"] == "resnet50")) for r in rows if r not in eight)
     losses = read(tmp_path / "quantized_train.csv")
     assert len(losses) == 3 and float(losses[2]["fp8"]) < 0.8 * float(losses[0]["fp8"])
+
+
+def test_what_was_measured_in_the_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr(quantized.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(quantized, "trained", lambda *_: iter([(2.0, 2.1), (1.0, 1.1), (0.5, 0.6)]))
+    words = ["quantized", "--small", "--only", "train", "--time-budget", "3", "--out", str(tmp_path)]
+    assert main(words) == 0
+    assert [r["fp8"] for r in read(tmp_path / "quantized_train.csv")] == ["2.0000", "1.0000"]
 
 
 def test_the_reference_finds_a_wrong_integer() -> None:

@@ -124,3 +124,20 @@ def test_errors_that_an_expression_cancels_do_not_count() -> None:
 def test_an_element_type_that_is_less_exact_on_the_way_counts() -> None:
     text = SUM + "bf16(s) - s"
     assert (error(text) >= 2.0**-9 * np.abs(X.sum(1))).all()
+
+
+def test_truths_that_a_rounding_turns_over_may_be_either() -> None:
+    """What is compared is near: the truth is known to within one, and so is what it chooses."""
+    text = """compute positive
+        axes n=4
+        read x = X[n]
+        read y = Y[n]
+        let  s = bf16(x) - y
+        let  p = s > 0
+        let  w = where(p, y, 0)
+        store P[n] = p
+        store W[n] = w"""
+    x = np.array([1.0 + 2.0**-9, 1.0 - 2.0**-9, 3.0, -2.0])
+    found = execute(parse(text), {"X": x, "Y": np.ones(4)}, SUMMED)
+    assert np.allclose(found["P"].error, [1, 1, 0, 0], atol=1e-6)
+    assert (found["W"].error[:2] >= 1).all() and (found["W"].error[2:] < 1e-6).all()

@@ -64,6 +64,17 @@ def test_they_are_torch_s(network: nn.Module, shapes: list[tuple[int, ...]],
     assert stored(whole(network, *shapes)[1]) == operations
 
 
+def test_what_multiplies_a_vector_reduces_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no tiles of which parts could leave."""
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+    x, w = torch.randn(1, 4), torch.randn(4, 3)
+    run: Any = torch.compile(lambda x, w: (y := x @ w).exp() / y.sum(), backend=backend,
+                             options={"rest": "eager"})
+    with by_meaning() as texts, torch.no_grad():
+        torch.testing.assert_close(run(x, w), (x @ w).exp() / (x @ w).sum(), rtol=1e-2, atol=1e-2)
+    assert not stored(texts) and "a vector is multiplied" in str(report(run))
+
+
 def test_the_price_decides() -> None:
     """Rows that registers hold are reduced by the kernel that applies the norm, and the report says so."""
     small, texts = whole(Block(), (2, 4, 5, 6))
@@ -104,3 +115,21 @@ def test_kernels_and_their_second_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.no_grad():
         torch.testing.assert_close(run(x), network(x), rtol=1e-3, atol=1e-3)  # f32 is multiplied in tf32
     assert stored([k.text for k in report(run).graphs[0].kernels]) == {("sum", "squares")}
+
+
+def test_what_only_a_statistic_needs_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The squares of an RMS norm over features leave their sums; the product's result is stored, once."""
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.normalize(self.conv(x), dim=1)
+    report_, texts = whole(Root(), (1, 4, 6, 5))
+    assert stored(texts) == {("sum",)}
+    first = parse(texts[0])
+    assert [len(first.statistics), len(first.writes)] == [1, 2]
+    assert report_.kernels[0].operations[:2] == ("convolution", "bias")

@@ -342,7 +342,7 @@ def test_lists_and_a_torch_without_guards_go_the_long_way(monkeypatch: pytest.Mo
     assert not warm._forward
     stride[:] = [2, 2]
     torch.testing.assert_close(ours(x, w, b, None, stride=stride), theirs(x, w, b, None, stride=2))
-    monkeypatch.setattr(warm, "_guards", None)
+    monkeypatch.setattr(warm, "guards", None)
     heat(lambda: ours(*args))
     assert not warm._forward
     torch.testing.assert_close(ours(*args), theirs(*args))

@@ -7,6 +7,7 @@ import pytest
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.verify.driver import Driver
 from transconv.verify.driver_attr import Refused
+from transconv.verify.driver_dw import apart
 from transconv.verify.driver_job import Job, job_of, spaced
 
 P = "mb1ic8ih6oc16oh6kh3ph1"
@@ -68,8 +69,6 @@ def test_meaning(words: list[str], problem: str, prop: str, epilogue: str, bia: 
     (["--attr-zero-points=src:common:1:s32:1x4"], "groups of zero points"),
     (["--attr-dropout=0.5"], "no epilogue draws random numbers"),
     (["--attr-post-ops=add:f4_e2m1:per_oc"], "no tensor has the type f4_e2m1"),
-    (["--attr-post-ops=dw:k3s1p1"], "post-op dw"),
-    (["--attr-post-ops=dw_k3s1p1"], "post-op dw_k3s1p1"),
     (["--dir=BWD_W", "--attr-post-ops=relu"], "oneDNN has none either"),
     (["--mode=P"], "times are measured by 'python -m bench'"),
     (["--wtag=decab", "g2ic4ih6oc8oh4kh3"], ""),
@@ -86,6 +85,8 @@ def test_unimplemented(words: list[str], reason: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "reason"), [
+    (["--attr-post-ops=dw:k3"], "post-op dw:k3: expected one dw:k3s1p1"),
+    (["--attr-post-ops=dw_k3s1p1+dw_k3s1p1"], "post-op dw_k3s1p1: expected one"),
     (["--dt=f17"], "dtype 'f17' is unknown"),
     (["--dt=f16:f16"], "has 2 types; expected 1 or 3"),
     (["--cfg=f16bar"], "--cfg=f16bar is unknown"),
@@ -157,3 +158,24 @@ def test_spaced_tensors_are_views_of_others(layout: str) -> None:
         made = spaced(p, prop, "expanded")
         assert [n for n, s in made.specs.items() if 0 in (s.layout.strides() or ())] == zero
         assert str(ConvProblem.parse(str(made))) == str(made)
+
+
+@pytest.mark.parametrize(("words", "problems"), [
+    (["--dt=u8:s8:s8", "--dtag=axb", "--attr-scales=src:common:0.5",
+      "--attr-post-ops=relu+dw:k3s2p1:u8+linear:0.5:1"],
+     [("mb2ic4ih6oc8oh4kh3 dt=u8:i8:i8 tag=nchw:oihw:nhwc", "mul:0.5+bias+relu"),
+      ("g8ic8ih4oc8oh2kh3sh2ph1 dt=i8:i8:u8 tag=nhwc:oihw:nhwc", "bias+linear:0.5:1")]),
+    (["--dir=FWD_D", "--attr-post-ops=dw_k3s1p0"],
+     [("mb2ic4ih6oc8oh4kh3 math=ieee", ""), ("g8ic8ih4oc8oh2kh3 math=ieee", "")]),
+    (["--dir=FWD_D", "--attr-post-ops=dw_k5s1p0"], []),
+    (["--dir=BWD_D", "--attr-post-ops=dw_k3s1p0"], [])])
+def test_a_depthwise_convolution_behind_is_a_problem_of_its_own(words: list[str],
+                                                                problems: list[tuple[str, str]]) -> None:
+    request = next(Driver().requests([*words, "ic4ih6oc8oh4kh3"]))
+    made = [*apart(request)]
+    if not problems:
+        with pytest.raises(Refused, match="expected one dw"):
+            job_of(made[0])
+        return
+    assert [(str(ConvProblem.parse(j.problem)), j.epilogue) for j in map(job_of, made)] == [
+        (str(ConvProblem.parse(p)), e) for p, e in problems]

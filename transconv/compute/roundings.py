@@ -32,7 +32,7 @@ def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator) -> Array:
     for part, units in rounds.items():
         off = _rounding(part, wide[part], units, values, at)
         moves[wide[part]] = np.maximum(off, moves.get(wide[part], 0.0))
-    total = np.zeros_like(values[whole])
+    total = np.zeros_like(values[whole], np.float64)
     for part, off in moves.items():
         total = total + (off if part is whole else moved(whole, part, off, values, at))
     return total
@@ -40,7 +40,9 @@ def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator) -> Array:
 
 def apart(one: Array, other: Array) -> Array:
     """The distance of values: 0 for equal infinities and two NaN, infinity if only one is NaN or
-    infinite."""
+    infinite, 1 for unlike truths."""
+    if one.dtype.kind == "b":
+        one, other = one.astype(np.float64), other.astype(np.float64)
     same = (one == other) | (np.isnan(one) & np.isnan(other))
     off = np.where(same, 0.0, np.abs(one - other))
     return np.asarray(np.where(np.isnan(off), np.inf, off))

@@ -17,14 +17,14 @@ import torch
 from transconv.compute import Alone, Compute, Workload
 from transconv.conv import Surrounded
 from transconv.errors import TransconvError
-from transconv.graph.groups import Statistic, behind
+from transconv.graph.groups import Group, Statistic, behind
 from transconv.graph.keeping import viewed, widens
 from transconv.graph.kernel import Kernel
-from transconv.graph.pieces import Index, Piece, Product, Reduced
+from transconv.graph.pieces import Index, Mapped, Piece, Product, Reduced
 from transconv.graph.price import Price, sources
 from transconv.graph.seconds import estimated
 from transconv.graph.sizes import Size, like
-from transconv.ir import Const, FloorDiv, Var
+from transconv.ir import Const, FloorDiv, Var, free_vars
 from transconv.selection import HELD
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def left(piece: Reduced, planner: Planner) -> str:
         return why
     if group.siblings:
         return "the parts of its input are computed apart"
+    if not all(_own_axes(group.product)):
+        return "a vector is multiplied, which is a reduction of rows"
     if any(isinstance(n, Size) for _, n in group.axes):
         return "sizes that are names do not tell how many tiles there are"
     place = group.simple(behind(at, piece))
@@ -58,16 +60,25 @@ def left(piece: Reduced, planner: Planner) -> str:
                                    for p, s in group.statistics.items()):
         return "its mean does not leave with the product"
     if all(p in group.statistics for p in group.stores):
-        whole = x
-        while (viewed(whole) or widens(whole)) and planner.home.get(whole.operands[0]) is group:
-            whole = whole.operands[0]
-        planner.hold(whole)
+        planner.hold(_result(x, group, planner))
     group.statistics[piece] = Statistic(op, x, at, applied)
     group.at[piece] = place
     group.stores.append(piece)
     group.evaluated[piece] = None
     planner.plan.stored[piece] = group
     return ""
+
+
+def _result(x: Piece, group: Group, planner: Planner) -> Piece:
+    """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
+    while x not in planner.outputs and x not in planner.plan.stored:
+        own = [y for y in x.operands if planner.home.get(y) is group]
+        alone = isinstance(x, Mapped) and len(planner.users[x]) == 1 and len(own) == 1 and (
+            own[0].dtype.itemsize <= x.dtype.itemsize)
+        if not own or not (alone or viewed(x) or widens(x)):
+            break
+        x = own[0]
+    return x
 
 
 def _why_not(piece: Reduced, op: str, x: Piece, at: Index) -> str:
@@ -78,6 +89,14 @@ def _why_not(piece: Reduced, op: str, x: Piece, at: Index) -> str:
     if piece.dtype not in KEPT:
         return f"a statistic is kept in f32, this is {piece.dtype}"
     return "" if len(at) == len(x.shape) else "its input stands elsewhere"
+
+
+def _own_axes(product: Product) -> tuple[set[str], set[str]]:
+    """The axes of a product that one factor alone has, for each."""
+    one, other = ({v.name for e in factor.at for v in free_vars(e)} for factor in product.factors)
+    sizes = dict(product.axes)
+    one, other = ({name for name in own if sizes[name] != 1} for own in (one, other))
+    return one - other, other - one
 
 
 def _why_not_place(place: Index) -> str:

@@ -13,6 +13,7 @@ from transconv.conv import ConvProblem, Prop, any_size, computes
 from transconv.errors import TransconvError
 from transconv.graph import moves, upsampled
 from transconv.graph.map_rows import arithmetic
+from transconv.graph.padded import unpadded
 from transconv.graph.pieces import Factor, Instead, Piece, Product, Seen
 from transconv.graph.reduction_rows import reduced
 from transconv.graph.rows import Call, NotOurs, expanded, kind, mapped, reshaped, row
@@ -102,6 +103,8 @@ def _convolution(call: Call) -> Piece:
 
 
 def _forward(call: Call, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
+    if not p.transposed:
+        x, p = unpadded(x, p)
     made = _related(Prop.BWD_D if p.transposed else Prop.FWD, call.shape, x, w, p, call.dtype)
     made.instead = _instead(call, x, w, p, bias is not None)
     if bias is None:

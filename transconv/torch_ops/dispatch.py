@@ -23,6 +23,7 @@ from transconv.torch_ops import (
     execute,
     library,
     routes,
+    sized_entries,
     stats,
     subclasses,
     warm,
@@ -106,7 +107,9 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
-        route = routes.add_forward(key, req, input, weight, bias, flags, aligned, settings.mode)
+        route, layer = routes.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
+        if layer is not None and cast is None:
+            sized_entries.note(f, input, weight, bias, rest, route, layer, flags, aligned)
     else:
         warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                   aligned, cast)

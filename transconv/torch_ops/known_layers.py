@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from transconv.torch_ops import execute, shapes
-from transconv.torch_ops.any_size import LIMIT, order_of
+from transconv.torch_ops.any_size import LIMIT, Order, order_of
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import BackwardRoutes, Begin, Route
@@ -66,11 +66,20 @@ class _Layer:
 def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                 flags: execute.Flags, aligned: bool) -> Hashable:
     """What calls of a layer share; None where the input has gaps."""
-    channels_last = shapes.channels_last_result(x, w)
-    order = order_of(x.shape, x.stride(), channels_last)
+    order, channels_last = _lying(x, w)
     return order and (
-        req, order, channels_last, x.shape[1:2], x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
+        order, channels_last, req, x.shape[1:2], x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
         aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
+
+
+def _lying(x: torch.Tensor, w: torch.Tensor) -> tuple[Order, bool]:
+    channels_last = shapes.channels_last_result(x, w)
+    return order_of(x.shape, x.stride(), channels_last), channels_last
+
+
+def lies_so(key: Any, x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Whether the input lies in memory as ``forward_key`` found the layer's."""
+    return bool(_lying(x, w) == key[:2])
 
 
 def forward(key: Hashable, x: torch.Tensor, w: torch.Tensor) -> Route | None:

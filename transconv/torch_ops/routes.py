@@ -48,12 +48,19 @@ def find(key: Hashable) -> Any:
 def add_forward(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None, flags: execute.Flags, aligned: bool, mode: str) -> Any:
     """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
+    return add_sized(key, req, x, w, b, flags, aligned, mode)[0]
+
+
+def add_sized(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+              flags: execute.Flags, aligned: bool, mode: str) -> tuple[Any, Hashable]:
+    """``add_forward``, and the key of the layer if the route was made from that of another size."""
     layer = known_layers.forward_key(req, x, w, b, flags, aligned) if settings.sizes == "any" else None
     route = None if layer is None else known_layers.forward(layer, x, w)
-    if route is None:
-        route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
-        known_layers.note_forward(layer, route, x, b is not None)
-    return keep(key, route, [route])
+    if route is not None:
+        return keep(key, route, [route]), layer
+    route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
+    known_layers.note_forward(layer, route, x, b is not None)
+    return keep(key, route, [route]), None
 
 
 def forward_route(req: Request, x: torch.Tensor, w: torch.Tensor,

@@ -41,7 +41,7 @@ find = _forward.get
 
 
 _function_modes = torch._C._is_torch_function_mode_enabled
-_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
 def guard(*tensors: Tensor) -> Callable[..., bool] | None:
@@ -50,7 +50,7 @@ def guard(*tensors: Tensor) -> Callable[..., bool] | None:
     if any(means_more(t) for t in tensors):
         return None
     try:
-        made = _guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         check: Callable[..., bool] = made.check
         # A tensor that is passed twice gets no entry.
         return check if check(*tensors) else None
@@ -99,7 +99,14 @@ def due(key: Hashable, chain: int) -> int:
     return visits[2]
 
 
-def _onward(f: Any, x: Any, w: Any, b: Any, s: Any, p: Any, o: Any, d: Any, g: Any,
+def begin(weight: Tensor, entry: Call) -> None:
+    """Make an entry the only one of its weight."""
+    if len(_forward) >= KINDS:
+        forget()
+    _forward[id(weight)] = entry
+
+
+def onward(f: Any, x: Any, w: Any, b: Any, s: Any, p: Any, o: Any, d: Any, g: Any,
             r: Any = None) -> Tensor:
     """The end of a chain of entries: the general way of the function that was called."""
     made: Tensor = f.general(f, x, w, b, s, p, o, d, g, *() if r is None else (r,))
@@ -131,7 +138,7 @@ def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: 
     casts = tuple(a is not b for a, b in zip(given, used, strict=True))[:3]
     apply = (autograd(route, biased, cast if casts[1] or casts[2] else None)
              if any(t.requires_grad for t in tensors) else None)
-    others = _forward.get(id(weight), _onward) if place > 1 else _onward
+    others = _forward.get(id(weight), onward) if place > 1 else onward
     switches = entries.Switches(flags, x.dtype, route)
     kind = (others, apply, check, function, numbers, route)
     if cast is not None:

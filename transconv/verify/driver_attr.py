@@ -29,8 +29,8 @@ def post_ops(text: str, ndims: int) -> list[str]:
     for word in words:
         name, *arguments = word.split(":")
         if name == "dw" or name.startswith("dw_k"):
-            raise Refused(UNIMPLEMENTED, f"post-op {word}: another convolution behind the first would "
-                          "compute its rows several times; it is a kernel of its own")
+            raise Refused(INVALID, f"post-op {word}: expected one dw:k3s1p1[:TYPE] of a forward "
+                          "convolution, with a window that fits its result")
         if given := [w for a in arguments for w in a.split(".") if w in OTHERS]:
             raise Refused(UNIMPLEMENTED, f"post-op {word}: no tensor has the type {given[0]}")
         try:

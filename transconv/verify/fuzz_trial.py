@@ -20,8 +20,9 @@ from random import Random
 
 from transconv import knobs
 from transconv.compute import Compute
-from transconv.conv import ConvProblem, Epilogue, Prop, computes, for_weights, split
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, computes, for_weights
 from transconv.errors import ProblemError
+from transconv.ir import SHORT
 from transconv.passes import passes
 from transconv.schedule import Schedule
 from transconv.target import Target
@@ -89,9 +90,9 @@ class Trial:
 
     @cached_property
     def computes(self) -> tuple[Compute, ...]:
-        """What the schedule is for: all but the sums that zero points need."""
-        words = [w for w in split(self.epilogue) if not w.startswith("zero:")]
-        return computes(self.problem, self.prop, Epilogue.parse("+".join(words)))
+        """What the schedule is for: all but the sums that zero points and operands of u8 need."""
+        workload = ConvWorkload(self.problem, self.prop, Epilogue.parse(self.epilogue))
+        return tuple(c for c in workload.computations if not workload.prepares(c))
 
     @property
     def chip(self) -> Target:
@@ -195,5 +196,6 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90") -> Trial:
                   tuple(sorted(draw.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
     schedule = draw_schedule.schedule(rng, trial.computes, trial.chip)
-    words = "+".join([*zeros, *filter(None, [trial.epilogue])])  # the schedule is that of the product
+    last = ["stochastic"] if problem.specs[prop.result].dtype in SHORT and chance(rng, 12) else []
+    words = "+".join([*zeros, *filter(None, [trial.epilogue]), *last])  # the schedule is the product's
     return Trial.parse(str(replace(trial, schedule=schedule, epilogue=words)))
