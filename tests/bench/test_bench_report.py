@@ -134,7 +134,7 @@ def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
     assert "4 of 4 tasks ran: 4 right" in done.stdout
     first = read(tmp_path / "check.csv")
     assert all(float(r["exact_err"]) == 0 and float(r["nonzero"]) > 0.3 for r in first)
-    assert all(0 < float(r["of_bound"]) <= 1 for r in first)
+    assert 0 < max(float(r["of_bound"]) for r in first) <= 1  # 0: every element is the answer rounded once
     again = run(*words)
     assert "6 tasks, 4 done before" in again.stdout
     assert read(tmp_path / "check.csv")[:4] == first

@@ -68,7 +68,25 @@ WRITTEN = """compute written
     read   x = X[b, m, k]
     read   w = W[b*2, n, k] where b % 2 == 0
     store  C[b, m, n] = sum(x*w; k)"""
+BESIDE = """compute beside
+    axes   m=8 k=3
+    read   y = Y[m]
+    read   x = X[m, k]
+    let    s = sum(x; k)
+    store  C[m] = s*y"""
+SHEARED = """compute sheared
+    tensor F f32 [m=21, k=33]
+    axes   p=92 | m=21
+    read   g = F[m, m*3 - p + 32]
+    store  C[p] = sum(g; m)"""
+INVERSES = """compute inverses
+    axes   m=5 k=21
+    read   x = X[m, k]
+    let    s = sum(x*(1 / (21 - k)); k)
+    store  C[m] = s"""
 CASES = [
+    (INVERSES, "m:8 k:32 | fma"), (BESIDE, "m:2 k:4 | fma | a=gather late=1"),
+    (SHEARED, "p:64 m:8 | fma | a=gather"),
     (WRITTEN, "b:4 m:8 n:8 k:8 | fma | regs=b stages=1"),
     (BEHIND, "m:16 k:16 | fma | late=1"), (LANES, "m0:4 m1:2 | fma"), (LANES, "m0:2 m1:8 | fma"),
     (REPEATED, "m:16 n:16 k:16 | mma"), (APART, "m:16 n:16 k:16 | mma"),
@@ -173,6 +191,17 @@ def test_reductions_over_other_axes_are_kernels_one_after_another() -> None:
     assert [*plan.workspaces] == ["s_kept"]
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(norm, plan) if j.problem] == []
     assert "s is reduced over k, another one over m; one" in str(why_not(Schedule(), norm, SM90))
+
+
+def test_what_is_added_after_sums_along_other_axes_is_added_once() -> None:
+    """As the kernels do, each of which has the axes that its value and its places depend on."""
+    made = parse("compute adds\n tensor I i64 [4]\n tensor Y f32 [3]\n axes m=5 k=4\n read i = I[k]\n"
+                 "read x = X[m, k]\n let s = sum(x; m)\n let t = sum(x; m k)\n store Y[i] += s + t")
+    draw = np.random.default_rng(0)
+    x, i = draw.standard_normal((5, 4)), draw.integers(0, 3, 4)
+    want = np.zeros(3)
+    np.add.at(want, i, x.sum(0) + x.sum())
+    np.testing.assert_allclose(execute(made, {"X": x, "I": i})["Y"].value, want, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("steps", "reason"), [

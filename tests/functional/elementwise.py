@@ -50,10 +50,11 @@ def text_of(op: Op, tensors: list[torch.Tensor], numbers: list[float]) -> str:
 
 def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: int = 1) -> Counter[str]:
     """How many samples passed (under ``passed``), and how many have no text, by reason; AssertionError for
-    one whose result is not torch's."""
+    one whose result or gradient is not torch's."""
     found: Counter[str] = Counter()
     for entry in entries(op):
-        for at, sample in enumerate(entry.sample_inputs(device, dtype)):
+        grads = entry.supports_autograd and op.derivative is not None
+        for at, sample in enumerate(entry.sample_inputs(device, dtype, requires_grad=grads)):
             given = [sample.input, *sample.args]
             if at % every:
                 continue
@@ -71,7 +72,12 @@ def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: in
                 transconv.stats(reset=True)
                 text = text_of(op, tensors, [float(v) for v in named.values()])
                 got = transconv.computation(text)(*(t if t.dim() else t.view(1) for t in tensors))
-                _same(got.view(want.shape).to(want.dtype), want, near)
+                got = got.view(want.shape).to(want.dtype)
+                _same(got, want, near)
+                leaves = [t for t in tensors if t.requires_grad]
+                if leaves and want.requires_grad:
+                    g = torch.randn_like(want)
+                    _same(*(torch.autograd.grad(y, leaves, g) for y in (got, want)), near)
                 away = transconv.stats().fallback
                 found.update(away)
                 found["passed"] += not away

@@ -50,13 +50,6 @@ def test_what_does_not_fit_is_told_in_one_line() -> None:
         transconv.computation("nothing")
 
 
-def test_a_text_has_no_derivative_and_says_so() -> None:
-    x, w = torch.randn(8, 20, requires_grad=True), torch.randn(20)
-    y, _ = transconv.computation(TEXT)(x, w)
-    with pytest.raises(RuntimeError, match="the computation rows has no derivative"):
-        y.sum().backward()
-
-
 @pytest.mark.parametrize("call", [
     lambda x, w: transconv.computation(TEXT)(x, w)[0],
     lambda x, w: transconv.functional.softmax(x, 1) * w], ids=["computation", "softmax"])
@@ -69,10 +62,13 @@ def test_arguments_in_a_graph_are_one_line(call: Callable[..., Any]) -> None:
 
 
 def test_graphs_hold_it_as_one_operator() -> None:
+    """And its gradients as further ones."""
     rows = transconv.computation(TEXT)
-    x, w = torch.randn(8, 20), torch.randn(20)
-    compiled = torch.compile(lambda x, w: rows(x, w)[0] + 1, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, w), x @ w + 1)
+    x, w, g = torch.randn(8, 20, requires_grad=True), torch.randn(20, requires_grad=True), torch.randn(8)
+    compiled = torch.compile(lambda x, w: rows(x*2, w)[0].sin(), fullgraph=True, backend="aot_eager")
+    got, want = compiled(x, w), (x*2 @ w).sin()
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*(torch.autograd.grad(y, (x, w), g) for y in (got, want)))
 
 
 def test_a_text_that_reads_nothing_is_told_where_its_result_shall_be() -> None:

@@ -54,3 +54,22 @@ def test_of_a_norm_behind_a_convolution(seen: Seen, handed: bool) -> None:
             for a, b in zip(want, run(x), strict=True):
                 assert torch.allclose(a, b, atol=1e-4)
             assert over(seen) == ({"mean_rsqrt_norm_silu"} if call and not handed else set()), call
+
+
+@pytest.mark.gpu
+def test_on_the_device() -> None:
+    """Each call has the results of the first one, and a map holds no second image."""
+    torch.manual_seed(0)
+    block = Block(128, 32).eval().requires_grad_(False)
+    model = torch.nn.Sequential(block.first, block.norm, torch.nn.SiLU(), torch.nn.Conv2d(128, 4, 3))
+    model = model.cuda().to(torch.bfloat16, memory_format=torch.channels_last)
+    x = torch.randn(1, 4, 1024, 1024, device="cuda").to(torch.bfloat16, memory_format=torch.channels_last)
+    run = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        first = run(x)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        for _ in range(3):
+            assert torch.equal(run(x), first)
+        most = torch.cuda.max_memory_allocated() - before
+    assert most < 1.5 * 128 * 1024 * 1024 * 2, f"{most >> 20} MiB for an image of 256"

@@ -3,6 +3,7 @@ done."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning, compare, results, traced
-from transconv.graph import KernelRow, smaller
+from transconv.graph import KernelRow, backend, report, smaller
 
 Tensor = torch.Tensor
 F64, BF16 = torch.float64, torch.bfloat16
@@ -95,3 +96,19 @@ def test_narrow_weights_round_no_more_often_than_torch(free: None, bias: bool, u
         theirs, want = theirs + b.view(-1, 1, 1), want + b.double().view(-1, 1, 1)
     ratio = far(got, want) / far(theirs, want)
     assert ratio < 1.1 if upsampling == "auto" else ratio < 1.5, ratio
+
+
+@pytest.mark.gpu
+def test_on_the_device() -> None:
+    """Behind a norm, as decoders have it, at a size where it is worth it: as near to f64 as torch."""
+    torch.manual_seed(0)
+    layers = [torch.nn.GroupNorm(8, 128), torch.nn.SiLU(), torch.nn.Upsample(scale_factor=2.0),
+              torch.nn.Conv2d(128, 128, 3, padding=1)]
+    model = torch.nn.Sequential(*layers).cuda().to(BF16, memory_format=torch.channels_last).eval()
+    x = torch.randn(1, 128, 256, 256, device="cuda").to(BF16, memory_format=torch.channels_last)
+    run: Any = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        got, theirs = run(x), model(x)
+        want = copy.deepcopy(model).double()(x.double())
+    assert any("upsampled convolution" in k.operations for k in report(run).graphs[0].kernels)
+    assert far(got, want) < 1.1 * far(theirs, want)

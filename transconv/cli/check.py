@@ -44,6 +44,8 @@ options of problems that benchdnn does not have:
   --target=         generate kernels for this chip; without a GPU they are interpreted
   --schedule=       one schedule for all kernels of a problem, or one for each, joined by ' ;; '
   --seed=0          the seed of the data
+options of computations:
+  --gradient=       the kernels of the gradient of this tensor, or of all, and its slopes
 """
 
 
@@ -94,6 +96,8 @@ def run(words: argparse.Namespace) -> int:
         own.target = next((w.partition("=")[2] for w in rest if w.startswith("--target=")), None)
         own.sizes = next((w.partition("=")[2] for w in rest if w.startswith("--sizes=")), None)
         own.schedule = next((w.partition("=")[2] for w in rest if w.startswith("--schedule=")), None)
+        if of := next((w.partition("=")[2] for w in rest if w.startswith("--gradient=")), None):
+            return max(computations.check_gradients(c, of, own) for c in found)
         return max(computations.check(c, own) for c in found)
     driver = Driver()
     asked = (each for request in driver.requests(rest) for each in apart(request))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 
-from transconv.compute import Alone, Compute, describe, kernels, parse
+from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import readable
@@ -42,6 +42,12 @@ def given(texts: Sequence[str], props: Sequence[Prop] | None = None) -> list[Com
         raise ComputeError(f"{sized.name}: sizes that are arguments ({sized.named}); "
                            "this verb takes numbers")
     return found
+
+
+def gradients(computes: Sequence[Compute], of: str) -> list[Compute]:
+    """The computations of the gradients of a tensor, or of ``all`` that are read. Raises ComputeError for
+    a tensor that is not read, and for an operation without a derivative."""
+    return [c for made in computes for c in differentiate(made, () if of == "all" else (of,)).computes]
 
 
 def of_kernels(compute: Compute, target: Target) -> list[Compute]:
@@ -110,6 +116,16 @@ def run(compute: Compute, words: argparse.Namespace) -> int:
 def check(compute: Compute, words: argparse.Namespace) -> int:
     """Execute on exact and on float data, and interpret the kernel after every pass."""
     return _verified(compute, words, ("exact", "float"))
+
+
+def check_gradients(compute: Compute, of: str, words: argparse.Namespace) -> int:
+    """Compare gradients with differences of the results, and check their kernels."""
+    from transconv.verify.slopes import wrong_slope
+
+    made = gradients([compute], of)
+    said = wrong_slope(compute)
+    print(f"gradients of {compute.name}, in f64\n  {'WRONG' if said else 'right'}  {said}".rstrip())
+    return max([int(bool(said)), *(check(c, words) for c in made)])
 
 
 def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str]) -> int:

@@ -28,6 +28,7 @@ from transconv.selection import choice, heuristics, telling
 from transconv.target import Target
 
 RULE = "-" * 100
+GRADIENT = "of a computation: the gradient of this tensor, which it reads, or of all tensors"
 
 
 def add_to(verbs: object) -> None:
@@ -47,11 +48,13 @@ def add_to(verbs: object) -> None:
                       help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
     made.add_argument("--epilogue", default="", metavar="E",
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
+    made.add_argument("--gradient", metavar="NAME", help=GRADIENT)
     options.add_schedule(made)
 
 
 def show(words: argparse.Namespace) -> int:
     if found := computations.given(words.problem, options.props(words)):
+        found = computations.gradients(found, words.gradient) if words.gradient else found
         shown = max(computations.show(c, words) for c in found)
         if words.stage is None and not words.diff and "?" in (text := " ".join(words.problem)):
             for prop in options.props(words):

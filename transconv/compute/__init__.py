@@ -20,6 +20,8 @@ from transconv.compute.names import counted, fresh
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.parts import parted
+from transconv.compute.returned import Derivative, differentiate
+from transconv.compute.reverse import reaches
 from transconv.compute.roles import with_roles
 from transconv.compute.sampled import Found, examine
 from transconv.compute.sized import at_sizes, why_not_any_size, with_examples
@@ -34,12 +36,12 @@ Algorithm = Compute  # deprecated alias
 
 __all__ = [
     "ACC", "ACTIVATIONS", "ACTIVATION_ROWS", "Algorithm", "Alone", "Answer", "Axis", "BINARY_ROWS",
-    "COMPUTE", "COORDINATES", "Compute", "Coordinate", "END", "FUNCTION_ROWS", "Found", "IDENTITY",
-    "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step", "Sweep",
-    "Sweeps", "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts",
-    "axis_steps", "axis_strides", "counted", "describe", "examine", "execute", "fresh", "in_torch",
-    "is_tf32", "kernels", "library", "moved", "named", "number", "of_sizes", "one_line", "outside",
-    "parse", "parted", "places", "pointwise", "product", "read_once", "register", "rounds_once",
-    "share_of", "sizes_of", "table", "total", "touched", "transposed", "unregister",
+    "COMPUTE", "COORDINATES", "Compute", "Coordinate", "Derivative", "END", "FUNCTION_ROWS", "Found",
+    "IDENTITY", "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step",
+    "Sweep", "Sweeps", "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts",
+    "axis_steps", "axis_strides", "counted", "describe", "differentiate", "examine", "execute", "fresh",
+    "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_sizes", "one_line",
+    "outside", "parse", "parted", "places", "pointwise", "product", "reaches", "read_once", "register",
+    "rounds_once", "share_of", "sizes_of", "table", "total", "touched", "transposed", "unregister",
     "why_not_any_size", "why_not_lowered", "with_error", "with_examples", "with_roles", "written",
 ]

@@ -21,7 +21,6 @@ from transconv.compute.compute import Compute
 from transconv.compute.gathered import Gathered
 from transconv.compute.shapes import conditions
 from transconv.compute.steps import Read, Reduction, Value, Write
-from transconv.compute.stores import axes_of
 from transconv.ir import (
     REDUCERS,
     Array,
@@ -201,8 +200,10 @@ class Run:
         return np.asarray(total)
 
     def points(self, step: Write) -> tuple[int, ...]:
-        """The number of points along each axis for which a store that adds is done."""
-        own = {x.name for x in axes_of(self.compute, step)}
+        """The number of points along each axis for which a store that adds is done: along those that its
+        value and its place depend on."""
+        own = self.compute.roots(step.value).union(
+            *(self.compute.roots(e) for d in step.view.dims for e in (d.coord, d.mask)))
         return tuple(n if a in own else 1 for a, n in zip(self.names, self.sizes, strict=True))
 
     def store(self, step: Write, into: Answer, shared: Gathered | None) -> None:

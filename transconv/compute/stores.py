@@ -15,6 +15,7 @@ import numpy as np
 
 from transconv.compute.steps import Axis, Write
 from transconv.ir import (
+    TRUE,
     Array,
     Const,
     Evaluator,
@@ -24,6 +25,7 @@ from transconv.ir import (
     Mod,
     Tensor,
     Var,
+    View,
     bf16,
     f16,
     f32,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from transconv.compute.compute import Compute
 
 MOST_COUNTED = 1 << 24  # the most points of a store that are enumerated
+MOST_COVERED = 1 << 22  # the most points of a view that are
 
 
 def why_not_stored(compute: Compute) -> str | None:
@@ -69,6 +72,47 @@ def why_not_stored(compute: Compute) -> str | None:
             return (f"several points are stored in one place of {tensor.name}; expected a place of its "
                     "own for each")
     return None
+
+
+def covers(compute: Compute, view: View) -> bool:
+    """Whether each element of a view's tensor is at exactly one point of the axes in its coordinates and
+    conditions. False if that is not known."""
+    left = [(compute.roots(d.coord) | compute.roots(d.mask), i) for i, d in enumerate(view.dims)]
+    while left:
+        axes, first = left.pop()
+        dims = [first]
+        while (near := next((g for g in left if g[0] & axes), None)) is not None:
+            left.remove(near)
+            axes, dims = axes | near[0], [*dims, near[1]]
+        if not _covers_dims(compute, view, sorted(dims), axes):
+            return False
+    return True
+
+
+def _covers_dims(compute: Compute, view: View, dims: list[int], axes: frozenset[str]) -> bool:
+    """The same of some dims, and of the axes that they alone mention."""
+    shape = tuple(view.tensor.shape[i] for i in dims)
+    own = [x for x in compute.axes if x.name in axes]
+    count = prod(x.size for x in own)
+    if len(dims) == len(own) == 1 and view.dims[dims[0]].coord is own[0].var and count == shape[0]:
+        return view.dims[dims[0]].mask is TRUE
+    if max(count, prod(shape)) > MOST_COVERED or compute.names.told(view):
+        return False
+    at = Evaluator(Memory({}), {}, max(1, len(own)))
+    for i, x in enumerate(own):
+        at.env[x.var] = at.along(i, np.arange(x.size, dtype=np.int64))
+    points = [x.size for x in own] or [1]
+
+    def over(e: Expr) -> Array:
+        return np.broadcast_to(at.compute(e), points)
+
+    inside = np.ones(points, bool)
+    for i in dims:
+        coord = over(view.dims[i].coord)
+        inside = inside & over(view.dims[i].mask).astype(bool) & (coord >= 0) & (
+            coord < view.tensor.shape[i])
+    found = np.ravel_multi_index([over(view.dims[i].coord)[inside] for i in dims], shape)
+    return len(found) == prod(shape) == len(np.unique(found))
 
 
 def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str | None:

@@ -89,7 +89,7 @@ def write(compute: Compute) -> str:
     groups = [" ".join(f"{x.name}={_extent(x)}" for x in compute.axes if (x.name in summed) is inside)
               for inside in (False, True)]
     lines.append(f"    axes   {' | '.join(filter(None, groups))}")
-    lines += [f"    {_step(s, compute)}" for s in compute.steps]
+    lines += [f"    {line(s, compute)}" for s in compute.steps]
     return "\n".join(lines)
 
 
@@ -105,7 +105,8 @@ def _extent(axis: Axis) -> str:
     return str(axis.size) if axis.extent is None else readable(axis.extent).replace(" ", "")
 
 
-def _step(step: Step, compute: Compute) -> str:
+def line(step: Step, compute: Compute) -> str:
+    """The line of a step."""
     if isinstance(step, Read):
         fill = f" else {step.fill:g}" if step.fill else ""
         return f"read   {step.name} = {_view(step.view)}{fill}"

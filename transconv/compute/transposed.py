@@ -180,7 +180,7 @@ class _Back:
         coordinates cannot be inverted."""
         if self.needed:
             return None
-        solved = _Solved(self.compute, self.read.view)
+        solved = Solved(self.compute, self.read.view)
         if not solved.done:
             return None
         values = solved.values
@@ -214,7 +214,7 @@ class _Back:
                    for d, n in zip(view.dims, view.tensor.shape, strict=True))
 
 
-class _Solved:
+class Solved:
     """The axes of a computation as functions of the position in an operand: ``places`` has an axis for
     each dimension of the operand, ``turns`` axes over the results of one element, ``values`` the
     expression of each axis, ``positions`` those that may be outside of their axis. ``done``: whether all

@@ -81,8 +81,10 @@ def computation(text: str | Compute) -> Computation:
     """The function of a computation's text (docs/computations.md): takes torch tensors, allocates and
     returns what is stored. On a GPU a kernel computes it; on a CPU its meaning in NumPy, or Triton's
     interpreter where ``transconv.config.cpu`` says so. torch.compile holds it as one operator,
-    ``transconv::compute``. It has no derivative: see ``transconv.functional``. Raises ComputeError for a
-    text that cannot be read, or whose sizes are arguments: see ``transconv.compile``."""
+    ``transconv::compute``. Gradients of float tensors are texts too (``transconv.compute.differentiate``),
+    and have gradients themselves; where an operation has none, asking for one is a RuntimeError that names
+    its line. Raises ComputeError for a text that cannot be read, or whose sizes are arguments: see
+    ``transconv.compile``."""
     named = parse(text).named if isinstance(text, str) and "sizes" in text else None
     named = text.named if isinstance(text, Compute) else named
     if named is not None:

@@ -16,7 +16,7 @@ depends on the block gets the mask ``position < size``. The grid has one dimensi
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import isinf, prod
+from math import prod
 
 from transconv.compute import Compute
 from transconv.ir import (
@@ -24,7 +24,6 @@ from transconv.ir import (
     ATOMIC_ADD,
     REDUCERS,
     Add,
-    Cast,
     Const,
     Expr,
     ExprMutator,
@@ -57,6 +56,7 @@ from transconv.ir import (
 )
 from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
+from transconv.passes.vanishing import roots_of, vanishes
 from transconv.schedule import Block, Schedule, ahead
 from transconv.simplify import Facts, facts_of, simplify
 
@@ -86,14 +86,6 @@ class Nest:
         """The values of the nest's lets."""
         inner = [s for x in self.sweeps for s in (*x.before, *statements(x.body))]
         return {s.var: s.value for s in (*inner, *self.after) if isinstance(s, Let)}
-
-
-def _roots(e: Expr, lets: dict[Var, Expr]) -> frozenset[Var]:
-    """The loop variables that an expression depends on, directly or through lets."""
-    found: set[Var] = set()
-    for v in free_vars(e):
-        found |= _roots(lets[v], lets) if v in lets else {v}
-    return frozenset(found)
 
 
 def parts(kernel: Kernel) -> Nest:
@@ -318,7 +310,7 @@ class _Guard(ExprMutator):
         self.summed = {x.var for s in nest.sweeps for x in s.loops}
 
     def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
-        roots = _roots(offset, self.lets) - inside
+        roots = roots_of(offset, self.lets) - inside
         needed = [m for v, m in self.tails.items() if v in roots]
         return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
 
@@ -332,13 +324,13 @@ class _Guard(ExprMutator):
         seen = {*find(at.offset, Expr)}
         for condition in conjuncts(at.mask):
             match condition:
-                case Lt(coord, end) if coord in seen and axis not in _roots(end, self.lets):
+                case Lt(coord, end) if coord in seen and axis not in roots_of(end, self.lets):
                     towards = 1
                 case Le(Const(), coord) if coord in seen:
                     towards = -1
                 case _:
                     continue
-            if axis in _roots(coord, self.lets) and self.step(coord, axis) * towards > 0:
+            if axis in roots_of(coord, self.lets) and self.step(coord, axis) * towards > 0:
                 return True
         return False
 
@@ -358,7 +350,7 @@ class _Guard(ExprMutator):
         tensor, offset, value, mask, *count = at.args
         assert isinstance(offset, Expr) and isinstance(value, Expr) and isinstance(mask, Expr)
         if at.func.leaves:  # all points count that are in the axes
-            kept = _roots(offset, self.lets) | {*self.tails} - self.summed
+            kept = roots_of(offset, self.lets) | {*self.tails} - self.summed
             ends = dict.fromkeys(p for v, m in self.tails.items() if v in kept for p in conjuncts(m))
             return FuncCall(at.func, (tensor, offset, value, all_of([*ends]), *count))
         return FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
@@ -371,30 +363,9 @@ class _Guard(ExprMutator):
                 op = type(at.value)
                 reducer = REDUCERS[reducer_of(op)]
                 lacking = [m for v, m in self.tails.items() if v in self.summed
-                           and not self.vanishes(term, v, reducer.neutral)]
+                           and not vanishes(term, v, reducer.neutral, self.lets)]
                 if lacking:
                     nothing = reducer.identity(term.dtype)
                     kept = Select(all_of([p for m in lacking for p in conjuncts(m)]), term, nothing)
                     return Update(at.var, op(old, kept))
         return at
-
-    def fills(self, term: Expr) -> list[float]:
-        """The fill values of the loads in a term."""
-        found: list[float] = []
-        for value in (self.lets.get(v) for v in free_vars(term)):
-            found += [value.fill] if isinstance(value, Load) else []
-            found += self.fills(value) if isinstance(value, Select) else []
-        return found
-
-    def vanishes(self, term: Expr, axis: Var, nothing: float) -> bool:
-        """Whether a term equals ``nothing``, the neutral element, beyond the end of an axis, because it is
-        loaded with that fill; in a sum, also if a factor of it is."""
-        if isinstance(term, Mul) and nothing == 0:
-            return not any(map(isinf, self.fills(term))) and any(
-                self.vanishes(x, axis, nothing) for x in (term.a, term.b))
-        value = term.x if isinstance(term, Cast) else term
-        load = self.lets.get(value) if isinstance(value, Var) else None
-        if isinstance(load, Select):  # between two loads
-            return self.vanishes(load.yes, axis, nothing) and self.vanishes(load.no, axis, nothing)
-        return (isinstance(load, Load) and load.fill == nothing
-                and axis in _roots(load.offset, self.lets))

@@ -74,7 +74,7 @@ def _loop(x: Axis, compute: Compute, body: Stmt, kind: str = "serial") -> For:
     return For(x.var, most, body, kind, until=x.extent)
 
 
-# The names of lanes. Values with such a name are renamed.
+# The names of lanes. Values and coordinates with such a name are renamed.
 LANES = frozenset(("m", "n", "k", "grp"))
 
 
@@ -215,7 +215,9 @@ class _Nest:
                 if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)}
 
     def free(self, name: str, coord: Expr) -> str:
-        """A name for a coordinate that no other coordinate has: the dimension's, or that with a number."""
+        """A name for a coordinate that no other coordinate has: the dimension's, or that with a number. It
+        is never a name of lanes."""
+        name = f"{name}_coord" if _is_lanes(name) else name
         tried, number = name, 1
         while tried in self.taken or self.given.get(tried, coord) is not coord:
             tried, number = f"{name}_{number}", number + 1

@@ -37,8 +37,9 @@ def widen(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     ``late`` and ``regs``)."""
     if not (schedule.late or schedule.regs):
         return kernel
-    views = [v for v in (compute.a, compute.b) if v is not None]
-    return _Widen({v.tensor for v in views}).mutate(kernel)  # type: ignore[no-any-return]
+    summed = {r for r in compute.operands
+              if compute.factors or compute.names.rooted[r.var] & {*compute.reduced}}
+    return _Widen({r.view.tensor for r in summed}).mutate(kernel)  # type: ignore[no-any-return]
 
 
 class _Widen(Mutator):

@@ -84,8 +84,11 @@ def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 @lru_cache(maxsize=256)
 def _used_twice(compute: Compute) -> str:
-    """The name of the first reduction of loaded elements whose result is used more than once, or empty."""
-    values = [s.value for s in compute.steps if not isinstance(s, Read)]
+    """The name of the first reduction of loaded elements whose result is used more than once, or empty. A
+    value that several sweeps need is computed in each."""
+    sweeps = compute.sweeps
+    done = [s for sweep in sweeps.each for s in (*sweep.before, *sweep.steps)]
+    values = [s.value for s in (*done, *sweeps.behind) if not isinstance(s, Read)]
     for made in (s for s in compute.steps if isinstance(s, Reduction)):
         e = made.value
         while isinstance(e, Cast) and e.x.dtype == e.type:

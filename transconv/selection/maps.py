@@ -25,6 +25,7 @@ EACH = (2, 64)  # elements of a thread, at least and at most
 ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along the axes that a broadcast tensor has
 WARPS = (1, 2, 4, 8, 16, 32)
 ALIKE, USUAL = 1.04, 16  # estimates within this factor count as equal; the preferred elements of a thread
+BRIEF_US = 6.0  # kernels that take less are waits, which more threads share: half as many elements of each
 WINDOW = 64  # the most elements of a row for which unrolling is proposed
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
 LOADED = 16  # bytes that a thread loads at once
@@ -88,20 +89,28 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
     the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
-    one thread adds up all steps of a row, then those whose threads have close to ``USUAL`` elements. A sum
-    of few elements is unrolled whatever the estimate: its coordinates are then constants, while a loop
-    computes masks for each iteration."""
+    one thread adds up all steps of a row, then those whose threads have close to ``USUAL`` elements, then
+    long runs of memory. A sum of few elements is unrolled whatever the estimate: its coordinates are then
+    constants, while a loop computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
         return [*even(written, us, compute, target), *rolled]
     first = [s for s in ranked if us[s] <= ALIKE * us[ranked[0]]]
 
-    def odd(s: Schedule) -> tuple[bool, bool, bool, float]:
+    usual = USUAL if us[ranked[0]] > BRIEF_US else USUAL / 2
+    free = [x for x in compute.axes if x.size > 1]
+    inner = {order[-1] for v in _largest(compute) if (order := _along(free, v, compute))}
+
+    def odd(s: Schedule) -> tuple[bool, bool, bool, float, bool, float]:
         elements = prod(b.extent for b in s.blocks)
         again = compute.again and k_steps(s, compute) > 1
         waits = bool(s.programs) and not ahead(s, compute)
-        meets = k_steps(s, compute) > 1 and divided(s, compute, target) in ("warp", "block")
-        return again, waits, meets, abs(log2(elements / (s.warps * target.warp_size * USUAL)))
+        loops = k_steps(s, compute) > 1
+        meets = loops and divided(s, compute, target) in ("warp", "block")
+        early = loops and not meets and not s.late
+        lanes = abs(log2(elements / (s.warps * target.warp_size * usual)))
+        short = max((1 / b.extent for b in s.blocks if inner & {*b.axes}), default=0.0)
+        return again, waits, meets, lanes, early, short if len(s.blocks) > 1 and not loops else 0.0
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from random import Random
 
-from transconv.compute import parse, statistics, transposed, why_not_lowered
+from transconv.compute import differentiate, parse, statistics, transposed, why_not_lowered
+from transconv.errors import ComputeError
 from transconv.ir import REDUCERS, Layout, Tensor
 from transconv.verify.draw import chance
 from transconv.verify.draw_page import EXACT, Page, some, value_of
@@ -22,14 +23,23 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 
 
 def text(rng: Random) -> str:
-    """A computation that one kernel can do, or a few."""
+    """A computation that one kernel can do, or a few; of every eighth one text of its gradients."""
     kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
                        _extremes, _adding, _gradient, _long, _statistics))
     made = kind(Page(rng))
     shares = (_adding, _gradient, _statistics)  # places, in ways that no kernel may have
     while kind in shares and why_not_lowered(parse(made)):
         made = kind(Page(rng))
-    return made
+    return _derived(made) if Random(made).randrange(8) == 0 else made
+
+
+def _derived(text: str) -> str:
+    """One text of the gradients of a computation; the text itself if it has none."""
+    try:
+        found = differentiate(parse(text)).computes
+    except ComputeError:
+        return text
+    return str(Random(text).choice(found)) if found else text
 
 
 # -- the kinds -------------------------------------------------------------------------------------
