@@ -163,7 +163,7 @@ def test_one_graph_for_twenty_sizes(nothing_new: Any) -> None:
         assert torch.equal(torch.autograd.grad(made, x, grad)[0], torch.autograd.grad(want, x, grad)[0])
     assert graphs.frame_count == 1
     assert counts() == ({"fwd any size": 20, "bwd_d any size": 20}, {})
-    kernels = [r.kernels for r in any_size._layers.values() if not isinstance(r, str)]
+    kernels = [len(r.kernels) for r in any_size._layers.values() if not isinstance(r, str)]
     assert len(kernels) == 2 and max(kernels) <= registry.MOST_KERNELS
 
 
