@@ -246,3 +246,25 @@ def test_what_is_not_there() -> None:
         quantized.conv2d(X, W[:, :3])
     with pytest.raises(RuntimeError, match="output padding must be smaller"):
         quantized.conv_transpose2d(X, W.transpose(0, 1).contiguous(), output_padding=1)
+
+
+@interpreted
+def test_torchs_convolutions_of_bytes_run_where_torch_has_none() -> None:
+    """Modulo 256, as torch computes them on a CPU; on a GPU it is "unable to find an engine"."""
+    x, w, b = (drawn(s, torch.int8, i) for i, s in enumerate(((2, 16, 5), (8, 8, 3), (8,))))
+    up, bytes_ = drawn((16, 4, 3), torch.int8, 4), drawn((1, 4, 6), torch.uint8, 5)
+    made = []
+    for way in ("interpret", "fallback"):
+        transconv.config.cpu = way
+        transconv.stats(reset=True)
+        for _ in range(2):  # the second call is found by its key
+            results = (transconv.conv1d(x, w, b, 2, 1, 1, 2),
+                       transconv.conv1d(bytes_, drawn((5, 4, 3), torch.uint8, 6)))
+        made.append(results)
+        assert bool(transconv.stats().fallback) is (way == "fallback")
+    for ours, theirs in zip(*made, strict=True):
+        assert ours.dtype is theirs.dtype and torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    transconv.config.cpu = "interpret"
+    want = F.conv_transpose1d(x.double(), up.double(), stride=2, groups=2).long().to(torch.int8)
+    assert torch.equal(transconv.conv_transpose1d(x, up, stride=2, groups=2), want)

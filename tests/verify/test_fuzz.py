@@ -408,6 +408,15 @@ def test_every_family_of_kernels_is_right(entry: Entry) -> None:
     assert row["status"] == "passed", row
 
 
+def test_schedules_of_products_with_bytes_are_those_of_the_product() -> None:
+    """Not of the sums that are subtracted from it, which have other axes."""
+    trial = Trial.parse("--dt=u8:u8:i32 --epilogue=zero:src mb2ic16ih7oc16oh7kh3ph1")
+    assert [c.name for c in trial.computes] == ["fwd"]
+    for seed in range(20):
+        drawn = draw_schedule.schedule(random.Random(seed), trial.computes, trial.chip)
+        assert drawn is None or draw_schedule.is_legal(drawn, trial.computes, trial.chip)
+
+
 def test_trials_with_zero_points_are_drawn_and_right() -> None:
     found = [t.epilogue for t in drawn_trials() if "zero:" in t.epilogue]
     assert any("zero:src" in words or "zero:dst" in words for words in found)

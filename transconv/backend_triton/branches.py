@@ -3,9 +3,12 @@
     @P1 BRA.U `(.L_x_17)        P1 = R5 >= 3, and R5 is the row of a thread
 
 On an H200 all of 24 runs of one such kernel ended with "an illegal instruction was encountered": a
-persistent Gluon kernel whose tile has more rows than the result. Without ``programs`` it has no such
-branch and is right. Clearing that bit alone does not mend the kernel, so the branch is a sign of the
-mistake, not all of it. None of 91 other kernels has one. ptxas of CUDA 12.8, 12.9 and 13.0 makes it.
+persistent Gluon kernel whose tile has more rows than the result. compute-sanitizer names the copy of a
+box by the warps that load. The branch is not the cause: without it the kernel fails as before. The code
+computes the place of that box wrongly: of two 16-bit values in one register it takes the number of the
+program instead of the upper one. The branch is a sign of such code: without ``programs`` the same
+kernel has neither and is right, and none of 91 other kernels has one. ptxas of CUDA 12.8, 12.9 and 13.0
+makes it.
 """
 
 from __future__ import annotations

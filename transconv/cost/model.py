@@ -27,6 +27,7 @@ from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, s
 from transconv.target import Constants, Target
 
 STEPS_KEPT = 256  # times of a step, each for so many programs that share a multiprocessor
+DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 WAITING = 1.3  # times the matrix unit's time, where each product waits for the one before it
 
 
@@ -183,7 +184,8 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     accesses = sum(f.accesses for f in w.fetched)
     fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
     fetch /= c.fetch_gbs
-    fetch += accesses * (c.access_ns + (c.unpack_ns if w.positions_summed else 0.0))
+    unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
+    fetch += accesses * (c.access_ns + unpacked)
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
     fetch += sum(f.accesses for f in w.fetched if f.through) * c.through_ns
     ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features

@@ -72,6 +72,7 @@ class Work:
     moved: int = 0  # sums that move to f32, where the matrix unit keeps too few bits of them
     serial: bool = False  # whether each product waits for the one before it, for want of registers
     whole: int = 0  # sums of integers that are converted, scaled and rounded before they are stored
+    divided: bool = False  # whether summed positions are unpacked by sizes that are arguments
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
 
 
@@ -107,6 +108,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
+        divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
         serial=moved and 2 * sums > HELD_TWICE * 32 * schedule.warps, small=small)
 
 

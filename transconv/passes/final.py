@@ -8,6 +8,9 @@ both sides change their sign:
     x // -4                      ->   -x // 4
     x % -4                       ->   -(-x % 4)
 
+A division of such numbers is spelled as one of unsigned numbers where the divisor is a size that is an
+argument.
+
 Two bounds that leave one value. The LLVM of Triton 3.6 folds such a mask of remainders to false, so an
 equality replaces them, also if the pass ``simplify`` is switched off:
 
@@ -26,6 +29,7 @@ from dataclasses import replace
 from transconv.ir import (
     Alloc,
     And,
+    Call,
     Cast,
     Const,
     Expr,
@@ -142,7 +146,7 @@ class _Spelled(ExprMutator):
         """``a // b`` where ``b`` is positive."""
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
-            return FloorDiv(x, by)
+            return Call("quotient", (x, by)) if _unknown(x, by) else FloorDiv(x, by)
         if low is not None and low >= -FARTHEST and isinstance(by, Const):
             shift = -(low // int(by.value))
             return FloorDiv(x + shift * int(by.value), by) - shift
@@ -153,10 +157,15 @@ class _Spelled(ExprMutator):
         """``a % b`` where ``b`` is positive."""
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
-            return Mod(x, by)
+            return Call("remainder", (x, by)) if _unknown(x, by) else Mod(x, by)
         if low is not None and low >= -FARTHEST and isinstance(by, Const):
             return Mod(x - low // int(by.value) * int(by.value), by)
         return Mod(Mod(x, by) + by, by)
+
+
+def _unknown(a: Expr, b: Expr) -> bool:
+    """Whether neither is a number, and both have 32 bits."""
+    return not isinstance(a, Const) and not isinstance(b, Const) and a.dtype.bits == b.dtype.bits == 32
 
 
 def _negated(e: Expr) -> Expr:

@@ -15,7 +15,7 @@ import torch
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING, NEVER, apart, is_collecting
-from transconv.torch_ops import any_size, arguments, execute, shapes, stats
+from transconv.torch_ops import any_size, arguments, execute, shapes, stats, whole
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import BackwardRoutes, Route
 from transconv.torch_ops.settings import settings
@@ -134,6 +134,9 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     """Decide who computes a checked forward call."""
     route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
+    if all(route.shape) and whole.takes(x, w):
+        route.whole = True
+        return route
     why = execute.reasons(x, w) or ([] if all(route.shape) else ["shape:empty"])
     if why:
         settle(route, why)

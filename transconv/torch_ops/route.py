@@ -13,7 +13,7 @@ import torch
 
 from transconv.conv import Prop
 from transconv.runtime import allocator
-from transconv.torch_ops import execute, frozen, shapes, stats
+from transconv.torch_ops import execute, frozen, shapes, stats, whole
 from transconv.torch_ops.arguments import Ints, Params
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Route:
         "start",
         "strides",
         "types",
+        "whole",
     )
 
     def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool) -> None:
@@ -79,6 +80,7 @@ class Route:
         self.halves: frozen.Halves | None = None  # where it copies the weight first
         self.reason = ""
         self.registry: Registry | None = None  # where sizes are arguments of its kernel
+        self.whole = False  # of integers, for which another route is found
         self.stands_in = False  # until another kernel has been compiled
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
@@ -120,6 +122,8 @@ class Route:
             start = self.start
         if start is not None and current_device() == self.device:
             return start(x, w) if b is None else start(x, w, b)
+        if self.whole:
+            return whole.convolved(x, w, b, self.params)
         self.calls += 1
         if self.compiled is None:
             y = execute.aten_forward(x, w, b, self.params)

@@ -20,7 +20,7 @@ from random import Random
 
 from transconv import knobs
 from transconv.compute import Compute
-from transconv.conv import ConvProblem, Epilogue, Prop, computes, for_weights, split
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, computes, for_weights
 from transconv.errors import ProblemError
 from transconv.ir import SHORT
 from transconv.passes import passes
@@ -90,9 +90,9 @@ class Trial:
 
     @cached_property
     def computes(self) -> tuple[Compute, ...]:
-        """What the schedule is for: all but the sums that zero points need."""
-        words = [w for w in split(self.epilogue) if not w.startswith("zero:")]
-        return computes(self.problem, self.prop, Epilogue.parse("+".join(words)))
+        """What the schedule is for: all but the sums that zero points and operands of u8 need."""
+        workload = ConvWorkload(self.problem, self.prop, Epilogue.parse(self.epilogue))
+        return tuple(c for c in workload.computations if not workload.prepares(c))
 
     @property
     def chip(self) -> Target:
