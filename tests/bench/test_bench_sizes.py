@@ -55,7 +55,8 @@ def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
         for question in free:
             (compute,) = question.workload.computations
             at = dict(zip(compute.named.names, (p.mb, *p.i), strict=True))
-            assert not compute.named.why_not(at), size
+            multiples = any("%" in name for name in question.workload.open)  # of a stride: not all sizes
+            assert multiples or not compute.named.why_not(at), size
 
 
 @interpreted

@@ -138,9 +138,14 @@ def test_loops_over_tiles_that_read_nothing_are_not_flattened(row: int, flat: bo
 @pytest.mark.parametrize(("schedule", "reason"), [
     ("k:16 | fma | split_k=2", "elements of a row are needed again"),
     ("k:16 | fma | pack=a", "elements of a row are needed again"),
-    ("n:16 k:16 | mma", "no second operand")])
+    ("n:16 k:16 | mma", "no second operand"),
+    ("m:16 n:16 k:16 | mma", "the matrix unit adds in 32 bits, not in bf16")])
 def test_refusals(schedule: str, reason: str) -> None:
     made = parse(BACKWARD if "mma" in schedule else SOFTMAX)
+    if "m:16" in schedule:  # both factors of a product are rounded
+        made = parse("compute rounded ;; tensor X f32 [m=16, k=16] ;; tensor W f32 [k=16, n=16] ;; "
+                     "axes m=16 n=16 k=16 ;; read x = X[m, k] ;; read w = W[k, n] ;; "
+                     "let s = sum(bf16(x*2)*bf16(-w); k) ;; store C[m, n] = s")
     assert reason in str(why_not(Schedule.parse(schedule), made, SM90))
 
 

@@ -156,6 +156,8 @@ def _why_not_multiplied(compute: Compute, target: Target) -> str | None:
         return "a masked factor is infinite: beyond the end of a sum, 0 times infinity is NaN"
     if compute.acc is f64:
         return "64-bit floats are multiplied element by element (unit fma)"
+    if compute.acc.bits < 32:
+        return f"the matrix unit adds in 32 bits, not in {compute.acc} (unit fma does)"
     return None
 
 
