@@ -51,11 +51,19 @@ def test_the_values_are_those_of_the_large_image(free: None, image: tuple[int, .
     assert compared(f, torch.randn(image, dtype=F64), torch.randn(weight, dtype=F64))
 
 
+def test_of_frames_that_are_a_batch(free: None) -> None:
+    """Twice as many frames, too, each with a convolution of its own."""
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        frames = F.interpolate(x, scale_factor=2.0).transpose(1, 2).flatten(0, 1)
+        return (F.conv2d(frames, w, padding=1).unflatten(0, (1, 4)).transpose(1, 2),)
+    assert compared(f, torch.randn(1, 3, 2, 3, 2, dtype=F64), torch.randn(2, 3, 3, 3, dtype=F64))
+
+
 @pytest.mark.parametrize("how", ["stride", "dilation", "groups", "more padding", "other neighbours"])
 def test_other_convolutions_stay(free: None, how: str) -> None:
     words: dict[str, Any] = {"stride": {"stride": 2}, "dilation": {"dilation": 2}, "groups": {"groups": 2},
                              "more padding": {"padding": 3}}.get(how, {})
-    size = (7, 8) if how == "other neighbours" else (8, 8)
+    size = (7, 7) if how == "other neighbours" else (8, 8)
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor]:
         return (F.conv2d(F.interpolate(x, size=size), w, **words),)

@@ -16,7 +16,7 @@ import transconv
 from transconv.backend_triton import SizedLauncher
 from transconv.conv import registry
 from transconv.runtime import trust, verdicts
-from transconv.torch_ops import execute
+from transconv.torch_ops import any_size, execute
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ def test_an_unequal_padding_under_a_stride_is_refused() -> None:
     assert counts() == ({"fwd": 1}, {})
 
 
-def test_one_graph_for_ten_sizes(nothing_new: Any) -> None:
+def test_one_graph_for_twenty_sizes(nothing_new: Any) -> None:
     """Symbolic sizes reach operators and kernels: no graph, no guard and no plan for a size."""
     model = torch.nn.Conv2d(8, 16, 3, padding=1)
     model.weight.data.copy_(whole(16, 8, 3, 3))
@@ -153,8 +153,8 @@ def test_one_graph_for_ten_sizes(nothing_new: Any) -> None:
     transconv.convert_(model)
     graphs = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=graphs, dynamic=True, fullgraph=True)
-    for at in range(10):
-        x = whole(2 + at % 3, 8, 3 + at, 14 - at).requires_grad_()
+    for at in range(20):
+        x = whole(2 + at % 3, 8, 3 + at % 10, 7 - at % 4).requires_grad_()
         if at == 2:  # the batch too, by then
             nothing_new()
         made, want = compiled(x), plain(x)
@@ -162,7 +162,26 @@ def test_one_graph_for_ten_sizes(nothing_new: Any) -> None:
         grad = whole(*want.shape)
         assert torch.equal(torch.autograd.grad(made, x, grad)[0], torch.autograd.grad(want, x, grad)[0])
     assert graphs.frame_count == 1
-    assert counts() == ({"fwd any size": 10, "bwd_d any size": 10}, {})
+    assert counts() == ({"fwd any size": 20, "bwd_d any size": 20}, {})
+    kernels = [len(r.kernels) for r in any_size._layers.values() if not isinstance(r, str)]
+    assert len(kernels) == 2 and max(kernels) <= registry.MOST_KERNELS
+
+
+def test_marked_dims_are_not_specialised(nothing_new: Any) -> None:
+    """Without ``dynamic=True``: the batch and one side are marked."""
+    model = torch.nn.Conv2d(8, 16, 3, padding=1, bias=False).requires_grad_(False)
+    model.weight.data.copy_(whole(16, 8, 3, 3))
+    plain = copy.deepcopy(model)
+    transconv.convert_(model)
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
+    for n, side in ((2, 5), (3, 4), (5, 9), (2, 17)):
+        x = whole(n, 8, 6, side)
+        for dim in (0, 3):
+            torch._dynamo.mark_dynamic(x, dim)
+        assert torch.equal(compiled(x), plain(x))
+        nothing_new()
+    assert graphs.frame_count == 1 and counts() == ({"fwd any size": 4}, {})
 
 
 def test_export_with_dynamic_sizes(nothing_new: Any) -> None:

@@ -11,8 +11,9 @@ is faster the estimates decide (smaller.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product as every
 from math import prod
 from typing import NamedTuple
@@ -24,12 +25,13 @@ from transconv.graph.lying import features_last
 from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece, Seen
 from transconv.graph.rows import mapped
 from transconv.graph.sizes import Length, Size, like, with_axis
-from transconv.ir import Const, Expr, FloorDiv, Var, free_vars, value_at
+from transconv.ir import Const, Expr, FloorDiv, Var, free_vars, substitute, value_at
 from transconv.simplify import Facts, simplify
 from transconv.torch_ops.arguments import Params
 
 MOST = 16  # taps that are added up
 MOST_TRIED = 64  # places of a dim whose coordinates are computed
+FOLDED = (4, 3, 2)  # times that are looked for in views
 SUMMED = "summed weight"
 
 
@@ -60,7 +62,9 @@ def small(x: Piece) -> Small | None:
             at = tuple(simplify(e, facts) for e in piece.move(at))
             piece = piece.of
             if times := _times(at, x, piece):
-                return Small(_again(piece, maps), times)
+                return Small(_again(piece, maps, lambda p: p), times)
+            if times := _folded(at, x, facts):
+                return Small(_again(piece, maps, partial(_fewer, at=at, large=x, times=times)), times)
         else:
             return None
 
@@ -72,6 +76,35 @@ def _times(at: Index, large: Piece, piece: Piece) -> tuple[int, ...]:
     found = [_repeats(e, f"d{d}", like(n), like(m))
              for d, (e, n, m) in enumerate(zip(at, large.shape, piece.shape, strict=True))]
     return tuple(found[2:]) if found[:2] == [1, 1] and prod(found) > 1 else ()
+
+
+def _folded(at: Index, large: Piece, facts: Facts) -> tuple[int, ...]:
+    """The same of an image that is seen through further views, such as frames that are a batch."""
+    def of(d: int, size: int) -> int:
+        return next((s for s in FOLDED if size % s == 0 and _is_folded(at, f"d{d}", size, s, facts)), 1)
+    times = [of(d, like(n)) for d, n in enumerate(large.shape) if d > 1]
+    return tuple(times) if prod(times) > 1 else ()
+
+
+def _is_folded(at: Index, name: str, size: int, times: int, facts: Facts) -> bool:
+    """Whether coordinates depend on an axis, but not on where it is among so many neighbours."""
+    q, r = Var(f"{name}_outer"), Var(f"{name}_inner")
+    known = with_axis(with_axis(facts, q.name, size // times), r.name, times)
+    moved = [simplify(substitute(e, {Var(name): q * times + r}), known) for e in at]
+    used = {v for e in moved for v in free_vars(e)}
+    return q in used and r not in used
+
+
+def _fewer(piece: Piece, at: Index, large: Piece, times: Sequence[int]) -> Piece:
+    """The small image: every so manieth place of the large one."""
+    names = [Var(f"d{d}") for d in range(len(large.shape))]
+    steps = (1, 1, *times)
+
+    def move(own: Index) -> Index:
+        placed = {v: e * s if s > 1 else e for v, e, s in zip(names, own, steps, strict=True)}
+        return tuple(substitute(e, placed) for e in at)
+    shape = tuple(like(n) // s for n, s in zip(large.shape, steps, strict=True))
+    return Seen(shape=shape, dtype=piece.dtype, of=piece, move=move, label="view")
 
 
 def _repeats(e: Expr, name: str, large: int, small: int) -> int:
@@ -87,15 +120,17 @@ def _repeats(e: Expr, name: str, large: int, small: int) -> int:
     return by if all(value_at(e, {name: i}) == i // by for i in range(large)) else 0  # written otherwise
 
 
-def _again(piece: Piece, maps: Sequence[Mapped]) -> Piece:
-    """The same arithmetic on the small image; none where it only widens elements and narrows them."""
+def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]) -> Piece:
+    """The same arithmetic on the small image of a value; none where it only widens elements and narrows
+    them."""
     found, casts = piece, [*maps]
     while isinstance(found, Mapped) and found.label == "cast":
         casts.append(found)
         found = found.inputs[0]
     if casts and casts[0].dtype is found.dtype and all(m.label == "cast" and _holds(m.dtype, found.dtype)
                                                        for m in casts):
-        return found
+        return image(found)
+    piece = image(piece)
     for m in reversed(maps):
         inputs = tuple(replace(x, shape=piece.shape) if isinstance(x, Constant) else piece
                        for x in m.inputs)
