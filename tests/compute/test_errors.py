@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 
 from transconv.compute import OPS, Compute, execute, parse, rounds_once
-from transconv.compute.errors import SUMMED, TF32
-from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f32
+from transconv.compute.errors import SUMMED, TF32, share_of
+from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f16, f32
 from transconv.verify.computation import Case
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
 X = np.random.default_rng(0).standard_normal((5, 40))
 S = np.abs(X).sum(1)
+
+
+def test_sums_in_16_bits_round_at_each_step() -> None:
+    wide, short = (parse(f"compute p math=ieee ;; tensor X f16 [m=4, k=8] ;; tensor W f16 [n=4, k=8] ;; "
+                         f"tensor C f32 [m=4, n=4] ;; axes m=4 n=4 k=8 ;; read x = X[m, k] ;; "
+                         f"read w = W[n, k] ;; let s = sum({of}; k) ;; store C[m, n] = s")
+                   for of in ("x*w", "f16(-x)*f16(w*2)"))
+    assert share_of(wide) == SUMMED and share_of(short) == 8 * f16.spacing
 
 
 def error(text: str, share: float = SUMMED) -> np.ndarray:

@@ -30,6 +30,8 @@ def share_of(compute: Compute) -> float:
     """The error of a computation's sums, as a fraction of the sum of absolute terms."""
     if (chain := short_chain(compute)) is not None:
         return SHORT * chain
+    if compute.sum is not None and compute.acc.kind == "float" and compute.acc.bits < 32:
+        return compute.acc.spacing * prod(x.size for x in compute.axes_of("K"))  # each addition rounds
     return TF32 if is_tf32(compute) else SUMMED
 
 
