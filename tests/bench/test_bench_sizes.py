@@ -50,7 +50,9 @@ def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
             made = Registry(p, Prop.FWD, Target.parse("sm_90"), Epilogue(), True, False)
         except ProblemError as error:
             pytest.fail(str(error))
-        for question in made.questions:
+        free = [q for q in made.questions if not any("%" in name for name in q.workload.open)]
+        assert free
+        for question in free:
             (compute,) = question.workload.computations
             at = dict(zip(compute.named.names, (p.mb, *p.i), strict=True))
             multiples = any("%" in name for name in question.workload.open)  # of a stride: not all sizes

@@ -37,16 +37,16 @@ class AtOnce(Processes):
 
 
 class Chain(nn.Module):
-    """Three times a softmax and a convolution; the first input and the last result lie otherwise."""
+    """Six softmaxes, of which some are equal kernels, and a convolution."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(16, 16, 3, padding=1)
+        self.conv = nn.Conv2d(16, 16, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(3):
-            x = self.conv(torch.softmax(x, 1))
-        return x
+        for dim in (1, 2, 1, 2, 1, 2):
+            x = torch.softmax(x, dim)
+        return self.conv(x)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def called(model: Any, *shape: int) -> None:
 
 def test_each_kernel_is_handed_over_once(processes: AtOnce) -> None:
     called(Chain().to("meta"), 2, 16, 8, 8)
-    assert len(processes.asked) == len(set(processes.asked)) == 4
+    assert len(processes.asked) == len(set(processes.asked)) == 5
 
 
 def test_schedules_that_decisions_need_are_ranked_by_processes(
@@ -133,7 +133,7 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
         called(Chain().to("meta"), 2, 16, 8, 8)
     finally:
         readiness.close()
-    assert len(asked) == 6
+    assert len(asked) == 7
     for question in asked:
         launches.launch(question.workload, torch.device("meta"), True, "now")
         assert is_ready(question)

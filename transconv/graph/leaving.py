@@ -95,7 +95,7 @@ def _own_axes(product: Product) -> tuple[set[str], set[str]]:
     """The axes of a product that one factor alone has, for each."""
     one, other = ({v.name for e in factor.at for v in free_vars(e)} for factor in product.factors)
     sizes = dict(product.axes)
-    one, other = ({name for name in own if sizes[name] != 1} for own in (one, other))
+    one, other = ({name for name in own if sizes.get(name, 1) != 1} for own in (one, other))
     return one - other, other - one
 
 
