@@ -25,6 +25,7 @@ EACH = (2, 64)  # elements of a thread, at least and at most
 ACROSS = (32, 64, 128, 256, 512, 1024)  # lanes along the axes that a broadcast tensor has
 WARPS = (1, 2, 4, 8, 16, 32)
 ALIKE, USUAL = 1.04, 16  # estimates within this factor count as equal; the preferred elements of a thread
+RUN = 128  # elements of a run of memory from which on it is long
 BRIEF_US = 6.0  # kernels that take less are waits, which more threads share: half as many elements of each
 WINDOW = 64  # the most elements of a row for which unrolling is proposed
 FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which the sum is always unrolled
@@ -109,7 +110,7 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
         meets = loops and divided(s, compute, target) in ("warp", "block")
         early = loops and not meets and not s.late
         lanes = abs(log2(elements / (s.warps * target.warp_size * usual)))
-        short = max((1 / b.extent for b in s.blocks if inner & {*b.axes}), default=0.0)
+        short = max((1 / min(b.extent, RUN) for b in s.blocks if inner & {*b.axes}), default=0.0)
         return again, waits, meets, lanes, early, short if len(s.blocks) > 1 and not loops else 0.0
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
