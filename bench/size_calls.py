@@ -29,10 +29,11 @@ Call = Callable[[], Tensor]
 
 @dataclass
 class Subject:
-    """A direction of a layer, as calls."""
+    """A direction of a layer, as calls: those of all sizes have one weight and one set of numbers."""
 
     layer: Layer
     direction: str
+    weight: Tensor | None = None
 
     @property
     def prop(self) -> Prop:
@@ -51,6 +52,11 @@ class Subject:
                 tensor = exact_values(shape, dtype, most(p.specs[name].dtype), share, generator)
             form = reference.memory_format(p.ndims, "nhwc")
             made[name] = tensor if form is None else tensor.contiguous(memory_format=form)
+        if self.prop.result != "wei":
+            kept = self.weight
+            if kept is None or kept.shape != made["wei"].shape or kept.dtype != made["wei"].dtype:
+                self.weight = made["wei"]
+            made["wei"] = self.weight
         return made
 
     def call(self, side: str, p: ConvProblem, given: dict[str, Tensor]) -> Call:
@@ -62,7 +68,9 @@ class Subject:
         if self.prop.result == far:
             home: Any = transconv if side == "ours" else torch.nn.functional
             function = getattr(home, f"conv{'_transpose' * transposed}{p.ndims}d")
-            numbers = {"stride": p.stride, "padding": p.pad_lo, "dilation": p.dilation, "groups": p.g}
+            shape = self.layer.shape
+            numbers = {"stride": shape.stride, "padding": shape.pad_lo, "dilation": shape.dilation,
+                       "groups": shape.g}
             return lambda: function(x, w, None, **numbers)  # type: ignore[no-any-return]
         weight = self.prop is Prop.BWD_W
         wanted = [not weight, weight, False]

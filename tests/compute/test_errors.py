@@ -5,14 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transconv.compute import OPS, Compute, execute, parse, rounds_once
+from transconv.compute import OPS, Compute, execute, is_tf32, parse, rounds_once, share_of
 from transconv.compute.errors import SUMMED, TF32
-from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f32
+from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f16, f32
 from transconv.verify.computation import Case
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
 X = np.random.default_rng(0).standard_normal((5, 40))
 S = np.abs(X).sum(1)
+
+
+def test_sums_in_16_bits_round_at_each_step() -> None:
+    wide, short = (parse(f"compute p math=ieee ;; tensor X f16 [m=4, k=8] ;; tensor W f16 [n=4, k=8] ;; "
+                         f"tensor C f32 [m=4, n=4] ;; axes m=4 n=4 k=8 ;; read x = X[m, k] ;; "
+                         f"read w = W[n, k] ;; let s = sum({of}; k) ;; store C[m, n] = s")
+                   for of in ("x*w", "f16(-x)*f16(w*2)"))
+    assert share_of(wide) == SUMMED and share_of(short) == 8 * f16.spacing
 
 
 def error(text: str, share: float = SUMMED) -> np.ndarray:
@@ -141,3 +149,13 @@ def test_truths_that_a_rounding_turns_over_may_be_either() -> None:
     found = execute(parse(text), {"X": x, "Y": np.ones(4)}, SUMMED)
     assert np.allclose(found["P"].error, [1, 1, 0, 0], atol=1e-6)
     assert (found["W"].error[:2] >= 1).all() and (found["W"].error[2:] < 1e-6).all()
+
+
+def test_a_product_among_several_kernels_is_as_exact_as_one_alone() -> None:
+    """Its first result was rejected: a matrix unit rounds factors of f32 to tf32 there as well."""
+    twice = parse("compute twice\n axes m=32 n=13 k=5\n read x = X[m, n]\n read w = W[n, k]\n"
+                  "let s = sum(x*w; n)\n store Y[m] = sum(s; k)")
+    assert share_of(twice) == TF32 and is_tf32(twice)
+    alone = parse("compute rows\n axes m=32 n=13 k=5\n read x = X[m, n, k]\n let s = sum(x; n)\n"
+                  "store Y[m] = sum(s; k)")
+    assert share_of(alone) == SUMMED and not is_tf32(alone)

@@ -15,6 +15,7 @@ from math import prod
 import numpy as np
 
 from transconv.compute.compute import Compute
+from transconv.compute.kernels import kernels
 from transconv.ir import EXACT_TERMS, Array, DType, f32, tf32
 
 SUMMED = 2.0**-18  # the error of a sum in f32, as a fraction of the sum of absolute terms
@@ -27,10 +28,23 @@ ROUNDINGS = 4.0  # the same for a stored result
 
 
 def share_of(compute: Compute) -> float:
-    """The error of a computation's sums, as a fraction of the sum of absolute terms."""
+    """The error of a computation's sums, as a fraction of the sum of absolute terms: of several kernels
+    that of the least exact one."""
+    return max(_share_of_one(c) for c in _products(compute))
+
+
+def _share_of_one(compute: Compute) -> float:
     if (chain := short_chain(compute)) is not None:
         return SHORT * chain
+    if compute.sum is not None and compute.acc.kind == "float" and compute.acc.bits < 32:
+        return compute.acc.spacing * prod(x.size for x in compute.axes_of("K"))  # each addition rounds
     return TF32 if is_tf32(compute) else SUMMED
+
+
+def _products(compute: Compute) -> tuple[Compute, ...]:
+    """The computations of kernels, one of which may be a product."""
+    several = compute.factors is None and compute.sum is not None
+    return kernels(compute) if several else (compute,)
 
 
 def short_chain(compute: Compute) -> float | None:
@@ -43,9 +57,10 @@ def short_chain(compute: Compute) -> float | None:
 
 
 def is_tf32(compute: Compute) -> bool:
-    """Whether this is a product with an f32 operand and ``math`` tf32."""
-    return compute.math == "tf32" and compute.factors is not None and any(
-        t is f32 for t in (*(x.dtype for x in compute.tensors), *(f.var.type for f in compute.factors)))
+    """Whether this is a product with an f32 operand and ``math`` tf32, or one of its kernels is."""
+    return compute.math == "tf32" and any(c.factors is not None and any(
+        t is f32 for t in (*(x.dtype for x in c.tensors), *(f.var.type for f in c.factors)))
+        for c in _products(compute))
 
 
 def allowed(value: Array, error: Array, dtype: DType) -> Array:

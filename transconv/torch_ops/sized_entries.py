@@ -38,8 +38,8 @@ def note(function: Any, x: Tensor, w: Tensor, b: Tensor | None, numbers: tuple[A
          key: Hashable, flags: Flags, aligned: bool) -> None:
     """Make the entry of a layer, whose route for a new size was just made from another one: ``key`` is
     what its calls share. ``numbers`` as in ``warm.note``."""
-    if key is None or _function_modes() or any(isinstance(n, list) for n in numbers):
-        return
+    if _function_modes() or any(isinstance(n, list) for n in numbers) or not warm.due((id(w), "sizes"), 1):
+        return  # after a few sizes: a weight that does not come back gets no entry
     check = _guard(x, w, *() if b is None else (b,))
     if check is not None:
         warm.begin(w, _entry(warm.onward, check, function, numbers, route, flags, aligned, b is not None,
