@@ -16,7 +16,7 @@ from transconv.compute import Compute, execute, parse
 from transconv.ir import Array
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
-from transconv.target import TARGETS
+from transconv.target import TARGETS, detect
 from transconv.verify.computation import Case, after_every_pass
 
 SIZES = (2, 3, 5, 21)  # of the last dimensions of a result
@@ -116,3 +116,13 @@ def test_in_tritons_interpreter(before: str, op: str, reduced: str) -> None:
     plan = build_compute(compute, TARGETS["interpreter"])
     for data in ("exact", "float"):
         assert Case(compute, data).launched(plan, "cpu").problem == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rank", [1, 2, 3, 4])
+@pytest.mark.parametrize(("before", "op", "reduced"), CASES)
+def test_on_the_device(before: str, op: str, reduced: str, rank: int) -> None:
+    compute = case(before, op, reduced, rank)
+    plan = build_compute(compute, detect())
+    for data in ("exact", "float"):
+        assert Case(compute, data).launched(plan, "cuda").problem == ""
