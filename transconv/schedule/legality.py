@@ -161,7 +161,7 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # The order of the rules; a word's name means its rule. Words that are not here come last, in the order of
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
-    _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k", "via",
+    _axes_exist, _blocks_are_pure, "order", "regs", "unit", _fits, "reduce", "split_k", "late", "via",
     "consumers", "keep", "a", "b", "c", why_not_partials)
 
 

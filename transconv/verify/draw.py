@@ -244,7 +244,7 @@ def zeros(rng: Random, p: ConvProblem, prop: Prop) -> list[str]:
     data, along, other = ("src", "per_ic", "per_oc") if prop is Prop.FWD else ("dst", "per_oc", "per_ic")
     words = [f"zero:{data}{rng.choice(('', f':{along}'))}"] if chance(rng, 2) else []
     if p.g == 1 and chance(rng, 3):
-        words.append(f"zero:wei{rng.choice(('', f':{other}'))}")
+        words += [f"zero:wei{rng.choice(('', f':{other}'))}"]
     return words
 
 
