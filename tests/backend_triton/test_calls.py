@@ -9,6 +9,7 @@ import torch
 
 from transconv import ir
 from transconv.backend_triton import emit_gluon, emit_tl
+from transconv.backend_triton.interpreter import prepare_interpreter
 from transconv.backend_triton.module import load
 from transconv.backend_triton.offline import Job, Resources, compile_offline
 from transconv.compute import OPS
@@ -57,6 +58,7 @@ def test_calls_of_integers_in_triton_s_interpreter(name: str) -> None:
     x = np.arange(N, dtype=np.int32) * 100_003
     value = kernel(lambda v: ir.Call(name, (v, v // ir.Const(3, ir.i32) + ir.Const(1, ir.i32))), ir.i32)
     function = load(emit_tl.emit(value), "each")
+    prepare_interpreter()
     out = torch.full((N,), -1, dtype=torch.int32)
     function[(1,)](torch.from_numpy(x), out)
     np.testing.assert_array_equal(out.numpy(), CALLS[name].numpy(x, x // 3 + 1))
