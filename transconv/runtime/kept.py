@@ -34,8 +34,8 @@ Again = Callable[[], Plan]  # makes the plan by running the passes
 
 
 def keeps() -> bool:
-    """Whether plans are read and written. They are not if the user sets a schedule, dumps, traces or verifies
-    the passes, or has registered words or passes that other processes lack."""
+    """Whether plans are read and written: not if the user sets a schedule, dumps, traces or verifies the
+    passes, or has registered words or passes that other processes lack."""
     return not (knobs.schedule() or knobs.verify() or knobs.dump() or knobs.debug() >= 2
                 or registered_words() or len(stages()) != len(STAGES))
 

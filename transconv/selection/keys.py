@@ -38,8 +38,8 @@ def told_by(record: Target) -> list[str]:
 
 @functools.cache
 def files_digest() -> str:
-    """A digest of the package's source files and tables, because another version may choose other schedules.
-    It uses their content, not their dates, so that a cache can be moved to another machine."""
+    """A digest of the package's source files and tables, because another version may choose other
+    schedules. It uses their content, not their dates, so that a cache can be moved to another machine."""
     root = str(Path(__file__).parents[1])
     seen = hashlib.blake2b(digest_size=16)
     paths = [f"{folder}/{name}" for folder, _, names in os.walk(root) for name in names
