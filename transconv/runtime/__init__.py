@@ -31,6 +31,6 @@ __all__ = [
     "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER", "Plan",
     "Planned", "Prepared", "Question", "Registry", "Step", "apart", "begin", "build", "build_compute",
     "check_indices", "collect", "collecting", "cores", "expect", "first_result", "forget", "header",
-    "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps", "prepare",
-    "quickest", "rank", "ready", "replan", "state", "unpack",
+    "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps",
+    "prepare", "quickest", "rank", "ready", "replan", "state", "unpack",
 ]

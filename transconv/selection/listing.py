@@ -112,14 +112,15 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
     about = (compute.name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
     rows = [sorted(map(VALUES, store.rows_of(name))) for name in _groups(workload, target)]
-    parts = (count, unnamed(compute), about if any(rows) else "", rows, stamp(workload, target))
+    parts = (count, unnamed(compute), about if any(rows) else "", __version__, told_by(target),
+             rows, files_digest())
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def stamp(workload: Workload, target: Target) -> str:
-    """A text of all that a choice depends on besides computation and workload: the target, the user's
-    tuned rows of the workload's group, and this package's files, which hold its own rows. It is made in the
-    thread of a call that waits for no kernel: the package's rows take too long to parse there."""
+    """A text of all that a plan's choices depend on besides the workload: the target, the user's tuned rows
+    of its groups, and this package's files, which hold its own rows. It is made in the thread of a call that
+    waits for no kernel: the package's rows take too long to parse there."""
     rows = [store.users_rows(name) for name in _groups(workload, target)]
     told = [found if found is None else sorted(map(VALUES, found)) for found in rows]
     return repr((__version__, triton_version(), told_by(target), told, files_digest()))
