@@ -232,6 +232,7 @@ def test_a_call_that_waits_for_no_kernel_looks_up_little(
     the setting starts; a request has one key, though its record is looked for and its job written."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # plans are kept on disk
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRANSCONV_TUNED", "1")
     store.forget()
     files_digest.cache_clear()
     transconv.config.sizes = "any"  # a change of the settings, of which ``compile`` is background

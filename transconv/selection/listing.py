@@ -118,9 +118,9 @@ def _key(count: int, compute: Compute, target: Target, workload: Workload) -> st
 
 
 def stamp(workload: Workload, target: Target) -> str:
-    """A text of all that a plan's choices depend on besides the workload: the target, the user's tuned rows
-    of its groups, and this package's files, which hold its own rows. It is made in the thread of a call that
-    waits for no kernel: the package's rows take too long to parse there."""
+    """A text of all that a plan's choices depend on besides the workload: the target, the user's tuned
+    rows of its groups, and this package's files, which hold its own rows. It is made in the thread of a
+    call that waits for no kernel: the package's rows take too long to parse there."""
     rows = [store.users_rows(name) for name in _groups(workload, target)]
     told = [found if found is None else sorted(map(VALUES, found)) for found in rows]
     return repr((__version__, triton_version(), told_by(target), told, files_digest()))
