@@ -38,8 +38,9 @@ def test_samples(name: str) -> None:
 
 @pytest.mark.parametrize("op", elementwise.rows(), ids=str)
 def test_samples_of_operations(op: Op) -> None:
-    """As texts of one line; torch's other forms of an operation have none."""
-    found = elementwise.tried(op, "cpu", torch.float32, every=4 if op.arity == 1 else 16)
+    """As texts of one line; torch's other forms of an operation, such as every second sample of
+    gelu, have none."""
+    found = elementwise.tried(op, "cpu", torch.float32, every=5 if op.arity == 1 else 16)
     assert found.failures == [] and (found.passed or op.numbers)
     assert found.reasons <= {"shape:empty", "another form", "other operands"}
 
