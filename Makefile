@@ -139,6 +139,7 @@ measure-networks: $(ready)
 
 measure-dropin: $(ready)
 	$(PYTHON) -m bench dropin $(LONG)
+	$(PYTHON) -m bench samples $(LONG)
 	$(PYTHON) -m bench overhead --out $(RAW)
 
 measure-ablation: $(ready)

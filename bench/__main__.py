@@ -46,6 +46,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "quantized": "time, check and train whole models with 8-bit convolutions",
            "pages": "write the tables and pictures of README.md and docs/ from bench/results",
            "fuzz-runs": "write summaries of `transconv fuzz --json` as rows of one table",
+           "samples": "try torch's own samples of functions and operations on a GPU, and count",
            "dropin": "run the GPU tests of the drop-in in several processes, and count"}
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,10 +61,10 @@ class Worker:
 
 
 class Run:
-    """All processes of one run."""
+    """All processes of one run. ``without``: tests that are left out."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self.options, self.folder = options, folder
+    def __init__(self, options: argparse.Namespace, folder: Path, without: Sequence[str] = ()) -> None:
+        self.options, self.folder, self.without = options, folder, without
         self.end = time.time() + options.time_budget
         self.environment = {"TRANSCONV_VERIFY": "0", **os.environ,
                             **worker_environment(options.cache)}
@@ -81,7 +81,7 @@ class Run:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.claims", "-p",
                    "no:cacheprovider", "--tb=short", "--claims", str(self.folder), "--claim-as",
                    name, "--claim-until", str(self.end), "-k", self.options.match,
-                   *self.options.tests]
+                   *(f"--deselect={test}" for test in self.without), *self.options.tests]
         log = (self.folder / f"{name}.log").open("wb")
         process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log,
                                    stderr=subprocess.STDOUT)
@@ -125,6 +125,9 @@ class Run:
                 self.workers.remove(worker)
                 self.lost(worker, code)
         self.progress.close()
+        logs = sorted(self.folder.glob("*.log"))
+        if not self.results and logs:
+            print(logs[0].read_text(encoding="utf-8", errors="replace")[-4000:])
 
     def lost(self, worker: Worker, code: int | None) -> None:
         """After a process has ended: record the test that it ran, and replace it if tests are left."""
@@ -193,9 +196,6 @@ def main(options: argparse.Namespace) -> int:
     run.watch()
     found = summary(run.results, run.total)
     (out / "dropin.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    logs = sorted(folder.glob("*.log"))
-    if not run.results and logs:
-        print(logs[0].read_text(encoding="utf-8", errors="replace")[-4000:])
     shutil.rmtree(folder, ignore_errors=True)
     print(show(found))
     done = run.results and len(run.results) == run.total and not found["failures"]

@@ -23,6 +23,7 @@ from bench.run_tables import (
     maps_table,
     networks_table,
     overhead_table,
+    samples_table,
 )
 from bench.size_table import models_table, sizes_table
 from bench.small_types import small_types_table
@@ -38,7 +39,8 @@ from transconv.tuning.table import Row, read
 
 RESULTS = ROOT / "bench" / "results"
 # A table elsewhere stands in a text that says it.
-WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md")
+WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
+               "docs/functional.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
@@ -80,6 +82,7 @@ TABLES = {
     "check": Table(("h200_check.csv",), ("python -m bench check layers --dtypes bf16,f16,f32,tf32",),
                    check_table),
     "dropin": Table(("h200_dropin.json",), ("python -m bench dropin",), dropin_table),
+    "samples": Table(("h200_samples.csv",), ("python -m bench samples",), samples_table),
     "fuzz": Table(("h200_fuzz.csv", "interpreted_fuzz.csv"), (
         "python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
         "python -m transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",

@@ -3,6 +3,8 @@ maps and reductions, and what was compared with a right answer."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from bench.tables import geometric_mean, markdown, two_digits
 from transconv.conv import DIRECTIONS
 from transconv.tuning.table import Row, number
@@ -135,6 +137,26 @@ def dropin_table(rows: list[Row]) -> str:
              for name, mine in (*found.items(), ("all", rows))]
     return markdown(["tests/", "tests passed", "samples right", "of these by the bound of rounding",
                      "samples wrong", "samples computed by torch"], cells)
+
+
+def samples_table(rows: list[Row]) -> str:
+    """A line per function: torch's own samples that passed, of these with gradients, that torch computes,
+    by reason, and that failed. A test without counts is one failure."""
+    found: dict[str, list[Row]] = {}
+    for row in sorted(rows, key=lambda r: ("of_operations" in r["test"], r["function"])):
+        found.setdefault(row["function"], []).append(row)
+    cells = []
+    for name, mine in (*found.items(), ("all functions", rows)):
+        reasons: Counter[str] = Counter()
+        for reason, n in (each.rsplit("=", 1) for r in mine for each in r["reasons"].split("; ") if each):
+            reasons[reason] += int(n)
+        failed = sum(max(int(r["failed"] or 0), r["verdict"] != "right") for r in mine)
+        counts = [str(sum(int(r[c] or 0) for r in mine)) for c in (
+            "samples", "passed", "gradients", "handed")]
+        why = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items()))
+        cells.append([name, " ".join(sorted({r["dtype"] for r in mine})), *counts, why, str(failed)])
+    return markdown(["function", "types", "samples", "passed", "of these with gradients",
+                     "computed by torch", "why", "failed"], cells)
 
 
 def fuzz_table(rows: list[Row]) -> str:

@@ -16,7 +16,7 @@ from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.disk_cache import Drawer, records
 from transconv.ir import f16, f32
 from transconv.runtime import compiler as planning
-from transconv.runtime import steps, verdicts
+from transconv.runtime import kept, steps, verdicts
 from transconv.schedule import Schedule
 from transconv.selection import listing
 from transconv.selection.rows import Row
@@ -243,6 +243,28 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
     backwards = frozenset(sorted(features, reverse=True))
     told = [listing.told_by(replace(SM90, features=f)) for f in (features, backwards)]
     assert told[0] == told[1]
+
+
+def test_plans_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They depend on the user's tuned rows of both groups, and on whether any rows count."""
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    monkeypatch.setenv("TRANSCONV_TUNED", "1")
+    twin = FWD.innermost()
+    assert twin is not None
+    keys = [kept.key(FWD, SM90, False), kept.key(FWD, SM90, True)]
+    users_rows = listing.store.users_rows
+    for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
+        with monkeypatch.context() as patch:
+            patch.setattr(listing.store, "users_rows", lambda name, group=group: (
+                [ROW] if name == group else users_rows(name)))
+            keys.append(kept.key(FWD, SM90, False))
+    for name, value in (("triton_version", lambda: "0.0"), ("files_digest", lambda: "other files")):
+        with monkeypatch.context() as patch:
+            patch.setattr(listing, name, value)
+            keys.append(kept.key(FWD, SM90, False))
+    monkeypatch.setenv("TRANSCONV_TUNED", "0")
+    keys.append(kept.key(FWD, SM90, False))
+    assert all(keys) and len(set(keys)) == 7
 
 
 def test_records(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ COMMANDS = {
     "time": "--mb --limit --shard --shards --inductor-limit --budget-ms --compile-limit --workers",
     "check": "--sample --workers --memory --limit", "ablation": "--mb --workers --limit --budget-ms",
     "networks": "--limit --workers --processes", "overhead": "--calls --bursts",
-    "dropin": "--processes --limit"}
+    "dropin": "--processes --limit", "samples": "--processes --limit"}
 
 
 def ends(run: Callable[[list[str]], int], words: list[str], capsys: pytest.CaptureFixture[str],

@@ -85,7 +85,7 @@ def test_what_measure_runs_is_understood_and_goes_into_one_folder(tmp_path: Path
         env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")})
     assert ("--mb 1" in done.stdout) == (not gpu)
     lines = [shlex.split(x) for x in done.stdout.replace("\\\n", " ").splitlines()]
-    assert len(lines) == 14
+    assert len(lines) == 15
     for words in lines:
         assert words[:2] == ["python", "-m"] and any(w.startswith(str(out)) for w in words)
         if words[2] == "bench":

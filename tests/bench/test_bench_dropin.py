@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import transconv
-from bench import dropin, models, network_kernels, networks
+from bench import dropin, models, network_kernels, networks, run_tables
 from bench.__main__ import main
 from bench.network_measures import covered
 from transconv.torch_ops import execute
@@ -150,3 +150,34 @@ def test_dropin_survives_what_tests_do(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_groups() -> None:
     assert dropin.group_of("tests/gpu/test_x.py::test_y[a-b[0]]") == "gpu/test_x.py::test_y"
+
+
+SAMPLES = '''
+import os
+import pytest
+
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_all_samples(name, dtype, record_property):
+    if name == "prod" and "b" in dtype:
+        os._exit(9)
+    record_property("cases", {"passed": 5, "gradients": 3, "fell_back": 2, "failed": 0, "failures": [],
+                              "fallback": {"shape:empty": 1, "norm:order": 1}})
+'''
+
+
+def test_counts_of_samples_become_a_table(tmp_path: Path) -> None:
+    file = tmp_path / "test_some.py"
+    file.write_text(SAMPLES, encoding="utf-8")
+    words = ["samples", str(file), "--out", str(tmp_path), "-n", "1", "--time-budget", "60"]
+    assert main([*words, "-k", "sum"]) == 0
+    assert main(words) == 1  # with what has no row yet
+    found = rows(tmp_path / "samples.csv")
+    assert [(r["function"], r["dtype"], r["samples"], r["verdict"]) for r in found] == [
+        ("sum", "float32", "7", "right"), ("sum", "bfloat16", "7", "right"),
+        ("prod", "float32", "7", "right"), ("prod", "bfloat16", "", "failed")]
+    assert found[3]["error"] == "the process ended with 9" and found[0]["device"]
+    shown = run_tables.samples_table(found).splitlines()
+    both = "bfloat16 float32"
+    assert shown[-1] == f"| all functions | {both} | 21 | 15 | 9 | 6 | norm:order 3, shape:empty 3 | 1 |"
+    assert shown[-2].startswith(f"| sum | {both} | 14 | 10 | 6 | 4 |")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
 import transconv
-from tests.functional.samples import _same
+from tests.functional.samples import Found, _same
 from transconv.compute import OPS, Op
 from transconv.ir import DTYPES
 
@@ -48,10 +48,9 @@ def text_of(op: Op, tensors: list[torch.Tensor], numbers: list[float]) -> str:
     return " ;; ".join([*lines, *reads, f"store R[{', '.join(axes)}] = {value}"])
 
 
-def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: int = 1) -> Counter[str]:
-    """How many samples passed (under ``passed``), and how many have no text, by reason; AssertionError for
-    one whose result or gradient is not torch's."""
-    found: Counter[str] = Counter()
+def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: int = 1) -> Found:
+    """How every n-th sample ended; those without a text are counted as torch's, by reason."""
+    found = Found()
     for entry in entries(op):
         grads = entry.supports_autograd and op.derivative is not None
         for at, sample in enumerate(entry.sample_inputs(device, dtype, requires_grad=grads)):
@@ -62,26 +61,30 @@ def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: in
             named = dict(op.numbers) | {n: v for n, v in sample.kwargs.items() if (n, v) not in op.options}
             if {*named} != {n for n, _ in op.numbers} or dict(op.options) != {
                     n: v for n, v in sample.kwargs.items() if n not in named}:
-                found["another form"] += 1
+                found.handed["another form"] += 1
             elif len(tensors) != op.arity or len(given) > op.arity:
-                found["other operands"] += 1
+                found.handed["other operands"] += 1
             elif not all(t.numel() for t in tensors):
-                found["shape:empty"] += 1
+                found.handed["shape:empty"] += 1
             else:
-                want = entry.op(*given, **sample.kwargs)
-                transconv.stats(reset=True)
-                text = text_of(op, tensors, [float(v) for v in named.values()])
-                got = transconv.computation(text)(*(t if t.dim() else t.view(1) for t in tensors))
-                got = got.view(want.shape).to(want.dtype)
-                _same(got, want, near)
-                leaves = [t for t in tensors if t.requires_grad]
-                if leaves and want.requires_grad:
-                    g = torch.randn_like(want)
-                    _same(*(torch.autograd.grad(y, leaves, g) for y in (got, want)), near)
-                away = transconv.stats().fallback
-                found.update(away)
-                found["passed"] += not away
+                numbers = [float(v) for v in named.values()]
+                found.count(f"{op.name} {at}", partial(
+                    _compare, op, tensors, numbers, partial(entry.op, *given, **sample.kwargs), near))
     return found
+
+
+def _compare(op: Op, tensors: list[torch.Tensor], numbers: list[float],
+             theirs: Callable[[], torch.Tensor], near: float) -> bool:
+    want = theirs()
+    text = text_of(op, tensors, numbers)
+    got = transconv.computation(text)(*(t if t.dim() else t.view(1) for t in tensors))
+    got = got.view(want.shape).to(want.dtype)
+    _same(got, want, near)
+    leaves = [t for t in tensors if t.requires_grad]
+    if leaves and want.requires_grad:
+        g = torch.randn_like(want)
+        _same(*(torch.autograd.grad(y, leaves, g) for y in (got, want)), near)
+    return bool(leaves and want.requires_grad)
 
 
 def rows() -> list[Op]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 import transconv
+from bench.claims import FATAL
 from transconv import functional
 
 ROOT = {"softmax", "log_softmax", "sum", "mean", "prod", "amax", "amin", "var", "std", "logsumexp", "any",
@@ -19,6 +22,45 @@ NONE = {"fold"}  # torch has no samples of it
 # Kinds of calls of which none has a kernel: others of torch's modes, and functions of two tensors.
 OTHERS = {"interpolate": {"linear", "bilinear", "bicubic", "trilinear", "area"}, "max": {"binary"},
           "min": {"binary"}}
+
+
+@dataclass(slots=True)
+class Found:
+    """How the samples of a function ended. Each has passed, of these so many with gradients, or is
+    torch's, in part or as a whole, by reason, or has failed, with a message."""
+
+    passed: int = 0
+    gradients: int = 0
+    handed: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def count(self, label: str, compare: Callable[[], bool]) -> None:
+        """One sample. ``compare`` raises if something is not torch's, else it says whether there were
+        gradients. A fault of the GPU is raised again, because each later sample would fail too."""
+        transconv.stats(reset=True)
+        try:
+            graded = compare()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            if any(word in text for word in FATAL):
+                raise
+            self.failures.append(f"{label}: {text[:600]}")
+            return
+        if away := transconv.stats().fallback:
+            self.handed[" and ".join(sorted(away))] += 1
+        else:
+            self.passed += 1
+            self.gradients += graded
+
+    @property
+    def reasons(self) -> set[str]:
+        return {reason for several in self.handed for reason in several.split(" and ")}
+
+    def summary(self) -> dict[str, Any]:
+        """Under the names that ``bench.dropin`` adds up."""
+        return {"passed": self.passed, "gradients": self.gradients, "fell_back": self.handed.total(),
+                "fallback": dict(self.handed), "failed": len(self.failures),
+                "failures": self.failures[:20]}
 
 
 def ops_of(name: str) -> Iterator[Any]:
@@ -37,24 +79,19 @@ def ours_of(name: str) -> Callable[..., Any]:
     return (lambda weight, index, **more: ours(index, weight, **more)) if name == "embedding" else ours
 
 
-def tried(name: str, device: str, dtype: torch.dtype, every: int = 1, near: float = 1e-4) -> Counter[str]:
-    """How many samples passed (under ``passed``), and how many are torch's, by reason; AssertionError for
-    one whose result or gradient is not torch's."""
-    found: Counter[str] = Counter()
+def tried(name: str, device: str, dtype: torch.dtype, every: int = 1, near: float = 1e-4) -> Found:
+    """How every n-th sample of a function ended."""
+    found = Found()
     for op in ops_of(name):
         grads = op.supports_autograd
         for at, sample in enumerate(op.sample_inputs(device, dtype, requires_grad=grads)):
             if at % every:
                 continue
-            transconv.stats(reset=True)
-            _compare(op.op, ours_of(name), sample, near)
-            away = transconv.stats().fallback
-            found.update(away)
-            found["passed"] += not away
+            found.count(f"{op.full_name} {at}", partial(_compare, op.op, ours_of(name), sample, near))
     return found
 
 
-def _compare(theirs: Callable[..., Any], ours: Callable[..., Any], sample: Any, near: float) -> None:
+def _compare(theirs: Callable[..., Any], ours: Callable[..., Any], sample: Any, near: float) -> bool:
     args = (sample.input, *sample.args)
     got, want = ours(*args, **sample.kwargs), theirs(*args, **sample.kwargs)
     _same(got, want, near)
@@ -63,9 +100,10 @@ def _compare(theirs: Callable[..., Any], ours: Callable[..., Any], sample: Any, 
               if isinstance(t, torch.Tensor) and t.requires_grad]
     ours_first, first = (t[0] if isinstance(t, tuple) else t for t in (got, want))
     if first.requires_grad:
-        assert ours_first.stride() == first.stride() or not first.numel()
+        assert ours_first.stride() == first.stride() or not first.numel(), "other strides than torch's"
         g = torch.randn_like(first)
         _same(*(torch.autograd.grad(y, leaves, g, allow_unused=True) for y in (ours_first, first)), near)
+    return bool(first.requires_grad)
 
 
 def _same(got: Any, want: Any, near: float) -> None:

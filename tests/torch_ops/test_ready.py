@@ -3,7 +3,9 @@ which count as compiled when a test says so."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from transconv.backend_triton.launch import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
 from transconv.functional import launches
-from transconv.runtime import prepared, readiness
+from transconv.runtime import kept, prepared, readiness
+from transconv.selection import files_digest, store
 from transconv.torch_ops import execute
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
@@ -206,6 +209,44 @@ def test_torch_answers_until_a_kernel_for_any_size_is_there(sized: Machine) -> N
     sized.finish()
     transconv.conv2d(X, W)
     assert counts() == ({"fwd any size": 4}, {}) and not sized.processes.jobs
+
+
+class Counted:
+    """How often functions are called."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **functions: Any) -> None:
+        self.calls = dict.fromkeys(functions, 0)
+        for name, home in functions.items():
+            monkeypatch.setattr(home, name, self.counting(name, getattr(home, name)))
+
+    def counting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            self.calls[name] += 1
+            return function(*given, **named)
+        return counted
+
+
+def test_a_call_that_waits_for_no_kernel_looks_up_little(
+        sized: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The package's rows are left to the processes; the package's files are read once, by a thread that
+    the setting starts; a request has one key, though its record is looked for and its job written."""
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # plans are kept on disk
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRANSCONV_TUNED", "1")
+    store.forget()
+    files_digest.cache_clear()
+    transconv.config.sizes = "any"  # a change of the settings, of which ``compile`` is background
+    for thread in threading.enumerate():
+        if thread.name == "transconv-files":
+            thread.join()
+    read = files_digest.cache_info().misses
+    assert read >= 1
+    counted = Counted(monkeypatch, key=kept, grouped=store)
+    for layer, channels in enumerate((4, 6), 1):
+        transconv.conv2d(X, torch.randn(channels, 4, 3, 3))
+        assert counts() == ({}, {"compiling": 1}) and len(sized.processes.jobs) == 2 * layer
+        assert counted.calls == {"key": 2 * layer, "grouped": 0}
+        assert files_digest.cache_info().misses == read
 
 
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,7 @@ def whole(problem: ConvProblem) -> frozenset[str]:
     return every(problem) | {f"i{n}%{s}" for n, s in strides if s > 1}
 
 
+@lru_cache(maxsize=1024)
 def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
     """The text of a problem with its question marks, which ``marked`` reads back."""
     shares = {name: share for name, _, share in (n.partition("%") for n in names) if share}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from transconv.conv.descriptor import SPATIAL
 from transconv.errors import LayoutError
@@ -102,6 +103,7 @@ def write_tags(layouts: Sequence[Layout], shapes: Sequence[Shape]) -> str:
     return ":".join(tags)
 
 
+@lru_cache(maxsize=1024)  # the sizes that a layer's kernels are made for have one weight
 def _write(layout: Layout, shape: Shape, is_wei: bool) -> str:
     letters = ("oi" if is_wei else "nc") + SPATIAL[5 - len(shape):]
     strides = layout.strides()

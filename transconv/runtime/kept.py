@@ -33,11 +33,16 @@ Made = TypeVar("Made", bound=Plan)
 Again = Callable[[], Plan]  # makes the plan by running the passes
 
 
+def keeps() -> bool:
+    """Whether plans are read and written: not if the user sets a schedule, dumps, traces or verifies the
+    passes, or has registered words or passes that other processes lack."""
+    return not (knobs.schedule() or knobs.verify() or knobs.dump() or knobs.debug() >= 2
+                or registered_words() or len(stages()) != len(STAGES))
+
+
 def key(workload: Workload, target: Target, deterministic: bool) -> str:
-    """The name of a plan's record; empty if plans are neither read nor written: the user sets a schedule,
-    dumps, traces or verifies the passes, or has registered words or passes that other processes lack."""
-    if (knobs.schedule() or knobs.verify() or knobs.dump() or knobs.debug() >= 2 or registered_words()
-            or len(stages()) != len(STAGES)):
+    """The name of a plan's record; empty if plans are neither read nor written."""
+    if not keeps():
         return ""
     told = (SCHEMA, triton_version(), deterministic, sorted(running().items()),
             type(workload).__name__, str(workload), workload.direction, workload.behind, workload.math,

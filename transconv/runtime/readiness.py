@@ -27,6 +27,7 @@ from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
+from transconv.selection import files_digest
 from transconv.target import Target
 
 COMPILING = "compiling"
@@ -106,6 +107,11 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     return _begin(question, kind)
 
 
+def expect() -> None:
+    """Begin to read what the first request in the background needs, in a thread of its own."""
+    threading.Thread(target=files_digest, daemon=True, name="transconv-files").start()
+
+
 def died(question: Question, reason: str) -> None:
     """Remember that the process that compiled a request died of it."""
     with _lock:
@@ -166,7 +172,7 @@ def collecting() -> Iterator[dict[Question, None]]:
 def _there(question: Question, kind: type[Made]) -> Made | None:
     """The plan, if each of its kernels is compiled."""
     told = (question.workload, question.target, None, question.deterministic, kind)
-    if kept.key(question.workload, question.target, question.deterministic):
+    if kept.keeps():
         found = compiler.known(*told)
     else:  # there are no records, so the text is made here
         found = compiler.plan(*told)

@@ -21,7 +21,7 @@ from transconv.schedule import Schedule, Word, registered_words
 from transconv.selection import choice, store
 from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import COLUMNS, machine
-from transconv.target import Target
+from transconv.target import Target, triton_version
 from transconv.version import __version__
 
 SCHEMA = 3
@@ -111,21 +111,25 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
 
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
     about = (compute.name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
-    parts = (count, unnamed(compute), about if any(_rows(workload, target)) else "",
-             stamp(workload, target))
+    rows = [sorted(map(VALUES, store.rows_of(name))) for name in _groups(workload, target)]
+    parts = (count, unnamed(compute), about if any(rows) else "", __version__, told_by(target),
+             rows, files_digest())
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
 def stamp(workload: Workload, target: Target) -> str:
-    """A text of all that a choice depends on besides computation and workload: the target, the tuned rows
-    of the workload's group, and this package's files."""
-    return repr((__version__, told_by(target), _rows(workload, target), files_digest()))
+    """A text of all that a plan's choices depend on besides the workload: the target, the user's tuned
+    rows of its groups, and this package's files, which hold its own rows. It is made in the thread of a
+    call that waits for no kernel: the package's rows take too long to parse there."""
+    rows = [store.users_rows(name) for name in _groups(workload, target)]
+    told = [found if found is None else sorted(map(VALUES, found)) for found in rows]
+    return repr((__version__, triton_version(), told_by(target), told, files_digest()))
 
 
-def _rows(workload: Workload, target: Target) -> list[list[tuple[object, ...]]]:
-    """The values of the tuned rows that a choice for a workload may consider, in a fixed order."""
+def _groups(workload: Workload, target: Target) -> list[str]:
+    """The groups whose tuned rows a choice for a workload may consider."""
     groups = dict.fromkeys(w.group(machine(target)) for w in (workload, workload.innermost()) if w)
-    return [sorted(map(VALUES, store.rows_of(name))) for name in groups if name]
+    return [name for name in groups if name]
 
 
 VALUES = attrgetter(*COLUMNS)

@@ -1,9 +1,9 @@
 """The tuning database's files: one that the user names, the user's cache, and the package's own.
 
 Files are searched in this order, and the first row of a workload counts. The package's rows are read once
-per process, the user's when a workload of their group is first looked up. Only the front end that wrote a
-row's text can parse it, so each registers a reader. Texts that begin with ``compute`` are computations;
-they are parsed here, and only when the group is one of computations.
+per process, when a schedule is first chosen, the user's when a workload of their group is first looked up.
+Only the front end that wrote a row's text can parse it, so each registers a reader. Texts that begin with
+``compute`` are computations; they are parsed here, and only when the group is one of computations.
 """
 
 from __future__ import annotations
@@ -45,19 +45,18 @@ def register_reader(read: Reader) -> Reader:
 
 def rows_of(name: str) -> list[Row]:
     """The rows of a group, one per key; none with TRANSCONV_TUNED=0."""
-    switch = knobs.tuned()
-    if switch == "0":
+    if knobs.tuned() == "0":
         return []
     with _lock:
-        named = [] if switch == "1" else _of_file(switch, name).get(name, [])
-        if name not in _users:
-            _users[name] = [r for r in _read(DRAWER.get(name)) if r.current]
-        places = (named, _users[name], _of_file("", name).get(name, []))
-        seen: dict[tuple[str, ...], Row] = {}
-        for place in places:
-            for row in place:
-                seen.setdefault(row.key, row)
-        return list(seen.values())
+        return _first_of_each(_of_user(name) + _of_file("", name).get(name, []))
+
+
+def users_rows(name: str) -> list[Row] | None:
+    """The rows of a group but for the package's, none of which is parsed; None with TRANSCONV_TUNED=0."""
+    if knobs.tuned() == "0":
+        return None
+    with _lock:
+        return _first_of_each(_of_user(name))
 
 
 def remember(rows: Iterable[Row]) -> int:
@@ -96,6 +95,22 @@ def forget() -> None:
     with _lock:
         _users.clear()
         _files.clear()
+
+
+def _of_user(name: str) -> list[Row]:
+    """The rows of a group in the file that the user names, then those in the user's cache."""
+    switch = knobs.tuned()
+    if name not in _users:
+        _users[name] = [r for r in _read(DRAWER.get(name)) if r.current]
+    return ([] if switch == "1" else _of_file(switch, name).get(name, [])) + _users[name]
+
+
+def _first_of_each(rows: Iterable[Row]) -> list[Row]:
+    """The first row of each key."""
+    seen: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        seen.setdefault(row.key, row)
+    return list(seen.values())
 
 
 def _read(content: Content | None) -> list[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from transconv.runtime import on_answer
+from transconv.runtime import expect, on_answer
 from transconv.torch_ops import any_size, execute, known_layers, stats, warm
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.decide import PASSING, make_backward, make_forward
@@ -163,5 +163,13 @@ def counted(reset: bool = False) -> stats.Stats:
     return stats.totals(reset)
 
 
+def _expect() -> None:
+    """The first call in the background is not to wait for what it can be told before."""
+    if settings.compile == "background":
+        expect()
+
+
 settings.on_change(forget)
+settings.on_change(_expect)
+_expect()  # the environment may have said so
 on_answer(decide_anew)
