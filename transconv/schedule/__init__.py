@@ -20,7 +20,7 @@ from transconv.schedule.counts import (
     transposed_bytes,
 )
 from transconv.schedule.legality import of_any_size, why_not
-from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_late
+from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_early
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
     diagonal,
@@ -64,6 +64,6 @@ __all__ = [
     "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
     "reduced_sides", "register_word", "registered_words", "rounds", "row_of", "rows_of_features",
     "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes",
-    "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_late", "with_letter",
+    "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_early", "with_letter",
     "within", "within_places", "without", "words", "words_table",
 ]

@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.legality_words import why_not_early
 from transconv.schedule.packing import letters, view_of
 from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
@@ -161,8 +162,8 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # The order of the rules; a word's name means its rule. Words that are not here come last, in the order of
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
-    _axes_exist, _blocks_are_pure, "order", "regs", "unit", _fits, "reduce", "split_k", "late", "via",
-    "consumers", "keep", "a", "b", "c", why_not_partials)
+    _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k",
+    why_not_early, "via", "consumers", "keep", "a", "b", "c", why_not_partials)
 
 
 @lru_cache(maxsize=4)

@@ -72,9 +72,14 @@ def why_not_order(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 
 def why_not_late(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """None if sums of lanes may be added late, or at every step, as a schedule says; else the reason."""
+    """None if the sums of a schedule may be added late; else the reason."""
     if c.late and (c.unit != "fma" or lanes(c, compute, "K") == 1 and not carried(compute, c)):
         return "late=1: only sums over lanes of a tile, element by element (unit fma), can wait"
+    return None
+
+
+def why_not_early(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """None if Triton compiles sums of lanes that are added at every step; else the reason."""
     if not c.late and c.unit == "fma" and lanes(c, compute, "K") > 1 and k_steps(c, compute) > 1 and (
             lanes(c, compute, "M") * lanes(c, compute, "N") > 1) and (name := _used_twice(compute)):
         return (f"late=0: Triton's pass OptimizeThreadLocality fails on a loop that adds up what it loads "

@@ -11,7 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from transconv.compute import Axis, Compute, axis_strides
-from transconv.schedule import Block, Schedule, k_steps, why_not_late
+from transconv.schedule import Block, Schedule, k_steps, why_not_early
 from transconv.selection.tiling import fusable, splits
 from transconv.target import Target
 
@@ -49,7 +49,7 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
             for split in splits(schedule, compute, target):
                 if k == 1 or not many or big and compute.sums_positions:
                     yield replace(schedule, unroll=unroll, split_k=split)
-                if k > 1 and (not big or why_not_late(schedule, compute, target)):
+                if k > 1 and (not big or why_not_early(schedule, compute, target)):
                     yield replace(schedule, split_k=split, late=1, stages=1)
 
 
