@@ -61,6 +61,7 @@ def built(at: int, target: Target = SM90) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, target, Schedule.parse(schedule))
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("at", range(len(LAYERS)), ids=NAMES)
 def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the IR's interpreter, which reads beyond no tensor, and in Triton's."""

@@ -29,6 +29,7 @@ HANDED = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", sorted({*functional.__all__} - NONE))
 def test_samples(name: str) -> None:
     found = tried(name, "cpu", torch.float32, FEW.get(name, 3 * EVERY.get(name, 1)))  # all: make check-all
@@ -36,6 +37,7 @@ def test_samples(name: str) -> None:
     assert found.reasons - {"shape:empty"} <= HANDED.get(name, set())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("op", elementwise.rows(), ids=str)
 def test_samples_of_operations(op: Op) -> None:
     """As texts of one line; torch's other forms of an operation, such as every second sample of

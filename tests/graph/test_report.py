@@ -51,7 +51,8 @@ class Broken(nn.Module):
         return x * 2
 
 
-@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.every(2)
+@pytest.mark.parametrize("prepared", [True, False])
 def test_modules_of_torch(prepared: bool) -> None:
     """Their code is common to all of them: each has its own kernels in its report."""
     kernels = []

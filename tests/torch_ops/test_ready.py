@@ -82,6 +82,7 @@ CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_torch_answers_until_the_kernel_is_there(machine: Machine, name: str,
                                                  recwarn: pytest.WarningsRecorder) -> None:

@@ -98,6 +98,7 @@ def test_zero_points(problem: str, prop: str, words: str) -> None:
 
 
 @interpreted
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("problem", "words"), ZEROS[1::3])
 def test_zero_points_in_tritons_interpreter(problem: str, words: str) -> None:
     assert judged(problem, "fwd", words, numpy=False).reason == ""
