@@ -74,6 +74,7 @@ def test_trials_of_emitted_text() -> None:
     assert sum(r["way"] == "triton" for r in rows) > 3
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_same_in_another_process() -> None:
     code = ("from transconv.verify.fuzz_trial import draw_trial;"
             "print('\\n'.join(str(draw_trial('tests', n)) for n in range(5)))")

@@ -23,10 +23,10 @@ CHIPS = [t for t in TARGETS.values() if t.backend in BACKENDS]
 
 
 @pytest.mark.parametrize(("triton", "part"), [
-    ("installed", "4/66"), pytest.param(".newest", "7/66", marks=pytest.mark.slow)])
+    ("installed", "4/132"), pytest.param(".newest", "7/132", marks=pytest.mark.slow)])
 def test_share(triton: str, part: str, monkeypatch: pytest.MonkeyPatch,
                capsys: pytest.CaptureFixture[str]) -> None:
-    """Every 66th diagonal of problems and chips; `make matrix` compiles all."""
+    """Every 132nd diagonal of problems and chips; `make matrix` compiles all."""
     if triton != "installed" and not (NEWEST / "ready").exists():
         pytest.skip("the newest Triton is not in .newest, so nothing was compiled with it; "
                     "`make .newest/ready` installs it where there is a network")
