@@ -53,8 +53,8 @@ def _convolution(operator: Any, types: Any, args: Sequence[Any],
     call = {**dict(zip(names, args, strict=False)), **(kwargs or {})}
     input, weight, bias = call["input"], call["weight"], call.get("bias")
     if not hasattr(weight, "qdata"):
-        raise Unsupported("a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor beside "
-                          "an input of that class, got a plain tensor")
+        raise Unsupported("a convolution of torchao's 8-bit floats: weight: expected a Float8Tensor "
+                          "beside an input of that class, got a plain tensor")
     f = quantized.FUNCTIONS[weight.dim() - 2, call.get("transposed", names is _TRANSPOSED_NAMES)]
     numbers = (call.get("stride", 1), call.get("padding", 0), call.get("output_padding", 0),
                call.get("dilation", 1), call.get("groups", 1))
