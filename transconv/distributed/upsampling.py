@@ -88,7 +88,8 @@ def _forward(exact: bool, x: DTensor, result: Sequence[int], *scales: float | No
         local = local.index_select(2 + axis, index)
     last = suggests_channels_last(x.shape, x.stride())
     shape = torch.Size((*x.shape[:2], *result))
-    return DTensor.from_local(local, x.device_mesh, places, shape=shape, stride=result_strides(shape, last))
+    return DTensor.from_local(local, x.device_mesh, places, shape=shape,
+                              stride=result_strides(shape, last))
 
 
 def _forward_of(exact: bool, x: DTensor, result: Sequence[int] | None,
