@@ -78,6 +78,41 @@ def test_a_step_of_training(shape: tuple[int, ...], plan: dict[str, int | str]) 
     assert found == [[] for _ in found], found
 
 
+class Off(nn.ReLU):
+    """Is wrong on one rank, where its image is sharded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wrong = isinstance(x, DTensor) and torch.distributed.get_rank() == 1
+        return super().forward(x) * (1.5 if wrong else 1)
+
+
+def certified() -> list[tuple[bool, str]]:
+    transconv.config.fallback = "silent"
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 9, 8)
+    normed = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Conv2d(4, 2, 3))
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    wrong = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Off())
+    found = [transconv.distributed.verify(normed, mesh, {"h": 0}, x),
+             transconv.distributed.verify(plain, mesh, {"w": 0}, x, exact=True),
+             transconv.distributed.verify(wrong, mesh, {"h": 0}, x, exact=True)]
+    return [(bool(c), str(c)) for c in found]
+
+
+@pytest.mark.slow
+def test_certificates() -> None:
+    """Rows that one rank has wrong are told as its own."""
+    found = processes.run(2, certified)
+    assert found[0] == found[1]
+    (normed, told), (exact, bits), (right, wrong) = found[0]
+    assert normed and "8 tensors equal those of one process, within the error of one process" in told
+    assert exact and "6 tensors equal those of one process, bit by bit" in bits
+    lines = {line.split("  ")[0].strip(): line for line in wrong.splitlines()}
+    assert not right and "are wrong" in wrong
+    assert lines["result"].endswith("rank 1")
+
+
 def bordered(first: int, count: int) -> list[str]:
     """What differs of drawn convolutions with borders of the image's own rows: results and gradients."""
     transconv.config.fallback = "silent"
