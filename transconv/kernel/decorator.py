@@ -76,7 +76,7 @@ class KernelFunction:
         device. Raises KernelError with the user's line."""
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
         arguments = tensors_of(self.bound(group, args, words))
-        return lowered(self.source, group, arguments.specs, chip, self.precision, arguments.alike)
+        return lowered(self.source, group, arguments, chip, self.precision)
 
     def show(self, group: Group, *args: Any, stage: str = "emit", target: Target | str | None = None,
              **words: Any) -> str:

@@ -123,7 +123,7 @@ class Expressions:
         if function is operator.matmul:
             return product(tile_of(a), tile_of(b))
         if function is operator.pow:
-            return power(self.b, a, b)
+            return power(self.b, a, self.b.known(b))
         row = function_of(function)
         assert row is not None
         return apply(self.b, row, [a, b])
@@ -156,11 +156,15 @@ class Expressions:
             else:
                 row = function_of(COMPARE[type(op)])
                 assert row is not None
-                made.append(apply(self.b, row, [left, right]))
+                made.append(self.decided(apply(self.b, row, [left, right])))
             left = right
         if len(made) == 1:
             return made[0]
         return all(made) if is_static(made) else self.truth(made)
+
+    def decided(self, condition: Tile) -> Tile | bool:
+        """A condition; one of sizes that are arguments is decided as it is for the call's."""
+        return self.b.holds(condition) if self.b.is_of_sizes(condition) else condition
 
     def compared(self, op: ast.AST, left: Any, right: Any) -> bool:
         """A comparison that Python decides: of known values, and whether something is None."""
@@ -272,6 +276,7 @@ class Expressions:
             value = arrays.element(self.b, view, self.stem)
             self.accessed(view)
             return value
+        item = self.b.known(item)
         if isinstance(of, Tile):
             if of.items:
                 raise Refusal("an element of a value of each work-item", "elements of arrays", "X[i, k]")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
-from transconv.backend_triton import Launcher, grid_size, write
+from transconv.backend_triton import Launcher, SizedLauncher, grid_size, programs, write
 from transconv.errors import KernelError
 from transconv.kernel.arguments import Arguments, tensors_of
 from transconv.kernel.group import Group
@@ -18,6 +20,33 @@ if TYPE_CHECKING:
     from transconv.kernel.decorator import KernelFunction
 
 KEPT = 256  # kinds of arguments of one kernel
+CALLS = 4096  # calls that are known by their types and sizes
+
+
+@dataclass(slots=True)
+class Kind:
+    """The compiled kernels for arguments of one kind. ``fixed``: the places of numbers that the kernel
+    needs to know."""
+
+    fixed: frozenset[int] = frozenset()
+    compiled: list[Compiled] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel and its launcher."""
+
+    low: Lowered
+    launcher: Launcher
+
+    def values(self, numbers: tuple[int, ...]) -> dict[str, int] | None:
+        """The sizes that are arguments for the numbers of a call; None for one that it does not fit."""
+        sizing = self.low.sizing
+        if not sizing.fits(numbers):
+            return None
+        values = sizing.values(numbers)
+        sized = isinstance(self.launcher, SizedLauncher)
+        return None if sized and self.launcher.requires.why_not(values) else values
 
 
 class Launches:
@@ -25,7 +54,8 @@ class Launches:
 
     def __init__(self, owner: KernelFunction) -> None:
         self.owner = owner
-        self.known: dict[Any, tuple[Lowered, Launcher]] = {}
+        self.kinds: dict[Any, Kind] = {}
+        self.calls: dict[Any, Callable[[tuple[Any, ...]], None]] = {}
         self.lock = threading.Lock()
 
     def __call__(self, group: Group, given: dict[str, Any]) -> None:
@@ -36,16 +66,19 @@ class Launches:
         if arguments.device is None:
             raise KernelError(f"{self.name} is called without an array; expected at least one")
         target = self.target(arguments)
-        low, launcher = self.of(group, arguments, target)
+        made, values = self.of(group, arguments, target)
         if group.count == 0:
             return
         tensors = []
-        for name in low.arguments:
+        for name in made.low.arguments:
             if name in arguments.floats:
                 tensors.append(torch.full((1,), arguments.floats[name], device=arguments.device))
             else:
                 tensors.append(arguments.tensors[name])
-        launcher(tensors)
+        if isinstance(made.launcher, SizedLauncher):
+            made.launcher.start(tensors, values)
+        else:
+            made.launcher(tensors)
 
     @property
     def name(self) -> str:
@@ -64,18 +97,23 @@ class Launches:
                               "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
         return detect(arguments.device)
 
-    def of(self, group: Group, arguments: Arguments, target: Target) -> tuple[Lowered, Launcher]:
-        """The kernel for arguments, and its launcher."""
-        key = group, arguments.key, target.name, self.owner.precision
-        found = self.known.get(key)
-        if found is None:
-            low = lowered(self.owner.source, group, arguments.specs, target, self.owner.precision,
-                          arguments.alike)
-            with self.lock:
-                if len(self.known) >= KEPT:
-                    self.known.clear()
-                found = self.known[key] = low, launcher_of(low)
-        return found
+    def of(self, group: Group, arguments: Arguments, target: Target) -> tuple[Compiled, dict[str, int]]:
+        """The kernel for arguments, and its sizes that are arguments."""
+        key = group.shape, arguments.key, target.name, self.owner.precision
+        numbers = (*(n.value for n in arguments.numbers), *group.work)
+        with self.lock:
+            if len(self.kinds) >= KEPT:
+                self.kinds.clear()
+            kind = self.kinds.setdefault(key, Kind())
+            for made in reversed(kind.compiled):
+                values = made.values(numbers)
+                if values is not None:
+                    return made, values
+            low = lowered(self.owner.source, group, arguments, target, self.owner.precision, kind.fixed)
+            made = Compiled(low, launcher_of(low))
+            kind.fixed = low.fixed
+            kind.compiled.append(made)
+            return made, low.sizing.values(numbers)
 
 
 def launcher_of(low: Lowered) -> Launcher:
@@ -83,6 +121,9 @@ def launcher_of(low: Lowered) -> Launcher:
     words = f"{low.source} {low.warps} {low.num_stages}".encode()
     digest = hashlib.blake2b(words, digest_size=8).hexdigest()
     path = write(low.source, f"kernel_{low.name}_{digest}"[:100])
-    types = tuple(t.dtype.torch for t in low.kernel.params)
-    return Launcher(low.source, low.kernel.name, path, grid_size(low.kernel), low.warps, low.num_stages,
+    kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
+    if kernel.sizes:
+        return SizedLauncher(low.source, kernel.name, path, programs(kernel), kernel.sizes, low.warps,
+                             low.num_stages, False, types=types, key=digest)
+    return Launcher(low.source, kernel.name, path, grid_size(kernel), low.warps, low.num_stages,
                     types=types, key=digest)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from transconv.backend_triton import emit
 from transconv.errors import KernelError
 from transconv.ir import (
+    LARGEST_SIZE,
+    ONE,
     TRUE,
     ZERO,
     Alloc,
@@ -20,18 +22,23 @@ from transconv.ir import (
     Kernel,
     Let,
     Load,
+    Sizes,
     Tensor,
     Var,
     find,
     lanes_of,
+    maximum,
+    value_at,
     walk,
 )
-from transconv.kernel.arrays import whole
+from transconv.kernel.arguments import Arguments
+from transconv.kernel.arrays import number_of, whole
 from transconv.kernel.building import Building
 from transconv.kernel.group import Group
 from transconv.kernel.group_scope import GroupScope
 from transconv.kernel.order import Access, check_order
 from transconv.kernel.products import Chip
+from transconv.kernel.sizing import Needed, Number, Sizing, sizing
 from transconv.kernel.source import Source
 from transconv.kernel.tracer import Tracer
 from transconv.kernel.values import Tile
@@ -48,7 +55,8 @@ OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
 class Lowered:
     """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
     the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
-    floats of the call."""
+    floats of the call; ``sizing``: how its whole numbers became sizes that are
+    arguments; ``fixed``: the places of those that the kernel needs to know."""
 
     name: str
     group: Group
@@ -56,7 +64,9 @@ class Lowered:
     source: str
     numbers: tuple[str, ...]
     warps: int
-    num_stages: int = 3
+    num_stages: int
+    sizing: Sizing
+    fixed: frozenset[int]
 
     @property
     def kernel(self) -> Kernel:
@@ -79,20 +89,34 @@ class Lowered:
         raise KernelError(f"there is no stage {name!r} of a kernel; expected one of {known}")
 
 
-def lowered(source: Source, group: Group, arguments: Mapping[str, Any], target: Target,
-            precision: str = "ieee", alike: Mapping[str, str] | None = None) -> Lowered:
-    """The kernel of a function. ``arguments``: a Tensor, or a number, for each parameter but the group; a
-    Tensor without dimensions is a number that is read at run time. ``alike``: names of arrays that share
-    memory, each with the first of them. Raises KernelError with the user's line."""
-    written = traced(source, group, arguments, Chip(target, precision))
-    check_order(written.accesses, alike or {})
-    kernel, numbers = written.kernel, written.numbers
+def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
+            precision: str = "ieee", fixed: frozenset[int] = frozenset()) -> Lowered:
+    """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
+    are constants; those that the kernel needs to know become so. Raises KernelError with the user's
+    line."""
+    numbers = (*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
+                                     for at, n in enumerate(group.work)))
+    while True:
+        found = sizing(numbers, fixed)
+        try:
+            written = traced(source, group, arguments.specs(found), Chip(target, precision), found)
+            check_order(written.accesses, arguments.alike)
+            break
+        except Needed as needed:
+            fixed |= found.places(needed.names)
+        except KernelError:  # said again of the numbers, if they are not the reason
+            if found.sizes is None:
+                raise
+            fixed = frozenset(range(len(numbers)))
+    kernel = written.kernel
     stages = finish(kernel, target)
     header = (f"kernel {source.name}, {source.file.rsplit('/', 1)[-1]}:{source.first + 1}",
+              f"groups of {' x '.join(map(str, group.shape))}" if kernel.sizes else
               f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
-              f"target {target.name}")
+              f"target {target.name}", *(f"size {told}" for told in found.told))
     text = emit(stages[-1][1], header)
-    return Lowered(source.name, group, tuple(stages), text, numbers, _warps(kernel))
+    return Lowered(source.name, group, tuple(stages), text, written.numbers, _warps(kernel), 3, found,
+                   fixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,44 +128,63 @@ class Written:
     accesses: tuple[Access, ...]
 
 
-def traced(source: Source, group: Group, arguments: Mapping[str, Any],
-           chip: Chip) -> Written:
-    """The kernel as the source has it."""
+def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chip,
+           numbers: Sizing) -> Written:
+    """The kernel as the source has it. ``arguments``: a Tensor, a number, or an expression of sizes for
+    each parameter but the group."""
     tensors = {n: t for n, t in arguments.items() if isinstance(t, Tensor)}
-    b = Building((source.name, *tensors))
+    b = Building((source.name, *tensors), numbers.sizes)
     program = Var(b.fresh("program"))
-    b.facts = b.facts.with_range(program, 0, max(0, group.count - 1))
+    work = numbers.exprs[len(numbers.exprs) - len(group.work):]
+    groups = tuple(simplify((n + (m - 1)) // m, b.facts) for n, m in zip(work, group.shape, strict=True))
+    programs = simplify(prod(groups, start=ONE), b.facts)
+    b.facts = b.facts.with_range(program, 0, None).assume(program < maximum(programs, 1))
     tracer = Tracer(b, source, chip)
     first, *rest = source.parameters
-    numbers: list[str] = []
-    ids = _ids(b, program, group)
-    tracer.env[first] = GroupScope(group.shape, group.work, tuple(Tile((), e) for e in ids))
+    ids = _ids(b, program, groups)
+    tracer.env[first] = GroupScope(group.shape, tuple(number_of(n) for n in work),
+                                   tuple(Tile((), e) for e in ids))
+    floats: list[str] = []
     for name in rest:
         given = arguments[name]
         if isinstance(given, Tensor) and given.shape == ():
             value = b.let(f"{name}_value", Load(given, ZERO, TRUE))
             tracer.env[name] = Tile((), value)
-            numbers.append(name)
+            floats.append(name)
+        elif isinstance(given, Tensor):
+            tracer.env[name] = whole(given)
         else:
-            tracer.env[name] = whole(given) if isinstance(given, Tensor) else given
+            tracer.env[name] = number_of(given) if isinstance(given, Expr) else given
     tracer.run(source.tree.body)
-    body = For(program, max(1, group.count), b.body(), "grid")
-    kernel = Kernel(source.name, tuple(tensors.values()), body, tuple(b.notes))
-    return Written(kernel, tuple(numbers), tuple(tracer.accesses))
+    many = None if isinstance(programs, Const) else programs
+    body = For(program, max(1, group.count), b.body(), "grid", until=many)
+    kernel = Kernel(source.name, tuple(tensors.values()), body, tuple(b.notes), _required(b, tensors))
+    return Written(kernel, tuple(floats), tuple(tracer.accesses))
 
 
-def _ids(b: Building, program: Var, group: Group) -> tuple[Expr, ...]:
+def _required(b: Building, tensors: Mapping[str, Tensor]) -> Sizes | None:
+    """The sizes that are arguments with what the kernel requires of them: what branches depend on, and
+    arrays that 32 bits count where those of the call are so."""
+    if b.sizes is None:
+        return None
+    counts = [simplify(prod(t.extents, start=ONE), b.facts) for t in tensors.values() if t.extents]
+    fits = [n <= LARGEST_SIZE for n in counts if value_at(n, b.sizes.like) <= LARGEST_SIZE]
+    more = [c for c in (simplify(c, b.facts) for c in fits) if not isinstance(c, Const)]
+    return replace(b.sizes, where=(*b.decided, *dict.fromkeys(more)))
+
+
+def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """The place of a program among the groups, the last dimension fastest."""
     found: list[Expr] = []
-    groups = group.groups
     for at, count in enumerate(groups):
-        behind = prod(groups[at + 1:])
-        place: Expr = program if behind == 1 else program // behind
+        behind = simplify(prod(groups[at + 1:], start=ONE), b.facts)
+        place: Expr = program // behind if behind is not ONE else program
         place = place if at == 0 else place % count
         place = simplify(place, b.facts)
         if not isinstance(place, (Var, Const)):
             place = b.let(f"id_{at}", place)
-        b.facts = b.facts.with_range(place, 0, max(0, count - 1)) if isinstance(place, Var) else b.facts
+        if isinstance(place, Var):
+            b.facts = b.facts.with_range(place, 0, None).assume(place < maximum(count, 1))
         found.append(place)
     return tuple(found)
 
