@@ -55,8 +55,10 @@ def run(words: argparse.Namespace) -> int:
     if not words.compile:
         return 0
     params = tuple((t.dtype.name, ()) for t in low.kernel.params)
+    counts = len(low.kernel.sizes.names) if low.kernel.sizes else 0
     job = Job(low.source, low.kernel.name, params, target.name, target.backend, target.arch,
-              target.warp_size, low.warps, low.num_stages, (words.text,) if words.text else ())
+              target.warp_size, low.warps, low.num_stages, (words.text,) if words.text else (),
+              sizes=counts)
     (answer,) = compile_offline([job], words.timeout)
     print(table([answer]))
     if isinstance(answer, CompileFailure):

@@ -92,6 +92,10 @@ def _element(b: Building, along: Along, item: Any) -> tuple[Expr, Mask]:
         if not -size.value <= place.value < size.value:
             raise Refusal(f"index {item} in a dimension of {size.value} elements",
                           f"{-size.value} to {size.value - 1}")
+    if isinstance(place, Const):
+        there_is = Tile((), (place < size) if place.value >= 0 else (place >= -size))
+        if b.is_of_sizes(there_is) and not b.holds(there_is):
+            b.known(Tile((), size))
     there: list[Expr] = [place < size]
     if not b.is_positive(place):
         there.append(place >= -size)
