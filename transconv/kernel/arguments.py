@@ -54,7 +54,7 @@ class Arguments:
                 found[name] = _tensor(name, kind, tuple(sizing.numbers[i].value for i in at),
                                       tuple(sizing.exprs[i] for i in at))
             elif kind is float:
-                found[name] = Tensor(name, (), (), Layout.dense(f32, ()))
+                found[name] = Tensor(name, (), (), Layout.dense(f32, ()), number=True)
             elif kind is int:
                 e = sizing.exprs[next(places)]
                 found[name] = e.value if isinstance(e, Const) else e
@@ -175,15 +175,20 @@ def sharing(tensors: Mapping[str, Any]) -> dict[str, str]:
     for name, t in tensors.items():
         if t.device.type == "meta" or not t.numel():
             continue
-        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
         begin = t.data_ptr()
-        end = begin + (last + 1) * t.element_size()
+        end = begin + spanned(t)
         for other, (a, z) in spans.items():
             if begin < z and a < end:
                 found[name] = found.get(other, other)
                 break
         spans[name] = (begin, end)
     return found
+
+
+def spanned(tensor: Any) -> int:
+    """The bytes from the first element of an array to its last."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * int(tensor.element_size()) if tensor.numel() else 0
 
 
 def described(value: Any) -> str:

@@ -47,7 +47,7 @@ class KernelFunction:
         return f"<kernel {getattr(self.python, '__name__', '?')}>"
 
     def __call__(self, group: Group, *args: Any, **words: Any) -> None:
-        self._launches(group, self.bound(group, args, words))
+        self._launches(group, args, words)
 
     def bound(self, group: Any, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. Raises KernelError unless each parameter has one."""

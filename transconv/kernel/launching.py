@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, grid_size, programs, write
 from transconv.errors import KernelError
-from transconv.kernel.arguments import Arguments, tensors_of
+from transconv.kernel.arguments import Arguments, spanned, tensors_of
 from transconv.kernel.group import Group
 from transconv.kernel.lowering import Lowered, lowered
+from transconv.kernel.quick import Known, known, signature
 from transconv.target import Target, detect
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ class Compiled:
         sized = isinstance(self.launcher, SizedLauncher)
         return None if sized and self.launcher.requires.why_not(values) else values
 
+    def starter(self, device: int, aligned: bool, order: tuple[int, ...],
+                values: dict[str, int]) -> Callable[..., None] | None:
+        """What starts the kernel for these sizes with the arguments at the places ``order``; None if it is
+        not loaded."""
+        if not isinstance(self.launcher, SizedLauncher):
+            return self.launcher.starter(device, aligned, order)
+        at = self.launcher.starter_at(device, aligned, order)
+        return at and at(tuple(values[n] for n in self.launcher.sizes.names))
+
 
 class Launches:
     """The launches of one kernel."""
@@ -55,30 +65,42 @@ class Launches:
     def __init__(self, owner: KernelFunction) -> None:
         self.owner = owner
         self.kinds: dict[Any, Kind] = {}
-        self.calls: dict[Any, Callable[[tuple[Any, ...]], None]] = {}
+        self.calls: dict[Any, Known] = {}
         self.lock = threading.Lock()
 
-    def __call__(self, group: Group, given: dict[str, Any]) -> None:
+    def __call__(self, group: Group, args: tuple[Any, ...], words: dict[str, Any]) -> None:
         """Launch; nothing for work without elements. Raises KernelError."""
-        import torch
-
-        arguments = tensors_of(given)
+        key = None if words else signature(group, args)
+        known = self.calls.get(key)
+        if known is not None and known(args):
+            return
+        arguments = tensors_of(self.owner.bound(group, args, words))
         if arguments.device is None:
             raise KernelError(f"{self.name} is called without an array; expected at least one")
         target = self.target(arguments)
         made, values = self.of(group, arguments, target)
         if group.count == 0:
             return
-        tensors = []
-        for name in made.low.arguments:
-            if name in arguments.floats:
-                tensors.append(torch.full((1,), arguments.floats[name], device=arguments.device))
-            else:
-                tensors.append(arguments.tensors[name])
+        given = arguments.tensors | arguments.floats
+        tensors = [given[name] for name in made.low.arguments]
         if isinstance(made.launcher, SizedLauncher):
             made.launcher.start(tensors, values)
         else:
             made.launcher(tensors)
+        if key is not None and not arguments.alike and arguments.device.type == "cuda":
+            self.remember(key, made, values, arguments)
+
+    def remember(self, key: Any, made: Compiled, values: dict[str, int], arguments: Arguments) -> None:
+        """Have later calls like this one start the kernel directly."""
+        names = list(arguments.kinds)
+        places = {n: names.index(n) for n in made.low.arguments}
+        order = tuple(~at if n in arguments.floats else at for n, at in places.items())
+        starters = [made.starter(arguments.device.index, aligned, order, values) for aligned in (False, True)]
+        arrays = [at for at in order if at >= 0]
+        spans = [spanned(arguments.tensors[names[at]]) for at in arrays]
+        if len(self.calls) >= CALLS:
+            self.calls.clear()
+        self.calls[key] = known(starters, arrays, spans, arguments.device.index)
 
     @property
     def name(self) -> str:

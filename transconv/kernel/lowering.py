@@ -132,7 +132,9 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
            numbers: Sizing) -> Written:
     """The kernel as the source has it. ``arguments``: a Tensor, a number, or an expression of sizes for
     each parameter but the group."""
-    tensors = {n: t for n, t in arguments.items() if isinstance(t, Tensor)}
+    # Numbers come behind arrays: the first argument of a launch has to have a device.
+    tensors = {n: t for last in (False, True) for n, t in arguments.items()
+               if isinstance(t, Tensor) and t.number is last}
     b = Building((source.name, *tensors), numbers.sizes)
     program = Var(b.fresh("program"))
     work = numbers.exprs[len(numbers.exprs) - len(group.work):]
@@ -147,7 +149,7 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
     floats: list[str] = []
     for name in rest:
         given = arguments[name]
-        if isinstance(given, Tensor) and given.shape == ():
+        if isinstance(given, Tensor) and given.number:
             value = b.let(f"{name}_value", Load(given, ZERO, TRUE))
             tracer.env[name] = Tile((), value)
             floats.append(name)
