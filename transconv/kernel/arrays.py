@@ -151,6 +151,8 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
         if lane is not None:
             far = lane if along.step == 1 else lane * along.step
             place = far if place is ZERO else place + far
+            b.divides(along.start)
+            b.divides(along.stop)
         coords[along.dim] = place
         inside += [place < stop for stop in _stops(along.stop)]
     return _offset(b, view, coords), b.inside(view.tensor.name, tuple(inside))

@@ -107,6 +107,8 @@ class Blocks(Expressions):
         name = s.target.id
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
+        if abs(step) != 1:
+            self.b.divides(last)
         if isinstance(trips, Const) and int(trips.value) <= 0:
             self.gone |= {n: ended("a loop without an iteration") for n in [name] if n not in self.env}
             return

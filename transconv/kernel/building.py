@@ -43,7 +43,7 @@ RESERVED = ("tl", "triton", "range", "float")
 class Building:
     """Statements in their order. ``scope``: the lanes of names; ``facts``: of positions; ``changing``: the
     names of the kernel that are assigned more than once; ``decided``: conditions of sizes that are
-    arguments, which branches of the source depend on."""
+    arguments, which branches of the source depend on; ``divided``: sizes whose divisors matter."""
 
     def __init__(self, taken: tuple[str, ...] = (), sizes: Sizes | None = None) -> None:
         self.stmts: list[Stmt] = []
@@ -51,6 +51,7 @@ class Building:
         self.sizes = sizes
         self.facts = facts_of(sizes)
         self.decided: dict[Expr, None] = {}
+        self.divided: set[str] = set()
         self.taken = {*taken, *(sizes.names if sizes else ()), *RESERVED}
         self.changing: set[Var] = set()
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
@@ -190,6 +191,11 @@ class Building:
         if isinstance(value, slice):
             return slice(*(self.known(v) for v in (value.start, value.stop, value.step)))
         return value
+
+    def divides(self, e: Expr) -> None:
+        """Note that it matters what divides the sizes in an expression."""
+        if self.sizes is not None:
+            self.divided |= {v.name for v in free_vars(e)} & {*self.sizes.names}
 
     def holds(self, condition: Tile) -> bool:
         """Whether a condition of sizes holds for the call's, which the compiled kernel then requires."""

@@ -27,9 +27,10 @@ CALLS = 4096  # calls that are known by their types and sizes
 @dataclass(slots=True)
 class Kind:
     """The compiled kernels for arguments of one kind. ``fixed``: the places of numbers that the kernel
-    needs to know."""
+    needs to know; ``plain``: of those whose divisors do not matter."""
 
     fixed: frozenset[int] = frozenset()
+    plain: frozenset[int] = frozenset()
     compiled: list[Compiled] = field(default_factory=list)
 
 
@@ -131,9 +132,10 @@ class Launches:
                 values = made.values(numbers)
                 if values is not None:
                     return made, values
-            low = lowered(self.owner.source, group, arguments, target, self.owner.precision, kind.fixed)
+            low = lowered(self.owner.source, group, arguments, target, self.owner.precision, kind.fixed,
+                          kind.plain)
             made = Compiled(low, launcher_of(low))
-            kind.fixed = low.fixed
+            kind.fixed, kind.plain = low.fixed, low.plain
             kind.compiled.append(made)
             return made, low.sizing.values(numbers)
 

@@ -56,7 +56,8 @@ class Lowered:
     """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
     the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
     floats of the call; ``sizing``: how its whole numbers became sizes that are
-    arguments; ``fixed``: the places of those that the kernel needs to know."""
+    arguments; ``fixed``: the places of those that the kernel needs to know; ``plain``: of those
+    whose divisors do not matter."""
 
     name: str
     group: Group
@@ -67,6 +68,7 @@ class Lowered:
     num_stages: int
     sizing: Sizing
     fixed: frozenset[int]
+    plain: frozenset[int]
 
     @property
     def kernel(self) -> Kernel:
@@ -90,18 +92,21 @@ class Lowered:
 
 
 def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
-            precision: str = "ieee", fixed: frozenset[int] = frozenset()) -> Lowered:
+            precision: str = "ieee", fixed: frozenset[int] = frozenset(),
+            plain: frozenset[int] = frozenset()) -> Lowered:
     """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
-    are constants; those that the kernel needs to know become so. Raises KernelError with the user's
-    line."""
+    are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
+    matter. Raises KernelError with the user's line."""
     numbers = (*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
                                      for at, n in enumerate(group.work)))
     while True:
-        found = sizing(numbers, fixed)
+        found = sizing(numbers, fixed, plain)
         try:
             written = traced(source, group, arguments.specs(found), Chip(target, precision), found)
             check_order(written.accesses, arguments.alike)
-            break
+            if not (more := found.places(found.divided - written.divided)):
+                break
+            plain |= more
         except Needed as needed:
             fixed |= found.places(needed.names)
         except KernelError:  # said again of the numbers, if they are not the reason
@@ -116,16 +121,18 @@ def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
               f"target {target.name}", *(f"size {told}" for told in found.told))
     text = emit(stages[-1][1], header)
     return Lowered(source.name, group, tuple(stages), text, written.numbers, _warps(kernel), 3, found,
-                   fixed)
+                   fixed, plain)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A kernel as the source has it, the names of its run-time numbers, its accesses in order."""
+    """A kernel as the source has it, the names of its run-time numbers, its accesses in order, the sizes
+    whose divisors matter to it."""
 
     kernel: Kernel
     numbers: tuple[str, ...]
     accesses: tuple[Access, ...]
+    divided: frozenset[str]
 
 
 def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chip,
@@ -136,9 +143,13 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
     tensors = {n: t for last in (False, True) for n, t in arguments.items()
                if isinstance(t, Tensor) and t.number is last}
     b = Building((source.name, *tensors), numbers.sizes)
+    for t in (t for t in tensors.values() if t.extents):
+        b.divides(t.far)
     program = Var(b.fresh("program"))
     work = numbers.exprs[len(numbers.exprs) - len(group.work):]
     groups = tuple(simplify((n + (m - 1)) // m, b.facts) for n, m in zip(work, group.shape, strict=True))
+    for n in (n for n, m in zip(work, group.shape, strict=True) if m > 1):
+        b.divides(n)
     programs = simplify(prod(groups, start=ONE), b.facts)
     b.facts = b.facts.with_range(program, 0, None).assume(program < maximum(programs, 1))
     tracer = Tracer(b, source, chip)
@@ -161,7 +172,7 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
     many = None if isinstance(programs, Const) else programs
     body = For(program, max(1, group.count), b.body(), "grid", until=many)
     kernel = Kernel(source.name, tuple(tensors.values()), body, tuple(b.notes), _required(b, tensors))
-    return Written(kernel, tuple(floats), tuple(tracer.accesses))
+    return Written(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
 
 
 def _required(b: Building, tensors: Mapping[str, Tensor]) -> Sizes | None:

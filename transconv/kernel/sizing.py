@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from transconv.ir import LARGEST_SIZE, Const, Expr, Size, Sizes, Values, Var, as_expr
+from transconv.ir import LARGEST_SIZE, Const, Expr, Size, Sizes, Var, as_expr, text_of
 
 UNITS = (128, 64, 32, 16, 8)
 """Divisors that belong to a compiled kernel."""
@@ -46,73 +46,77 @@ def unit_of(value: int) -> int:
 class Sizing:
     """How the numbers of a call enter a kernel. ``exprs``: each as a constant, or as an argument times a
     divisor; ``sizes``: the arguments, with the call's as examples, None without any; ``sources``: for each
-    the place of its number and the divisor; ``first``: for each number the place of the one it equals."""
+    the place of its number and the divisor; ``first``: for each number the place of the one it equals;
+    ``plain``: the places of numbers whose divisors do not matter."""
 
     numbers: tuple[Number, ...]
     exprs: tuple[Expr, ...]
     sizes: Sizes | None
     sources: tuple[tuple[int, int], ...]
     first: tuple[int, ...]
+    plain: frozenset[int]
 
     def fits(self, given: Sequence[int]) -> bool:
         """Whether other numbers have the same constants, are equal where these are, and have the same
-        divisors."""
-        return all(value == given[at] and (value == number.value if isinstance(e, Const)
-                                           else unit_of(value) == unit_of(number.value))
-                   for value, number, e, at in zip(given, self.numbers, self.exprs, self.first, strict=True)
-                   ) and all(1 < given[at] <= LARGEST_SIZE for at, _ in self.sources)
+        divisors where these matter."""
+        for at, (value, e, first) in enumerate(zip(given, self.exprs, self.first, strict=True)):
+            if value != (self.numbers[at].value if isinstance(e, Const) else given[first]):
+                return False
+        return all(1 < given[at] <= LARGEST_SIZE and (at in self.plain or unit_of(given[at]) == unit)
+                   for at, unit in self.sources)
 
     def values(self, given: Sequence[int]) -> dict[str, int]:
         """The arguments for numbers that fit."""
-        names = self.sizes.names if self.sizes else ()
-        return {name: given[at] // unit for name, (at, unit) in zip(names, self.sources, strict=True)}
+        return {name: given[at] // unit for name, (at, unit) in zip(self.names, self.sources, strict=True)}
 
     def places(self, names: Iterable[str]) -> frozenset[int]:
         """The numbers that become arguments of these names."""
-        own = {s: at for s, (at, _) in zip(self.sizes.names if self.sizes else (), self.sources, strict=True)}
+        own = {name: at for name, (at, _) in zip(self.names, self.sources, strict=True)}
         roots = {own[n] for n in names}
         return frozenset(at for at, first in enumerate(self.first) if first in roots)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the arguments."""
+        return self.sizes.names if self.sizes else ()
+
+    @property
+    def divided(self) -> frozenset[str]:
+        """The names of arguments that are divided."""
+        return frozenset(n for n, (_, unit) in zip(self.names, self.sources, strict=True) if unit > 1)
 
     @property
     def told(self) -> tuple[str, ...]:
         """What each argument is, in the user's words."""
         found = []
-        for at, unit in self.sources:
+        for at, _ in self.sources:
             same = [n.said for n, first in zip(self.numbers, self.first, strict=True) if first == at]
-            size = f"{self.exprs[at]}"
-            found.append(f"{' = '.join(same)} = {size[1:-1] if size.startswith('(') else size}")
+            if same != [str(self.exprs[at])]:
+                found.append(f"{' = '.join(same)} = {text_of(self.exprs[at])}")
         return tuple(found)
 
 
-def sizing(numbers: Sequence[Number], fixed: Iterable[int] = ()) -> Sizing:
-    """How numbers enter a kernel. ``fixed``: the places of those that are constants."""
-    constant = {*fixed}
-    known: dict[int, int] = {}
-    exprs: list[Expr] = []
+def sizing(numbers: Sequence[Number], fixed: Iterable[int] = (), plain: Iterable[int] = ()) -> Sizing:
+    """How numbers enter a kernel. ``fixed``: the places of those that are constants; ``plain``: of those
+    whose divisors do not matter."""
+    constant, whole = {*fixed}, {*plain}
+    alike: dict[int, list[int]] = {}
+    for at, number in enumerate(numbers):
+        if at not in constant and 1 < number.value <= LARGEST_SIZE:
+            alike.setdefault(number.value, []).append(at)
+    exprs: list[Expr] = [as_expr(n.value) for n in numbers]
+    first = [*range(len(numbers))]
     each: list[Size] = []
     sources: list[tuple[int, int]] = []
-    first: list[int] = []
-    for at, number in enumerate(numbers):
-        value = number.value
-        if at in constant or not 1 < value <= LARGEST_SIZE:
-            exprs.append(as_expr(value))
-            first.append(at)
-        elif value in known:
-            exprs.append(exprs[known[value]])
-            first.append(known[value])
-        else:
-            unit = unit_of(value)
-            name = number.name if unit == 1 else f"{number.name}_by{unit}"
-            each.append(Size(name, value // unit, 2 if unit == 1 else 1, LARGEST_SIZE // unit))
-            var = Var(name)
-            exprs.append(var if unit == 1 else var * unit)
-            known[value] = at
-            first.append(at)
-            sources.append((at, unit))
+    for value, places in alike.items():
+        root = places[0]
+        unit = 1 if whole.issuperset(places) else unit_of(value)
+        name = numbers[root].name if unit == 1 else f"{numbers[root].name}_by{unit}"
+        each.append(Size(name, value // unit, 2 if unit == 1 else 1, LARGEST_SIZE // unit))
+        sources.append((root, unit))
+        for at in places:
+            exprs[at] = Var(name) if unit == 1 else Var(name) * unit
+            first[at] = root
+    unchecked = frozenset(places[0] for places in alike.values() if whole.issuperset(places))
     return Sizing(tuple(numbers), tuple(exprs), Sizes(tuple(each)) if each else None, tuple(sources),
-                  tuple(first))
-
-
-def meets(requires: Sizes, values: Values) -> bool:
-    """Whether arguments meet what a kernel requires."""
-    return not requires.why_not(values)
+                  tuple(first), unchecked)
