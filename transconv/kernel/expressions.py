@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import Expr, Let, Load, Store
+from transconv.ir import Expr, Let, Load, Store, Var
 from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.building import Building
+from transconv.kernel.declared import Tunable
 from transconv.kernel.calls import TILE_METHODS, called, is_static
 from transconv.kernel.elementwise import apply, named, power
 from transconv.kernel.functions import cast, function_of
@@ -42,10 +43,11 @@ OF_ITEMS = ("id", "group_id", "work_offset")  # methods of the group that work-i
 
 
 class Expressions:
-    """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next."""
+    """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next;
+    ``meant``: the values of symbols and tunable numbers, by name."""
 
-    def __init__(self, b: Building, source: Source, chip: Chip) -> None:
-        self.b, self.source, self.chip = b, source, chip
+    def __init__(self, b: Building, source: Source, chip: Chip, meant: Mapping[str, Any]) -> None:
+        self.b, self.source, self.chip, self.meant = b, source, chip, meant
         self.env: dict[str, Any] = {}
         self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
         self.outside = source.outside()
@@ -98,6 +100,13 @@ class Expressions:
             found = self.outside[node.id]
             if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
                 raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments")
+            if isinstance(found, Tunable):
+                return self.meant.get(found.name, found.default)
+            if isinstance(found, Var):
+                if found.name not in self.meant:
+                    raise Refusal(f"{node.id}, a symbol that no argument has as a size",
+                                  "symbols in annotations", f"def {self.source.name}(group, X: Buffer[N]):")
+                return self.meant[found.name]
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
 

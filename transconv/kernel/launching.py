@@ -12,6 +12,7 @@ from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, grid_size, programs, write
 from transconv.errors import KernelError
 from transconv.kernel.arguments import Arguments, spanned, tensors_of
+from transconv.kernel.declared import Asked, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.lowering import Lowered, lowered
 from transconv.kernel.quick import Known, known, signature
@@ -69,18 +70,20 @@ class Launches:
         self.calls: dict[Any, Known] = {}
         self.lock = threading.Lock()
 
-    def __call__(self, group: Group, args: tuple[Any, ...], words: dict[str, Any]) -> None:
+    def __call__(self, args: tuple[Any, ...], words: dict[str, Any]) -> None:
         """Launch; nothing for work without elements. Raises KernelError."""
-        key = None if words else signature(group, args)
+        key = None if words else signature(args)
         known = self.calls.get(key)
         if known is not None and known(args):
             return
-        arguments = tensors_of(self.owner.bound(group, args, words))
+        asked = self.owner.asked(args, words)
+        arguments = tensors_of(asked.given)
         if arguments.device is None:
             raise KernelError(f"{self.name} is called without an array; expected at least one")
         target = self.target(arguments)
-        made, values = self.of(group, arguments, target)
-        if group.count == 0:
+        asked = self.best(asked, arguments, target)[0]
+        made, values = self.of(asked, arguments, target)
+        if asked.group.count == 0:
             return
         given = arguments.tensors | arguments.floats
         tensors = [given[name] for name in made.low.arguments]
@@ -89,11 +92,13 @@ class Launches:
         else:
             made.launcher(tensors)
         if key is not None and not arguments.alike and arguments.device.type == "cuda":
-            self.remember(key, made, values, arguments)
+            self.remember(key, made, values, arguments, isinstance(args[0], Group))
 
-    def remember(self, key: Any, made: Compiled, values: dict[str, int], arguments: Arguments) -> None:
-        """Have later calls like this one start the kernel directly."""
-        names = list(arguments.kinds)
+    def remember(self, key: Any, made: Compiled, values: dict[str, int], arguments: Arguments,
+                 grouped: bool) -> None:
+        """Have later calls like this one start the kernel directly. ``grouped``: whether their first
+        argument is the group."""
+        names = [*([""] if grouped else []), *arguments.kinds]
         places = {n: names.index(n) for n in made.low.arguments}
         order = tuple(~at if n in arguments.floats else at for n, at in places.items())
         starters = [made.starter(arguments.device.index, aligned, order, values) for aligned in (False, True)]
@@ -120,9 +125,24 @@ class Launches:
                               "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
         return detect(arguments.device)
 
-    def of(self, group: Group, arguments: Arguments, target: Target) -> tuple[Compiled, dict[str, int]]:
+    def best(self, asked: Asked, arguments: Arguments, target: Target) -> tuple[Asked, str]:
+        """A call with what tuning found fastest for such arguments, where it leaves that open, and how
+        that was found."""
+        return asked, ""
+
+    def chosen(self, asked: Asked, target: Target) -> tuple[Lowered, Meant, str]:
+        """The kernel that such a call launches on a chip, compiled anew."""
+        arguments = tensors_of(asked.given)
+        asked, why = self.best(asked, arguments, target)
+        low = lowered(self.owner.source, asked.group, arguments, target, self.owner.precision,
+                      meant=asked.meant)
+        return low, asked.meant, why
+
+    def of(self, asked: Asked, arguments: Arguments, target: Target) -> tuple[Compiled, dict[str, int]]:
         """The kernel for arguments, and its sizes that are arguments."""
-        key = group.shape, arguments.key, target.name, self.owner.precision
+        group, precision = asked.group, self.owner.precision
+        key = (group.shape, group.warps_hint, group.stages_hint, arguments.key, asked.meant.key,
+               target.name, precision)
         numbers = (*(n.value for n in arguments.numbers), *group.work)
         with self.lock:
             if len(self.kinds) >= KEPT:
@@ -132,8 +152,8 @@ class Launches:
                 values = made.values(numbers)
                 if values is not None:
                     return made, values
-            low = lowered(self.owner.source, group, arguments, target, self.owner.precision, kind.fixed,
-                          kind.plain)
+            low = lowered(self.owner.source, group, arguments, target, precision, kind.fixed, kind.plain,
+                          asked.meant)
             made = Compiled(low, launcher_of(low))
             kind.fixed, kind.plain = low.fixed, low.plain
             kind.compiled.append(made)

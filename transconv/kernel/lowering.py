@@ -34,6 +34,7 @@ from transconv.ir import (
 from transconv.kernel.arguments import Arguments
 from transconv.kernel.arrays import number_of, whole
 from transconv.kernel.building import Building
+from transconv.kernel.declared import Meant
 from transconv.kernel.group import Group
 from transconv.kernel.group_scope import GroupScope
 from transconv.kernel.order import Access, check_order
@@ -47,6 +48,7 @@ from transconv.simplify import simplify
 from transconv.target import Target
 
 MOST_WARPS = 8
+STAGES = 3  # iterations whose loads are in flight
 PER_WARP = 512  # elements of the largest tile for each warp
 OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
 
@@ -93,16 +95,20 @@ class Lowered:
 
 def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
             precision: str = "ieee", fixed: frozenset[int] = frozenset(),
-            plain: frozenset[int] = frozenset()) -> Lowered:
+            plain: frozenset[int] = frozenset(), meant: Meant = Meant()) -> Lowered:
     """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
     are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
-    matter. Raises KernelError with the user's line."""
+    matter; ``meant``: what the kernel declares, for this call. Raises KernelError with the user's line."""
     numbers = (*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
                                      for at, n in enumerate(group.work)))
+    said = {n.said: at for at, n in enumerate(numbers)}
+    fixed |= {said[n] for n in meant.constants if n in said}
     while True:
         found = sizing(numbers, fixed, plain)
         try:
-            written = traced(source, group, arguments.specs(found), Chip(target, precision), found)
+            names = {n: number_of(found.exprs[said[place]]) for n, place in meant.places.items()}
+            written = traced(source, group, arguments.specs(found), Chip(target, precision), found,
+                             names | meant.tuned)
             check_order(written.accesses, arguments.alike)
             if not (more := found.places(found.divided - written.divided)):
                 break
@@ -120,8 +126,8 @@ def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
               f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
               f"target {target.name}", *(f"size {told}" for told in found.told))
     text = emit(stages[-1][1], header)
-    return Lowered(source.name, group, tuple(stages), text, written.numbers, _warps(kernel), 3, found,
-                   fixed, plain)
+    return Lowered(source.name, group, tuple(stages), text, written.numbers, group.warps_hint or _warps(kernel),
+                   group.stages_hint or STAGES, found, fixed, plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +142,9 @@ class Written:
 
 
 def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chip,
-           numbers: Sizing) -> Written:
+           numbers: Sizing, meant: Mapping[str, Any]) -> Written:
     """The kernel as the source has it. ``arguments``: a Tensor, a number, or an expression of sizes for
-    each parameter but the group."""
+    each parameter but the group; ``meant``: the values of symbols and of tunable numbers."""
     # Numbers come behind arrays: the first argument of a launch has to have a device.
     tensors = {n: t for last in (False, True) for n, t in arguments.items()
                if isinstance(t, Tensor) and t.number is last}
@@ -152,7 +158,7 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
         b.divides(n)
     programs = simplify(prod(groups, start=ONE), b.facts)
     b.facts = b.facts.with_range(program, 0, None).assume(program < maximum(programs, 1))
-    tracer = Tracer(b, source, chip)
+    tracer = Tracer(b, source, chip, meant)
     first, *rest = source.parameters
     ids = _ids(b, program, groups)
     tracer.env[first] = GroupScope(group.shape, tuple(number_of(n) for n in work),

@@ -10,21 +10,25 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from transconv.kernel.group import Group
+
 Known = Callable[[tuple[Any, ...]], bool]
 """Starts a kernel with the arguments of a call; False for a call that has to be looked at."""
 
 
-def signature(group: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def signature(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What the launch of a call depends on, beside addresses and floats; None for a call that is always
     looked at."""
     plain = _plain()
-    found = [group]
+    found: list[Any] = []
     for a in args:
         kind = type(a)
         if kind in plain:
             found += (a.dtype, a.shape, a.stride(), a.device)
         elif kind is int or kind is bool:
             found += (kind, a)
+        elif kind is Group:
+            found.append(a)
         elif kind is float:
             found.append(kind)
         else:

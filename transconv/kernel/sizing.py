@@ -75,6 +75,10 @@ class Sizing:
         roots = {own[n] for n in names}
         return frozenset(at for at, first in enumerate(self.first) if first in roots)
 
+    def is_argument(self, at: int) -> bool:
+        """Whether a number is an argument of the kernel, not a constant."""
+        return not isinstance(self.exprs[at], Const)
+
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the arguments."""
