@@ -87,12 +87,13 @@ class Meant:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A call of a kernel: its group, its arguments by name, what the kernel declares for it, and the value
-    of each symbol."""
+    of each symbol. ``declared``: whether the group is as the kernel declares it."""
 
     group: Group
     given: dict[str, Any]
     meant: Meant
     symbols: dict[str, int]
+    declared: bool = False
 
 
 Extent = Expr | Tunable | int

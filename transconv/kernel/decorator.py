@@ -17,6 +17,7 @@ from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered
 from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
+from transconv.kernel.tuned import Found
 from transconv.target import Target, detect
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
@@ -91,9 +92,10 @@ class KernelFunction:
         bound = self.declared.bound(name, given)
         tuned = {n: t.default for n, t in self.tunables.items()} | dict(chosen) | self.tuned
         meant = Meant({n: said for n, (_, said) in bound.items()}, self.declared.constants(), tuned)
-        if group is None:
-            group = self.declared.group(name, bound, tuned)
-        return Asked(group, given, meant, {n: size for n, (size, _) in bound.items()})
+        sizes = {n: size for n, (size, _) in bound.items()}
+        if group is not None:
+            return Asked(group, given, meant, sizes)
+        return Asked(self.declared.group(name, bound, tuned), given, meant, sizes, True)
 
     def _given(self, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
         names = self.source.parameters[1:]
@@ -125,6 +127,12 @@ class KernelFunction:
         """The text after a stage: ``written`` (as the source has it), the name of a pass, or ``emit``, the
         Triton text."""
         return self.lower(*args, target=target, **words).stage(stage)
+
+    def tune(self, *args: Any, seconds: float = 20.0, trials: int = 32, **words: Any) -> Found:
+        """Try values of tunable numbers, warps and stages for calls like this one, on copies of the
+        arrays, and keep the fastest in the user's cache, where later calls find it. What the group hints
+        stays. Raises KernelError as a call does."""
+        return self._launches.tune(args, words, seconds, trials)
 
     def explain(self, *args: Any, target: Target | str | None = None, **words: Any) -> str:
         """How the kernel is launched for such arguments: the groups, their shape and whether it was asked

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
@@ -16,6 +16,8 @@ from transconv.kernel.declared import Asked, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.lowering import Lowered, lowered
 from transconv.kernel.quick import Known, known, signature
+from transconv.kernel.tuned import Found, Words, choices, key_of, record, recorded, with_words
+from transconv.kernel.tuning import search
 from transconv.target import Target, detect
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class Launches:
         self.owner = owner
         self.kinds: dict[Any, Kind] = {}
         self.calls: dict[Any, Known] = {}
+        self.found: dict[str, Found | None] = {}
         self.lock = threading.Lock()
 
     def __call__(self, args: tuple[Any, ...], words: dict[str, Any]) -> None:
@@ -78,21 +81,24 @@ class Launches:
             return
         asked = self.owner.asked(args, words)
         arguments = tensors_of(asked.given)
-        if arguments.device is None:
-            raise KernelError(f"{self.name} is called without an array; expected at least one")
-        target = self.target(arguments)
-        asked = self.best(asked, arguments, target)[0]
+        target = self.target_of(arguments)
+        found = self.start(self.best(asked, arguments, target)[0], arguments, target)
+        if found and key is not None and not arguments.alike and arguments.device.type == "cuda":
+            self.remember(key, *found, arguments, isinstance(args[0], Group))
+
+    def start(self, asked: Asked, arguments: Arguments,
+              target: Target) -> tuple[Compiled, dict[str, int]] | None:
+        """Launch a call; what was launched for which sizes, None for work without elements."""
         made, values = self.of(asked, arguments, target)
         if asked.group.count == 0:
-            return
+            return None
         given = arguments.tensors | arguments.floats
         tensors = [given[name] for name in made.low.arguments]
         if isinstance(made.launcher, SizedLauncher):
             made.launcher.start(tensors, values)
         else:
             made.launcher(tensors)
-        if key is not None and not arguments.alike and arguments.device.type == "cuda":
-            self.remember(key, made, values, arguments, isinstance(args[0], Group))
+        return made, values
 
     def remember(self, key: Any, made: Compiled, values: dict[str, int], arguments: Arguments,
                  grouped: bool) -> None:
@@ -113,9 +119,11 @@ class Launches:
         """The kernel's name."""
         return self.owner.source.name
 
-    def target(self, arguments: Arguments) -> Target:
+    def target_of(self, arguments: Arguments) -> Target:
         """The chip of the arrays, or Triton's interpreter for those of the CPU. KernelError where kernels
         do not run."""
+        if arguments.device is None:
+            raise KernelError(f"{self.name} is called without an array; expected at least one")
         kind = arguments.device.type
         if kind == "cpu" and not knobs.interpret():
             raise KernelError(f"{self.name} is called with arrays of the CPU; expected arrays of a "
@@ -128,7 +136,39 @@ class Launches:
     def best(self, asked: Asked, arguments: Arguments, target: Target) -> tuple[Asked, str]:
         """A call with what tuning found fastest for such arguments, where it leaves that open, and how
         that was found."""
-        return asked, ""
+        owner = self.owner
+        key = key_of(owner.source, asked, arguments, target, owner.precision)
+        if key not in self.found:
+            self.found[key] = recorded(key, owner.tunables)
+        found = self.found[key]
+        return (asked, "") if found is None else (self.worded(asked, found.words), str(found))
+
+    def worded(self, asked: Asked, words: Words) -> Asked:
+        """A call with words of tuning."""
+        numbers = {n: v for n, v in words.numbers if n not in self.owner.tuned}
+        if numbers:
+            given = (asked.group,) if not asked.declared else ()
+            asked = self.owner.asked(given, asked.given, numbers)
+        return with_words(asked, words)
+
+    def tune(self, args: tuple[Any, ...], words: dict[str, Any], seconds: float, trials: int) -> Found:
+        """The fastest words for a call, which are kept."""
+        owner, asked = self.owner, self.owner.asked(args, words)
+        arguments = tensors_of(asked.given)
+        target = self.target_of(arguments)
+        low = lowered(owner.source, asked.group, arguments, target, owner.precision, meant=asked.meant)
+
+        def run(words: Words, arrays: dict[str, Any]) -> None:
+            made = self.worded(asked, words)
+            self.start(replace(made, given=made.given | arrays), tensors_of(made.given | arrays), target)
+
+        offered = choices(asked, low, owner.tunables, owner.tuned)
+        found = search(run, arguments.tensors, offered, seconds, trials)
+        key = key_of(owner.source, asked, arguments, target, owner.precision)
+        record(key, found)
+        self.found[key] = found
+        self.calls.clear()
+        return found
 
     def chosen(self, asked: Asked, target: Target) -> tuple[Lowered, Meant, str]:
         """The kernel that such a call launches on a chip, compiled anew."""
