@@ -94,10 +94,16 @@ class Launches:
             return None
         given = arguments.tensors | arguments.floats
         tensors = [given[name] for name in made.low.arguments]
-        if isinstance(made.launcher, SizedLauncher):
-            made.launcher.start(tensors, values)
-        else:
-            made.launcher(tensors)
+        try:
+            if isinstance(made.launcher, SizedLauncher):
+                made.launcher.start(tensors, values)
+            else:
+                made.launcher(tensors)
+        except Exception as error:
+            if type(error).__name__ != "OutOfResources":  # of Triton, which is imported by now
+                raise
+            raise KernelError(f"{self.name} does not fit the chip: {error}; expected a smaller group, fewer "
+                              f"stages or warps than {made.low.num_stages} and {made.low.warps}") from None
         return made, values
 
     def remember(self, key: Any, made: Compiled, values: dict[str, int], arguments: Arguments,
@@ -196,8 +202,13 @@ class Launches:
                           asked.meant)
             made = Compiled(low, launcher_of(low))
             kind.fixed, kind.plain = low.fixed, low.plain
+            values = made.values(numbers)
+            if values is None:  # more programs than a launch may have
+                requires = made.launcher.requires if isinstance(made.launcher, SizedLauncher) else None
+                why = requires.why_not(low.sizing.values(numbers)) if requires else "it does not fit"
+                raise KernelError(f"{self.name} cannot be launched for this work: {why}")
             kind.compiled.append(made)
-            return made, low.sizing.values(numbers)
+            return made, values
 
 
 def launcher_of(low: Lowered) -> Launcher:

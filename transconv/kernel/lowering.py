@@ -16,6 +16,7 @@ from transconv.ir import (
     ZERO,
     Alloc,
     Const,
+    DType,
     Expr,
     For,
     FuncCall,
@@ -25,6 +26,7 @@ from transconv.ir import (
     Sizes,
     Tensor,
     Var,
+    f32,
     find,
     lanes_of,
     maximum,
@@ -44,10 +46,12 @@ from transconv.kernel.source import Source
 from transconv.kernel.tracer import Tracer
 from transconv.kernel.values import Tile
 from transconv.passes import EMIT, finish
-from transconv.simplify import simplify
+from transconv.simplify import facts_of, range_of, simplify
 from transconv.target import Target
 
 MOST_WARPS = 8
+MOST_THREADS = 1024  # of a program
+MOST_ELEMENTS = 1 << 20  # of a tile, in Triton
 STAGES = 3  # iterations whose loads are in flight
 PER_WARP = 512  # elements of the largest tile for each warp
 OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
@@ -120,14 +124,16 @@ def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
                 raise
             fixed = frozenset(range(len(numbers)))
     kernel = written.kernel
+    warps = group.warps_hint or _warps(kernel)
+    _check_limits(source, kernel, warps, target)
     stages = finish(kernel, target)
     header = (f"kernel {source.name}, {source.file.rsplit('/', 1)[-1]}:{source.first + 1}",
               f"groups of {' x '.join(map(str, group.shape))}" if kernel.sizes else
               f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
               f"target {target.name}", *(f"size {told}" for told in found.told))
     text = emit(stages[-1][1], header)
-    return Lowered(source.name, group, tuple(stages), text, written.numbers, group.warps_hint or _warps(kernel),
-                   group.stages_hint or STAGES, found, fixed, plain)
+    return Lowered(source.name, group, tuple(stages), text, written.numbers, warps, group.stages_hint or STAGES,
+                   found, fixed, plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +181,10 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
         else:
             tracer.env[name] = number_of(given) if isinstance(given, Expr) else given
     tracer.run(source.tree.body)
-    many = None if isinstance(programs, Const) else programs
-    body = For(program, max(1, group.count), b.body(), "grid", until=many)
+    many, most = (None, group.count) if isinstance(programs, Const) else (
+        programs, range_of(programs, facts_of(numbers.sizes)).hi)
+    stop = LARGEST_SIZE if most is None else min(LARGEST_SIZE, max(1, int(most)))
+    body = For(program, stop, b.body(), "grid", until=many)
     kernel = Kernel(source.name, tuple(tensors.values()), body, tuple(b.notes), _required(b, tensors))
     return Written(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
 
@@ -208,14 +216,33 @@ def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...
     return tuple(found)
 
 
-def _warps(kernel: Kernel) -> int:
-    """The warps of a program, from its largest tile."""
+def _check_limits(source: Source, kernel: Kernel, warps: int, target: Target) -> None:
+    """Raise KernelError for more threads than a program may have, and for a tile that no compiler takes."""
+    if warps * target.warp_size > MOST_THREADS:
+        raise KernelError(f"{source.name}: warps_hint={warps} are {warps * target.warp_size} threads on "
+                          f"{target.name}; expected up to {MOST_THREADS // target.warp_size} warps")
+    name, elements, dtype = _largest(kernel)
+    if elements > MOST_ELEMENTS:
+        raise KernelError(f"{source.name}: the tile {name} has {elements} elements, {elements * dtype.bytes} "
+                          f"bytes; expected up to {MOST_ELEMENTS} elements: a smaller group, or a loop")
+
+
+def _largest(kernel: Kernel) -> tuple[str, int, DType]:
+    """The largest tile: its name, elements, and their type."""
     scope: dict[Var, tuple[Any, ...]] = {}
-    largest = 1
+    found: tuple[str, int, DType] = "", 1, f32
     for at in walk(kernel):
         if isinstance(at, (Alloc, Let)):
             scope[at.var] = at.lanes if isinstance(at, Alloc) else lanes_of(at.value, scope)
-            largest = max(largest, prod(x.extent for x in scope[at.var]))
+            elements = prod(x.extent for x in scope[at.var])
+            if elements > found[1]:
+                found = at.var.name, elements, at.var.type
+    return found
+
+
+def _warps(kernel: Kernel) -> int:
+    """The warps of a program, from its largest tile."""
+    _, largest, _ = _largest(kernel)
     products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
     per = OF_PRODUCT if products else PER_WARP
     least = 4 if products else 1
