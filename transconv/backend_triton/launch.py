@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from transconv.backend_triton import compiled
+from transconv.backend_triton import compiled, fingerprint
 from transconv.backend_triton.descriptors import (
     Encode,
     Lying,
@@ -85,6 +85,7 @@ class Launcher:
         """The compiled kernel for such tensors, from Triton's cache where it is there. Raises Miscompiled
         for a known miscompile."""
         function, args = self._function(), self._arguments(tensors)
+        fingerprint.remember()
         if not aligned:
             import triton
 
