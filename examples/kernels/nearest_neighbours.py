@@ -22,5 +22,5 @@ def votes(group, known, classes, points, found, k, kinds):
 
 def nearest_neighbours(known, classes, points, k, kinds):
     found = torch.empty(len(points), dtype=torch.int32, device=points.device)
-    votes(Group(len(points), 8), known, classes, points, found, k, kinds)
+    votes(Group(len(points), 16), known, classes, points, found, k, kinds)
     return found

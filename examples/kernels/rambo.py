@@ -23,5 +23,5 @@ def momenta(group, cosines, angles, energies, out):
 
 def rambo(cosines, angles, energies):
     out = torch.empty(*cosines.shape, 4, device=cosines.device)
-    momenta(Group(tuple(cosines.shape), (8, 16)), cosines, angles, energies, out)
+    momenta(Group(tuple(cosines.shape), (128, 4)), cosines, angles, energies, out)
     return out
