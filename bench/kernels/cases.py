@@ -1,6 +1,6 @@
-"""What ``python -m bench kernels`` times: Triton's tutorials and the kernels of IntelPython/dpbench, each with
-its data, torch's way to say it, and sizes: those of the tutorials, and dpbench's M with float32, but for
-GPairs and nearest neighbours (see there), and k-means, of which one step is timed."""
+"""What ``python -m bench kernels`` times: Triton's tutorials and the kernels of IntelPython/dpbench, each
+with its data, torch's way to say it, and sizes: those of the tutorials, and dpbench's M with float32, but
+for GPairs and nearest neighbours (see there), and k-means, of which one step is timed."""
 
 from __future__ import annotations
 

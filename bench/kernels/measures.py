@@ -15,7 +15,7 @@ import torch
 from bench.environment import versions
 from bench.kernels.cases import Arguments, KernelCase, cases, drawing
 from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, masks, recorded
-from transconv.tuning.timing import Clock
+from transconv.tuning.timing import Clock, Make
 
 COLUMNS = ("kernel", "api_us", "triton_us", "torch_us", "ratio", "torch_ratio", "spread", "api_lines",
            "triton_lines", "api_masks", "triton_masks", "error", "triton_error", "first_s", "schedule",
@@ -48,13 +48,14 @@ def main(options: argparse.Namespace) -> int:
                 continue
             try:
                 made = row(case, clock, options)
-            except Exception as error:  # of a compiler, or of memory: the other cases are timed all the same
+            except Exception as error:  # of a compiler, or of memory: the others are timed all the same
                 print(f"{case.name}: {type(error).__name__}: {str(error)[:600]}", flush=True)
                 wrong += 1
                 continue
             rows.writerow(made)
             file.flush()
-            print(f"[{time.monotonic() - began:.0f} s]", *(f"{k}={v}" for k, v in made.items()), flush=True)
+            print(f"[{time.monotonic() - began:.0f} s]", *(f"{k}={v}" for k, v in made.items()),
+                  flush=True)
             wrong += float(str(made["error"])) > WRONG
             torch.cuda.empty_cache()
     return 1 if wrong else 0
@@ -93,10 +94,10 @@ def row(case: KernelCase, clock: Clock, options: argparse.Namespace) -> dict[str
     return made
 
 
-def sides(case: KernelCase, compiled: bool, with_torch: bool) -> dict[str, Callable[[int], Callable[[], object]]]:
+def sides(case: KernelCase, compiled: bool, with_torch: bool) -> dict[str, Make]:
     """What is timed in turn."""
     def side(function: Callable[..., object],
-             prepare: Callable[..., Arguments] | None = None) -> Callable[[int], Callable[[], object]]:
+             prepare: Callable[..., Arguments] | None = None) -> Make:
         def make(index: int) -> Callable[[], object]:
             given = case.data(drawing("cuda", index), *case.sizes)
             given = prepare(*given) if prepare else given
@@ -129,8 +130,8 @@ def answer_of(case: KernelCase, given: Arguments) -> Any:
 
 
 def error_of(case: KernelCase, got: Any, answer: Any) -> float:
-    """The largest of the results' distances from the answer: the 2-norm of the difference as a share of its
-    norm; of whole numbers the share that differs; of dropout what is kept, and how much."""
+    """The largest of the results' distances from the answer: the 2-norm of the difference as a share of
+    the answer's; of whole numbers the share that differs; of dropout what is kept, and how much."""
     pairs = zip(*((x,) if torch.is_tensor(x) else x for x in (got, answer)), strict=True)
     worst = 0.0
     for x, want in pairs:

@@ -1,4 +1,4 @@
-"""Clusters by density (DBSCAN): points with many neighbours are cores, and a cluster is what they reach."""
+"""Clusters by density (DBSCAN): points with many neighbours are cores; a cluster is what they reach."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""Dropout: what is kept is told by a hash of the place and a seed, so nothing is stored for the gradient."""
+"""Dropout: a hash of the place and a seed tells what is kept, so nothing is stored for the gradient."""
 
 import numpy as np
 import torch

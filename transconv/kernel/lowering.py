@@ -20,6 +20,7 @@ from transconv.ir import (
     Kernel,
     Let,
     Load,
+    Reduce,
     Tensor,
     Var,
     find,
@@ -154,6 +155,8 @@ def _warps(kernel: Kernel) -> int:
         if isinstance(at, (Alloc, Let)):
             scope[at.var] = at.lanes if isinstance(at, Alloc) else lanes_of(at.value, scope)
             largest = max(largest, prod(x.extent for x in scope[at.var]))
+        elif isinstance(at, Reduce):  # of a tile without a name, such as a broadcast
+            largest = max(largest, prod(x.extent for x in lanes_of(at.x, scope)))
     products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
     per = OF_PRODUCT if products else PER_WARP
     least = 4 if products else 1

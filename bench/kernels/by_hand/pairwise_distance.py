@@ -4,8 +4,8 @@ import triton.language as tl
 
 
 @triton.jit
-def distances(a_ptr, b_ptr, d_ptr, m, n, stride_a, stride_b, stride_d, DIMS: tl.constexpr, BM: tl.constexpr,
-              BN: tl.constexpr):
+def distances(a_ptr, b_ptr, d_ptr, m, n, stride_a, stride_b, stride_d, DIMS: tl.constexpr,
+              BM: tl.constexpr, BN: tl.constexpr):
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     total = tl.zeros((BM, BN), tl.float32)
