@@ -34,9 +34,12 @@ def _sizes(rng: Random, most: int = MOST) -> tuple[tuple[int, int], tuple[int, i
 
 def _array(rng: Random, work: tuple[int, int], least: int, dtype: str = "f32") -> Drawn:
     """An array about as large as the work."""
-    sizes = tuple(max(least, rng.choice((n, n + rng.randrange(4), n - rng.randrange(4), 1,
-                                         0 if chance(rng, 4) else n))) for n in work)
-    return Drawn(dtype, sizes)
+    def size(n: int) -> int:
+        if chance(rng, 16):
+            return rng.choice((least, 1))
+        return max(least, rng.choice((n, n, n + rng.randrange(4), n + rng.randrange(4), n - rng.randrange(4))))
+
+    return Drawn(dtype, tuple(size(n) for n in work))
 
 
 def _of_tiles(rng: Random) -> KernelTrial:
