@@ -169,7 +169,7 @@ def _written(d: Page) -> None:
 def _looped(d: Page) -> None:
     a, b = d.pick("f", "RC"), d.pick("fe")
     acc = d.new(f"{a} * 1.0", "RCf")
-    trips = d.rng.choice(("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2"))
+    trips = d.rng.choice(("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2", "i", "j // 2", "i, X.shape[0], 3"))
     d.say(f"for k in range({trips}):")
     d.deep += 1
     d.say(f"{acc} = {acc} * 0.5 + {b}")
@@ -197,7 +197,9 @@ def _branched(d: Page) -> None:
     made = d.new(f"{a} * 1.0", "RCf")
     d.say(f"if {test}:")
     d.deep += 1
-    d.say(f"{made} = {d.rng.choice((f'{b} + 1.0', f'{made} * 0.5', f'np.minimum({made}, {b})'))}")
+    load = d.rng.choice(("group.load(X[i:, j:], shape=(R, C))", "group.load(Z[i + 1:, j:], shape=(R, C))"))
+    d.say(f"{made} = " + d.rng.choice((f"{b} + 1.0", f"{made} * 0.5", f"np.minimum({made}, {b})", load,
+                                       f"{made} * 0.5 + {load}")))
     d.deep -= 1
     if chance(d.rng, 2):
         d.say("else:")
@@ -208,7 +210,11 @@ def _branched(d: Page) -> None:
 
 def _multiplied(d: Page) -> None:
     a, b, c = d.pick("fe", "RC"), d.pick("fe", "RC"), d.pick("fe", "RC")
-    if chance(d.rng, 2):
+    if chance(d.rng, 3):  # in 16 bits, of which sums of products are exact
+        h = d.new("group.load(H[i:, j:], shape=(R, C))", "RCh")
+        k = d.new(f"np.minimum({h}, group.full(shape=(R, C), dtype=np.float16, fill_value=1.0))", "RCh")
+        d.new(f"np.clip(({h} @ {k}.T).max(axis=1, keepdims=True) * 0.125 + {c}, -8.0, 8.0)", "RCf")
+    elif chance(d.rng, 2):
         acc = d.new("group.zeros(shape=(R, R), dtype=np.float32)", "RRf")
         d.say(f"for k in range(0, {d.rng.choice(('X.shape[1]', '2 * C'))}, C):")
         d.deep += 1
@@ -222,7 +228,7 @@ def _multiplied(d: Page) -> None:
 
 
 STATEMENTS = (_two, _two, _one, _rounded, _half, _whole, _placed, _chosen, _chosen, _reduced, _reduced, _folded,
-              _counted, _moved, _gathered, _cut, _written, _looped, _branched, _multiplied)
+              _counted, _moved, _gathered, _cut, _written, _looped, _branched, _branched, _multiplied, _multiplied)
 
 
 def stores(d: Page, rows: int, cols: int) -> dict[str, Drawn]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir import Memory, run
+from transconv.ir import InterpError, Memory, VerifyError, run
 from transconv.kernel import Group, KernelFunction
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.trial import KernelTrial
@@ -37,6 +37,8 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
         with tempfile.TemporaryDirectory(dir=scratch or None) as folder:
             reason = difference(trial, way, Path(folder), row, target)
         row |= {"status": "failed" if reason else "passed", "reason": reason}
+    except (InterpError, VerifyError) as fault:
+        row |= {"status": "failed", "reason": " ".join(f"{type(fault).__name__}: {fault}".split())[:600]}
     except Exception as error:
         if is_fatal(error):
             raise
