@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import torch
 
 from tests.kernel import cases, item_cases
 from tests.kernel.cases import Case, product
-from tests.kernel.test_drawn import agree
 from transconv.kernel import Group, kernel
+from transconv.kernel_trials.run import work
 
 pytestmark = pytest.mark.gpu
 
@@ -30,8 +29,9 @@ def test_a_case(case: Case) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_drawn_kernel(seed: int, tmp_path: Path) -> None:
-    agree(seed, tmp_path, "cuda")
+def test_a_drawn_kernel(seed: int) -> None:
+    row = work("gpu", seed, way="device")
+    assert row["status"] == "passed", f"{row['reason']}\n{row['line']}"
 
 
 @kernel(precision="tf32")

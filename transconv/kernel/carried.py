@@ -46,7 +46,7 @@ class Plan:
 @dataclass(slots=True)
 class Carried:
     """A name that is carried now. ``first``: its mask at the beginning; ``on``: the tile of its mask;
-    ``depth``: how many blocks are around the one that carries it; ``branch``: whether that is one of two."""
+    ``depth``: how many blocks are around the one that carries it; ``branch``: whether it is a branch."""
 
     plan: Plan
     var: Var
@@ -151,7 +151,8 @@ def masked(name: str, held: Carried, new: Mask, now: Mask, depth: int, inner: It
     steady = depth == held.depth and {*held.first} <= {*new} and not any(
         free_vars(m) & changing for m in more)
     # What one branch adds does not hold in the other.
-    if steady and not held.branch and not held.plan.grows and more and joined(held.first, more) == joined(new):
+    grows = steady and not held.branch and not held.plan.grows and more
+    if grows and joined(held.first, more) == joined(new):
         raise Again(name, replace(held.plan, grows=more))
     raise Again(name, replace(held.plan, kept=True, grows=()))
 

@@ -37,7 +37,8 @@ def _array(rng: Random, work: tuple[int, int], least: int, dtype: str = "f32") -
     def size(n: int) -> int:
         if chance(rng, 16):
             return rng.choice((least, 1))
-        return max(least, rng.choice((n, n, n + rng.randrange(4), n + rng.randrange(4), n - rng.randrange(4))))
+        more, less = rng.randrange(4), rng.randrange(4)
+        return max(least, rng.choice((n, n, n + more, n + more, n - less)))
 
     return Drawn(dtype, tuple(size(n) for n in work))
 

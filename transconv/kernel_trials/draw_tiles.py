@@ -1,6 +1,8 @@
-"""Statements over tiles: arithmetic, masks, reductions, slices, gathers, loops, branches, products, stores."""
+"""Statements over tiles: arithmetic, masks, reductions, gathers, loops, branches, products, stores."""
 
 from __future__ import annotations
+
+import re
 
 from transconv.kernel_trials.page import Page
 from transconv.kernel_trials.trial import Drawn
@@ -35,7 +37,8 @@ def _two(d: Page) -> None:
 def _one(d: Page) -> None:
     a = d.pick("fe")
     op, exact = d.rng.choice((("-{}", True), ("abs({})", True), ("np.exp(-abs({}))", False),
-                              ("np.clip({}, -1.0, 1.5)", True), ("np.clip({}, -4.0, 4.0)**2 * 0.25", False),
+                              ("np.clip({}, -1.0, 1.5)", True),
+                              ("np.clip({}, -4.0, 4.0)**2 * 0.25", False),
                               ("np.sqrt(abs({}) + 0.25)", False), ("{}.copy()", True),
                               ("np.log(abs({}) + 1.0)", False), ("np.sin({})", False)))
     d.new(op.format(a), d.shape(a) + (d.kind(a) if exact else "f"))
@@ -45,8 +48,9 @@ def _rounded(d: Page) -> None:
     a = d.pick("e")
     text, kind = d.rng.choice(((f"np.floor({a})", "e"), (f"np.rint({a} * 2.0)", "e"),
                                (f"{a}.astype(np.int32)", "i"), (f"{a} > {d.pick('e', 'RC')}", "b"),
-                               (f"({a} < 0.5) | ({a} == 1.0)", "b"), (f"np.ceil({a}).astype(np.int8)", "i")))
-    names = [n for n in d.values if n in text.replace("(", " ").replace(")", " ").replace(".", " ").split()]
+                               (f"({a} < 0.5) | ({a} == 1.0)", "b"),
+                               (f"np.ceil({a}).astype(np.int8)", "i")))
+    names = [n for n in d.values if n in re.findall(r"v\d+", text)]
     made = d.new(text, d.shape(*names) + kind)
     if text.endswith("int8)"):
         d.say(f"{made} = {made}.astype(np.int32)")
@@ -111,7 +115,8 @@ def _folded(d: Page) -> None:
         op = d.rng.choice(("max()", "min()"))
         d.new(f"{a}.{op} + {b} * 0.5", "RCf")
     elif chance(d.rng, 2):
-        d.new(f"np.clip(({a}[:, :, None] * np.tanh({b}[:, None, :])).sum(axis=2) * 0.125, -8.0, 8.0)", "RCf")
+        total = f"({a}[:, :, None] * np.tanh({b}[:, None, :])).sum(axis=2)"
+        d.new(f"np.clip({total} * 0.125, -8.0, 8.0)", "RCf")
     else:
         d.new(f"abs({a}[:, None] - {b}[None]).max(axis=(0, 2))[:, None]", "R1f")
 
@@ -142,9 +147,11 @@ def _cut(d: Page) -> None:
     if chance(d.rng, 3) and not d.empty:
         d.new(f"X[i, 0] * 0.5 + {a}", "RCf")
         return
-    part = d.rng.choice((f"{a}[0][None]", f"{a}[-1]", f"{a}[:, 0][:, None]", f"{a}[:, -1][:, None]", f"{a}.T.T"))
+    part = d.rng.choice((f"{a}[0][None]", f"{a}[-1]", f"{a}[:, 0][:, None]", f"{a}[:, -1][:, None]",
+                         f"{a}.T.T"))
     rows = "R" if d.values[b][0] == "R" or "T" in part or "[:, " in part else "1"
-    d.new(f"{part} * 0.5 + {b}", rows + ("C" if d.values[b][1] == "C" or "[:, " not in part else "1") + "f")
+    cols = "C" if d.values[b][1] == "C" or "[:, " not in part else "1"
+    d.new(f"{part} * 0.5 + {b}", f"{rows}{cols}f")
 
 
 def _written(d: Page) -> None:
@@ -169,7 +176,8 @@ def _written(d: Page) -> None:
 def _looped(d: Page) -> None:
     a, b = d.pick("f", "RC"), d.pick("fe")
     acc = d.new(f"{a} * 1.0", "RCf")
-    trips = d.rng.choice(("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2", "i", "j // 2", "i, X.shape[0], 3"))
+    trips = d.rng.choice(("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2", "i", "j // 2",
+                          "i, X.shape[0], 3"))
     d.say(f"for k in range({trips}):")
     d.deep += 1
     d.say(f"{acc} = {acc} * 0.5 + {b}")
@@ -188,6 +196,18 @@ def _looped(d: Page) -> None:
         d.deep += 1
         d.say(f"{acc} = {acc} * 0.5 + group.load(X[i + m:, j + k:], shape=(R, C))")
         d.deep -= 1
+    d.deep -= 1
+
+
+def _summed(d: Page) -> None:
+    """A sum over a loop, which may have no iteration; what begins it is active everywhere."""
+    acc = d.new(d.rng.choice(("group.zeros(shape=(R, C), dtype=np.float32)",
+                              "group.full(shape=(R, C), dtype=np.float32, fill_value=0.5)")), "RCf")
+    d.say(f"for k in range({d.rng.choice(('i', 'j', 'j // 2', '3', 'i, X.shape[0], 3'))}):")
+    d.deep += 1
+    d.say(f"{acc} += " + d.rng.choice((f"np.tanh({d.pick('fe')})",
+                                       "group.load(X[i:, j:], shape=(R, C)) * 0.125",
+                                       "group.load(Z[i:, k:], shape=(R, C)) * 0.125")))
     d.deep -= 1
 
 
@@ -224,11 +244,12 @@ def _multiplied(d: Page) -> None:
         d.values[acc] = "XXx"
         d.new(f"np.clip({acc} @ {c} * 0.0625, -8.0, 8.0)", "RCf")
     else:
-        d.new(f"np.clip(({a} @ {b}.T) @ {c} * 0.0625, -8.0, 8.0)", "RCf")
+        d.new(f"np.clip((({a} + 0.5) @ ({b} - 1.0).T) @ {c} * 0.0625, -8.0, 8.0)", "RCf")
 
 
-STATEMENTS = (_two, _two, _one, _rounded, _half, _whole, _placed, _chosen, _chosen, _reduced, _reduced, _folded,
-              _counted, _moved, _gathered, _cut, _written, _looped, _branched, _branched, _multiplied, _multiplied)
+STATEMENTS = (_two, _two, _one, _rounded, _half, _whole, _placed, _chosen, _chosen, _reduced, _reduced,
+              _folded, _counted, _moved, _gathered, _cut, _written, _looped, _summed, _branched, _branched,
+              _multiplied, _multiplied)
 
 
 def stores(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
@@ -247,5 +268,6 @@ def stores(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
         made["S"] = Drawn("i32", (rows, cols), True)
     if chance(d.rng, 4):
         d.say(f"group.store(T[j:, i:], {d.pick('fe', 'RC')}.T)")
-        made["T"] = Drawn("f32", (max(0, cols - d.rng.randrange(3)), max(0, rows - d.rng.randrange(3))), True)
+        fewer = d.rng.randrange(3)
+        made["T"] = Drawn("f32", (max(0, cols - fewer), max(0, rows - fewer)), True)
     return made

@@ -82,7 +82,8 @@ def _values(lines: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         head, target, value = found.groups()
         lead = f"{head} " if head else ""
         known = [m[2] for x in lines[:at] if (m := ASSIGNED.fullmatch(x)) and _deep(x) <= len(head)]
-        for other in dict.fromkeys([*VALUE.findall(value), *known[:3], *re.findall(r"\(([^()]+)\)", value)]):
+        parts = [*VALUE.findall(value), *known[:3], *re.findall(r"\(([^()]+)\)", value)]
+        for other in dict.fromkeys(parts):
             if other not in (value, target) and len(other) < len(value) and VALUE.search(other):
                 yield (*lines[:at], f"{lead}{target} = {other}", *lines[at + 1:])
         for old in dict.fromkeys(VALUE.findall(value)):

@@ -1,9 +1,9 @@
 """A trial of a kernel: a program, the work, its groups and arrays; written to and read from one line.
 
-    kernel work=5,7 group=2,3 seed=9 X=f32[4,6] K=i32[5,7] Y=f32[1,5,7]! ;; i, j = group.work_offset() ;; ...
+    kernel work=5,7 group=2,3 seed=9 X=f32[4,6] Y=f32[1,5,7]! ;; i, j = group.work_offset() ;; ...
 
-Statements inside of others begin with a ``>`` for each of them. Arrays with ``!`` are stored to: they begin
-with the same number everywhere. The others are filled from the seed.
+Statements inside of others begin with a ``>`` for each of them. Arrays with ``!`` are stored to: they
+begin with the same number everywhere. The others are filled from the seed.
 """
 
 from __future__ import annotations
@@ -79,12 +79,17 @@ class KernelTrial:
             elif found := ARRAY.fullmatch(part):
                 arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]))))
             else:
-                raise ProblemError(f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or an "
-                                   "array such as X=f32[4,6]")
+                raise ProblemError(f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or "
+                                   "an array such as X=f32[4,6]")
         if word != "kernel" or set(said) != {"work", "group", "seed"} or not lines:
             raise ProblemError(f"the trial '{line[:80]}'; expected kernel work= group= seed=, arrays, and "
                                f"statements behind {END}")
         return KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines))
+
+    @property
+    def ragged(self) -> bool:
+        """Whether groups reach beyond the work."""
+        return any(w % g for w, g in zip(self.work, self.group, strict=True))
 
     @property
     def facts(self) -> dict[str, str]:
@@ -92,7 +97,7 @@ class KernelTrial:
         whole = "\n".join(self.lines)
         said = {"scope": "work-items" if "workitems" in whole else "group",
                 "groups": f"{len(self.group)}D",
-                "ragged": "yes" if any(w % g for w, g in zip(self.work, self.group, strict=True)) else "no",
+                "ragged": "yes" if self.ragged else "no",
                 "empty": "yes" if any(0 in a.shape for _, a in self.arrays) else "no",
                 "dtype": ":".join(sorted({a.dtype for _, a in self.arrays}))}
         for name, words in (("loops", ("for ",)), ("branches", ("if ",)), ("products", (" @ ",)),

@@ -66,7 +66,8 @@ class Plan:
 
     def tasks(self) -> Iterator[Task]:
         """The lines, the corpus, the trials."""
-        given = [*self.lines, *(str(e.trial) for e in (corpus.corpus() if self.known and self.kind.corpus else ()))]
+        known = corpus.corpus() if self.known and self.kind.corpus else ()
+        given = [*self.lines, *(str(e.trial) for e in known)]
         for at, line in enumerate(given):
             for way in ("numpy", "triton") if self.interpreted else ("device",):
                 yield self._task({"line": line, "way": way, "number": at})
