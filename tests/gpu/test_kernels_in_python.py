@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from tests.kernel import cases, item_cases
 from tests.kernel.cases import Case, product
+from tests.kernel.test_mask_rules import arguments, check, loaded
 from transconv.kernel import Group, kernel
 from transconv.kernel_trials.run import work
 
@@ -32,6 +34,20 @@ def test_a_case(case: Case) -> None:
 def test_a_drawn_kernel(seed: int) -> None:
     row = work("gpu", seed, way="device")
     assert row["status"] == "passed", f"{row['reason']}\n{row['line']}"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_rules_of_masks(seed: int, tmp_path: Path) -> None:
+    rules = loaded(tmp_path / "mask_rules.py")
+
+    def run(*args: Any) -> None:
+        given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in args]
+        rules(Group(1), *given)
+        for a, t in zip(args, given, strict=True):
+            if isinstance(a, np.ndarray):
+                a[...] = t.cpu().numpy()
+
+    check(arguments(seed), run)
 
 
 @kernel(precision="tf32")

@@ -28,8 +28,8 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpr
 # Shrunk trials of bugs that were found.
 FAILED_ONCE = (
     "kernel work=1,6 group=1,5 seed=891 Z=f32[1,9] Y=f32[3,8,14]! ;; i, j = group.work_offset() ;; "
-    "R, C = group.shape ;; v1 = group.load(Z[i:, j:], shape=(R, C)) ;; v9 = v1 ;; if j == 0: ;; "
-    "> v9 = v1 ;; else: ;; > v9 = v9 - group.load(Z[i:, j:], shape=(R, C)) ;; group.store(Y[1, i:, j:], v9)",
+    "R, C = group.shape ;; v1 = group.load(Z[i:, j:], shape=(R, C)) ;; v9 = v1 ;; if j == 0: ;; > v9 = v1 "
+    ";; else: ;; > v9 = v9 - group.load(Z[i:, j:], shape=(R, C)) ;; group.store(Y[1, i:, j:], v9)",
 )
 
 
