@@ -160,7 +160,7 @@ def test_in_the_interpreter_of_the_ir(rules: KernelFunction, seed: int) -> None:
         given = dict(zip(rules.source.parameters[1:], args, strict=True))
         buffers = {t.name: given[t.name].reshape(-1) for t in kernel.params}
         with np.errstate(all="ignore"):
-            run(kernel, Memory(buffers))
+            run(kernel.at(kernel.sizes.like) if kernel.sizes else kernel, Memory(buffers))
         for name, buffer in buffers.items():
             given[name].reshape(-1)[:] = buffer
 

@@ -75,7 +75,7 @@ def _elsewhere(trial: KernelTrial, function: KernelFunction, group: Group, way: 
         for stage, kernel in (low.stages[0], low.stages[-1]) if group.count else ():
             buffers = {t.name: np.array(given[t.name], t.dtype.numpy).reshape(-1) for t in kernel.params}
             with np.errstate(all="ignore"):
-                run(kernel, Memory(buffers))
+                run(kernel.at(kernel.sizes.like) if kernel.sizes else kernel, Memory(buffers))
             yield f"after {stage}", {n: buffers[n].reshape(v.shape) for n, v in given.items()}
         return
     import torch
