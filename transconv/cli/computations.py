@@ -79,6 +79,7 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
             print(f"schedule   {step.schedule}")
             if said := told(step.schedule, step.compute, target):
                 print(f"reduced    {said}")
+            print("".join(f"{line}\n" for line in telling.behind(step.schedule, step.compute, target)), end="")
         print(f"chosen     {made.why}")
     for step in made.steps if shown is not None else ():
         for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, compute.math):

@@ -1,5 +1,5 @@
-"""What the maps behind a sum read, and which of it a warp-specialized kernel fetches as TMA boxes (the word
-``behind=box``): elements of a tile as large as the result's, such as a residual or a gate.
+"""What the maps behind a sum read, and which of it a warp-specialized kernel fetches as TMA boxes (the
+word ``behind=box``): elements of a tile as large as the result's, such as a residual or a gate.
 
     read  r = R[n, y, x, o]           let   s = sum(a * b; K)            store Y[n, y, x, o] = relu(s + r)
 
@@ -85,7 +85,7 @@ def why_not_behind(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.behind == "gather":
         return None
     if c.via != "gluon":
-        return "behind=box: only explicit kernels (via=gluon) have a warp that fetches what follows the sum"
+        return "behind=box: only explicit kernels (via=gluon) have a warp that fetches for the others"
     if c.split_k > 1 or c.reduce == "stream":
         return "behind=box: no tile has its whole sum, what follows it is read when the parts are added"
     told = told_behind(c, compute)
