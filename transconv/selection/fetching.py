@@ -1,5 +1,5 @@
-"""Proposals in which the producer fetches what the maps behind the sum read (``behind=box``): a schedule of
-an explicit kernel with that word, and with as many of its stages as then fit shared memory."""
+"""Proposals in which the producer fetches what the maps behind the sum read: a schedule of an explicit
+kernel with ``behind=box``, and with as many of its stages as then fit shared memory."""
 
 from __future__ import annotations
 
