@@ -3,13 +3,23 @@ any order of the roles, with the barriers that it needs, and refused in a senten
 
 from __future__ import annotations
 
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from tests.stages import SM90
 from transconv import ir
-from transconv.compute import parse
-from transconv.ir.interp.memory import InterpError
+from transconv.compute import Compute, Read, Write, parse
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import computes
+from transconv.cost import estimate
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import InterpError, Memory
 from transconv.passes import pipeline
+from transconv.passes.joined import together
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, told_behind, why_not
 from transconv.verify.computation import Case, after_every_pass
@@ -60,6 +70,51 @@ def kernel(text: str, schedule: str) -> ir.Kernel:
 def fetched(made: ir.Kernel) -> dict[str, str]:
     """The buffers that tensors are fetched to."""
     return {f.tensor.name: f.piece.buffer.name for f in ir.find(made, ir.Fetch)}
+
+
+def of_any_size(text: str) -> str:
+    """The same with names for the sizes of images and their number."""
+    for axis, size, name in (("n", 2, "N"), ("h", 7, "H"), ("w", 9, "V")):
+        for before in " [":
+            text = text.replace(f"{before}{axis}={size}", f"{before}{axis}={name}")
+    return text.replace("conv\n", "conv\n    sizes  N=2 in 1..64, H=7 in 1..512, V=9 in 1..512\n", 1)
+
+
+def test_sizes_that_are_arguments() -> None:
+    text, schedule = CASES["persistent"]
+    compute = parse(of_any_size(text))
+    plan = build_compute(compute, SM90, Schedule.parse(f"{schedule} consumers=2"))
+    found = after_every_pass(compute, plan, {"N": 1, "H": 5, "V": 9})
+    assert not [(stage, judged.problem) for stage, judged in found if judged.problem]
+
+
+def test_stride_phases_in_one_launch() -> None:
+    """The gradient of the input, to which another is added: consumers go on taking turns."""
+    problem = ConvProblem.parse("mb14ic16ih8oc32oh4kh3sh2ph1 dt=f16 tag=axb")
+    schedule = Schedule.parse(f"mb:4 qh:4 qw:4 ic:16 oc:16 | {GLUON} c=box programs=2 consumers=2")
+    made = [pipeline.lower(_with_another(c), schedule, SM90, "conv", "ieee")[-1][1]
+            for c in computes(problem, Prop.BWD_D)]
+    whole = together(made)
+    assert whole is not None and len(made) == 4
+    draw, span = np.random.default_rng(0), problem.src.layout.span
+    given = {"wei": draw.integers(-2, 3, problem.wei.layout.span), "R": draw.integers(-9, 9, span),
+             "dst": draw.integers(-2, 3, problem.dst.layout.span)}
+    answers = []
+    for factor in (1, 0):
+        memory = Memory({n: (x * (factor if n == "R" else 1)).astype(np.float16) for n, x in given.items()}
+                        | {"src": np.full(span, np.nan, np.float16)})
+        run(whole, memory, seed=1)
+        answers.append(memory.buffers["src"].astype(np.float64))
+    assert (answers[0] - answers[1] == given["R"]).all() and np.abs(answers[1]).max() > 9
+
+
+def _with_another(compute: Compute) -> Compute:
+    """The computation of a phase, with the elements of R added to it."""
+    *steps, store = compute.steps
+    assert isinstance(store, Write) and isinstance(store.value, ir.Cast)
+    other = Read("r", ir.View(replace(compute.c.tensor, name="R"), compute.c.dims))
+    value = replace(store.value, x=store.value.x + ir.Cast(other.var, ir.f32))
+    return replace(compute, steps=(*steps, other, replace(store, value=value)))
 
 
 @pytest.mark.every(3)
@@ -145,3 +200,35 @@ def test_a_vector_is_told_apart() -> None:
     told = told_behind(Schedule.parse(CASES["in turns"][1]), compute)
     assert {v.tensor.name: x if isinstance(x, str) else x.extents for v, x in told.items()} == {
         "R": (1, 4, 8, 64), "G": (1, 4, 8, 64), "B": "B: no dimension moves along block h:4"}
+
+
+MEASURED = Path(__file__).parent.parent / "bench" / "results" / "h200_behind.csv"
+
+
+def measured() -> dict[tuple[str, str], tuple[Compute, dict[str, tuple[float, Schedule]]]]:
+    """Times on an H200, by layer and tile: of the consumers' loads (``gather``) and of boxes."""
+    found: dict[tuple[str, str], tuple[Compute, dict[str, tuple[float, Schedule]]]] = {}
+    with MEASURED.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            network, _, sizes = row["layer"].partition("_")
+            way, tile = row["variant"][:-1], row["variant"][-1]
+            if way in ("gather", "box") and "moments" not in sizes:
+                features, size = sizes.split("x")
+                c, *wide = map(int, features.split("-"))
+                h, resnet = int(size), network == "resnet"
+                text = layer(64 if resnet else 1, c, *(wide or [c]), h, h, GATED if resnet else RESIDUAL,
+                             kernel=1 if resnet else 3)
+                seen = found.setdefault((row["layer"], tile), (parse(text), {}))
+                seen[1][way] = float(row["us"]), Schedule.parse(row["schedule"])
+    return found
+
+
+def test_the_estimate_knows_where_fetching_was_faster() -> None:
+    """By a tenth or more in half of the recorded pairs; elsewhere the estimate need not tell."""
+    faster = 0
+    for (name, tile), (compute, ways) in measured().items():
+        (loaded, gather), (fetched, box) = ways["gather"], ways["box"]
+        if loaded > 1.1 * fetched:
+            faster += 1
+            assert estimate(gather, compute, SM90) > 1.04 * estimate(box, compute, SM90), (name, tile)
+    assert faster >= 7

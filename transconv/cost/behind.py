@@ -18,7 +18,7 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Of a tile: ``accesses`` of single lanes, and ``fetched`` bytes. Of the kernel: bytes of ``traffic``."""
+    """Of a tile: ``accesses`` of single lanes, and ``fetched`` bytes; of the kernel: its ``traffic``."""
 
     accesses: float = 0.0
     fetched: float = 0.0

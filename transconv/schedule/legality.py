@@ -67,7 +67,7 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     alone = replace(schedule, merge=1)
     most = replace(alone, pack="")
     changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
-                      keep=plain.keep,
+                      keep=plain.keep, behind=plain.behind,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
     ways = (alone, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
