@@ -23,13 +23,16 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 
 
 def text(rng: Random) -> str:
-    """A computation that one kernel can do, or a few; of every eighth one text of its gradients."""
+    """A computation that one kernel can do, or a few; of every eighth one text of its gradients. Every
+    fourth product is one that reads boxes behind its sum."""
     kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
-                       _extremes, _adding, _gradient, _long, _statistics, _residual))
+                       _extremes, _adding, _gradient, _long, _statistics))
     made = kind(Page(rng))
     shares = (_adding, _gradient, _statistics)  # places, in ways that no kernel may have
     while kind in shares and why_not_lowered(parse(made)):
         made = kind(Page(rng))
+    if kind is _product and Random(made).randrange(4) == 1:
+        made = _residual(Page(Random(made)))
     return _derived(made) if Random(made).randrange(8) == 0 else made
 
 
@@ -81,7 +84,8 @@ def _residual(page: Page) -> str:
         page.steps.append(f"read {name} = {name.upper()}[{', '.join(axes)}]")
     page.steps.append("let s = sum(x*w; k)")
     order = rng.choice((["m0", "m1", "n"], ["m0", "n", "m1"]))
-    page.tensors.append(f"tensor C {rng.choice((dtype, 'f32'))} [{', '.join(str(sizes[a]) for a in order)}]")
+    shape = ", ".join(str(sizes[a]) for a in order)
+    page.tensors.append(f"tensor C {rng.choice((dtype, 'f32'))} [{shape}]")
     value = value_of(page, ["s", *behind])
     page.steps.append(f"store C[{', '.join(order)}] = {' + '.join([value, *behind])}")
     return page.made("residual")
