@@ -17,6 +17,7 @@ from tests.verify import planted
 from transconv.__main__ import main
 from transconv.compute import END, Reduction, parse
 from transconv.errors import ProblemError
+from transconv.schedule import Schedule
 from transconv.schedule.words import by_name
 from transconv.target.records import TARGETS
 from transconv.verify import draw_any_size, draw_compute, draw_schedule
@@ -43,12 +44,12 @@ def test_trials() -> None:
 
 def test_boxes_behind_a_sum_are_drawn() -> None:
     """What the producer fetches, of one residual in twenty on this chip."""
-    found = []
-    for n in range(60):
-        rng = Random(n)
+    def schedule(seed: int) -> Schedule | None:
+        rng = Random(seed)
         compute = parse(draw_compute._residual(draw_compute.Page(rng)))
-        found.append(draw_schedule.schedule(rng, [compute], TARGETS["sm_90"]))
-    assert any(s is not None and s.behind == "box" for s in found)
+        return draw_schedule.schedule(rng, [compute], TARGETS["sm_90"])
+
+    assert any((s := schedule(n)) is not None and s.behind == "box" for n in range(120))
 
 
 def test_everything_is_drawn() -> None:
