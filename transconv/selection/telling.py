@@ -61,15 +61,16 @@ def behind(schedule: Schedule, compute: Compute, target: Target) -> list[str]:
         return _wrapped("behind", f"the consumers load it; {reason or 'behind=box would fetch it'}")
     kept = in_place(schedule, seen)
     return _wrapped("behind", "; ".join(
-        f"loaded, {found}" if isinstance(found, str) else
-        f"{view.tensor.name} is fetched to " + ("where the result will be" if view is kept else
-                                               f"{_bytes_of(found)} bytes of its own")
+        f"{view.tensor.name} is " + _taken(found, view.tensor.name, view is kept)
         for view, found in told.items()))
 
 
-def _bytes_of(box: Box) -> int:
-    """Bytes of a box in shared memory."""
-    return prod(box.extents) * box.tensor.dtype.bytes
+def _taken(found: Box | str, name: str, kept: bool) -> str:
+    """How one of them comes to the consumers."""
+    if isinstance(found, str):
+        return f"loaded: {found.removeprefix(f'{name}: ')}"
+    own = f"{prod(found.extents) * found.tensor.dtype.bytes} bytes of its own"
+    return f"fetched to {'where the result will be' if kept else own}"
 
 
 def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
