@@ -32,6 +32,9 @@ A barrier knows only whether a phase is even or odd, so a consumer that waits fo
 round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
 baton, a barrier whose parity is the consumer whose turn it is.
 
+What the maps behind the sum read can be fetched as well, to where the result will be put (``behind=box``,
+see behind.py).
+
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
 
