@@ -2,6 +2,7 @@
 
 A record names the folder of Triton's cache with a kernel's machine code; that the folder still exists is
 checked. A kernel with a missing or stale record counts as not compiled; a wrong record costs time only.
+With what else a record has, the kernel is read without Triton's front end (reloaded.py).
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from transconv.backend_triton import reloaded
 from transconv.disk_cache import Drawer
 from transconv.target import triton_version
 
-SCHEMA = 1
-DRAWER = Drawer("compiled", SCHEMA, longest=1 << 12)
+SCHEMA = 2
+DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14)
 
 _there: set[str] = set()  # found by this process
 
@@ -27,7 +29,19 @@ def note(key: str, aligned: bool, kernel: Any) -> None:
         return
     _there.add(name_of(key, aligned))
     DRAWER.put(name_of(key, aligned), {"triton": triton_version(), "folder": folder_of(digest),
-                                       "function": str(kernel.name)})
+                                       "function": str(kernel.name), **reloaded.told(kernel)})
+
+
+def again(key: str, aligned: bool) -> Any:
+    """The kernel of this key from Triton's cache; None where Triton has to find or compile it."""
+    found = DRAWER.get(name_of(key, aligned)) if key else None
+    if found is None or found.get("triton") != triton_version():
+        return None
+    try:
+        digest = digest_of(str(found.get("folder")))
+    except ValueError:
+        return None
+    return reloaded.kernel(found, folder() / folder_of(digest), digest)
 
 
 def is_there(key: str, aligned: bool) -> bool:
@@ -49,6 +63,14 @@ def name_of(key: str, aligned: bool) -> str:
 def folder_of(digest: str) -> str:
     """The name of Triton's folder for a kernel, from its hash in hexadecimal digits."""
     return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
+
+
+def digest_of(name: str) -> str:
+    """The inverse of ``folder_of``. ValueError for what is no such name."""
+    digest = base64.b32decode(name + "=" * (-len(name) % 8)).hex()
+    if folder_of(digest) != name:
+        raise ValueError(f"{name!r} is no folder of a kernel")
+    return digest
 
 
 def folder() -> Path:
