@@ -32,8 +32,8 @@ def note(key: str, aligned: bool, kernel: Any) -> None:
                                        "function": str(kernel.name), **reloaded.told(kernel)})
 
 
-def again(key: str, aligned: bool) -> Any:
-    """The kernel of this key from Triton's cache; None where Triton has to find or compile it."""
+def again(key: str, function: str, aligned: bool) -> Any:
+    """The kernel of this key and name from Triton's cache; None where Triton has to find or compile it."""
     found = DRAWER.get(name_of(key, aligned)) if key else None
     if found is None or found.get("triton") != triton_version():
         return None
@@ -41,7 +41,7 @@ def again(key: str, aligned: bool) -> Any:
         digest = digest_of(str(found.get("folder")))
     except ValueError:
         return None
-    return reloaded.kernel(found, folder() / folder_of(digest), digest)
+    return reloaded.kernel(found, function, folder() / folder_of(digest), digest)
 
 
 def is_there(key: str, aligned: bool) -> bool:

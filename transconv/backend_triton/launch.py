@@ -88,7 +88,7 @@ class Launcher:
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
         """The compiled kernel for such tensors, from Triton's cache where it is there. Raises Miscompiled
         for a known miscompile."""
-        kernel = compiled.again(self.key, aligned)
+        kernel = compiled.again(self.key, self.function, aligned)
         if kernel is not None:
             return kernel
         function, args = self._function(), self._arguments(tensors)
