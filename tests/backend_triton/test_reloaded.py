@@ -92,6 +92,15 @@ def test_triton_decides_about_anything_else(place: Path, attack: Callable[[Path]
     assert compiled.again("k", "f", True) is None
 
 
+def test_a_stale_record_is_replaced(place: Path) -> None:
+    kernel = compiled.again("k", "f", True)
+    kernel.src.signature["b"] = "*fp32"
+    told(rules="another")(place)
+    compiled.note("k", True, kernel)  # by which Triton has compiled or found it
+    again = compiled.again("k", "f", True)
+    assert [*again.src.signature] == ["z", "a", "b"]
+
+
 def test_damaged_machine_code_is_compiled_anew(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     (place / "f.cubin").write_bytes(CODE[:50])
     with caplog.at_level(logging.WARNING, "transconv.cache"):

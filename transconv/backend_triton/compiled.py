@@ -24,12 +24,16 @@ _there: set[str] = set()  # found by this process
 
 def note(key: str, aligned: bool, kernel: Any) -> None:
     """Record that Triton has compiled the kernel, for aligned tensors or for others."""
-    digest = getattr(kernel, "hash", None)
-    if not key or not digest or is_there(key, aligned):
+    digest, name = getattr(kernel, "hash", None), name_of(key, aligned)
+    if not key or not digest:
         return
-    _there.add(name_of(key, aligned))
-    DRAWER.put(name_of(key, aligned), {"triton": triton_version(), "folder": folder_of(digest),
-                                       "function": str(kernel.name), **reloaded.told(kernel)})
+    more = reloaded.told(kernel)
+    if not more and is_there(key, aligned):  # somebody watches Triton: what another process noted is more
+        return
+    _there.add(name)
+    content = {"triton": triton_version(), "folder": folder_of(digest), "function": str(kernel.name), **more}
+    if DRAWER.get(name) != content:
+        DRAWER.put(name, content)
 
 
 def again(key: str, function: str, aligned: bool) -> Any:
