@@ -124,6 +124,26 @@ def test_who_watches_triton_sees_all_kernels(place: Path, monkeypatch: pytest.Mo
     assert compiled.again("k", "f", True) is not None
 
 
+def test_a_compiling_process_also_builds_what_starts_a_kernel(
+        place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the types of arguments that a launch has, so that it finds it. A machine that cannot goes on."""
+    nvidia = pytest.importorskip("triton.backends.nvidia.driver")
+    built: list[str] = []
+    monkeypatch.setattr(nvidia, "library_dirs", lambda: [])
+    monkeypatch.setattr(nvidia, "compile_module_from_src", lambda src, **_: built.append(src))
+    compiled.build_start(compiled.again("k", "f", True))
+    assert len(built) == 1 and "launch" in built[0]
+
+    def missing() -> list[str]:
+        raise AssertionError("libcuda.so cannot found!")
+
+    monkeypatch.setattr(nvidia, "library_dirs", missing)
+    compiled.build_start(compiled.again("k", "f", True))
+    monkeypatch.setattr(compiled, "build_start", lambda kernel: built.append(kernel.name))
+    Launcher("", "f", None, 1, 8, 3, key="k", types=("bfloat16",)).compile(True)
+    assert built[1:] == ["f"]
+
+
 @pytest.mark.slow  # a child compiles two kernels
 def test_it_is_what_triton_finds() -> None:
     """Of products with boxes, in both languages: names and types of arguments, metadata, machine code."""

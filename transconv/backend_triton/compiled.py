@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def lies_in(found: dict[str, Any]) -> bool:
     """Whether Triton's cache still has the kernel of a record."""
     place = os.path.join(folder(), str(found.get("folder")))
     return os.path.isfile(os.path.join(place, f"__grp__{str(found.get('function'))[:150]}.json"))
+
+
+def build_start(kernel: Any) -> None:
+    """Have Triton build the C function that starts the kernel, one for all kernels with arguments of the
+    same types, into its cache: else the first launch waits for a C compiler. Where Triton cannot (for
+    another backend, without a C compiler or the driver's library), the launch does."""
+    with suppress(Exception):
+        if kernel.metadata.target.backend == "cuda":
+            from triton.backends.nvidia.driver import CudaLauncher
+
+            CudaLauncher(kernel.src, kernel.metadata)
 
 
 def forget() -> None:

@@ -111,12 +111,12 @@ class Launcher:
             self._function().warmup(*args, grid=(self.grid,), **self._options())
 
     def compile(self, aligned: bool) -> None:
-        """Compile into Triton's cache, and record it. Needs no GPU after ``compiled.pretend``. Raises
-        Miscompiled, and Triton's errors."""
+        """Compile into Triton's cache, with what starts it, and record it. Needs no GPU after
+        ``compiled.pretend``. Raises Miscompiled, and Triton's errors."""
         if self.grid:
             torch = _torch()
             made = [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
-            self._compiled(made, aligned)
+            compiled.build_start(self._compiled(made, aligned))
 
     def is_ready(self, aligned: bool) -> bool:
         """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or
