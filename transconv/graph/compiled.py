@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from transconv.compute import Workload
 from transconv.conv import Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.laid_out import LaidOut
@@ -251,6 +252,7 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
     apart: dict[Piece, tuple[str, ...]] = {}
     again: dict[Piece, str] = {}
+    ranked: set[Workload] = set()
     while True:
         plan = planned(ends, rates, apart, again)
         kernels: list[Kernel] = []
@@ -260,8 +262,9 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
         work = {w: None for k in kernels if k.group.product
-                for w in (*weighed(k), *apart_or_not(k, plan), *smaller.weighed(k))}
+                for w in (*weighed(k), *apart_or_not(k, plan), *smaller.weighed(k)) if w not in ranked}
         rank(Question(w, target, deterministic()) for w in work)
+        ranked |= work.keys()
         if less := {k.group.product: why for k in kernels if k.group.product
                     and (why := smaller.why_instead(k, plan, rates, upsampling))}:
             for product, why in less.items():
