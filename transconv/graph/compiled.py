@@ -54,6 +54,7 @@ from transconv.torch_ops.settings import settings
 Tensor = torch.Tensor
 NOT_OVER: dict[int, int] = {}
 NOTHING = nullcontext()
+STEPS = 2  # in which factors are written first: see plan.py
 When = tuple[object, object, bool, tuple[int, ...]]
 """What launches were asked for: the last change of a setting, the function that finds them, whether the
 same bits are wanted, and the places of inputs that are not aligned."""
@@ -273,6 +274,7 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 apart[product] = (why,)
             continue
         late = {k.group.product: why for k in kernels if k.group.product
+                and len(apart.get(k.group.product, ())) < STEPS
                 and (why := why_apart(k, plan, target, rates))}
         read: dict[Piece, str] = {k.group.product: why for k in kernels if k.group.product
                                   and (why := why_again(k, rates))}

@@ -67,6 +67,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
         return compiled
 
     decompositions.repeated(gm)
+    decompositions.normalized(gm)
     run = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                        inference_compiler=compiler("inference"), decompositions=decompositions.table(),
                        partition_fn=decompositions.divided, keep_inference_input_mutations=True)
