@@ -165,7 +165,7 @@ CHAIN = parse("""compute chain
 def test_near_the_middle_of_two_numbers_either_is_right(above: float, difference: DType,
                                                         wrong: bool) -> None:
     """All rows have the same two answers. One is an eighth of a place above the middle of two numbers of
-    f16, or so little that the roundings of z - y decide. A difference rounded to f16 shows in the other."""
+    f16, or so little that the roundings of z - y decide. A difference in f16 shows in the other."""
     case = Case(CHAIN, "float")
     case.given["Z"] = np.array([0.5 + 2.0**-12 + above, np.float32(-1.0912)])
     case.answers = execute(CHAIN, case.given, SUMMED)
@@ -205,7 +205,7 @@ def test_a_factor_too_few_shows_in_long_products() -> None:
 
 
 def test_functions_may_take_small_operands_as_zero() -> None:
-    """``floor`` of less than the smallest normal number is 0 on a GPU, and -1 for a negative one in f64."""
+    """``floor`` of less than the smallest normal number is 0 on a GPU, where f64 may have -1."""
     x = np.array([-1e-40, 1e-40, -1e-37, -0.5, 0.0])
     found = {f: execute(parse(f"compute c\n axes n=5\n read x = X[n]\n store Y[n] = {f}(x)"), {"X": x},
                         SUMMED)["Y"].error for f in ("floor", "ceil", "abs")}

@@ -22,7 +22,7 @@ DIVISION = 4.0
 def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator) -> Array:
     """The error of an expression from the roundings of its own operations; ``at`` has the values of its
     variables, ``exact`` gives an expression in f64."""
-    rounds = {part: _half_units(part) for part in _parts(e) if part.dtype.kind == "float" and _is_off(part)}
+    rounds = {x: _half_units(x) for x in _parts(e) if x.dtype.kind == "float" and _is_off(x)}
     if not rounds:
         return np.zeros((1,) * at.rank)
     wide = {part: exact(part) for part in (e, *rounds)}
