@@ -4,6 +4,7 @@ when it is imported)."""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections import Counter, defaultdict
@@ -58,6 +59,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen[name] += 1
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there once all files are imported stays: no garbage collection looks at it again. The
+    others come less often, since kernels leave many nodes and few cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
