@@ -38,7 +38,9 @@ LONGEST = tuple(f"tests/{name}.py" for name in (
     "torch_ops/test_interpreted", "test_pipeline", "test_sized_boxes",
     "simplify/test_soundness", "compute/test_any_size", "compute/test_docs",
     "backend_triton/test_flaws", "backend_triton/test_offline", "backend_triton/test_offline_packing",
-    "backend_triton/test_triton_interpreter"))
+    "backend_triton/test_triton_interpreter", "test_cli", "test_plans", "test_packing", "test_spotcheck",
+    "functional/test_samples", "functional/test_calls", "torch_ops/test_library", "torch_ops/test_ready",
+    "simplify/test_exhaustive", "distributed/test_sharded"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
