@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -139,7 +141,17 @@ def test_a_pair() -> None:
                             "axis": "expected one of n, d, h, w", "mesh dim": "the mesh has 1 dims",
                             "name": "mesh dim 'rows'", "twice": "two axes along mesh dim 0",
                             "shapes": "expected weight to be divisible by 3"}.items():
-            assert words in found.get(name, words if (rank, name) == (1, "compiled") else ""), (name, found)
+            assert (rank, name) == (1, "compiled") or words in found[name], (name, found[name])
+
+
+def test_dtensors_imported_behind_enable() -> None:
+    """torch's own rule is wrong: it must not be there once a DTensor can exist."""
+    script = ("import sys, transconv; transconv.enable('cpu'); "
+              "assert 'torch.distributed.tensor' not in sys.modules; "
+              "import torch.distributed.tensor; rules = sys.modules['transconv.distributed.rules']; "
+              "print(len(rules._replacing)); transconv.disable(); print(len(rules._replacing))")
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["1", "0"]
 
 
 # -- the whole -------------------------------------------------------------------------------------
