@@ -61,7 +61,6 @@ class Schedule:
     order: str = _DEFAULTS["order"]
     group_m: int = _DEFAULTS["group_m"]
     back: int = _DEFAULTS["back"]
-    once: int = _DEFAULTS["once"]
     split_k: int = _DEFAULTS["split_k"]
     reduce: str = _DEFAULTS["reduce"]
     red: str = _DEFAULTS["red"]

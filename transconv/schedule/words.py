@@ -65,10 +65,6 @@ WORDS: tuple[Word, ...] = (
          "left in the L2 cache (`tl`).", (0, 1),
          "programs are numbered from the first (0) or the last (1)",
          why_not=rules.why_not_back, draw=(0, 0, 0, 1)),
-    Word("once", 0, "1 lets elements that are not read again leave the L2 cache before others, as results "
-         "are; a row that is read in each sweep stays until the last one (`fma`, `tl`).",
-         (0, 1), "the cache decides what leaves it (0), or what is read once leaves first (1)",
-         why_not=rules.why_not_once, draw=(0, 0, 0, 1)),
     Word("split_k", 1, "Splits each sum among this many programs.", range(1, ENDLESS),
          "at least one program works on a sum", why_not=rules.why_not_split, draw=(1, 1, 2, 3, 5)),
     Word("reduce", "partials", "How the parts of a split sum are added: `partials` adds f32 tiles in a "
