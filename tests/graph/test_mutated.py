@@ -64,6 +64,18 @@ def test_inputs_made_of_each_other(written: list[int]) -> None:
     assert written == [3, 3]
 
 
+def test_a_weight_that_needs_a_gradient(written: list[int]) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            w.mul_(0.5)
+        return x.sin()
+    x, w = torch.randn(3), torch.ones(3, requires_grad=True)
+    run = torch.compile(f, backend=backend, options={"rest": "eager"})
+    with by_meaning():
+        assert torch.allclose(run(x, w), x.sin()) and torch.equal(w, torch.full((3,), 0.5))
+    assert written == [1]
+
+
 @pytest.mark.parametrize("made", [None, torch.ops.aten.t.default, torch.ops.aten.neg.default])
 def test_a_view_of_another_input_stays(made: Callable[..., Tensor] | None) -> None:
     graph = fx.Graph()

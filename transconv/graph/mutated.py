@@ -61,5 +61,6 @@ def write(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         own, new = by_type.setdefault(into.dtype, ([], []))
         own.append(into)
         new.append(value)
-    for own, new in by_type.values():
-        torch._foreach_copy_(own, new)
+    with torch.no_grad():
+        for own, new in by_type.values():
+            torch._foreach_copy_(own, new)
