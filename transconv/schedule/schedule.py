@@ -54,6 +54,7 @@ class Schedule:
     a: str = _DEFAULTS["a"]
     b: str = _DEFAULTS["b"]
     c: str = _DEFAULTS["c"]
+    behind: str = _DEFAULTS["behind"]
     merge: int = _DEFAULTS["merge"]
     pack: str = _DEFAULTS["pack"]
     swap: int = _DEFAULTS["swap"]
