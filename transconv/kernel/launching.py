@@ -50,8 +50,9 @@ class Compiled:
         if not sizing.fits(numbers):
             return None
         values = sizing.values(numbers)
-        sized = isinstance(self.launcher, SizedLauncher)
-        return None if sized and self.launcher.requires.why_not(values) else values
+        if isinstance(self.launcher, SizedLauncher) and self.launcher.requires.why_not(values):
+            return None
+        return values
 
     def starter(self, device: int, aligned: bool, order: tuple[int, ...],
                 values: dict[str, int]) -> Callable[..., None] | None:
