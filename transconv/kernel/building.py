@@ -35,7 +35,7 @@ from transconv.kernel.lanes import Shape, lanes_along, moved, own_lanes
 from transconv.kernel.masks import proved
 from transconv.kernel.sizing import Needed
 from transconv.kernel.values import Mask, Tile
-from transconv.simplify import Facts, facts_of, range_of, reason, simplify
+from transconv.simplify import facts_of, range_of, reason, simplify
 
 RESERVED = ("tl", "triton", "range", "float")
 

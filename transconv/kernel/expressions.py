@@ -11,8 +11,8 @@ from transconv.errors import KernelError
 from transconv.ir import Expr, Let, Load, Store, Var
 from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.building import Building
-from transconv.kernel.declared import Tunable
 from transconv.kernel.calls import TILE_METHODS, called, is_static
+from transconv.kernel.declared import Tunable
 from transconv.kernel.elementwise import apply, named, power
 from transconv.kernel.functions import cast, function_of
 from transconv.kernel.group_scope import ATTRIBUTES, METHODS, GroupScope
@@ -105,7 +105,8 @@ class Expressions:
             if isinstance(found, Var):
                 if found.name not in self.meant:
                     raise Refusal(f"{node.id}, a symbol that no argument has as a size",
-                                  "symbols in annotations", f"def {self.source.name}(group, X: Buffer[N]):")
+                                  "symbols in annotations",
+                                  f"def {self.source.name}(group, X: Buffer[N]):")
                 return self.meant[found.name]
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
