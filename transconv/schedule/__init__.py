@@ -3,7 +3,7 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.box_rules import ENGINE_ALIGN, ROW
+from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
     ahead,
@@ -57,7 +57,7 @@ from transconv.schedule.words import table as words_table
 from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
-    "Block", "Box", "ENGINE_ALIGN", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
+    "Block", "Box", "ENGINE_ALIGN", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
     "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "box_of", "carried", "chain", "diagonal",
     "divided",
     "finishes", "groups", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",

@@ -15,6 +15,7 @@ from math import prod
 
 from transconv.compute import Axis, Compute
 from transconv.schedule import (
+    INTEGERS,
     ROW,
     Block,
     Schedule,
@@ -106,18 +107,12 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     """The words for a tile: ``swap``, stages, programs, consumers and parts of the sum.
 
     The wider operand is the right one, which the matrix unit reads once for 64 rows of the left one. For a
-    sum over positions the contiguous one is, because that makes the stores contiguous. Results of 8 bits
-    are also tried unswapped: a lane then has two adjacent ones, which it stores at once.
+    sum over positions the contiguous one is, because that makes the stores contiguous. Products of integers
+    have at most ``INTEGERS`` columns.
     """
-    swap = 1 if m >= n or compute.axes_of("K")[-1].role == "position" else 0
-    yield from _swapped(swap, blocks, m, n, k, c, compute, target)
-    if swap and compute.c.tensor.dtype.bits == 8:
-        yield from _swapped(0, blocks, m, n, k, c, compute, target)
-
-
-def _swapped(swap: int, blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: Compute,
-             target: Target) -> Iterator[Schedule]:
-    """``_words`` with one value of ``swap``."""
+    positions = compute.axes_of("K")[-1].role == "position"
+    too_wide = compute.acc.kind == "int" and m > INTEGERS
+    swap = 1 if positions or m >= n and not too_wide else 0
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
                     via="gluon")
     transposed = transposed_bytes(schedule, compute)
