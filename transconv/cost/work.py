@@ -20,6 +20,7 @@ from transconv.schedule import (
     inner_feature,
     k_steps,
     programs,
+    reads_along,
     shared_bytes,
     sides,
     tile,
@@ -85,7 +86,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     views = [v for v in (compute.a, compute.b) if v is not None]
     words = (schedule.a, schedule.b)
     along = _only_along(schedule, compute, target)
-    small = along and "wgmma" in target.features and is_small(schedule, compute)
+    small = (along and compute.a.tensor.dtype.memory is f32 and "wgmma" in target.features
+             and is_small(schedule, compute))
     fetched = tuple(fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
     kept, steps = 0.0, k_steps(schedule, compute)
@@ -123,9 +125,9 @@ def _moved(schedule: Schedule, compute: Compute) -> bool:
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
-    registers to be transposed. Asynchronous units need that of 32-bit operands."""
-    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
-            and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
+    registers to be transposed. Asynchronous units need that of operands of 32 and of 8 bits."""
+    return (schedule.unit == "mma" and schedule.via == "tl" and reads_along(compute)
+            and bool(ASYNCHRONOUS & target.features))
 
 
 def is_small(schedule: Schedule, compute: Compute) -> bool:
@@ -190,7 +192,7 @@ def _fetched(view: View, blocks: tuple[Block, ...], widest: int, compute: Comput
     size = view.tensor.dtype.bytes
     found = _row_of(view, blocks, compute)
     if only_along and not along_sum(view, compute):
-        return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
+        return Fetch(elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True)
     if word == "box":  # the rates of wider types were fitted without the lines that rows straddle
         lines = _straddling(view, found, LINE, compute) if size == 1 else 1.0
         return Fetch(elements * size * lines, 0, found.bytes)

@@ -25,6 +25,7 @@ from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
     diagonal,
     is_copy,
+    reads_along,
     rounds,
     row_of,
     rows_of_features,
@@ -62,7 +63,7 @@ __all__ = [
     "divided",
     "finishes", "groups", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
     "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
-    "reduced_sides", "register_word", "registered_words", "rounds", "row_of", "rows_of_features",
+    "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "row_of", "rows_of_features",
     "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes",
     "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_early", "with_letter",
     "within", "within_places", "without", "words", "words_table",

@@ -69,14 +69,14 @@ def innermost(compute: Compute, letter: str) -> int:
     assert view is not None, f"{compute.name} has no operand {letter}"
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
     depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
-    if letter == "c" or depthwise or not _read_along(compute):
+    if letter == "c" or depthwise or not reads_along(compute):
         return row
     summed = {x.var for x in compute.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
     return 0 if summed & free_vars(view.dims[0].coord) else row
 
 
-def _read_along(compute: Compute) -> bool:
-    """Whether the matrix unit reads both operands along the sum: tf32, and types of 8 bits."""
+def reads_along(compute: Compute) -> bool:
+    """Whether an asynchronous matrix unit reads both operands along the sum: tf32, and types of 8 bits."""
     types = [v.tensor.dtype for v in (compute.a, compute.b) if v is not None]
     if all(t.bits == 8 for t in types):
         return True

@@ -81,7 +81,9 @@ def _summing_positions(compute: Compute, target: Target,
     whole = tuple(x.name for x in wide["K"])
     row = ROW // compute.a.tensor.dtype.bytes
     shapes = SHAPES if compute.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
-    for (m, n), k in itertools.product(shapes, (row, 2 * row)):
+    batch = wide["K"][0].size  # innermost in copies
+    short = [k for k in (row // 4, row // 2) if batch <= k] if compute.a.tensor.dtype.bits == 8 else []
+    for (m, n), k in itertools.product(shapes, (*short[:1], row, 2 * row)):
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
