@@ -115,6 +115,8 @@ class Timed:
             self.store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / stored.row - 1))
         elif stored.alone:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
+        behind = self.work.behind
+        self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
         self.made = self.work.whole * self.target.rates.issue.whole_ns
 
     def __call__(self, tiles: int, steps: int, traffic: float) -> float:
