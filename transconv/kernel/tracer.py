@@ -259,7 +259,10 @@ class Tracer(Blocks):
             mask = joined(own, either(rest, within))
         else:  # inside of the branch where the new value is active, elsewhere where the old one was
             mask = (Or(all_of(part), all_of([Not(all_of(within)), *kept.mask])),)
-        return replace(chosen, mask=self.b.proved(mask))
+        mask = self.b.proved(mask)
+        if any(isinstance(p, Or) for p in mask):  # the next branch would say all of it again
+            mask = (self.b.let(f"{name}_active", whole(mask)),)
+        return replace(chosen, mask=mask)
 
     def scatter(self, of: ArrayView, items: tuple[Any, ...], value: Any) -> None:
         """A store of all work-items."""
