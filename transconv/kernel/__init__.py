@@ -4,9 +4,19 @@ In: a Python function, a group, arrays. Out: a kernel of the IR, its Triton text
 passes, emitters and launches below it, nothing of convolutions.
 """
 
-from transconv.errors import KernelError
+from transconv.errors import KernelError, ScopeError
+from transconv.kernel.atomics import atomic_ref
+from transconv.kernel.builder import Builder
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
 from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.families import Scope
 from transconv.kernel.group import Group
+from transconv.kernel.intrinsics import Asked
 
-__all__ = ["DeviceFunction", "Group", "KernelDecorator", "KernelError", "KernelFunction", "kernel"]
+WorkGroup, SubGroup, WorkItem = Scope
+"""The scopes: all of a group at once, each sub-group, each work-item."""
+
+__all__ = [
+    "Asked", "Builder", "DeviceFunction", "Group", "KernelDecorator", "KernelError", "KernelFunction", "Scope",
+    "ScopeError", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "kernel",
+]

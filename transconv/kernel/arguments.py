@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from transconv.errors import KernelError
@@ -38,6 +39,9 @@ def tensors_of(given: Mapping[str, Any]) -> Arguments:
                 specs[name] = Tensor(name, (), (), Layout.dense(f32, ()))
             else:
                 specs[name] = number
+            continue
+        if isinstance(value, ModuleType):  # a library of functions
+            specs[name] = value
             continue
         tensor = as_tensor(name, value)
         tensors[name] = tensor

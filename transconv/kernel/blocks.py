@@ -39,10 +39,8 @@ from transconv.kernel.carried import (
 )
 from transconv.kernel.elementwise import position
 from transconv.kernel.expressions import Expressions
-from transconv.kernel.lanes import Shape
 from transconv.kernel.masks import whole
 from transconv.kernel.refusals import Refusal, spelled
-from transconv.kernel.scopes import Conditions
 from transconv.kernel.values import Mask, Tile, described
 from transconv.simplify import range_of, simplify
 
@@ -64,8 +62,10 @@ class Blocks(Expressions):
         self.last: Any = None
         self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
         self.base = 0  # the depth at which the current one began
-        self.within = Conditions()
-        self.items_shape: Shape = ()
+        self.returns = False  # whether the current function has a result
+        self.entered: list[set[str]] = []  # the names before each block at run time of this function
+        self.given: set[str] = set()  # parameters that are still what the caller gave
+        self.written: set[str] = set()  # those of which elements were written
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Read statements."""
@@ -192,12 +192,14 @@ class Blocks(Expressions):
         before, fixed = dict(self.env), self.fixed
         self.fixed = {n for n, v in self.env.items() if plan_of(v) is None} | fixed
         self.depth += 1
+        self.entered.append(set(before))
         try:
             with self.b.block() as stmts:
                 yield stmts
         finally:
             self.depth -= 1
             self.fixed = fixed
+            self.entered.pop()
         self.gone |= {n: ended(what) for n in self.env if n not in before}
         after = self.env
         self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
@@ -207,9 +209,7 @@ class Blocks(Expressions):
         be carried in another way."""
         plans: dict[str, Plan] = {}
         for name in assigned_names(body):
-            if name in self.env and name not in self.carried and (plan := plan_of(self.env[name])):
-                if plan.items:  # other work-items may change it otherwise
-                    plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
+            if name in self.env and name not in self.carried and (plan := self.planned(name)):
                 plans[name] = plan
         b, before = self.b, (dict(self.env), dict(self.gone), dict(self.carried))
         mark, taken, changing, counters = len(b.stmts), set(b.taken), set(b.changing), list(self.counters)
@@ -227,13 +227,36 @@ class Blocks(Expressions):
                 del self.accesses[accesses:]
                 self.loops = list(loops)
                 b.taken, b.changing, self.counters = set(taken), set(changing), list(counters)
-                if again.name not in plans:
+                around = any(again.name in names for names in self.entered)
+                if again.name not in plans and (around or again.name not in self.env):
                     raise
                 plans[again.name] = again.plan
         else:
             raise Refusal("names whose types and shapes do not settle", "one type and shape each")
         for name in plans:
             b.changing.discard(self.carried.pop(name).var)
+
+    def planned(self, name: str) -> Plan | None:
+        """How a name would be carried from here on; None for what cannot change at run time."""
+        plan = plan_of(self.env[name])
+        if plan is not None and plan.items:  # other items may change it otherwise
+            plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
+        return plan
+
+    def through(self, old: Tile, new: Tile) -> None:
+        """What a called function wrote to elements of a tile, which every name of it has. Raises Again
+        where a block at run time has to carry one of them."""
+        for name in [n for n, v in self.env.items() if v is old]:
+            if name not in self.carried and any(name in names for names in self.entered):
+                plan = self.planned(name)
+                assert plan is not None
+                raise Again(name, plan)
+            self.rebind(name, new)
+            new = self.env[name]
+
+    def rebind(self, name: str, value: Tile) -> None:
+        """Bind a name again, because elements of its tile were written."""
+        raise NotImplementedError
 
     def bind_carried(self, name: str, held: Carried, value: Any) -> None:
         """Assign to a carried name."""

@@ -11,10 +11,12 @@ import numpy as np
 
 from transconv.ir import DType, as_expr
 from transconv.kernel import scopes, tiles
+from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import apply, as_type, clip, named, power
+from transconv.kernel.families import family_of
 from transconv.kernel.functions import FUNCTIONS, cast, function_of
-from transconv.kernel.group_scope import METHODS, GroupScope
+from transconv.kernel.group_scope import METHODS, GroupScope, view_of
 from transconv.kernel.lanes import broadcast, lanes_along
 from transconv.kernel.products import product
 from transconv.kernel.reductions import REDUCTIONS, reduced, reduction_of
@@ -22,6 +24,7 @@ from transconv.kernel.refusals import Refusal
 from transconv.kernel.scopes import ForItems, Item
 from transconv.kernel.values import (
     ArrayView,
+    AtomicView,
     Bound,
     Tile,
     described,
@@ -43,6 +46,8 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
     """The result of a call."""
     if isinstance(callee, Bound):
         return _method(at, callee, args, words)
+    if (family := family_of(callee)) is not None:
+        return at.dispatched(family, args, words)
     if isinstance(callee, (DeviceFunction, ForItems)):
         return at.inlined(callee, args, words)
     values = [*args, *words.values()]
@@ -76,7 +81,7 @@ def is_static(value: Any) -> bool:
         return all(is_static(v) for v in value)
     if isinstance(value, slice):
         return is_static((value.start, value.stop, value.step))
-    return not isinstance(value, (Tile, ArrayView, GroupScope, Bound, Item, ForItems))
+    return not isinstance(value, (Tile, ArrayView, AtomicView, GroupScope, Bound, Item, ForItems))
 
 
 def _is_plain(callee: Any) -> bool:
@@ -126,10 +131,10 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
     of = callee.of
     try:
         if isinstance(of, Item):
-            return scopes.METHODS[callee.name](of.group, *args, **words)
+            return scopes.METHODS[of.scope][callee.name](of, *args, **words)
         if isinstance(of, GroupScope):
             at.of_group(callee.name)
-            return METHODS[callee.name](at, of, *args, **words)
+            return at.each(METHODS[callee.name](at, of, *args, **words))
         if callee.name in REDUCTIONS:
             return reduced(at.b, REDUCTIONS[callee.name], of, *args, **words)
         return TILE_METHODS[callee.name](at, of, *args, **words)
@@ -138,10 +143,10 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
 
 
 def _vec(at: Expressions, x: Tile, shape: Any = None) -> Tile:
-    if shape is not None and tuple(shape) != x.shape:
+    if shape is not None and tuple(shape) != x.own:
         raise Refusal(f"vec(shape={shape}) of {x}", "the tile's own shape; load the part that is needed",
                       "group.vload(X[i:], shape=(16, 16))")
-    return Tile(x.shape, x.expr, x.mask, True)
+    return Tile(x.shape, x.expr, x.mask, True, x.items)
 
 
 def _transpose(at: Expressions, x: Tile, *axes: Any) -> Tile:
@@ -157,7 +162,7 @@ def _reshape(at: Expressions, x: Tile, *shape: Any) -> Tile:
 TILE_METHODS: dict[str, Callable[..., Any]] = {
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
     "vec": _vec, "transpose": _transpose, "reshape": _reshape,
-    "copy": lambda at, x: Tile(x.shape, x.expr, x.mask),
+    "copy": lambda at, x: Tile(x.shape, x.expr, x.mask, items=x.items),
     "clip": lambda at, x, low=None, high=None: clip(at.b, x, low, high),
     "dot": lambda at, x, y: product(x, tile_of(y)),
 }
@@ -206,6 +211,7 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.expand_dims, _expand),
     (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(tuple(shape)))),
     (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), tuple(shape))),
+    (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange), (np.zeros_like, _like(0)), (np.ones_like, _like(1)), (np.full_like, _full_like),
     (float, lambda at, x: as_type(tile_of(x), dtype_of("float32"))),
     (int, lambda at, x: as_type(tile_of(x), dtype_of("int32"))),

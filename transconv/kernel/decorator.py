@@ -10,6 +10,7 @@ from transconv.errors import KernelError
 from transconv.kernel.arguments import described, tensors_of
 from transconv.kernel.device_functions import func
 from transconv.kernel.group import Group
+from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered, lowered
 from transconv.kernel.simulator import simulate
@@ -132,6 +133,7 @@ class KernelDecorator:
     """
 
     func = staticmethod(func)
+    intrinsic = staticmethod(intrinsic)
 
     @overload
     def __call__(self, function: Callable[..., Any]) -> KernelFunction: ...

@@ -5,21 +5,24 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from transconv.errors import KernelError
 from transconv.ir import Expr, Let, Load, Store
 from transconv.kernel import arrays, scopes, tiles
+from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.building import Building
 from transconv.kernel.calls import TILE_METHODS, called, is_static
 from transconv.kernel.elementwise import apply, named, power
+from transconv.kernel.families import Family, family_of
 from transconv.kernel.functions import cast, function_of
 from transconv.kernel.group_scope import ATTRIBUTES, METHODS, GroupScope
 from transconv.kernel.lanes import Shape
 from transconv.kernel.order import Access
 from transconv.kernel.products import Chip, Product, computed, product
 from transconv.kernel.reductions import REDUCTIONS
-from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.refusals import Refusal, WrongScope, spelled
 from transconv.kernel.scopes import Item
 from transconv.kernel.source import Source
 from transconv.kernel.values import ArrayView, Bound, Tile, described, tile_of
@@ -38,7 +41,8 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-OF_ITEMS = ("id", "group_id", "work_offset")  # methods of the group that work-items may call
+OF_ITEMS = ("id", "group_id", "work_offset", "vload", "vzeros", "vones", "vfull", "store")
+"""Methods of the group that work-items and sub-groups may call."""
 
 
 class Expressions:
@@ -52,7 +56,11 @@ class Expressions:
         self.stem = ""
         self.at: ast.AST = source.tree
         self.accesses: list[Access] = []
-        self.items = False  # whether the current function is that of work-items
+        self.items = False  # whether the current function is that of work-items or sub-groups
+        self.items_shape: Shape = ()
+        self.here: Any = None  # the group, or the items whose function is read
+        self.viewed = False  # whether an index of an array makes a part of it, and does not read
+        self.within = scopes.Conditions()
         self.loops: list[str] = []  # the loops at run time around the current line
 
     # -- entry --
@@ -219,9 +227,9 @@ class Expressions:
         if isinstance(of, ArrayView):
             return self.of_array(of, name)
         if isinstance(of, Item):
-            if name in scopes.METHODS:
+            if name in scopes.METHODS[of.scope]:
                 return Bound(name, of)
-            raise Refusal(f"`.{name}` of a work-item", " ".join(scopes.METHODS))
+            raise Refusal(f"`.{name}` of a {of.scope.value[:-1]}", " ".join(scopes.METHODS[of.scope]))
         if isinstance(of, (int, float)) and not isinstance(of, bool) and name == "dtype":
             raise Refusal(f"the type of the number {of}", "types of tiles and arrays")
         if isinstance(of, Tile):
@@ -246,13 +254,13 @@ class Expressions:
             return of.own if name == "shape" else of.dtype
         if name == "ndim":
             return len(of.own)
-        if of.items and name not in REDUCTIONS and name != "astype":
-            raise Refusal(f"`.{name}` of a value of each work-item",
-                          " ".join(["shape", "dtype", "ndim", "astype", *REDUCTIONS]))
         if name == "T":
             return tiles.transposed(self.b, of)
         if name == "mask":
             return tiles.inactive(of)
+        if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot"):
+            raise Refusal(f"`.{name}` of a value of each item",
+                          " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]))
         if name in REDUCTIONS or name in TILE_METHODS:
             return Bound(name, of)
         known = ["shape", "dtype", "ndim", "T", "mask", *REDUCTIONS, *TILE_METHODS]
@@ -262,26 +270,41 @@ class Expressions:
         of, item = self.value(node.value), self.value(node.slice)
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView):
-            if any(isinstance(i, Tile) and i.shape for i in items):
-                made = arrays.gathered(self.b, of, items, self.stem)
-                self.accessed(of)
-                return made
-            view = arrays.sliced(self.b, of, items)
-            if view.ndim:
-                return view
-            value = arrays.element(self.b, view, self.stem)
-            self.accessed(view)
-            return value
+            return self.part_of(of, items)
         if isinstance(of, Tile):
-            if of.items:
-                raise Refusal("an element of a value of each work-item", "elements of arrays", "X[i, k]")
             return tiles.taken(self.b, of, items)
         if is_static(item):
             return self.python(operator.getitem, of, item)
         raise Refusal(f"{described(of)} at an index that is known at run time only", "tiles and arrays")
 
+    def part_of(self, of: ArrayView, items: tuple[Any, ...]) -> Any:
+        """``of[items]``: a part of an array, or elements that are read."""
+        picked = [i for i in items if isinstance(i, Tile) and i.shape]
+        lazy = self.items and not any(i.own for i in picked) and (
+            self.viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
+        if picked and not lazy:
+            made = arrays.gathered(self.b, of, items, self.stem)
+            self.accessed(of)
+            return made
+        view = arrays.sliced(self.b, of, items, self.items_shape)
+        if view.ndim:
+            return view
+        if picked:
+            return self.load(view, ())
+        value = arrays.element(self.b, view, self.stem)
+        self.accessed(view)
+        return value
+
     def of_Call(self, node: ast.Call) -> Any:
         callee = self.value(node.func)
+        viewed, self.viewed = self.viewed, takes_parts(callee)
+        try:
+            return self.call_of(node, callee)
+        finally:
+            self.viewed = viewed
+
+    def call_of(self, node: ast.Call, callee: Any) -> Any:
+        """A call, after its callee."""
         args: list[Any] = []
         for a in node.args:
             if isinstance(a, ast.Starred):
@@ -307,14 +330,18 @@ class Expressions:
 
     def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
         """``group.load``, ``group.vload``"""
-        made = arrays.load(self.b, view, shape, self.stem, vector)
+        if self.items and not view.items:
+            view = replace(view, items=self.items_shape)
+        made = arrays.load(self.b, view, shape, self.stem, vector or self.items)
         self.accessed(view)
         return made
 
     def store(self, view: ArrayView, value: Any) -> None:
         """``group.store``"""
         self.check_written(view)
-        arrays.store(self.b, view, value)
+        if self.items and not view.items:
+            view = replace(view, items=self.items_shape)
+        arrays.store(self.b, view, value, tuple(self.within.within))
         self.accessed(view, writes=True)
 
     def check_written(self, view: ArrayView) -> None:
@@ -337,15 +364,41 @@ class Expressions:
         """A call of a function whose body is read here."""
         raise NotImplementedError
 
+    def dispatched(self, family: Family, args: list[Any], words: dict[str, Any]) -> Any:
+        """A call of a function with several bodies."""
+        raise NotImplementedError
+
+    def summed(self, acc: Tile, term: Product) -> Tile:
+        """``acc + term``, which every name of ``acc`` becomes."""
+        raise NotImplementedError
+
     def of_group(self, method: str) -> None:
         """Refuse methods of the group where these have no meaning."""
         if self.items and method not in OF_ITEMS:
-            raise Refusal(f"group.{method} inside of work-items",
-                          "elements of arrays: X[i, j], Y[i, j] = x")
+            raise WrongScope(f"group.{method} inside of {self.here.scope.value}",
+                             "elements of arrays: X[i, j], Y[i, j] = x; vectors", "group.vload(X[i:], 4)")
+
+    def each(self, made: Any) -> Any:
+        """A value of the group inside of items: each of them has it."""
+        if not self.items or not isinstance(made, Tile) or made.items or not made.shape:
+            return made
+        rank, own = len(self.items_shape), made.shape
+        alone = tuple(1 for _ in range(rank))
+        of = (*(None for _ in range(rank)), *range(len(own)))
+        return replace(self.b.placed(made, (*alone, *own), of), items=rank, vector=True)
 
     def replaced(self, old: Tile, new: Tile) -> None:
         """Every name of a tile is a name of the other one from here on."""
         raise NotImplementedError
+
+
+def takes_parts(callee: Any) -> bool:
+    """Whether an index of an array in a call's arguments is a part of it: those of the group's methods and
+    of intrinsics."""
+    if isinstance(callee, Bound):
+        return isinstance(callee.of, GroupScope)
+    family = family_of(callee)
+    return callee is atomic_ref or family is not None and bool(family.intrinsics)
 
 
 def _cast(made: Tile, out: Tile) -> Expr:

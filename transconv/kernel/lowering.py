@@ -115,7 +115,9 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any],
     first, *rest = source.parameters
     numbers: list[str] = []
     ids = _ids(b, program, group)
-    tracer.env[first] = GroupScope(group.shape, group.work, tuple(Tile((), e) for e in ids))
+    size = group.subgroup_size_hint or chip.target.warp_size
+    tracer.here = GroupScope(group.shape, group.work, tuple(Tile((), e) for e in ids), size)
+    tracer.env[first] = tracer.here
     for name in rest:
         given = arguments[name]
         if isinstance(given, Tensor) and given.shape == ():

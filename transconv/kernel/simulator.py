@@ -8,6 +8,7 @@ items reach and decisions by inactive elements are refused with their lines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,15 @@ from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator_arrays import Memory
 from transconv.kernel.simulator_group import SimulatedGroup
 from transconv.kernel.simulator_math import Array
-from transconv.kernel.simulator_names import seen_by_tiles
+from transconv.kernel.simulator_names import seen, seen_by_tiles
 from transconv.kernel.simulator_order import Order, failed_line
 
 
 def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any]) -> None:
     """Run a function as a kernel. ``arguments``: arrays, which are written in place, and numbers, by the
     names of the function's parameters behind the group. Raises KernelError with the user's line."""
-    order, lent, running = Order(), _Lent(), seen_by_tiles(function)
+    order, lent = Order(), _Lent()
+    running = seen_by_tiles(function, order)
     given = {name: lent.argument(order, name, value) for name, value in arguments.items()}
     try:
         for number, ids in enumerate(np.ndindex(*group.groups)):
@@ -52,6 +54,8 @@ class _Lent:
         number = plain_number(value)
         if number is not None:
             return number
+        if isinstance(value, ModuleType):
+            return seen(value, order, {})
         if isinstance(value, np.ndarray):
             data, dtype = value, type_of(name, str(value.dtype))
         else:

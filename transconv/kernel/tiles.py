@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
@@ -31,7 +32,7 @@ from transconv.kernel.values import Mask, Tile, tile_of
 
 def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
     """``x[items]``: ``:``, None, an ellipsis, and indices, which pick one element along a dimension."""
-    items = each_dimension(items, len(x.shape), "a tile")
+    items = [*(slice(None) for _ in range(x.items)), *each_dimension(items, len(x.own), "a tile")]
     picked, at = x, 0
     for item in items:
         if item is None:
@@ -54,7 +55,7 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
             of.append(at)
             shape.append(picked.shape[at])
         at += 1
-    return b.placed(picked, tuple(shape), tuple(of))
+    return replace(b.placed(picked, tuple(shape), tuple(of)), items=x.items)
 
 
 def _is_whole(item: slice, size: int) -> bool:
@@ -80,7 +81,7 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
     lane, place = _at(b, x, at, item)
     shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
     if lane is None:
-        return Tile(shape, x.expr, x.mask, x.vector)
+        return replace(x, shape=shape)
     if isinstance(x.expr, Const):
         value: Expr = x.expr
     else:
@@ -100,7 +101,7 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
 
 def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     """``x`` after ``x[items] = value``: active where it was, and where active elements are written."""
-    if x.vector:
+    if x.vector or x.items:
         raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
                       "x = np.where(mask, y, x)")
     items = each_dimension(items, len(x.shape), "a tile")
@@ -156,17 +157,18 @@ def written(b: Building, x: Tile, value: Expr, mask: Mask, where: Mask) -> Tile:
 def inactive(x: Tile) -> Tile:
     """``x.mask``: True where an element is inactive, as in numpy.ma."""
     if not x.mask or FALSE in x.mask:
-        return Tile(x.shape, Const(bool(x.mask), boolean), (), True)
-    return Tile(x.shape, Not(all_of(x.mask)), (), True)
+        return Tile(x.shape, Const(bool(x.mask), boolean), (), True, x.items)
+    return Tile(x.shape, Not(all_of(x.mask)), (), True, x.items)
 
 
 def transposed(b: Building, x: Tile, axes: Sequence[int] | None = None) -> Tile:
     """The tile with its dimensions in another order, by default reversed."""
-    order = tuple(reversed(range(len(x.shape)))) if axes is None else tuple(axes)
-    if sorted(a % max(1, len(x.shape)) for a in order) != list(range(len(x.shape))):
+    rank = len(x.own)
+    order = tuple(reversed(range(rank))) if axes is None else tuple(axes)
+    if sorted(a % max(1, rank) for a in order) != list(range(rank)):
         raise Refusal(f"the axes {order} of {x}", "each axis once")
-    order = tuple(a % len(x.shape) for a in order)
-    return b.placed(x, tuple(x.shape[a] for a in order), order)
+    order = (*range(x.items), *(x.items + a % rank for a in order))
+    return replace(b.placed(x, tuple(x.shape[a] for a in order), order), items=x.items)
 
 
 def reshaped(b: Building, x: Tile, shape: Shape) -> Tile:

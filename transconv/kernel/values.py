@@ -77,12 +77,14 @@ class Along:
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayView:
     """An array of the call, or a part of it. ``along``: its dimensions in order (None: a new one of one
-    element); ``at``: the places in the other dimensions of the tensor; ``mask``: where these exist."""
+    element); ``at``: the places in the other dimensions of the tensor; ``mask``: where these exist.
+    ``items``: the shape of the items that each have such a part; places then vary along its lanes."""
 
     tensor: Tensor
     along: tuple[Along | None, ...]
     at: dict[int, Expr] = field(default_factory=dict)
     mask: Mask = ()
+    items: Shape = ()
 
     @property
     def ndim(self) -> int:
@@ -91,6 +93,13 @@ class ArrayView:
 
     def __str__(self) -> str:
         return f"an array of {self.ndim} dimensions"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtomicView:
+    """An array, to elements of which is added in one indivisible step."""
+
+    view: ArrayView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
