@@ -12,11 +12,13 @@ from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.families import Scope
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import Asked
+from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
 
 WorkGroup, SubGroup, WorkItem = Scope
 """The scopes: all of a group at once, each sub-group, each work-item."""
 
 __all__ = [
-    "Asked", "Builder", "DeviceFunction", "Group", "KernelDecorator", "KernelError", "KernelFunction", "Scope",
-    "ScopeError", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "kernel",
+    "Asked", "Builder", "DeviceFunction", "Group", "IndexMap", "KernelDecorator", "KernelError",
+    "KernelFunction", "Mapping", "Scope", "ScopeError", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref",
+    "create_mapping", "index_map", "kernel",
 ]

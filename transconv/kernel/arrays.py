@@ -33,6 +33,7 @@ from transconv.kernel.building import Building
 from transconv.kernel.elementwise import aligned, deepened, position
 from transconv.kernel.functions import cast
 from transconv.kernel.lanes import Shape, broadcast, each_dimension, ends, lanes_along, own_lanes
+from transconv.kernel.mappings import IndexMap
 from transconv.kernel.masks import joined
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.values import Along, ArrayView, Mask, Tile, tile_of
@@ -42,6 +43,18 @@ from transconv.simplify import simplify
 def whole(tensor: Tensor) -> ArrayView:
     """An array of the call."""
     return ArrayView(tensor, tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(tensor.shape)))
+
+
+def laid_out(view: ArrayView, layout: IndexMap) -> ArrayView:
+    """An array of one dimension as one with a layout."""
+    (along,) = view.along if view.ndim == 1 else (None,)
+    size = None if along is None else size_along(along)
+    if along is None or view.layout is not None or along.start is not ZERO or along.step != 1:
+        raise Refusal(f"a layout of {view}", "an array of the call that has one dimension", "layout(X)")
+    if isinstance(size, Const) and size.value < layout.storage_size:
+        raise Refusal(f"a layout of {layout.storage_size} elements for an array of {size.value}", "as many")
+    wide = tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
+    return ArrayView(view.tensor, wide, layout=layout)
 
 
 def size_along(along: Along | None) -> Expr:
@@ -85,7 +98,7 @@ def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ())
         else:
             at[along.dim], mask = _element(b, along, item, len(each))
             masks.append(mask)
-    return ArrayView(view.tensor, (*made, *rest), at, joined(*masks), each)
+    return ArrayView(view.tensor, (*made, *rest), at, joined(*masks), each, view.layout)
 
 
 def _element(b: Building, along: Along, item: Any, each: int) -> tuple[Expr, Mask]:
@@ -142,8 +155,7 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Shape, Expr, 
     """The dimensions of items, the offsets of a tile's elements, and where these exist. Items along which
     nothing varies have one element in common."""
     deep = len(shape)
-    coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep)
-                          for d in range(len(view.tensor.shape))]
+    coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep) for d in range(view.dims)]
     inside: list[Expr] = [lifted(b, m, view.items, deep) for m in view.mask]
     for along, lane in zip(view.along, lanes_along((*view.items, *shape))[len(view.items):], strict=True):
         if along is None:
@@ -173,7 +185,8 @@ def lifted(b: Building, e: Expr, items: Shape, deep: int) -> Expr:
 
 def _offset(b: Building, view: ArrayView, coords: Sequence[Expr]) -> Expr:
     """The offset of elements, with the lanes along which it varies and no others."""
-    return simplify(view.tensor.offset_of(coords), b.facts)
+    places = coords if view.layout is None else view.layout.mapping.places(coords)
+    return simplify(view.tensor.offset_of([as_expr(p) for p in places]), b.facts)
 
 
 def _stops(stop: Expr) -> list[Expr]:
@@ -242,7 +255,7 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, 
     behind = [_known(b, along) for along in view.along[count:]]
     each = broadcast(*(t.shape for t in tiles))
     shape = (*each, *behind)
-    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(len(view.tensor.shape))]
+    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(view.dims)]
     masks: list[Mask] = [view.mask]
     for along, tile in zip(view.along, tiles, strict=False):
         if not tile.dtype.is_integer:
@@ -303,7 +316,7 @@ def scattered_places(b: Building, view: ArrayView, items: Sequence[Any], value: 
 
 def element(b: Building, view: ArrayView, stem: str) -> Tile:
     """The element of a view without dimensions."""
-    offset = _offset(b, view, [view.at[d] for d in range(len(view.tensor.shape))])
+    offset = _offset(b, view, [view.at[d] for d in range(view.dims)])
     return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)
 
 
@@ -325,6 +338,5 @@ def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where:
         return
     lanes = own_lanes(shape)
     out = joined(out, ends(shape))
-    if lanes_of(e, b.scope) != lanes:
-        e = Spread(e, lanes)
+    offset, e = (x if lanes_of(x, b.scope) == lanes else Spread(x, lanes) for x in (offset, e))
     b.add(FuncCall(ATOMIC_ADD, (view.tensor, offset, e, all_of(out))))

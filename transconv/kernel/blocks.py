@@ -66,6 +66,7 @@ class Blocks(Expressions):
         self.entered: list[set[str]] = []  # the names before each block at run time of this function
         self.given: set[str] = set()  # parameters that are still what the caller gave
         self.written: set[str] = set()  # those of which elements were written
+        self.also: dict[str, str] = {}  # of names that are carried, another name of the same tile
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Read statements."""
@@ -217,6 +218,8 @@ class Blocks(Expressions):
         for _ in range(ATTEMPTS):
             try:
                 for name, plan in plans.items():
+                    self.also |= {name: n for n, v in before[0].items() if n != name and isinstance(v, Tile)
+                                  and v is before[0][name] and v.shape and not v.vector}
                     held, tile = begun(b, name, self.env[name], plan, self.depth + 1)
                     self.carried[name], self.env[name] = held, tile
                 read()
@@ -234,6 +237,7 @@ class Blocks(Expressions):
         else:
             raise Refusal("names whose types and shapes do not settle", "one type and shape each")
         for name in plans:
+            self.also.pop(name, None)
             b.changing.discard(self.carried.pop(name).var)
 
     def planned(self, name: str) -> Plan | None:

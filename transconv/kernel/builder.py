@@ -57,7 +57,7 @@ class Builder:
         result = kinds[0] if dtype is None else dtype_of(dtype)
         told = ", ".join(f'{{tl}}.core.dtype("{t.signature}")' for t in kinds)
         return self._elements(SYMBOL, values, kinds, result, symbol=name, kinds=told,
-                              result=result.signature)
+                              gives=result.signature)
 
     def text(self, spelling: str, *values: Any, dtype: Any = None) -> Tile:
         """An expression of Triton of elements, in which ``{0}`` is the first value and ``{tl}`` the
@@ -82,7 +82,7 @@ class Builder:
         result = kinds[0] if dtype is None else dtype_of(dtype)
         said = constraints or ",".join([f"={letter(result)}", *map(letter, kinds)])
         return self._elements(ASM, values, kinds, result, text=repr(text), constraints=repr(said),
-                              pack=pack, result=result.triton)
+                              pack=pack)
 
     def dot(self, a: Any, b: Any, acc: Any = None) -> Any:
         """``a @ b``, or ``acc + a @ b``, which ``acc`` becomes."""
@@ -127,7 +127,7 @@ class Builder:
                   **words: Any) -> Tile:
         narrow = self.chip.upcast16 and result.kind == "float" and result.bits <= 16
         gives = f32 if narrow else result
-        name = row(self.stem, template, kinds, gives, self.meaning, **{"result": gives.triton, **words})
+        name = row(self.stem, template, kinds, gives, self.meaning, **{"gives": gives.triton, **words})
         made = self._applied(name, values, kinds)
         return Tile(made.shape, cast(made.expr, result), made.mask, made.vector, made.items)
 

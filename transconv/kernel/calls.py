@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.ir import DType, as_expr
-from transconv.kernel import scopes, tiles
+from transconv.kernel import arrays, mapped, scopes, tiles
 from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import apply, as_type, clip, named, power
@@ -18,6 +18,7 @@ from transconv.kernel.families import family_of
 from transconv.kernel.functions import FUNCTIONS, cast, function_of
 from transconv.kernel.group_scope import METHODS, GroupScope, view_of
 from transconv.kernel.lanes import broadcast, lanes_along
+from transconv.kernel.mappings import IndexMap, create_mapping
 from transconv.kernel.products import product
 from transconv.kernel.reductions import REDUCTIONS, reduced, reduction_of
 from transconv.kernel.refusals import Refusal
@@ -50,6 +51,10 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
         return at.dispatched(family, args, words)
     if isinstance(callee, (DeviceFunction, ForItems)):
         return at.inlined(callee, args, words)
+    if isinstance(callee, IndexMap) and len(args) == 1 and not words:
+        return arrays.laid_out(view_of(args[0]), callee)
+    if type(callee).__name__ == "Lambda" and not words:
+        return at.of_lambda(callee, args)
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
     if known and (any(callee is f for f in STATIC) or _is_plain(callee)):
@@ -211,6 +216,7 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.expand_dims, _expand),
     (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(tuple(shape)))),
     (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), tuple(shape))),
+    (create_mapping, lambda at, function: mapped.mapping_of(at, function)),
     (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange), (np.zeros_like, _like(0)), (np.ones_like, _like(1)), (np.full_like, _full_like),
     (float, lambda at, x: as_type(tile_of(x), dtype_of("float32"))),

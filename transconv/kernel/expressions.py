@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transconv.errors import KernelError
@@ -118,6 +118,12 @@ class Expressions:
     def of_Slice(self, node: ast.Slice) -> Any:
         parts = (None if e is None else self.value(e) for e in (node.lower, node.upper, node.step))
         return slice(*parts)
+
+    def of_Lambda(self, node: ast.Lambda) -> Any:
+        a = node.args
+        if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
+            raise Refusal("a lambda with defaults, * or /", "plain parameters", "lambda i, j: (j, i)")
+        return Lambda(node, tuple(x.arg for x in a.args), dict(self.env))
 
     # -- operators --
 
@@ -243,7 +249,7 @@ class Expressions:
         if name == "shape":
             return arrays.sizes(self.b, of)
         if name == "T":
-            return ArrayView(of.tensor, of.along[::-1], of.at, of.mask)
+            return replace(of, along=of.along[::-1])
         if name in ("dtype", "ndim"):
             return of.tensor.dtype if name == "dtype" else of.ndim
         raise Refusal(f"`.{name}` of an array", "shape dtype ndim T, slices; of a tile more",
@@ -346,6 +352,9 @@ class Expressions:
 
     def check_written(self, view: ArrayView) -> None:
         """Refuse a store to an array with several elements in one place."""
+        if view.layout is not None and view.layout.collision:
+            raise Refusal(f"a store to {view.tensor.name} by a layout in which {view.layout.collision}",
+                          "layouts with a place for each element", "index_map((H, W), lambda i, j: i * W + j)")
         if view.tensor.layout.overlaps and all(view.tensor.shape):
             raise Refusal(f"a store to {view.tensor.name}, several of whose elements are one in memory",
                           "elements of their own, such as those of a contiguous copy")
@@ -366,6 +375,10 @@ class Expressions:
 
     def dispatched(self, family: Family, args: list[Any], words: dict[str, Any]) -> Any:
         """A call of a function with several bodies."""
+        raise NotImplementedError
+
+    def of_lambda(self, callee: Lambda, args: list[Any]) -> Any:
+        """The result of a lambda."""
         raise NotImplementedError
 
     def summed(self, acc: Tile, term: Product) -> Tile:
@@ -390,6 +403,15 @@ class Expressions:
     def replaced(self, old: Tile, new: Tile) -> None:
         """Every name of a tile is a name of the other one from here on."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lambda:
+    """A lambda of a kernel, with the names around it."""
+
+    node: ast.Lambda
+    names: tuple[str, ...]
+    env: dict[str, Any]
 
 
 def takes_parts(callee: Any) -> bool:

@@ -12,6 +12,7 @@ from transconv.kernel.blocks import Blocks
 from transconv.kernel.builder import Builder, Unavailable
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import named
+from transconv.kernel.expressions import Lambda
 from transconv.kernel.families import Family
 from transconv.kernel.intrinsics import asked
 from transconv.kernel.meanings import meaning_of
@@ -84,15 +85,15 @@ class Calls(Blocks):
     def apart(self, env: dict[str, Any], gone: dict[str, str]) -> Iterator[None]:
         """The names of another function."""
         before = (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
-                  self.base, self.here, self.returns, self.entered, self.given, self.written)
+                  self.base, self.here, self.returns, self.entered, self.given, self.written, self.also)
         self.env, self.gone, self.carried, self.fixed, self.base = env, gone, {}, set(), self.depth
-        self.entered, self.given, self.written = [], set(), set()
+        self.entered, self.given, self.written, self.also = [], set(), set(), {}
         self.returns = False
         try:
             yield
         finally:
             (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
-             self.base, self.here, self.returns, self.entered, self.given, self.written) = before
+             self.base, self.here, self.returns, self.entered, self.given, self.written, self.also) = before
 
     def returned(self, body: Sequence[ast.stmt]) -> Any:
         """The result of a function's statements."""
@@ -101,6 +102,15 @@ class Calls(Blocks):
         except Returned as made:
             return made.value
         return None
+
+    def of_lambda(self, callee: Lambda, args: list[Any]) -> Any:
+        if len(args) != len(callee.names):
+            raise Refusal(f"a call of a lambda of {len(callee.names)} with {len(args)} values", "as many")
+        env, self.env = self.env, {**callee.env, **dict(zip(callee.names, args, strict=True))}
+        try:
+            return self.value(callee.node.body)
+        finally:
+            self.env = env
 
     # -- functions with several bodies --
 

@@ -52,15 +52,25 @@ def _offset(at: Expressions, group: GroupScope) -> Any:
     return tuple(Tile((), i.expr * as_expr(n)) for i, n in zip(group.ids, group.shape, strict=True))
 
 
-def _load(at: Expressions, group: GroupScope, array: Any, shape: Any = None) -> Tile:
-    return at.load(view_of(array), None if shape is None else sizes_of(shape))
+def _load(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
+          vector: bool = False) -> Tile:
+    if mapping is not None:
+        from transconv.kernel import mapped
+
+        return mapped.load(at, view_of(array), None if shape is None else sizes_of(shape), mapping, vector)
+    return at.load(view_of(array), None if shape is None else sizes_of(shape), vector=vector)
 
 
-def _vload(at: Expressions, group: GroupScope, array: Any, shape: Any = None) -> Tile:
-    return at.load(view_of(array), None if shape is None else sizes_of(shape), vector=True)
+def _vload(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None) -> Tile:
+    return _load(at, group, array, shape, mapping, True)
 
 
-def _store(at: Expressions, group: GroupScope, array: Any, value: Any) -> None:
+def _store(at: Expressions, group: GroupScope, array: Any, value: Any, mapping: Any = None) -> None:
+    if mapping is not None:
+        from transconv.kernel import mapped
+
+        mapped.store(at, view_of(array), value, mapping)
+        return
     at.store(view_of(array), value)
 
 

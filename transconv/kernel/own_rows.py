@@ -21,7 +21,7 @@ Meaning = Callable[..., Array]
 ASM = '''@{jit}
 def {name}({params}):
     return {tl}.inline_asm_elementwise({text}, {constraints}, [{params}],
-                                       dtype={tl}.{result}, is_pure=True, pack={pack})
+                                       dtype={tl}.{gives}, is_pure=True, pack={pack})
 '''
 TEXT = '''@{jit}
 def {name}({params}):
@@ -30,7 +30,7 @@ def {name}({params}):
 SYMBOL = '''@{tl}.core.extern
 def {name}({params}, _semantic=None):
     return {tl}.core.extern_elementwise(
-        "", "", [{params}], {{({kinds},): ("{symbol}", {tl}.core.dtype("{result}"))}}, is_pure=True,
+        "", "", [{params}], {{({kinds},): ("{symbol}", {tl}.core.dtype("{gives}"))}}, is_pure=True,
         _semantic=_semantic)
 '''
 LETTERS = {64: "l", 32: "r", 16: "h", 8: "r", 1: "r"}

@@ -14,6 +14,7 @@ from transconv.kernel.group_scope import spread_out
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.simulator_arrays import View, load, store
 from transconv.kernel.simulator_lockstep import Lockstep
+from transconv.kernel.simulator_mapped import load_by, store_by
 from transconv.kernel.simulator_math import converted
 from transconv.kernel.simulator_order import Order
 from transconv.kernel.simulator_values import Masked, part_of
@@ -44,18 +45,21 @@ class SimulatedGroup:
 
     # -- tiles and vectors --
 
-    def load(self, array: Any, shape: Any = None) -> Masked:
+    def load(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
         """A tile of a part of an array; inactive beyond it."""
         self.alone("load", "group.vload(X[i:], shape=(16,))")
-        return self._loaded(array, shape, False)
+        return self._loaded(array, shape, mapping, False)
 
-    def vload(self, array: Any, shape: Any = None) -> Masked:
+    def vload(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
         """A vector of a part of an array; inactive beyond it."""
-        return self._loaded(array, shape, True)
+        return self._loaded(array, shape, mapping, True)
 
-    def store(self, array: Any, value: Any) -> None:
+    def store(self, array: Any, value: Any, mapping: Any = None) -> None:
         """Write active elements of a tile or vector to a part of an array."""
-        store(_view(array), value)
+        if mapping is not None:
+            store_by(_view(array), value, mapping)
+        else:
+            store(_view(array), value)
 
     def empty(self, *sizes: Any, **words: Any) -> Masked:
         """A tile without active elements."""
@@ -97,8 +101,10 @@ class SimulatedGroup:
             raise WrongScope(f"group.{name} by {self.order.who}", "tiles at the scope of the group; vectors",
                           instead)
 
-    def _loaded(self, array: Any, shape: Any, vector: bool) -> Masked:
+    def _loaded(self, array: Any, shape: Any, mapping: Any, vector: bool) -> Masked:
         view = _view(array)
+        if mapping is not None:
+            return load_by(view, None if shape is None else _shape(shape), mapping, vector)
         return load(view, _shape(view.shape if shape is None else shape), vector)
 
     def _full(self, places: tuple[Any, ...], words: dict[str, Any], value: Any, vector: bool) -> Masked:

@@ -190,6 +190,9 @@ class Tracer(Calls):
         self.bind_again(name, value)
 
     def rebind(self, name: str, value: Tile) -> None:
+        if name in self.also:
+            raise Refusal(f"elements of {name} written in a loop or branch, which is {self.also[name]} too",
+                          "a tile with one name", f"{name} = {self.also[name]}.copy()")
         if name in self.given:
             self.written.add(name)
         self.bind_again(name, value)
