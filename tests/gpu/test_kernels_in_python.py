@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import cases, function_cases, item_cases
+from tests.kernel import cases, item_cases
 from tests.kernel.cases import Case, product
 from tests.kernel.test_drawn import agree
 from transconv.kernel import Group, kernel
@@ -17,7 +17,7 @@ from transconv.kernel import Group, kernel
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("case", (*cases.CASES, *item_cases.CASES, *function_cases.CASES), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", (*cases.CASES, *item_cases.CASES), ids=lambda c: c.name)
 def test_a_case(case: Case) -> None:
     given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in case.arguments]
     case.kernel(case.group, *given)

@@ -7,7 +7,16 @@ from __future__ import annotations
 import numpy as np
 
 from tests.kernel.cases import Case, floats, ints, out
-from transconv.kernel import Group, SubGroup, WorkGroup, WorkItem, atomic_ref, create_mapping, index_map, kernel
+from transconv.kernel import (
+    Group,
+    SubGroup,
+    WorkGroup,
+    WorkItem,
+    atomic_ref,
+    create_mapping,
+    index_map,
+    kernel,
+)
 
 
 def which(x):

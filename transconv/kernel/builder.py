@@ -56,7 +56,7 @@ class Builder:
         kinds = self._types(values)
         result = kinds[0] if dtype is None else dtype_of(dtype)
         told = ", ".join(f'{{tl}}.core.dtype("{t.signature}")' for t in kinds)
-        return self._elements(SYMBOL, values, kinds, result, symbol=name, kinds=told,
+        return self._elements(SYMBOL, values, kinds, result, symbol=name, of=told,
                               gives=result.signature)
 
     def text(self, spelling: str, *values: Any, dtype: Any = None) -> Tile:

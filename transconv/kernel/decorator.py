@@ -8,11 +8,13 @@ from typing import Any, overload
 
 from transconv.errors import KernelError
 from transconv.kernel.arguments import described, tensors_of
+from transconv.kernel.checking import check
 from transconv.kernel.device_functions import func
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered, lowered
+from transconv.kernel.operators import Results, as_operator
 from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
 from transconv.target import Target, detect
@@ -70,6 +72,23 @@ class KernelFunction:
         order that is always the same, and with breakpoints. Raises KernelError with the user's line, also
         for races, and for barriers that not all items of a group reach."""
         simulate(self.python, group, self.bound(group, args, words))
+
+    def check(self, group: Group, *args: Any, rtol: float | None = None, atol: float | None = None,
+              **words: Any) -> None:
+        """Run the kernel and its simulation on copies of the arguments, and compare all arrays; by default
+        to some units in the last place. The simulation executes the bodies of functions in Python, so a
+        wrong intrinsic is found. Raises KernelError for the first element that differs."""
+        check(self, group, self.bound(group, args, words), rtol, atol)
+
+    def as_operator(self, name: str, *, group: Callable[..., Group], results: Results,
+                    backward: KernelFunction | None = None) -> Any:
+        """The kernel as an operator of torch, registered under a name such as ``mine::silu``.
+
+            silu = silu_kernel.as_operator("mine::silu", group=lambda X: Group(X.numel(), 1024), results="Y")
+
+        ``results``: the parameters that it allocates and returns, like the first tensor or as functions of
+        arguments make them; ``backward``: a kernel that writes ``grad_X``. See ``operators.py``."""
+        return as_operator(self, name, group=group, results=results, backward=backward)
 
     def lower(self, group: Group, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
         """The kernel for such arguments, with its stages and its Triton text; launches nothing.

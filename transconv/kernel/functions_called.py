@@ -131,6 +131,9 @@ class Calls(Blocks):
             body = family.body(scope)
             try:
                 return build(Builder(self, family.name, meaning_of(body)), *args)
+            except TypeError as error:
+                raise Refusal(f"what the intrinsic {intrinsic.name} builds for {shown}, which fails "
+                              f"({error})") from error
             except Unavailable as reason:
                 del self.b.stmts[mark:]
                 reasons.append(f"{intrinsic.name}: {reason}")

@@ -30,7 +30,7 @@ def {name}({params}):
 SYMBOL = '''@{tl}.core.extern
 def {name}({params}, _semantic=None):
     return {tl}.core.extern_elementwise(
-        "", "", [{params}], {{({kinds},): ("{symbol}", {tl}.core.dtype("{gives}"))}}, is_pure=True,
+        "", "", [{params}], {{({of},): ("{symbol}", {tl}.core.dtype("{gives}"))}}, is_pure=True,
         _semantic=_semantic)
 '''
 LETTERS = {64: "l", 32: "r", 16: "h", 8: "r", 1: "r"}
