@@ -64,7 +64,7 @@ def test_what_an_intrinsic_becomes() -> None:
             in text and "fast_exp2_f32(x_tile)" in text)
     assert "    return tl.math.fma(x0, x1, 1.0)\n" in text
     assert "inline_asm" not in text_of("intrinsics", "interpreter")
-    assert "acc = tl.dot(a, b, acc" in text_of("products_by_intrinsics")
+    assert "acc = tl.dot(a_tile, b_tile, acc" in text_of("products_by_intrinsics")
 
 
 def test_a_function_of_its_own() -> None:

@@ -16,7 +16,7 @@ from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import apply, as_type, clip, named, power
 from transconv.kernel.families import family_of
 from transconv.kernel.functions import FUNCTIONS, cast, function_of
-from transconv.kernel.group_scope import METHODS, GroupScope, view_of
+from transconv.kernel.group_scope import METHODS, GroupScope, sizes_of, view_of
 from transconv.kernel.lanes import broadcast, lanes_along
 from transconv.kernel.mappings import IndexMap, create_mapping
 from transconv.kernel.products import product
@@ -148,9 +148,8 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
 
 
 def _vec(at: Expressions, x: Tile, shape: Any = None) -> Tile:
-    if shape is not None and tuple(shape) != x.own:
-        raise Refusal(f"vec(shape={shape}) of {x}", "the tile's own shape; load the part that is needed",
-                      "group.vload(X[i:], shape=(16, 16))")
+    if shape is not None:
+        x = tiles.resized(at.b, x, sizes_of(shape))
     return Tile(x.shape, x.expr, x.mask, True, x.items)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from transconv.ir import (
     FALSE,
+    ZERO,
     Const,
     Expr,
     Lane,
@@ -15,19 +16,22 @@ from transconv.ir import (
     Reduce,
     Select,
     all_of,
+    as_expr,
     boolean,
     eq,
     free_vars,
     i32,
+    lanes_of,
     substitute,
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import position
 from transconv.kernel.functions import cast
-from transconv.kernel.lanes import Shape, broadcast, each_dimension, lanes_along
+from transconv.kernel.lanes import Shape, between_lane, broadcast, each_dimension, lanes_along
 from transconv.kernel.masks import either, joined
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import Mask, Tile, tile_of
+from transconv.simplify import simplify
 
 
 def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
@@ -40,8 +44,7 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
         if not isinstance(item, slice):
             picked = _picked(b, picked, at, item)
         elif not _is_whole(item, x.shape[at]):
-            raise Refusal("a slice of a tile", "`:`, None and indices; slices of arrays before the load",
-                          "group.load(X[i + 1:], shape=(16,))")
+            picked = part(b, picked, at, *_bounds(b, item, x.shape[at]))
         at += 1
     of: list[int | None] = []
     shape: list[int] = []
@@ -56,6 +59,64 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
             shape.append(picked.shape[at])
         at += 1
     return replace(b.placed(picked, tuple(shape), tuple(of)), items=x.items)
+
+
+def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
+    """The start, the size and the step of a slice whose size is known."""
+    step = 1 if item.step is None else item.step
+    bounds = (item.start, item.stop)
+    if isinstance(step, int) and step > 0 and not any(isinstance(n, Tile) for n in bounds):
+        places = range(*item.indices(size))
+        if not places:
+            raise Refusal("an empty slice of a tile", "at least one element")
+        return Const(places.start), len(places), step
+    start = ZERO if item.start is None else position(item.start, "a bound of a slice")
+    stop = as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
+    count = simplify(stop - start, b.facts)
+    if step != 1 or not isinstance(count, Const) or count.value < 1:
+        raise Refusal("a slice of a tile whose size is known at run time only", "sizes that are numbers",
+                      "x[i:i + 4]")
+    return start, int(count.value), 1
+
+
+def part(b: Building, x: Tile, at: int, start: Expr, size: int, step: int = 1) -> Tile:
+    """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive. Each is the
+    sum of one element and zeros."""
+    before, shape = x.shape[at], tuple(size if i == at else n for i, n in enumerate(x.shape))
+    old, new = lanes_along(x.shape)[at], lanes_along(shape)[at]
+    first = start.value if isinstance(start, Const) else None
+    inside = first is not None and 0 <= first and first + (size - 1) * step < before
+    if old is None:  # one element, which is there or not
+        where = [] if inside else [eq(start if new is None else start + new * step, 0)]
+        return replace(x, shape=shape, mask=b.proved(joined(x.mask, where)))
+    if first == 0 and step == 1 and new is old:
+        return replace(x, shape=shape, mask=joined(x.mask, [] if size <= before else [old < before]))
+    between = between_lane(len(x.shape) - 1 - at, before)
+    there = start if new is None else start + (new if step == 1 else new * step)
+    here, end = eq(between, there), [between < before] if between.extent != before else []
+
+    def moved(e: Expr, dtype: Any, op: str) -> Expr:
+        zero = Const(0.0 if dtype.kind == "float" else 0, dtype)
+        one = Select(all_of([here, *end]), cast(b.move(e, {old: between}), dtype), zero)
+        return b.let("part", Reduce(op, one, between))
+
+    value: Expr = x.expr
+    if old in lanes_of(x.expr, b.scope):
+        work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
+        value = cast(moved(x.expr, work, "sum"), x.dtype)
+    mask = [moved(m, i32, "max") > 0 if old in lanes_of(m, b.scope) else m for m in x.mask]
+    mask += [] if inside else [there < before] + ([] if b.is_positive(there) else [there >= 0])
+    return replace(x, shape=shape, expr=value, mask=b.proved(tuple(mask)))
+
+
+def resized(b: Building, x: Tile, shape: Shape) -> Tile:
+    """The first elements of a tile in another shape; those that it lacks are inactive."""
+    if len(shape) != len(x.own):
+        raise Refusal(f"{x} as one of shape {shape}", f"{len(x.own)} sizes", "x.vec(shape=(4, 4))")
+    for at, size in enumerate(shape):
+        if size != x.own[at]:
+            x = part(b, x, x.items + at, ZERO, size)
+    return x
 
 
 def _is_whole(item: slice, size: int) -> bool:
