@@ -184,3 +184,18 @@ def test_the_scope_of_an_overload_called_by_its_own_name() -> None:
 
     with pytest.raises(ScopeError, match="a call of of_items by work-groups, which is for work-items"):
         calls.lower(Group(4), floats(4), target="sm_90")
+
+
+def test_sub_groups_that_write_to_one_place() -> None:
+    @kernel
+    def writes(group, Y):
+        @group.subgroups
+        def inner(sg):
+            group.store(Y[0:], group.vfull((1,), np.float32, 1.0) * sg.subgroup_id())
+
+        inner()
+
+    with pytest.raises(ScopeError, match="a store of all sub-groups to one place"):
+        writes.lower(Group(64, 64, 16), out(8), target="sm_90")
+    with pytest.raises(KernelError, match="a race: an element of Y"):
+        writes.simulate(Group(64, 64, 16), out(8))

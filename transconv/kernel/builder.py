@@ -51,7 +51,8 @@ class Builder:
         if name in CALLS:
             return self._wide(name, values)
         if not name.startswith("__"):
-            raise Refusal(f"a call of {name}, which is no function", " ".join([*FUNCTIONS, *CALLS]))
+            raise Refusal(f"a call of {name}, which is no function",
+                          " ".join([*FUNCTIONS, "rsqrt fma sigmoid, and names that begin with __"]))
         self._not_interpreted("functions of the chip's library")
         kinds = self._types(values)
         result = kinds[0] if dtype is None else dtype_of(dtype)

@@ -224,6 +224,9 @@ class Expressions:
 
     def attribute(self, of: Any, name: str) -> Any:
         """``of.name``"""
+        if isinstance(of, (GroupScope, Item)) and name == "barrier":
+            raise WrongScope("a barrier, which is not compiled: items execute each line together, and read "
+                             "nothing that others have written", "kernel.simulate, a second launch")
         if isinstance(of, GroupScope):
             if name in METHODS:
                 return Bound(name, of)
@@ -256,6 +259,8 @@ class Expressions:
                       "x = group.load(X[i:], shape=(16,))")
 
     def of_tile(self, of: Tile, name: str) -> Any:
+        if name in ("shape", "ndim", "T", "mask"):
+            self.b.not_of_elements(f"`.{name}`")
         if name in ("shape", "dtype"):
             return of.own if name == "shape" else of.dtype
         if name == "ndim":

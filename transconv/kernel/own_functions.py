@@ -32,6 +32,7 @@ def own_function(at: Calls, callee: DeviceFunction, given: dict[str, Any]) -> Ti
     kinds = {n: _held(t.dtype, at.chip.target.upcast16) for n, t in tiles.items()}
     params = {n: Tile((), Var(f"x{i}", kinds[n])) for i, n in enumerate(tiles)}
     outer, at.b = at.b, Building(tuple(f"x{i}" for i in range(len(params))))
+    at.b.elements = callee.source.name
     try:
         made = at.read(callee, {**given, **params})
         lets, result = _expression(callee, at.b, made)

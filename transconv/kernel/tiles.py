@@ -36,6 +36,7 @@ from transconv.simplify import simplify
 
 def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
     """``x[items]``: ``:``, None, an ellipsis, and indices, which pick one element along a dimension."""
+    b.not_of_elements("an index")
     items = [*(slice(None) for _ in range(x.items)), *each_dimension(items, len(x.own), "a tile")]
     picked, at = x, 0
     for item in items:
