@@ -47,6 +47,7 @@ class Building:
         self.taken = {*taken, *RESERVED}
         self.changing: set[Var] = set()
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
+        self.values: dict[Var, Expr] = {}  # of names that vary along lanes
         self.elements = ""  # the function of its own that is read, which knows single elements alone
         self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
 
@@ -62,6 +63,8 @@ class Building:
         """A name for a value."""
         var = Var(self.fresh(stem), value.dtype)
         self.scope[var] = lanes_of(value, self.scope)
+        if self.scope[var]:
+            self.values[var] = value
         self.stmts.append(Let(var, value))
         return var
 

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transconv.ir import Evaluator, Expr, Memory, as_expr, free_vars, lanes_of
+from transconv.ir import (
+    Evaluator,
+    Expr,
+    Load,
+    Memory,
+    as_expr,
+    find,
+    free_vars,
+    lanes_of,
+    substitute,
+)
 from transconv.kernel import arrays
 from transconv.kernel.lanes import Shape, lanes_along
 from transconv.kernel.mappings import Mapping, colliding, create_mapping
@@ -92,6 +102,11 @@ def store(at: Expressions, view: ArrayView, value: Any, mapping: Any) -> None:
 def _collisions(at: Expressions, view: ArrayView, exprs: list[Expr], shape: Shape) -> Iterator[str]:
     """Elements that are in one place. Numbers that are known at run time only are tried at the ends of
     their ranges."""
+    while spelled := {v: at.b.values[v] for e in exprs for v in free_vars(e) if v in at.b.values}:
+        exprs = [substitute(e, spelled) for e in exprs]
+    if any(find(e, Load) for e in exprs):
+        raise Refusal("a store by a mapping that depends on values of an array", "indices, sizes and ids",
+                      "X[rows, cols]")
     names = sorted({v for e in exprs for v in free_vars(e)}, key=lambda v: v.name)
     ends = []
     for v in names:
