@@ -1,6 +1,5 @@
 """A convolution as one product: a mapping sees the image (channels last) as a matrix of pixels by taps."""
 
-import numpy as np
 import torch
 
 from transconv.kernel import Group, create_mapping, kernel
@@ -8,7 +7,7 @@ from transconv.kernel import Group, create_mapping, kernel
 
 @kernel
 def pixels_by_taps(group, X, F, Y):
-    (first, n), (height, width, c) = group.work_offset(), X.shape
+    (first, n), (_, width, c) = group.work_offset(), X.shape
     kh, kw, _, _ = F.shape
     wide, k = width - kw + 1, kh * kw * c
     taps = create_mapping(lambda m, t: ((first + m) // wide + t // (kw * c),

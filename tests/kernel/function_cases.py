@@ -160,7 +160,7 @@ def products_of_sub_groups(group, A, B, C):
 
 
 @kernel
-def sums_of_sub_groups(group, X, Y):
+def sums_of_sub_groups(group, X, Y, Z):
     i, = group.work_offset()
     size = 8
 
@@ -172,6 +172,8 @@ def sums_of_sub_groups(group, X, Y):
         if me > 0:
             total = total * 10.0
         group.store(Y[(i + me * 8) // 8:], total + group.vzeros(1))
+        if i + me * 8 < X.shape[0]:
+            group.store(Z[i + me * 8:], group.vload(X[i + me * 8:], 4) * X[i + me * 8])
 
     inner()
 
@@ -262,9 +264,10 @@ def _of_sub_groups(a, b, c):
     return {2: np.where(rows[:, None] == 1, c, made)}
 
 
-def _sums(x, y):
+def _sums(x, y, z):
+    first = (np.arange(48) % 8 < 4) & (np.arange(48) < len(x))
     made = [x[n:n + 8].sum() * (10 if n // 8 % 3 else 1) for n in range(0, len(x), 8)]
-    return {1: np.array([*made, *y[len(made):]])}
+    return {1: np.array([*made, *y[len(made):]]), 2: np.where(first, np.pad(x, (0, 3)) * np.repeat(x[::8], 8), z)}
 
 
 def _added(x, b, s, t):
@@ -305,9 +308,10 @@ CASES = (
     Case(intrinsics, Group(1), (floats(20), floats(20).astype(np.float16), out(2, 20)), _intrinsics, 2e-3),
     Case(products_by_intrinsics, Group((20, 18), (16, 16)), (floats(20, 33), floats(33, 18), out(20, 18)),
          lambda a, b, c: {2: a @ b}, 1e-4),
-    Case(products_of_sub_groups, Group((48, 16), (24, 16), 128), (floats(48, 10), floats(10, 16), out(48, 16)),
-         _of_sub_groups, 1e-4),
-    Case(sums_of_sub_groups, Group(48, 24, 8), (floats(45), out(7)), _sums, 1e-4),
-    Case(added_up, Group(40, 16), (floats(40), ints(40, low=0, high=5), out(5) * 0, out(3) * 0), _added, 1e-4),
+    Case(products_of_sub_groups, Group((48, 16), (24, 16), 128),
+         (floats(48, 10), floats(10, 16), out(48, 16)), _of_sub_groups, 1e-4),
+    Case(sums_of_sub_groups, Group(48, 24, 8), (floats(45), out(7), out(48)), _sums, 1e-4),
+    Case(added_up, Group(40, 16), (floats(40), ints(40, low=0, high=5), out(5) * 0, out(3) * 0), _added,
+         1e-4),
     Case(rows_of_items, Group(6, 6), (floats(6, 6), out(6, 6)), _rows),
 )

@@ -40,8 +40,9 @@ def planted(group, X, Y):
 def test_a_planted_wrong_intrinsic_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     x, y = np.array([0.5, -3.0, 1.5, 4.0], np.float32), out(4)
-    with pytest.raises(KernelError, match=r"planted: Y\[2\] is 3.125, and 3 in the simulator \(2 of 4 elements "
-                                          r"differ\); it has functions of a chip: doubled_f32"):
+    said = (r"planted: Y\[2\] is 3.125, and 3 in the simulator \(2 of 4 elements differ\); "
+            r"it has functions of a chip: doubled_f32")
+    with pytest.raises(KernelError, match=said):
         planted.check(Group(1), x, y)
     assert (y == -77).all()  # copies alone were written
     planted.check(Group(1), x / 8, y)
@@ -112,7 +113,8 @@ def test_a_body_of_another_scope() -> None:
                     lambda: calls.simulate(Group(4), floats(4))):
         with pytest.raises(ScopeError) as caught:
             attempt()
-        assert "which has no body for work-items; allowed: for sub-groups at test_functions.py:" in str(caught.value)
+        said = "which has no body for work-items; allowed: for sub-groups at test_functions.py:"
+        assert said in str(caught.value)
 
 
 def only_sub_groups(x):

@@ -41,7 +41,8 @@ def rows(X):
     return Group(X.shape[0], ROWS)
 
 
-silu = scaled_silu.as_operator("transconv_test::silu", group=rows, results="Y", backward=scaled_silu_backward)
+silu = scaled_silu.as_operator("transconv_test::silu", group=rows, results="Y",
+                               backward=scaled_silu_backward)
 ends = extremes.as_operator("transconv_test::ends", group=rows, results={
     "H": lambda X: X.new_empty(X.shape[0]), "L": lambda X: X.new_empty(X.shape[0])})
 

@@ -33,7 +33,8 @@ def test_every_message(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(text)
     assert len(made) >= 60 and "not refused" not in text
-    assert all(m.startswith(("wrong_programs.py:", "wrong_scopes.py:", "wrong_functions.py:")) and ": found " in m for m in made)
+    files = ("wrong_programs.py:", "wrong_scopes.py:", "wrong_functions.py:")
+    assert all(m.startswith(files) and ": found " in m for m in made)
     assert text == GOLDEN.read_text()
 
 

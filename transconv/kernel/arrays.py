@@ -52,7 +52,8 @@ def laid_out(view: ArrayView, layout: IndexMap) -> ArrayView:
     if along is None or view.layout is not None or along.start is not ZERO or along.step != 1:
         raise Refusal(f"a layout of {view}", "an array of the call that has one dimension", "layout(X)")
     if isinstance(size, Const) and size.value < layout.storage_size:
-        raise Refusal(f"a layout of {layout.storage_size} elements for an array of {size.value}", "as many")
+        raise Refusal(f"a layout of {layout.storage_size} elements for an array of {size.value}",
+                      "as many")
     wide = tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
     return ArrayView(view.tensor, wide, layout=layout)
 
@@ -179,7 +180,8 @@ def lifted(b: Building, e: Expr, items: Shape, deep: int) -> Expr:
     if not items or not deep:
         return e
     behind = lanes_along((*items, *(1 for _ in range(deep))))
-    lanes = {x: y for x, y in zip(lanes_along(items), behind, strict=False) if x is not None and y is not None}
+    pairs = zip(lanes_along(items), behind, strict=False)
+    lanes = {x: y for x, y in pairs if x is not None and y is not None}
     return b.move(e, lanes)
 
 
@@ -322,8 +324,8 @@ def element(b: Building, view: ArrayView, stem: str) -> Tile:
 
 def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
           each: Shape) -> None:
-    """Add the active elements of a value to those of ``view[items]`` in one step each, where a condition of
-    the items, whose shape is ``each``, holds. Each item adds, also where all add to one element."""
+    """Add the active elements of a value to those of ``view[items]`` in one step each, where a condition
+    of the items, whose shape is ``each``, holds. Each item adds, also where all add to one element."""
     items = each_dimension(items, view.ndim)
     if any(isinstance(i, Tile) and i.own or isinstance(i, Tile) and i.shape and not each for i in items):
         shape, offset, out, e = scattered_places(b, view, items, value, where, each)

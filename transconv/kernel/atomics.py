@@ -13,4 +13,5 @@ def atomic_ref(array: Any) -> Any:
     KernelError outside of them."""
     if hasattr(array, "atomic"):
         return array.atomic()
-    raise KernelError("atomic_ref is for arrays inside of kernels; expected atomic_ref(X)[i] += value there")
+    raise KernelError("atomic_ref is for arrays inside of kernels; expected atomic_ref(X)[i] += value "
+                      "there")

@@ -218,8 +218,7 @@ class Blocks(Expressions):
         for _ in range(ATTEMPTS):
             try:
                 for name, plan in plans.items():
-                    self.also |= {name: n for n, v in before[0].items() if n != name and isinstance(v, Tile)
-                                  and v is before[0][name] and v.shape and not v.vector}
+                    self.other_names(name, before[0])
                     held, tile = begun(b, name, self.env[name], plan, self.depth + 1)
                     self.carried[name], self.env[name] = held, tile
                 read()
@@ -246,6 +245,14 @@ class Blocks(Expressions):
         if plan is not None and plan.items:  # other items may change it otherwise
             plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
         return plan
+
+    def other_names(self, name: str, env: dict[str, Any]) -> None:
+        """Note another name of the tile that a name is about to be carried apart from."""
+        tile = env[name]
+        for other, value in env.items():
+            same = value is tile and other != name
+            if same and isinstance(tile, Tile) and tile.shape and not tile.vector:
+                self.also[name] = other
 
     def through(self, old: Tile, new: Tile) -> None:
         """What a called function wrote to elements of a tile, which every name of it has. Raises Again

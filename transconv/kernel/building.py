@@ -143,7 +143,8 @@ class Building:
         """Refuse what a function of elements cannot know."""
         if self.elements:
             raise Refusal(f"{what} in {self.elements}, a function of its own, which knows single elements",
-                          "operators and functions; @kernel.func, whose body is read in the place of the call")
+                          "operators and functions; @kernel.func, whose body is read in the place of the "
+                          "call")
 
     def proved(self, mask: Mask) -> Mask:
         """The mask without what the facts prove."""

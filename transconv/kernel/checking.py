@@ -1,7 +1,8 @@
-"""``kernel.check``: a compiled kernel beside the simulator, which executes the bodies of functions in Python."""
+"""``kernel.check``: a compiled kernel beside the simulator, which executes bodies in Python."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +18,12 @@ if TYPE_CHECKING:
 
 def check(kernel: KernelFunction, group: Group, given: dict[str, Any], rtol: float | None,
           atol: float | None) -> None:
-    """Run a kernel and its simulation on copies of the arguments, and compare the arrays. Raises KernelError
-    for the first difference."""
+    """Run a kernel and its simulation on copies of the arguments, and compare the arrays. Raises
+    KernelError for the first difference."""
     import torch
 
-    both: list[dict[str, Any]] = []
-    for _ in range(2):
-        both.append({n: v if plain_number(v) is not None or not hasattr(v, "__array__") and not hasattr(
-            v, "__dlpack__") and not hasattr(v, "__cuda_array_interface__") else as_tensor(n, v).clone()
-            for n, v in given.items()})
-    compiled, simulated = both
+    compiled, simulated = ({n: v if plain_number(v) is not None or isinstance(v, ModuleType)
+                            else as_tensor(n, v).clone() for n, v in given.items()} for _ in range(2))
     kernel(group, **compiled)
     kernel.simulate(group, **simulated)
     own = {c.name for c in find(kernel.lower(group, **given).kernel, Call) if CALLS[c.name].takes}
@@ -40,6 +37,6 @@ def check(kernel: KernelFunction, group: Group, given: dict[str, Any], rtol: flo
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
             told = f"; it has functions of a chip: {' '.join(sorted(own))}" if own else ""
-            raise KernelError(f"{kernel.source.name}: {name}[{', '.join(map(str, at))}] is {got[at]:.9g}, and "
-                              f"{wanted[at]:.9g} in the simulator ({int(wrong.sum())} of {wrong.size} elements "
-                              f"differ){told}")
+            place = f"{name}[{', '.join(map(str, at))}]"
+            raise KernelError(f"{kernel.source.name}: {place} is {got[at]:.9g}, and {wanted[at]:.9g} in "
+                              f"the simulator ({int(wrong.sum())} of {wrong.size} elements differ){told}")

@@ -84,7 +84,7 @@ class KernelFunction:
                     backward: KernelFunction | None = None) -> Any:
         """The kernel as an operator of torch, registered under a name such as ``mine::silu``.
 
-            silu = silu_kernel.as_operator("mine::silu", group=lambda X: Group(X.numel(), 1024), results="Y")
+            op = silu.as_operator("mine::silu", group=lambda X: Group(X.numel(), 1024), results="Y")
 
         ``results``: the parameters that it allocates and returns, like the first tensor or as functions of
         arguments make them; ``backward``: a kernel that writes ``grad_X``. See ``operators.py``."""

@@ -8,26 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transconv.errors import KernelError
-from transconv.ir import Expr, Let, Load, Store
 from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.atomics import atomic_ref
-from transconv.kernel.building import Building
 from transconv.kernel.calls import TILE_METHODS, called, is_static
+from transconv.kernel.effects import Effects
 from transconv.kernel.elementwise import apply, named, power
-from transconv.kernel.families import Family, family_of
-from transconv.kernel.functions import cast, function_of
+from transconv.kernel.families import family_of
+from transconv.kernel.functions import function_of
 from transconv.kernel.group_scope import ATTRIBUTES, METHODS, GroupScope
-from transconv.kernel.lanes import Shape
-from transconv.kernel.order import Access
-from transconv.kernel.products import Chip, Product, computed, product
+from transconv.kernel.products import Product, computed, product
 from transconv.kernel.reductions import REDUCTIONS
 from transconv.kernel.refusals import Refusal, WrongScope, spelled
 from transconv.kernel.scopes import Item
-from transconv.kernel.source import Source
 from transconv.kernel.values import ArrayView, Bound, Tile, described, tile_of
-from transconv.kernel.values import named as type_name
-from transconv.simplify import simplify
 
 BINARY: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -41,27 +34,8 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-OF_ITEMS = ("id", "group_id", "work_offset", "vload", "vzeros", "vones", "vfull", "store")
-"""Methods of the group that work-items and sub-groups may call."""
-
-
-class Expressions:
-    """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next."""
-
-    def __init__(self, b: Building, source: Source, chip: Chip) -> None:
-        self.b, self.source, self.chip = b, source, chip
-        self.env: dict[str, Any] = {}
-        self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
-        self.outside = source.outside()
-        self.stem = ""
-        self.at: ast.AST = source.tree
-        self.accesses: list[Access] = []
-        self.items = False  # whether the current function is that of work-items or sub-groups
-        self.items_shape: Shape = ()
-        self.here: Any = None  # the group, or the items whose function is read
-        self.viewed = False  # whether an index of an array makes a part of it, and does not read
-        self.within = scopes.Conditions()
-        self.loops: list[str] = []  # the loops at run time around the current line
+class Expressions(Effects):
+    """Evaluates expressions with the values of names."""
 
     # -- entry --
 
@@ -85,10 +59,6 @@ class Expressions:
             raise self.error(refusal) from None
         finally:
             self.at = before
-
-    def error(self, refusal: Refusal) -> KernelError:
-        """The user's error at the current line."""
-        return refusal.at(self.source.place(self.at))
 
     # -- leaves --
 
@@ -225,8 +195,8 @@ class Expressions:
     def attribute(self, of: Any, name: str) -> Any:
         """``of.name``"""
         if isinstance(of, (GroupScope, Item)) and name == "barrier":
-            raise WrongScope("a barrier, which is not compiled: items execute each line together, and read "
-                             "nothing that others have written", "kernel.simulate, a second launch")
+            raise WrongScope("a barrier, which is not compiled: items execute each line together, and "
+                             "read nothing that others have written", "kernel.simulate, a second launch")
         if isinstance(of, GroupScope):
             if name in METHODS:
                 return Bound(name, of)
@@ -278,21 +248,22 @@ class Expressions:
         raise Refusal(f"`.{name}` of {of}", " ".join(known))
 
     def of_Subscript(self, node: ast.Subscript) -> Any:
-        of, item = self.value(node.value), self.value(node.slice)
+        of, viewed, self.viewed = self.value(node.value), self.viewed, False
+        item = self.value(node.slice)
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView):
-            return self.part_of(of, items)
+            return self.part_of(of, items, viewed)
         if isinstance(of, Tile):
             return tiles.taken(self.b, of, items)
         if is_static(item):
             return self.python(operator.getitem, of, item)
         raise Refusal(f"{described(of)} at an index that is known at run time only", "tiles and arrays")
 
-    def part_of(self, of: ArrayView, items: tuple[Any, ...]) -> Any:
-        """``of[items]``: a part of an array, or elements that are read."""
+    def part_of(self, of: ArrayView, items: tuple[Any, ...], viewed: bool) -> Any:
+        """``of[items]``: a part of an array, or elements that are read. ``viewed``: a part if possible."""
         picked = [i for i in items if isinstance(i, Tile) and i.shape]
         lazy = self.items and not any(i.own for i in picked) and (
-            self.viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
+            viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
         if picked and not lazy:
             made = arrays.gathered(self.b, of, items, self.stem)
             self.accessed(of)
@@ -308,106 +279,18 @@ class Expressions:
 
     def of_Call(self, node: ast.Call) -> Any:
         callee = self.value(node.func)
-        viewed, self.viewed = self.viewed, takes_parts(callee)
-        try:
-            return self.call_of(node, callee)
-        finally:
-            self.viewed = viewed
-
-    def call_of(self, node: ast.Call, callee: Any) -> Any:
-        """A call, after its callee."""
         args: list[Any] = []
         for a in node.args:
+            self.viewed = isinstance(a, ast.Subscript) and takes_parts(callee)
             if isinstance(a, ast.Starred):
                 args += list(self.value(a.value))
             else:
                 args.append(self.value(a))
+        self.viewed = False
         words = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
         if len(words) < len(node.keywords):
             raise Refusal("`**` in a call", "arguments one by one")
         return called(self, callee, args, words)
-
-    # -- effects --
-
-    def accessed(self, view: ArrayView, writes: bool = False) -> None:
-        """Note the access to an array in the last statement; there is none where nothing is active."""
-        last = self.b.stmts[-1] if self.b.stmts else None
-        access = last.value if isinstance(last, Let) else last
-        if not isinstance(access, Store if writes else Load) or access.tensor is not view.tensor:
-            return
-        offset = simplify(access.offset, self.b.facts)
-        place = self.source.place(self.at)
-        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
-
-    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
-        """``group.load``, ``group.vload``"""
-        if self.items and not view.items:
-            view = replace(view, items=self.items_shape)
-        made = arrays.load(self.b, view, shape, self.stem, vector or self.items)
-        self.accessed(view)
-        return made
-
-    def store(self, view: ArrayView, value: Any) -> None:
-        """``group.store``"""
-        self.check_written(view)
-        if self.items and not view.items:
-            view = replace(view, items=self.items_shape)
-        arrays.store(self.b, view, value, tuple(self.within.within))
-        self.accessed(view, writes=True)
-
-    def check_written(self, view: ArrayView) -> None:
-        """Refuse a store to an array with several elements in one place."""
-        if view.layout is not None and view.layout.collision:
-            raise Refusal(f"a store to {view.tensor.name} by a layout in which {view.layout.collision}",
-                          "layouts with a place for each element", "index_map((H, W), lambda i, j: i * W + j)")
-        if view.tensor.layout.overlaps and all(view.tensor.shape):
-            raise Refusal(f"a store to {view.tensor.name}, several of whose elements are one in memory",
-                          "elements of their own, such as those of a contiguous copy")
-
-    def write_out(self, out: Any, made: Tile) -> Any:
-        """``out=``: the active elements of a result are written to a tile."""
-        if not isinstance(out, Tile) or out.vector:
-            raise Refusal(f"out={described(out)}", "a tile that is not a vector")
-        if made.shape != out.shape:
-            raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
-        value = tiles.written(self.b, out, _cast(made, out), made.mask, ())
-        self.replaced(out, value)
-        return value
-
-    def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
-        """A call of a function whose body is read here."""
-        raise NotImplementedError
-
-    def dispatched(self, family: Family, args: list[Any], words: dict[str, Any]) -> Any:
-        """A call of a function with several bodies."""
-        raise NotImplementedError
-
-    def of_lambda(self, callee: Lambda, args: list[Any]) -> Any:
-        """The result of a lambda."""
-        raise NotImplementedError
-
-    def summed(self, acc: Tile, term: Product) -> Tile:
-        """``acc + term``, which every name of ``acc`` becomes."""
-        raise NotImplementedError
-
-    def of_group(self, method: str) -> None:
-        """Refuse methods of the group where these have no meaning."""
-        if self.items and method not in OF_ITEMS:
-            raise WrongScope(f"group.{method} inside of {self.here.scope.value}",
-                             "elements of arrays: X[i, j], Y[i, j] = x; vectors", "group.vload(X[i:], 4)")
-
-    def each(self, made: Any) -> Any:
-        """A value of the group inside of items: each of them has it."""
-        if not self.items or not isinstance(made, Tile) or made.items or not made.shape:
-            return made
-        rank, own = len(self.items_shape), made.shape
-        alone = tuple(1 for _ in range(rank))
-        of = (*(None for _ in range(rank)), *range(len(own)))
-        return replace(self.b.placed(made, (*alone, *own), of), items=rank, vector=True)
-
-    def replaced(self, old: Tile, new: Tile) -> None:
-        """Every name of a tile is a name of the other one from here on."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -426,10 +309,3 @@ def takes_parts(callee: Any) -> bool:
         return isinstance(callee.of, GroupScope)
     family = family_of(callee)
     return callee is atomic_ref or family is not None and bool(family.intrinsics)
-
-
-def _cast(made: Tile, out: Tile) -> Expr:
-    if made.dtype.kind == "float" and out.dtype.kind != "float":
-        raise Refusal(f"a result of type {type_name(made.dtype)} for out= of type {type_name(out.dtype)}",
-                      "a type that holds it")
-    return cast(made.expr, out.dtype)

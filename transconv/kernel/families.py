@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transconv.errors import KernelError
 from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.refusals import WrongScope
 from transconv.kernel.source import Source
 
 if TYPE_CHECKING:
@@ -76,6 +77,13 @@ def family_for(function: Any) -> Family:
     made = Family(python.__name__, own if _says_something(python) else None)
     setattr(python, HELD, made)
     return made
+
+
+def of_another_scope(body: DeviceFunction, scope: Scope) -> WrongScope:
+    """Why a body cannot be called in a scope."""
+    assert body.scope is not None
+    return WrongScope(f"a call of {body.source.name} by {scope.value}, which is for {body.scope.value} "
+                      f"({body.place})", f"calls by {body.scope.value}")
 
 
 def _python(callee: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Calls of functions from kernels: whose body is read, and with which names; what is built for intrinsics."""
+"""Calls of functions from kernels: whose body is read, with which names; what intrinsics build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transconv.kernel.builder import Builder, Unavailable
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import named
 from transconv.kernel.expressions import Lambda
-from transconv.kernel.families import Family
+from transconv.kernel.families import Family, of_another_scope
 from transconv.kernel.intrinsics import asked
 from transconv.kernel.meanings import meaning_of
 from transconv.kernel.own_functions import own_function
@@ -31,8 +31,7 @@ class Calls(Blocks):
             return self.of_items(callee, args or list(words.values()))
         if callee.scope is not None:
             if callee.scope is not scope_of(self.here):
-                raise WrongScope(f"a call of {callee.source.name} by {scope_of(self.here).value}, which is for "
-                                 f"{callee.scope.value} ({callee.place})", f"calls by {callee.scope.value}")
+                raise of_another_scope(callee, scope_of(self.here))
             args = [self.here, *args]
         names = callee.source.parameters
         given = dict(zip(names, args, strict=False)) | words
@@ -73,7 +72,8 @@ class Calls(Blocks):
             raise WrongScope(f"a call of {callee.node.name} inside of {self.here.scope.value}",
                              "the scope of the group")
         what = callee.item.scope.value
-        seen = {n: v for n, v in self.env.items() if not (isinstance(v, Tile) and v.shape and not v.vector)}
+        seen = {n: v for n, v in self.env.items()
+                if not isinstance(v, Tile) or not v.shape or v.vector}
         hidden = {n: f"a tile of the group, inside of {what}" for n in self.env if n not in seen}
         with self.apart(seen, hidden):
             self.here, self.items, self.items_shape = callee.item, True, callee.item.shape
@@ -93,7 +93,8 @@ class Calls(Blocks):
             yield
         finally:
             (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
-             self.base, self.here, self.returns, self.entered, self.given, self.written, self.also) = before
+             self.base, self.here, self.returns, self.entered, self.given, self.written,
+             self.also) = before
 
     def returned(self, body: Sequence[ast.stmt]) -> Any:
         """The result of a function's statements."""

@@ -71,6 +71,8 @@ def _store(at: Expressions, group: GroupScope, array: Any, value: Any, mapping: 
 
         mapped.store(at, view_of(array), value, mapping)
         return
+    if isinstance(value, ArrayView) and at.items:
+        value = at.load(value, None)
     at.store(view_of(array), value)
 
 

@@ -58,7 +58,7 @@ def inner_lane(size: int) -> Lane:
 
 
 def between_lane(place: int, size: int) -> Lane:
-    """The lane along which elements of a dimension are looked for, beside that of the ones that are found."""
+    """The lane along which elements of a dimension are looked for, beside that of those that are found."""
     return Lane(f"found_{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place - 1)
 
 

@@ -80,7 +80,8 @@ def places(at: Expressions, view: ArrayView, mapping: Any, shape: Shape) -> list
 def load(at: Expressions, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool) -> Tile:
     """``group.load(X, shape=, mapping=)``"""
     if shape is None:
-        raise Refusal("a mapping without a shape", "shape=(...)", "group.load(X, shape=(16, 16), mapping=m)")
+        raise Refusal("a mapping without a shape", "shape=(...)",
+                      "group.load(X, shape=(16, 16), mapping=m)")
     made = arrays.gathered(at.b, view, places(at, view, mapping, shape), at.stem)
     at.accessed(view)
     return replace(made, shape=shape, vector=vector)

@@ -1,8 +1,8 @@
 """Views from Python functions: where the elements of a tile are in an array.
 
     rows = create_mapping(lambda m, k: (m // W, m % W + k // C, k % C))
-    a = group.load(X[y:], shape=(32, 64), mapping=rows)        a[m, k] is X[y + m // W, m % W + k // C, k % C]
-    Z = index_map((H, W), lambda i, j: j * H + i)(X)           Z[i, j] is X[j * H + i]
+    a = group.load(X[y:], shape=(32, 64), mapping=rows)     a[m, k]: X[y + m // W, m % W + k // C, k % C]
+    Z = index_map((H, W), lambda i, j: j * H + i)(X)        Z[i, j]: X[j * H + i]
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Mapping:
 
     function: Callable[..., Any]
 
-    def places(self, indices: Sequence[Any]) -> tuple[Any, ...]:
-        """The indices of the array. Refuses what the function cannot compute."""
+    def places(self, indices: Any) -> tuple[Any, ...]:
+        """The indices of the array, of those of a tile. Refuses what the function cannot compute."""
         try:
             made = self.function(*indices)
         except TypeError as error:
@@ -91,7 +91,8 @@ class IndexMap:
         raise KernelError("a layout is for arrays inside of kernels; expected layout(X) there")
 
 
-def index_map(shape: Sequence[int], offset: Callable[..., Any], storage_size: int | None = None) -> IndexMap:
+def index_map(shape: Sequence[int], offset: Callable[..., Any],
+              storage_size: int | None = None) -> IndexMap:
     """A layout from a Python function. ``offset``: of an element's indices, gives its place in memory, by
     ``+ - * // %``. ``storage_size``: the elements of that memory, by default what the places need. Whether
     two elements are in one place is checked; then stores are refused. Raises KernelError for places
@@ -107,10 +108,11 @@ def index_map(shape: Sequence[int], offset: Callable[..., Any], storage_size: in
     except Refusal as refusal:
         raise KernelError(f"index_map: found {refusal.found}; allowed: {refusal.allowed}") from None
     if len(found) != 1 or found[0].dtype.kind not in "iu":
-        raise KernelError("index_map: found a function that gives no whole number; allowed: the place in memory")
+        raise KernelError("index_map: found a function that gives no whole number; allowed: the place in "
+                          "memory")
     least, most = int(found[0].min()), int(found[0].max())
     held = most + 1 if storage_size is None else storage_size
     if least < 0 or most >= held:
-        raise KernelError(f"index_map: found the place {least if least < 0 else most}; allowed: 0 to {held - 1}, "
-                          f"the memory of storage_size={held}")
+        raise KernelError(f"index_map: found the place {least if least < 0 else most}; allowed: 0 to "
+                          f"{held - 1}, the memory of storage_size={held}")
     return IndexMap(sizes, mapping, held, collision)

@@ -1,4 +1,4 @@
-"""``kernel.as_operator``: a kernel as an operator of ``torch.library``, with a fake and a backward kernel."""
+"""``kernel.as_operator``: a kernel as an operator of ``torch.library``, with a fake and a gradient."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def as_operator(kernel: KernelFunction, name: str, *, group: Callable[..., Group
     names. Parameters are tensors unless they are annotated as ``float``, ``int`` or ``bool``.
 
     ``backward``: a kernel whose parameters are named after arguments and results of this one, ``grad_Y``
-    for the gradient of a result, and ``grad_X`` for that of an argument, which it writes. Raises KernelError
-    for names that do not fit.
+    for the gradient of a result, and ``grad_X`` for that of an argument, which it writes. Raises
+    KernelError for names that do not fit.
     """
     made = Operator(kernel, name, group, _made(kernel, name, results))
     return made.registered(backward)
@@ -44,10 +44,12 @@ class Operator:
         self.parameters = kernel.source.parameters[1:]
         self.arguments = tuple(p for p in self.parameters if p not in results)
         notes = inspect.signature(kernel.python).parameters
-        said = {p: getattr(notes[p].annotation, "__name__", str(notes[p].annotation)) for p in self.arguments}
+        said = {p: getattr(notes[p].annotation, "__name__", str(notes[p].annotation))
+                for p in self.arguments}
         self.kinds = {p: NUMBERS.get(said[p], "Tensor") for p in self.arguments}
         if "::" not in name:
-            raise KernelError(f"as_operator({name!r}); expected a name with a namespace, such as 'mine::{name}'")
+            raise KernelError(f"as_operator({name!r}); expected a name with a namespace, such as "
+                              f"'mine::{name}'")
         self.checked = False
 
     @property
@@ -95,8 +97,8 @@ class Operator:
         written += [a for s in find(body, FuncCall) for a in s.args if isinstance(a, Tensor)]
         for tensor in written:
             if tensor.name in self.arguments:
-                raise KernelError(f"the operator {self.name} writes to its argument {tensor.name}; expected "
-                                  f"stores to results alone ({' '.join(self.results)})")
+                raise KernelError(f"the operator {self.name} writes to its argument {tensor.name}; "
+                                  f"expected stores to results alone ({' '.join(self.results)})")
         self.checked = True
 
     def with_backward(self, made: Any, backward: KernelFunction) -> None:
@@ -109,8 +111,8 @@ class Operator:
                               f"some of {' '.join(sorted(known))}")
         if not grads:
             told = " ".join(f"{GRAD}{a}" for a in self.arguments)
-            raise KernelError(f"the backward kernel of {self.name} writes no gradient; expected a parameter "
-                              f"of {told}")
+            raise KernelError(f"the backward kernel of {self.name} writes no gradient; expected a "
+                              f"parameter of {told}")
         like = {g: _like(g.removeprefix(GRAD)) for g in grads}
         back = Operator(backward, f"{self.name}_backward", self.group, like)
         operator = back.registered(None)
@@ -128,8 +130,8 @@ class Operator:
             values |= {f"{GRAD}{r}": g for r, g in zip(self.results, above, strict=True)}
             for at, a in enumerate(self.arguments):
                 if context.needs_input_grad[at] and f"{GRAD}{a}" not in grads:
-                    raise KernelError(f"the backward kernel of {self.name} has no {GRAD}{a}, the gradient of an "
-                                      "argument that requires one")
+                    raise KernelError(f"the backward kernel of {self.name} has no {GRAD}{a}, the gradient "
+                                      "of an argument that requires one")
             found = operator(*(values[n] for n in back.arguments))
             each = dict(zip(grads, (found,) if len(grads) == 1 else found, strict=True))
             return tuple(each.get(f"{GRAD}{a}") for a in self.arguments)
@@ -154,7 +156,8 @@ def _made(kernel: KernelFunction, name: str, results: Results) -> dict[str, Call
         raise KernelError(f"the results of {name} are {' '.join(given) or 'none'}; expected some of "
                           f"{' '.join(parameters)}")
     first = next((p for p in parameters if p not in given), "")
-    return {n: make or _like(first) for n, make in sorted(given.items(), key=lambda x: parameters.index(x[0]))}
+    order = sorted(given, key=parameters.index)
+    return {n: given[n] or _like(first) for n in order}
 
 
 def _like(name: str) -> Callable[..., Any]:

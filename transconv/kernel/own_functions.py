@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transconv.backend_triton import spelled_lines
-from transconv.ir import Call, DType, Expr, Let, Load, Reduce, Var, f32, find, i32
+from transconv.ir import Call, DType, Expr, Let, Load, Reduce, Var, f32, find, i32, walk
 from transconv.kernel.building import Building
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import aligned
@@ -48,7 +48,8 @@ def own_function(at: Calls, callee: DeviceFunction, given: dict[str, Any]) -> Ti
     args = tuple(cast(t.expr, kind) for t, kind in zip(whole, kinds.values(), strict=True))
     value = Call(name, args)
     narrow = next((t.dtype for t in whole if t.dtype.bits == 16), None)
-    gives = narrow if narrow is not None and result.dtype is f32 and at.chip.target.upcast16 else result.dtype
+    wide = narrow is None or result.dtype is not f32 or not at.chip.target.upcast16
+    gives = result.dtype if wide or narrow is None else narrow
     return Tile(broadcast(*(t.shape for t in whole)), cast(value, gives), joined(*(t.mask for t in whole)),
                 any(t.vector for t in whole), max(t.items for t in whole))
 
@@ -68,7 +69,7 @@ def _expression(callee: DeviceFunction, b: Building, made: Any) -> tuple[list[Le
         raise Refusal(f"{name}, a function of its own that does more than compute a value of elements",
                       "operators and functions; @kernel.func for loops, loads and reductions")
     for e in [tile.expr, *(s.value for s in lets)]:
-        if find(e, Load) or find(e, Reduce) or any(
+        if any(isinstance(x, (Load, Reduce)) for x in walk(e)) or any(
                 type(x).__name__ in DIVISIONS and x.dtype.is_integer for x in find(e, Expr)):
             raise Refusal(f"{name}, a function of its own with a load, a reduction or a whole division",
                           "@kernel.func, whose body is read in the place of the call")

@@ -61,7 +61,7 @@ class View(Operand):
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self.data.ndim
+        return int(self.data.ndim)
 
     @property
     def dtype(self) -> DType:
@@ -180,7 +180,8 @@ class Atomic:
 
     def __setitem__(self, items: Any, value: Any) -> None:
         if not isinstance(value, Added):
-            raise Refusal("an assignment to an element of atomic_ref", "+= and -=", "atomic_ref(X)[i] += x")
+            raise Refusal("an assignment to an element of atomic_ref", "+= and -=",
+                          "atomic_ref(X)[i] += x")
 
 
 class Added:

@@ -98,8 +98,8 @@ class SimulatedGroup:
     def alone(self, name: str, instead: str) -> None:
         """Refuse what only the whole group may do."""
         if self.order.inside:
-            raise WrongScope(f"group.{name} by {self.order.who}", "tiles at the scope of the group; vectors",
-                          instead)
+            raise WrongScope(f"group.{name} by {self.order.who}",
+                             "tiles at the scope of the group; vectors", instead)
 
     def _loaded(self, array: Any, shape: Any, mapping: Any, vector: bool) -> Masked:
         view = _view(array)

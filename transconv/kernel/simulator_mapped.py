@@ -30,7 +30,8 @@ def _places(view: View, mapping: Any, shape: tuple[int, ...]) -> list[Array]:
 def load_by(view: View, shape: tuple[int, ...] | None, mapping: Any, vector: bool) -> Masked:
     """The elements at the places of a mapping; inactive where there is none."""
     if shape is None:
-        raise Refusal("a mapping without a shape", "shape=(...)", "group.load(X, shape=(16, 16), mapping=m)")
+        raise Refusal("a mapping without a shape", "shape=(...)",
+                      "group.load(X, shape=(16, 16), mapping=m)")
     made = view.gathered(_places(view, mapping, shape))
     made.vector = vector
     return made

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transconv.kernel.device_functions import DeviceFunction
-from transconv.kernel.families import Family, family_of
+from transconv.kernel.families import Family, family_of, of_another_scope
 from transconv.kernel.functions import function_of
 from transconv.kernel.reductions import reduction_of
 from transconv.kernel.refusals import Refusal, WrongScope
@@ -94,8 +94,7 @@ def _in_scope(body: DeviceFunction, python: Called, order: Order, args: tuple[An
     if body.scope is None:
         return python(*args, **words)
     if body.scope is not order.here.scope:
-        raise WrongScope(f"a call of {body.source.name} by {order.here.scope.value}, which is for "
-                         f"{body.scope.value} ({body.place})", f"calls by {body.scope.value}")
+        raise of_another_scope(body, order.here.scope)
     return python(order.here, *args, **words)
 
 

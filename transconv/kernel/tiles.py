@@ -81,8 +81,8 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
 
 
 def part(b: Building, x: Tile, at: int, start: Expr, size: int, step: int = 1) -> Tile:
-    """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive. Each is the
-    sum of one element and zeros."""
+    """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive. Each is
+    the sum of one element and zeros."""
     before, shape = x.shape[at], tuple(size if i == at else n for i, n in enumerate(x.shape))
     old, new = lanes_along(x.shape)[at], lanes_along(shape)[at]
     first = start.value if isinstance(start, Const) else None

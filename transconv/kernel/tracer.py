@@ -66,7 +66,8 @@ class Tracer(Calls):
             raise Refusal("a function inside of a kernel", "@group.workitems and @group.subgroups there, "
                           "@kernel.func outside")
         if self.items:
-            raise WrongScope(f"@group.{kinds[0]} inside of {self.here.scope.value}", "the scope of the group")
+            raise WrongScope(f"@group.{kinds[0]} inside of {self.here.scope.value}",
+                             "the scope of the group")
         if len(s.args.args) != 1 or s.args.defaults or s.args.vararg or s.args.kwonlyargs or s.args.kwarg:
             raise Refusal(f"a function of {kinds[0]} with other parameters", "one, the item",
                           "def inner(item):")
@@ -191,8 +192,8 @@ class Tracer(Calls):
 
     def rebind(self, name: str, value: Tile) -> None:
         if name in self.also:
-            raise Refusal(f"elements of {name} written in a loop or branch, which is {self.also[name]} too",
-                          "a tile with one name", f"{name} = {self.also[name]}.copy()")
+            raise Refusal(f"elements of {name} written in a loop or branch, which is {self.also[name]} "
+                          "too", "a tile with one name", f"{name} = {self.also[name]}.copy()")
         if name in self.given:
             self.written.add(name)
         self.bind_again(name, value)
