@@ -267,7 +267,8 @@ def _of_sub_groups(a, b, c):
 def _sums(x, y, z):
     first = (np.arange(48) % 8 < 4) & (np.arange(48) < len(x))
     made = [x[n:n + 8].sum() * (10 if n // 8 % 3 else 1) for n in range(0, len(x), 8)]
-    return {1: np.array([*made, *y[len(made):]]), 2: np.where(first, np.pad(x, (0, 3)) * np.repeat(x[::8], 8), z)}
+    products = np.pad(x, (0, 3)) * np.repeat(x[::8], 8)
+    return {1: np.array([*made, *y[len(made):]]), 2: np.where(first, products, z)}
 
 
 def _added(x, b, s, t):

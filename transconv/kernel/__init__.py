@@ -14,8 +14,12 @@ from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import Asked
 from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
 
-WorkGroup, SubGroup, WorkItem = Scope
-"""The scopes: all of a group at once, each sub-group, each work-item."""
+WorkGroup = Scope.WorkGroup
+"""The scope of a group: its tiles, all work-items at once."""
+SubGroup = Scope.SubGroup
+"""The scope of each sub-group, ``@group.subgroups``."""
+WorkItem = Scope.WorkItem
+"""The scope of each work-item, ``@group.workitems``."""
 
 __all__ = [
     "Asked", "Builder", "DeviceFunction", "Group", "IndexMap", "KernelDecorator", "KernelError",
