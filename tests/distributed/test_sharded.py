@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -126,6 +128,16 @@ def test_a_pair() -> None:
                             "name": "mesh dim 'rows'", "twice": "two axes along mesh dim 0",
                             "shapes": "expected weight to be divisible by 3"}.items():
             assert words in found[name], (name, found[name])
+
+
+def test_dtensors_imported_behind_enable() -> None:
+    """torch's own rule is wrong: it must not be there once a DTensor can exist."""
+    script = ("import sys, transconv; transconv.enable('cpu'); "
+              "assert 'torch.distributed.tensor' not in sys.modules; "
+              "import torch.distributed.tensor; rules = sys.modules['transconv.distributed.rules']; "
+              "print(len(rules._replacing)); transconv.disable(); print(len(rules._replacing))")
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["1", "0"]
 
 
 # -- the whole -------------------------------------------------------------------------------------
