@@ -197,6 +197,14 @@ def added_up(group, X, B, S, T):
 
 
 @kernel
+def filled(group, X, Y):
+    i, = group.work_offset()
+    x = group.load(X[i:], shape=(8,))
+    group.store(Y[0, i:], x.filled(-1.0))
+    group.store(Y[1, i:], x[2:7:2].filled(i) + group.ones(3))
+
+
+@kernel
 def rows_of_items(group, X, Y):
     @group.workitems
     def inner(item):
@@ -280,6 +288,14 @@ def _added(x, b, s, t):
     return {2: made, 3: total}
 
 
+def _filled(x, y):
+    made = np.pad(x, (0, 5), constant_values=8.0)
+    second = y[1].copy()
+    for at in (0, 8):
+        second[at:at + 3] = made[at + 2:at + 7:2] + 1
+    return {1: np.stack([np.where(np.arange(16) < 11, made, -1), second])}
+
+
 def _rows(x, y):
     made = x * 2 + (1 - np.arange(len(x)) % 2)[:, None]
     made[-1] = 7
@@ -314,5 +330,6 @@ CASES = (
     Case(sums_of_sub_groups, Group(48, 24, 8), (floats(45), out(7), out(48)), _sums, 1e-4),
     Case(added_up, Group(40, 16), (floats(40), ints(40, low=0, high=5), out(5) * 0, out(3) * 0), _added,
          1e-4),
+    Case(filled, Group(16, 8), (floats(11), out(2, 16)), _filled),
     Case(rows_of_items, Group(6, 6), (floats(6, 6), out(6, 6)), _rows),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 
 from transconv.ir import (
     FALSE,
@@ -34,6 +35,7 @@ from transconv.kernel.values import Mask, Tile
 from transconv.simplify import Facts, range_of, reason
 
 RESERVED = ("tl", "triton", "range", "float")
+LARGEST = 1 << 20  # elements of a tensor of Triton
 
 
 class Building:
@@ -59,10 +61,19 @@ class Building:
         self.taken.add(name)
         return name
 
+    def check_size(self, lanes: tuple[Lane, ...], dtype: DType) -> None:
+        """Refuse a tile with more elements than Triton's tensors have."""
+        count = prod(x.extent for x in lanes)
+        if count > LARGEST:
+            raise Refusal(f"a tile of {count} elements, {count * dtype.bytes >> 20} MiB",
+                          f"up to {LARGEST} elements, counted in powers of two; a loop over parts",
+                          "for k in range(0, X.shape[0], 128):")
+
     def let(self, stem: str, value: Expr) -> Var:
         """A name for a value."""
         var = Var(self.fresh(stem), value.dtype)
         self.scope[var] = lanes_of(value, self.scope)
+        self.check_size(self.scope[var], value.dtype)
         if self.scope[var]:
             self.values[var] = value
         self.stmts.append(Let(var, value))
@@ -79,6 +90,7 @@ class Building:
         """A name that may change, at first with the value ``init``."""
         var = Var(self.fresh(stem), dtype)
         self.scope[var] = own_lanes(shape)
+        self.check_size(self.scope[var], dtype)
         self.changing.add(var)
         plain = isinstance(init, Const)
         self.stmts.append(Alloc(var, self.scope[var], init if plain else Const(_zero(dtype), dtype)))

@@ -165,7 +165,7 @@ def _reshape(at: Expressions, x: Tile, *shape: Any) -> Tile:
 
 TILE_METHODS: dict[str, Callable[..., Any]] = {
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
-    "vec": _vec, "transpose": _transpose, "reshape": _reshape,
+    "filled": lambda at, x, fill_value: tiles.without_mask(at.b, x, fill_value), "vec": _vec, "transpose": _transpose, "reshape": _reshape,
     "copy": lambda at, x: Tile(x.shape, x.expr, x.mask, items=x.items),
     "clip": lambda at, x, low=None, high=None: clip(at.b, x, low, high),
     "dot": lambda at, x, y: product(x, tile_of(y)),

@@ -239,7 +239,7 @@ class Expressions(Effects):
             return tiles.transposed(self.b, of)
         if name == "mask":
             return tiles.inactive(of)
-        if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot"):
+        if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot", "filled"):
             raise Refusal(f"`.{name}` of a value of each item",
                           " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]))
         if name in REDUCTIONS or name in TILE_METHODS:
@@ -248,7 +248,8 @@ class Expressions(Effects):
         raise Refusal(f"`.{name}` of {of}", " ".join(known))
 
     def of_Subscript(self, node: ast.Subscript) -> Any:
-        of, viewed, self.viewed = self.value(node.value), self.viewed, False
+        viewed = self.viewed
+        of, self.viewed = self.value(node.value), False
         item = self.value(node.slice)
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView):

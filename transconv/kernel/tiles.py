@@ -223,6 +223,15 @@ def inactive(x: Tile) -> Tile:
     return Tile(x.shape, Not(all_of(x.mask)), (), True, x.items)
 
 
+def without_mask(b: Building, x: Tile, fill_value: Any) -> Tile:
+    """``x.filled(v)``, as in numpy.ma: ``v`` where an element is inactive; active everywhere."""
+    value = tile_of(fill_value)
+    if value.shape or value.mask:
+        raise Refusal(f"{value} in the place of inactive elements", "a number", "x.filled(0.0)")
+    made = b.where(x.mask, x.expr, cast(value.expr, x.dtype))
+    return replace(x, expr=made, mask=())
+
+
 def transposed(b: Building, x: Tile, axes: Sequence[int] | None = None) -> Tile:
     """The tile with its dimensions in another order, by default reversed."""
     rank = len(x.own)
