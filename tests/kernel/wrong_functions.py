@@ -222,11 +222,6 @@ def a_tile_without_a_shape(group, X, Y):
 
 
 @kernel
-def a_tile_that_is_too_large(group, X, Y):
-    x = group.load(X, shape=(2048, 2048))
-
-
-@kernel
 def a_tile_instead_of_inactive_elements(group, X, Y):
     x = group.load(X)
     group.store(Y, x.filled(x))

@@ -255,6 +255,8 @@ class ExprSpeller:
         return f"{self.space}.permute({self.text(e.x)}, ({', '.join(map(str, order))}))", POSTFIX
 
     def spell_Load(self, e: Load) -> tuple[str, int]:
+        if e.tensor.number:
+            return e.tensor.name, ATOM
         lanes = self.lanes(e)
         address = self.address(e.tensor, e.offset, lanes)
         evict = f', eviction_policy="evict_{e.evict}"' if e.evict else ""

@@ -7,6 +7,7 @@ passes, emitters and launches below it, nothing of convolutions.
 from transconv.errors import KernelError, ScopeError
 from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.builder import Builder
+from transconv.kernel.declared import Buffer, Constant, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.families import Scope
@@ -22,7 +23,7 @@ WorkItem = Scope.WorkItem
 """The scope of each work-item, ``@group.workitems``."""
 
 __all__ = [
-    "Asked", "Builder", "DeviceFunction", "Group", "IndexMap", "KernelDecorator", "KernelError",
-    "KernelFunction", "Mapping", "Scope", "ScopeError", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref",
-    "create_mapping", "index_map", "kernel",
+    "Asked", "Buffer", "Builder", "Constant", "DeviceFunction", "Group", "IndexMap", "KernelDecorator",
+    "KernelError", "KernelFunction", "Mapping", "Scope", "ScopeError", "SubGroup", "Tunable", "WorkGroup",
+    "WorkItem", "atomic_ref", "create_mapping", "index_map", "kernel", "symbols",
 ]

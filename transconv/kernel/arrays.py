@@ -42,18 +42,23 @@ from transconv.simplify import simplify
 
 def whole(tensor: Tensor) -> ArrayView:
     """An array of the call."""
-    return ArrayView(tensor, tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(tensor.shape)))
+    return ArrayView(tensor, tuple(Along(d, ZERO, n) for d, n in enumerate(tensor.bounds)))
 
 
-def laid_out(view: ArrayView, layout: IndexMap) -> ArrayView:
+def number_of(size: Expr) -> int | Tile:
+    """A size as a number; one that is an argument is known at run time only."""
+    return int(size.value) if isinstance(size, Const) else Tile((), size)
+
+
+def laid_out(b: Building, view: ArrayView, layout: IndexMap) -> ArrayView:
     """An array of one dimension as one with a layout."""
     (along,) = view.along if view.ndim == 1 else (None,)
-    size = None if along is None else size_along(along)
     if along is None or view.layout is not None or along.start is not ZERO or along.step != 1:
         raise Refusal(f"a layout of {view}", "an array of the call that has one dimension", "layout(X)")
-    if isinstance(size, Const) and size.value < layout.storage_size:
-        raise Refusal(f"a layout of {layout.storage_size} elements for an array of {size.value}",
-                      "as many")
+    size = simplify(size_along(along), b.facts)
+    held = b.known(number_of(size))
+    if isinstance(held, int) and held < layout.storage_size:
+        raise Refusal(f"a layout of {layout.storage_size} elements for an array of {held}", "as many")
     wide = tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
     return ArrayView(view.tensor, wide, layout=layout)
 
@@ -72,7 +77,7 @@ def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
     for along in view.along:
         size = simplify(Max(size_along(along), ZERO), b.facts)
         each = view.items if lanes_of(size, b.scope) else ()
-        found.append(int(size.value) if isinstance(size, Const) else Tile(each, size, items=len(each)))
+        found.append(number_of(size) if not each else Tile(each, size, items=len(each)))
     return tuple(found)
 
 
@@ -109,6 +114,10 @@ def _element(b: Building, along: Along, item: Any, each: int) -> tuple[Expr, Mas
         if not -size.value <= place.value < size.value:
             raise Refusal(f"index {item} in a dimension of {size.value} elements",
                           f"{-size.value} to {size.value - 1}")
+    if isinstance(place, Const):
+        there_is = Tile((), (place < size) if place.value >= 0 else (place >= -size))
+        if b.is_of_sizes(there_is) and not b.holds(there_is):
+            b.known(Tile((), size))
     there: list[Expr] = [place < size]
     if not b.is_positive(place):
         there.append(place >= -size)
@@ -123,7 +132,7 @@ def _part(b: Building, along: Along | None, item: slice, each: int) -> Along | N
         return along
     if along is None:
         raise Refusal("a slice of a dimension of one element that None made", "`:`")
-    step = 1 if item.step is None else item.step
+    step = 1 if item.step is None else b.known(item.step)
     if not isinstance(step, int) or step < 1:
         raise Refusal("a slice with another step than a positive whole number", "x[a:b:2]")
     size = size_along(along)
@@ -166,6 +175,8 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Shape, Expr, 
         if lane is not None:
             far = lane if along.step == 1 else lane * along.step
             place = far if place is ZERO else place + far
+            b.divides(along.start)
+            b.divides(along.stop)
         coords[along.dim] = place
         inside += [place < lifted(b, stop, view.items, deep) for stop in _stops(along.stop)]
     offset = _offset(b, view, coords)
@@ -215,7 +226,7 @@ def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: b
 
 def static_shape(b: Building, view: ArrayView) -> Shape:
     """The sizes of a view, all of which have to be known."""
-    found = sizes(b, view)
+    found = tuple(b.known(n) for n in sizes(b, view))
     if any(not isinstance(n, int) for n in found):
         raise Refusal("an array whose size is known at run time only, without a shape", "shape=(...)",
                       "group.load(X[i:], shape=(16, X.shape[1]))")
@@ -281,6 +292,7 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, 
 def _known(b: Building, along: Along | None) -> int:
     """The size of a dimension behind those with indices."""
     size = None if along is None else simplify(size_along(along), b.facts)
+    b.known(None if size is None else Tile((), size))
     if not isinstance(size, Const) or size.value < 1:
         raise Refusal("a dimension behind an index whose size is not known, or 0", "whole dimensions",
                       "X[i]")

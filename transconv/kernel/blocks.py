@@ -87,7 +87,7 @@ class Blocks(Expressions):
             if not 1 <= len(bounds) <= 3:
                 raise Refusal(f"range of {len(bounds)} values", "range(stop), range(start, stop, step)")
             start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-            self.counted(s, start, stop, step)
+            self.counted(s, start, stop, self.b.known(step))
             return
         items = self.value(call)
         if not isinstance(items, (tuple, list, range)):
@@ -108,12 +108,14 @@ class Blocks(Expressions):
         name = s.target.id
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
+        if abs(step) != 1:
+            self.b.divides(last)
         if isinstance(trips, Const) and int(trips.value) <= 0:
             self.gone |= {n: ended("a loop without an iteration") for n in [name] if n not in self.env}
             return
-        self.with_carried(s.body, lambda: self.loop(s, name, first, step, trips))
+        self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, trips))
 
-    def loop(self, s: ast.For, name: str, first: Expr, step: int, trips: Expr) -> None:
+    def loop(self, s: ast.For, name: str, first: Expr, last: Expr, step: int, trips: Expr) -> None:
         plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
         var = Var(self.b.fresh(name if plain else f"{name}_step"))
         known = range_of(trips, self.b.facts)
@@ -130,6 +132,8 @@ class Blocks(Expressions):
             for n, mask in here.items():
                 self.env[n] = self.carried[n].now(mask)
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
+            if not isinstance(trips, Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
+                self.b.facts = self.b.facts.assume(counter < last if step > 0 else counter > last)
             self.env[name] = Tile((), counter)
             self.loops.append(f"{name}:{s.lineno}")
             self.run(s.body)

@@ -96,7 +96,8 @@ class Builder:
 
     def load(self, array: Any, shape: Any = None) -> Tile:
         """The elements of a part of an array, as ``group.vload``."""
-        return self.at.load(view_of(array), None if shape is None else sizes_of(shape), vector=True)
+        sizes = None if shape is None else sizes_of(self.at.b.known(shape))
+        return self.at.load(view_of(array), sizes, vector=True)
 
     def store(self, array: Any, value: Any) -> None:
         """Write the active elements of a value to a part of an array, as ``group.store``."""

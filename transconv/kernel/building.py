@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from math import prod
+from typing import Any
 
 from transconv.ir import (
     FALSE,
@@ -16,8 +16,10 @@ from transconv.ir import (
     Expr,
     Lane,
     Let,
+    Not,
     Renamed,
     Select,
+    Sizes,
     Spread,
     Stmt,
     Update,
@@ -27,26 +29,31 @@ from transconv.ir import (
     lanes_of,
     readable,
     seq,
+    value_at,
 )
 from transconv.kernel.lanes import Shape, lanes_along, moved, own_lanes
 from transconv.kernel.masks import proved
 from transconv.kernel.refusals import Refusal
+from transconv.kernel.sizing import Needed
 from transconv.kernel.values import Mask, Tile
-from transconv.simplify import Facts, range_of, reason
+from transconv.simplify import facts_of, range_of, reason, simplify
 
 RESERVED = ("tl", "triton", "range", "float")
-LARGEST = 1 << 20  # elements of a tensor of Triton
 
 
 class Building:
     """Statements in their order. ``scope``: the lanes of names; ``facts``: of positions; ``changing``: the
-    names of the kernel that are assigned more than once."""
+    names of the kernel that are assigned more than once; ``decided``: conditions of sizes that are
+    arguments, which branches of the source depend on; ``divided``: sizes whose divisors matter."""
 
-    def __init__(self, taken: tuple[str, ...] = ()) -> None:
+    def __init__(self, taken: tuple[str, ...] = (), sizes: Sizes | None = None) -> None:
         self.stmts: list[Stmt] = []
         self.scope: dict[Var, tuple[Lane, ...]] = {}
-        self.facts = Facts()
-        self.taken = {*taken, *RESERVED}
+        self.sizes = sizes
+        self.facts = facts_of(sizes)
+        self.decided: dict[Expr, None] = {}
+        self.divided: set[str] = set()
+        self.taken = {*taken, *(sizes.names if sizes else ()), *RESERVED}
         self.changing: set[Var] = set()
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
         self.values: dict[Var, Expr] = {}  # of names that vary along lanes
@@ -61,19 +68,10 @@ class Building:
         self.taken.add(name)
         return name
 
-    def check_size(self, lanes: tuple[Lane, ...], dtype: DType) -> None:
-        """Refuse a tile with more elements than Triton's tensors have."""
-        count = prod(x.extent for x in lanes)
-        if count > LARGEST:
-            raise Refusal(f"a tile of {count} elements, {count * dtype.bytes >> 20} MiB",
-                          f"up to {LARGEST} elements, counted in powers of two; a loop over parts",
-                          "for k in range(0, X.shape[0], 128):")
-
     def let(self, stem: str, value: Expr) -> Var:
         """A name for a value."""
         var = Var(self.fresh(stem), value.dtype)
         self.scope[var] = lanes_of(value, self.scope)
-        self.check_size(self.scope[var], value.dtype)
         if self.scope[var]:
             self.values[var] = value
         self.stmts.append(Let(var, value))
@@ -90,7 +88,6 @@ class Building:
         """A name that may change, at first with the value ``init``."""
         var = Var(self.fresh(stem), dtype)
         self.scope[var] = own_lanes(shape)
-        self.check_size(self.scope[var], dtype)
         self.changing.add(var)
         plain = isinstance(init, Const)
         self.stmts.append(Alloc(var, self.scope[var], init if plain else Const(_zero(dtype), dtype)))
@@ -188,6 +185,42 @@ class Building:
         """Whether a position is proved not to be negative."""
         low = range_of(e, self.facts).lo
         return low is not None and low >= 0
+
+    # -- sizes that are arguments --
+
+    def is_of_sizes(self, value: object) -> bool:
+        """Whether a number is computed from sizes that are arguments, and from nothing else."""
+        if self.sizes is None or not isinstance(value, Tile) or value.shape or value.mask:
+            return False
+        names = {v.name for v in free_vars(value.expr)}
+        return bool(names) and names <= {*self.sizes.names} and value.dtype.kind in ("index", "bool")
+
+    def known(self, value: Any) -> Any:
+        """A number that has to be known: sizes become constants (Needed). Anything else as it is."""
+        if isinstance(value, Tile) and self.is_of_sizes(value):
+            raise Needed(v.name for v in free_vars(value.expr))
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.known(v) for v in value)
+        if isinstance(value, slice):
+            return slice(*(self.known(v) for v in (value.start, value.stop, value.step)))
+        return value
+
+    def divides(self, e: Expr) -> None:
+        """Note that it matters what divides the sizes in an expression."""
+        if self.sizes is not None:
+            self.divided |= {v.name for v in free_vars(e)} & {*self.sizes.names}
+
+    def holds(self, condition: Tile) -> bool:
+        """Whether a condition of sizes holds for the call's, which the compiled kernel then requires."""
+        assert self.sizes is not None
+        found = simplify(condition.expr, self.facts)
+        if isinstance(found, Const):
+            return bool(found.value)
+        held = bool(value_at(found, self.sizes.like))
+        told = found if held else simplify(Not(found), self.facts)
+        self.decided[told] = None
+        self.facts = self.facts.assume(told)
+        return held
 
     def changes(self, e: Expr) -> bool:
         """Whether a value mentions names that are assigned again."""

@@ -52,13 +52,16 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
     if isinstance(callee, (DeviceFunction, ForItems)):
         return at.inlined(callee, args, words)
     if isinstance(callee, IndexMap) and len(args) == 1 and not words:
-        return arrays.laid_out(view_of(args[0]), callee)
+        return arrays.laid_out(at.b, view_of(args[0]), callee)
     if type(callee).__name__ == "Lambda" and not words:
         return at.of_lambda(callee, args)
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
-    if known and (any(callee is f for f in STATIC) or _is_plain(callee)):
-        return _python(callee, args, words)
+    if any(callee is f for f in STATIC) or _is_plain(callee):
+        if known:
+            return _python(callee, args, words)
+        if not any(callee is f for f in (min, max, int, float)) and function_of(callee) is None:
+            at.b.known(values)
     if (row := function_of(callee)) is not None:
         return _function(at, row.name, args, words)
     if any(callee is f for f in (min, max)) and len(args) > 1 and not words:
@@ -148,6 +151,7 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
 
 
 def _vec(at: Expressions, x: Tile, shape: Any = None) -> Tile:
+    shape = at.b.known(shape)
     if shape is not None:
         x = tiles.resized(at.b, x, sizes_of(shape))
     return Tile(x.shape, x.expr, x.mask, True, x.items)
@@ -160,12 +164,13 @@ def _transpose(at: Expressions, x: Tile, *axes: Any) -> Tile:
 
 def _reshape(at: Expressions, x: Tile, *shape: Any) -> Tile:
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    return tiles.reshaped(at.b, x, tuple(given))
+    return tiles.reshaped(at.b, x, tuple(at.b.known(given)))
 
 
 TILE_METHODS: dict[str, Callable[..., Any]] = {
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
-    "filled": lambda at, x, fill_value: tiles.without_mask(at.b, x, fill_value), "vec": _vec, "transpose": _transpose, "reshape": _reshape,
+    "filled": lambda at, x, fill_value: tiles.without_mask(at.b, x, fill_value),
+    "vec": _vec, "transpose": _transpose, "reshape": _reshape,
     "copy": lambda at, x: Tile(x.shape, x.expr, x.mask, items=x.items),
     "clip": lambda at, x, low=None, high=None: clip(at.b, x, low, high),
     "dot": lambda at, x, y: product(x, tile_of(y)),
@@ -177,6 +182,7 @@ TILE_METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _arange(at: Expressions, *bounds: Any, dtype: Any = None) -> Tile:
+    bounds = at.b.known(bounds)
     if not all(isinstance(n, int) for n in bounds):
         raise Refusal("np.arange with bounds that are known at run time only", "numbers; add the start",
                       "i + np.arange(16)")
@@ -213,8 +219,8 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.clip, lambda at, x, low=None, high=None: clip(at.b, x, low, high)),
     (np.transpose, lambda at, x, axes=None: tiles.transposed(at.b, tile_of(x), axes)),
     (np.expand_dims, _expand),
-    (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(tuple(shape)))),
-    (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), tuple(shape))),
+    (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(at.b.known(tuple(shape))))),
+    (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
     (create_mapping, lambda at, function: mapped.mapping_of(at, function)),
     (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange), (np.zeros_like, _like(0)), (np.ones_like, _like(1)), (np.full_like, _full_like),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +28,11 @@ OF_ITEMS = ("id", "group_id", "work_offset", "vload", "vzeros", "vones", "vfull"
 
 
 class Effects:
-    """The names of a kernel, and what its lines access. ``stem``: a name for what is loaded next."""
+    """The names of a kernel, and what its lines access. ``stem``: a name for what is loaded next;
+    ``meant``: the values of symbols and tunable numbers, by name."""
 
-    def __init__(self, b: Building, source: Source, chip: Chip) -> None:
-        self.b, self.source, self.chip = b, source, chip
+    def __init__(self, b: Building, source: Source, chip: Chip, meant: Mapping[str, Any]) -> None:
+        self.b, self.source, self.chip, self.meant = b, source, chip, meant
         self.env: dict[str, Any] = {}
         self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
         self.outside = source.outside()

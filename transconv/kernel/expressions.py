@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from transconv.ir import Var
 from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.calls import TILE_METHODS, called, is_static
+from transconv.kernel.declared import Tunable
 from transconv.kernel.effects import Effects
 from transconv.kernel.elementwise import apply, named, power
 from transconv.kernel.families import family_of
@@ -76,6 +78,13 @@ class Expressions(Effects):
             found = self.outside[node.id]
             if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
                 raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments")
+            if isinstance(found, Tunable):
+                return self.meant.get(found.name, found.default)
+            if isinstance(found, Var):
+                if found.name not in self.meant:
+                    raise Refusal(f"{node.id}, a symbol that no argument has as a size",
+                                  "symbols in annotations", f"def {self.source.name}(group, X: Buffer[N]):")
+                return self.meant[found.name]
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
 
@@ -107,7 +116,7 @@ class Expressions(Effects):
         if function is operator.matmul:
             return product(tile_of(a), tile_of(b))
         if function is operator.pow:
-            return power(self.b, a, b)
+            return power(self.b, a, self.b.known(b))
         row = function_of(function)
         assert row is not None
         return apply(self.b, row, [a, b])
@@ -140,11 +149,15 @@ class Expressions(Effects):
             else:
                 row = function_of(COMPARE[type(op)])
                 assert row is not None
-                made.append(apply(self.b, row, [left, right]))
+                made.append(self.decided(apply(self.b, row, [left, right])))
             left = right
         if len(made) == 1:
             return made[0]
         return all(made) if is_static(made) else self.truth(made)
+
+    def decided(self, condition: Tile) -> Tile | bool:
+        """A condition; one of sizes that are arguments is decided as it is for the call's."""
+        return self.b.holds(condition) if self.b.is_of_sizes(condition) else condition
 
     def compared(self, op: ast.AST, left: Any, right: Any) -> bool:
         """A comparison that Python decides: of known values, and whether something is None."""
@@ -254,6 +267,7 @@ class Expressions(Effects):
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView):
             return self.part_of(of, items, viewed)
+        item = self.b.known(item)
         if isinstance(of, Tile):
             return tiles.taken(self.b, of, items)
         if is_static(item):

@@ -19,7 +19,8 @@ class GroupScope:
     """The group of a kernel, while its source is read. ``ids``: its place among the groups;
     ``subgroup_size``: the work-items of its sub-groups."""
 
-    def __init__(self, shape: Shape, work: Shape, ids: tuple[Tile, ...], subgroup_size: int = 32) -> None:
+    def __init__(self, shape: Shape, work: tuple[Any, ...], ids: tuple[Tile, ...],
+                 subgroup_size: int = 32) -> None:
         self.shape, self.work_shape, self.ids = shape, work, ids
         self.subgroup_size = subgroup_size
 
@@ -54,11 +55,12 @@ def _offset(at: Expressions, group: GroupScope) -> Any:
 
 def _load(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
           vector: bool = False) -> Tile:
+    known = None if shape is None else sizes_of(at.b.known(shape))
     if mapping is not None:
         from transconv.kernel import mapped
 
-        return mapped.load(at, view_of(array), None if shape is None else sizes_of(shape), mapping, vector)
-    return at.load(view_of(array), None if shape is None else sizes_of(shape), vector=vector)
+        return mapped.load(at, view_of(array), known, mapping, vector)
+    return at.load(view_of(array), known, vector=vector)
 
 
 def _vload(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None) -> Tile:
@@ -85,7 +87,8 @@ def _full(vector: bool, value: Any = None) -> Callable[..., Tile]:
                           "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
         if value is not None and fill_value is not None:
             raise Refusal("a fill_value", "shape and dtype")
-        return filled(sizes_of(shape), fill_value if value is None else value, dtype_of(dtype), vector)
+        return filled(sizes_of(at.b.known(shape)), fill_value if value is None else value, dtype_of(dtype),
+                      vector)
     return made
 
 
@@ -109,8 +112,8 @@ def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any) 
 
 
 def _empty(at: Expressions, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None) -> Tile:
-    shape, dtype, _ = spread_out(sizes, shape, dtype, None)
-    zero = filled(sizes_of(shape), 0, dtype_of(dtype))
+    shape, dtype, _ = spread_out(at.b.known(sizes), shape, dtype, None)
+    zero = filled(sizes_of(at.b.known(shape)), 0, dtype_of(dtype))
     return Tile(zero.shape, zero.expr, (FALSE,))
 
 

@@ -26,8 +26,8 @@ from transconv.target import Target
 class Asked:
     """What an intrinsic is told of an argument. ``kind``: ``tile``, ``vector``, ``array``, ``number`` or
     ``other``; ``dtype``: NumPy's or torch's name of the type, ``int`` of positions; ``shape``: sizes, None
-    where one is known at run time only; ``strides``: of an array, in elements; ``masked``: whether
-    elements may be inactive; ``value``: what is known already."""
+    where one is known at run time only; ``strides``: of an array whose sizes are known, in elements;
+    ``masked``: whether elements may be inactive; ``value``: what is known already."""
 
     kind: str
     dtype: str = ""
@@ -54,7 +54,8 @@ def asked(value: Any, sizes: Callable[[ArrayView], tuple[Any, ...]]) -> Asked:
     if isinstance(value, ArrayView):
         shape = tuple(n if isinstance(n, int) else None for n in sizes(value))
         steps = {b.dim: b.stride for b in value.tensor.layout.blocks}
-        strides = tuple(0 if a is None else steps[a.dim] * a.step for a in value.along)
+        fixed = not value.tensor.extents and value.layout is None
+        strides = tuple(0 if a is None else steps[a.dim] * a.step for a in value.along) if fixed else ()
         return Asked("array", named(value.tensor.dtype), shape, strides)
     if isinstance(value, (bool, int, float)):
         return Asked("number", type(value).__name__, value=value)

@@ -24,6 +24,7 @@ from transconv.kernel import arrays
 from transconv.kernel.lanes import Shape, lanes_along
 from transconv.kernel.mappings import Mapping, colliding, create_mapping
 from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.kernel.sizing import Needed
 from transconv.kernel.values import ArrayView, Tile, tile_of
 from transconv.simplify import range_of
 
@@ -108,6 +109,9 @@ def _collisions(at: Expressions, view: ArrayView, exprs: list[Expr], shape: Shap
     if any(find(e, Load) for e in exprs):
         raise Refusal("a store by a mapping that depends on values of an array", "indices, sizes and ids",
                       "X[rows, cols]")
+    arguments = {*(at.b.sizes.names if at.b.sizes else ())}
+    if needed := arguments & {v.name for e in exprs for v in free_vars(e)}:
+        raise Needed(needed)
     names = sorted({v for e in exprs for v in free_vars(e)}, key=lambda v: v.name)
     ends = []
     for v in names:

@@ -8,7 +8,7 @@ items reach and decisions by inactive elements are refused with their lines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,13 @@ from transconv.kernel.simulator_names import seen, seen_by_tiles
 from transconv.kernel.simulator_order import Order, failed_line
 
 
-def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any]) -> None:
+def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any],
+             meant: Mapping[str, int] = MappingProxyType({})) -> None:
     """Run a function as a kernel. ``arguments``: arrays, which are written in place, and numbers, by the
-    names of the function's parameters behind the group. Raises KernelError with the user's line."""
+    names of the function's parameters behind the group; ``meant``: the values of symbols and tunable
+    numbers. Raises KernelError with the user's line."""
     order, lent = Order(), _Lent()
-    running = seen_by_tiles(function, order)
+    running = seen_by_tiles(function, order, dict(meant))
     given = {name: lent.argument(order, name, value) for name, value in arguments.items()}
     try:
         for number, ids in enumerate(np.ndindex(*group.groups)):

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from transconv.ir import Var
+from transconv.kernel.declared import Tunable
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.families import Family, family_of, of_another_scope
 from transconv.kernel.functions import function_of
@@ -28,9 +30,10 @@ BUILTINS = ("sum", "max", "min", "any", "all")
 Called = Callable[..., Any]
 
 
-def seen_by_tiles(function: Called, order: Order, known: dict[int, Any] | None = None) -> Called:
+def seen_by_tiles(function: Called, order: Order, known: dict[Any, Any] | None = None) -> Called:
     """A function of the same code with such names for tiles, as the functions of kernels it calls.
-    ``order``: knows the group, sub-group or work-item that calls."""
+    ``order``: knows the group, sub-group or work-item that calls; ``known``: the values of symbols and
+    tunable numbers by name, and what was made already by id."""
     known = {} if known is None else known
     if not isinstance(function, FunctionType):
         return function
@@ -55,8 +58,10 @@ def _names(code: Any) -> set[str]:
     return {*code.co_names}.union(*(_names(c) for c in code.co_consts if hasattr(c, "co_names")))
 
 
-def seen(value: Any, order: Order, known: dict[int, Any]) -> Any:
+def seen(value: Any, order: Order, known: dict[Any, Any]) -> Any:
     """What a name around a kernel is for tiles."""
+    if isinstance(value, (Tunable, Var)):
+        return known.get(value.name, value)
     if value is math:
         return _Math()
     if (family := family_of(value)) is not None:
