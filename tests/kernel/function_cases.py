@@ -197,6 +197,23 @@ def added_up(group, X, B, S, T):
 
 
 @kernel
+def loops_of_items(group, X, N, Y):
+    @group.workitems
+    def inner(item):
+        i, = item.global_id()
+        if i < X.shape[0]:
+            total, odd = 0.0, 0
+            for k in range(N[i]):
+                if k != 2:
+                    total += X[i, k]
+                for m in range(i, 0, -2):
+                    odd = odd + m
+            Y[i] = total + odd
+
+    inner()
+
+
+@kernel
 def filled(group, X, Y):
     i, = group.work_offset()
     x = group.load(X[i:], shape=(8,))
@@ -288,6 +305,11 @@ def _added(x, b, s, t):
     return {2: made, 3: total}
 
 
+def _loops(x, n, y):
+    made = [sum(x[i, k] for k in range(n[i]) if k != 2) + n[i] * sum(range(i, 0, -2)) for i in range(len(x))]
+    return {2: np.array(made)}
+
+
 def _filled(x, y):
     made = np.pad(x, (0, 5), constant_values=8.0)
     second = y[1].copy()
@@ -330,6 +352,7 @@ CASES = (
     Case(sums_of_sub_groups, Group(48, 24, 8), (floats(45), out(7), out(48)), _sums, 1e-4),
     Case(added_up, Group(40, 16), (floats(40), ints(40, low=0, high=5), out(5) * 0, out(3) * 0), _added,
          1e-4),
+    Case(loops_of_items, Group(11, 4), (floats(11, 6), ints(11, low=0, high=6), out(11)), _loops, 1e-4),
     Case(filled, Group(16, 8), (floats(11), out(2, 16)), _filled),
     Case(rows_of_items, Group(6, 6), (floats(6, 6), out(6, 6)), _rows),
 )

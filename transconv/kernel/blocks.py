@@ -16,12 +16,16 @@ from transconv.ir import (
     For,
     If,
     Not,
+    Reduce,
     Stmt,
     Var,
     bound_vars,
     conjuncts,
     eq,
     free_vars,
+    i32,
+    index,
+    lanes_of,
     seq,
 )
 from transconv.kernel.calls import is_static
@@ -39,9 +43,11 @@ from transconv.kernel.carried import (
 )
 from transconv.kernel.elementwise import position
 from transconv.kernel.expressions import Expressions
-from transconv.kernel.masks import whole
+from transconv.kernel.functions import cast
+from transconv.kernel.lanes import ends, lanes_along
+from transconv.kernel.masks import joined, whole
 from transconv.kernel.refusals import Refusal, spelled
-from transconv.kernel.values import Mask, Tile, described
+from transconv.kernel.values import Mask, Tile, described, tile_of
 from transconv.simplify import range_of, simplify
 
 FARTHEST = 2**31 - 1
@@ -106,6 +112,9 @@ class Blocks(Expressions):
         if not isinstance(step, int) or step == 0:
             raise Refusal("a step that is known at run time only, or 0", "a number", "range(0, n, 16)")
         name = s.target.id
+        if any(isinstance(x, Tile) and x.items for x in (start, stop)):
+            self.counted_by_each(s, name, tile_of(start), tile_of(stop), step)
+            return
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
         if abs(step) != 1:
@@ -115,7 +124,24 @@ class Blocks(Expressions):
             return
         self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, trips))
 
-    def loop(self, s: ast.For, name: str, first: Expr, last: Expr, step: int, trips: Expr) -> None:
+    def counted_by_each(self, s: ast.For, name: str, start: Tile, stop: Tile, step: int) -> None:
+        """A loop whose bounds differ between items: it is as long as the longest one, and its lines are
+        under a condition."""
+        for bound in (start, stop):
+            if bound.own or not bound.dtype.is_integer:
+                raise Refusal(f"{bound} as a bound", "a whole number")
+        first, last = (cast(bound.expr, index) for bound in (start, stop))
+        where = joined(start.mask, stop.mask, self.within.within, ends(self.items_shape))
+        trips = self.b.let("trips", self.b.where(where, _trips(first, last, step), ZERO))
+        most: Expr = cast(trips, i32)
+        for lane in self.b.scope[trips]:
+            most = Reduce("max", most, lane)
+        longest = cast(self.b.let("longest", most), index)
+        self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, longest, trips))
+
+    def loop(self, s: ast.For, name: str, first: Expr, last: Expr, step: int, trips: Expr,
+             each: Expr | None = None) -> None:
+        """``each``: the iterations of each item, where these differ."""
         plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
         var = Var(self.b.fresh(name if plain else f"{name}_step"))
         known = range_of(trips, self.b.facts)
@@ -134,9 +160,13 @@ class Blocks(Expressions):
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
             if not isinstance(trips, Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
                 self.b.facts = self.b.facts.assume(counter < last if step > 0 else counter > last)
-            self.env[name] = Tile((), counter)
+            found = lanes_of(counter, self.b.scope)
+            lanes = zip(self.items_shape, lanes_along(self.items_shape), strict=True)
+            shape = tuple(n if lane in found else 1 for n, lane in lanes) if found else ()
+            self.env[name] = Tile(shape, counter, items=len(shape))
             self.loops.append(f"{name}:{s.lineno}")
-            self.run(s.body)
+            with self.within.holding([] if each is None else [var < each]):
+                self.run(s.body)
             self.loops.pop()
             self.counters.pop()
         self.env.pop(name, None)
