@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tuning",),
     ("torch_ops",),
     ("nn", "api", "functional", "quantized", "kernel"),
-    ("graph", "distributed"),
+    ("graph", "distributed", "kernel_trials"),
     ("cli",),
     ("__main__", "__init__"),
 )

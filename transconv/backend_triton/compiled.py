@@ -2,32 +2,51 @@
 
 A record names the folder of Triton's cache with a kernel's machine code; that the folder still exists is
 checked. A kernel with a missing or stale record counts as not compiled; a wrong record costs time only.
+With what else a record has, the kernel is read without Triton's front end (reloaded.py).
 """
 
 from __future__ import annotations
 
 import base64
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from transconv.backend_triton import reloaded
 from transconv.disk_cache import Drawer
 from transconv.target import triton_version
 
-SCHEMA = 1
-DRAWER = Drawer("compiled", SCHEMA, longest=1 << 12)
+SCHEMA = 2
+DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14)
 
 _there: set[str] = set()  # found by this process
 
 
 def note(key: str, aligned: bool, kernel: Any) -> None:
     """Record that Triton has compiled the kernel, for aligned tensors or for others."""
-    digest = getattr(kernel, "hash", None)
-    if not key or not digest or is_there(key, aligned):
+    digest, name = getattr(kernel, "hash", None), name_of(key, aligned)
+    if not key or not digest:
         return
-    _there.add(name_of(key, aligned))
-    DRAWER.put(name_of(key, aligned), {"triton": triton_version(), "folder": folder_of(digest),
-                                       "function": str(kernel.name)})
+    more = reloaded.told(kernel)
+    if not more and is_there(key, aligned):  # somebody watches Triton: what another process noted is more
+        return
+    _there.add(name)
+    content = {"triton": triton_version(), "folder": folder_of(digest), "function": str(kernel.name), **more}
+    if DRAWER.get(name) != content:
+        DRAWER.put(name, content)
+
+
+def again(key: str, function: str, aligned: bool) -> Any:
+    """The kernel of this key and name from Triton's cache; None where Triton has to find or compile it."""
+    found = DRAWER.get(name_of(key, aligned)) if key else None
+    if found is None or found.get("triton") != triton_version():
+        return None
+    try:
+        digest = digest_of(str(found.get("folder")))
+    except ValueError:
+        return None
+    return reloaded.kernel(found, function, folder() / folder_of(digest), digest)
 
 
 def is_there(key: str, aligned: bool) -> bool:
@@ -51,6 +70,14 @@ def folder_of(digest: str) -> str:
     return base64.b32encode(bytes.fromhex(digest)).decode().rstrip("=")
 
 
+def digest_of(name: str) -> str:
+    """The inverse of ``folder_of``. ValueError for what is no such name."""
+    digest = base64.b32decode(name + "=" * (-len(name) % 8)).hex()
+    if folder_of(digest) != name:
+        raise ValueError(f"{name!r} is no folder of a kernel")
+    return digest
+
+
 def folder() -> Path:
     """Where Triton keeps machine code."""
     from triton import knobs as table
@@ -62,6 +89,17 @@ def lies_in(found: dict[str, Any]) -> bool:
     """Whether Triton's cache still has the kernel of a record."""
     place = os.path.join(folder(), str(found.get("folder")))
     return os.path.isfile(os.path.join(place, f"__grp__{str(found.get('function'))[:150]}.json"))
+
+
+def build_start(kernel: Any) -> None:
+    """Have Triton build the C function that starts the kernel, one for all kernels with arguments of the
+    same types, into its cache: else the first launch waits for a C compiler. Where Triton cannot (for
+    another backend, without a C compiler or the driver's library), the launch does."""
+    with suppress(Exception):
+        if kernel.metadata.target.backend == "cuda":
+            from triton.backends.nvidia.driver import CudaLauncher
+
+            CudaLauncher(kernel.src, kernel.metadata)
 
 
 def forget() -> None:

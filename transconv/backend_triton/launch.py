@@ -84,6 +84,9 @@ class Launcher:
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
         """The compiled kernel for such tensors, from Triton's cache where it is there. Raises Miscompiled
         for a known miscompile."""
+        kernel = compiled.again(self.key, self.function, aligned)
+        if kernel is not None:
+            return kernel
         function, args = self._function(), self._arguments(tensors)
         fingerprint.remember()
         if not aligned:
@@ -105,12 +108,12 @@ class Launcher:
             self._function().warmup(*args, grid=(self.grid,), **self._options())
 
     def compile(self, aligned: bool) -> None:
-        """Compile into Triton's cache, and record it. Needs no GPU after ``compiled.pretend``. Raises
-        Miscompiled, and Triton's errors."""
+        """Compile into Triton's cache, with what starts it, and record it. Needs no GPU after
+        ``compiled.pretend``. Raises Miscompiled, and Triton's errors."""
         if self.grid:
             torch = _torch()
             made = [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
-            self._compiled(made, aligned)
+            compiled.build_start(self._compiled(made, aligned))
 
     def is_ready(self, aligned: bool) -> bool:
         """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or

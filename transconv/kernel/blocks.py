@@ -196,7 +196,8 @@ class Blocks(Expressions):
         if isinstance(condition, Const):
             self.run(s.body if condition.value else s.orelse)
             return
-        self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition))
+        self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition),
+                          True)
 
     def masked_branches(self, s: ast.If, test: Tile) -> None:
         """A branch of each work-item: its statements are executed under a mask."""
@@ -239,9 +240,10 @@ class Blocks(Expressions):
         after = self.env
         self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
 
-    def with_carried(self, body: Sequence[ast.stmt], read: Callable[[], None]) -> None:
-        """Read a block with the names that it changes carried; again with other plans where they have to
-        be carried in another way."""
+    def with_carried(self, body: Sequence[ast.stmt], read: Callable[[], None],
+                     branch: bool = False) -> None:
+        """Read a loop, or a branch, with the names that it changes carried; again with other plans where
+        they have to be carried in another way."""
         plans: dict[str, Plan] = {}
         for name in assigned_names(body):
             if name in self.env and name not in self.carried and (plan := self.planned(name)):
@@ -253,7 +255,7 @@ class Blocks(Expressions):
             try:
                 for name, plan in plans.items():
                     self.other_names(name, before[0])
-                    held, tile = begun(b, name, self.env[name], plan, self.depth + 1)
+                    held, tile = begun(b, name, self.env[name], plan, self.depth + 1, branch)
                     self.carried[name], self.env[name] = held, tile
                 read()
                 break

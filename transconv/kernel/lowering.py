@@ -23,6 +23,7 @@ from transconv.ir import (
     Kernel,
     Let,
     Load,
+    Reduce,
     Sizes,
     Tensor,
     Var,
@@ -236,9 +237,15 @@ def _largest(kernel: Kernel) -> tuple[str, int, DType]:
         if isinstance(at, (Alloc, Let)):
             scope[at.var] = at.lanes if isinstance(at, Alloc) else lanes_of(at.value, scope)
             elements = prod(x.extent for x in scope[at.var])
-            if elements > found[1]:
-                found = at.var.name, elements, at.var.type
+            found = max(found, (at.var.name, elements, at.var.type), key=_second)
+        elif isinstance(at, Reduce):  # of a tile without a name, such as a broadcast
+            elements = prod(x.extent for x in lanes_of(at.x, scope))
+            found = max(found, ("of a reduction", elements, at.dtype), key=_second)
     return found
+
+
+def _second(tile: tuple[str, int, DType]) -> int:
+    return tile[1]
 
 
 def _warps(kernel: Kernel) -> int:
