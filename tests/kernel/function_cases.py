@@ -306,7 +306,8 @@ def _added(x, b, s, t):
 
 
 def _loops(x, n, y):
-    made = [sum(x[i, k] for k in range(n[i]) if k != 2) + n[i] * sum(range(i, 0, -2)) for i in range(len(x))]
+    made = [sum(x[i, k] for k in range(n[i]) if k != 2) + n[i] * sum(range(i, 0, -2))
+            for i in range(len(x))]
     return {2: np.array(made)}
 
 

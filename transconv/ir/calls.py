@@ -32,8 +32,9 @@ class Callee:
     may be off; ``inside``: by how many its argument, which it rounds first. ``exp`` is 2**(x log2(e)):
     of a large x, a half unit of the product is many of the result. ``flushes``: whether chips take an
     operand below the smallest normal number as 0 (NVIDIA's libdevice does as Triton links it, for floor
-    as well: ``cvt.rmi.ftz``). ``result``: the type of the result, if not that of the operands. ``takes``:
-    the type of each operand, where these are not of one type. ``needs``: the rows that the helper calls."""
+    as well: ``cvt.rmi.ftz``). ``result``: the type of the result, if not that of the operands.
+    ``takes``: the type of each operand, where these are not of one type. ``needs``: the rows that the
+    helper calls."""
 
     arity: int
     numpy: Callable[..., Array]

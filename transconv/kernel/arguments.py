@@ -27,9 +27,9 @@ class Lying:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order and
-    whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory, each
-    with the first of them; ``device``: of the arrays."""
+    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order
+    and whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory,
+    each with the first of them; ``device``: of the arrays."""
 
     kinds: dict[str, Any]
     numbers: tuple[Number, ...]
@@ -87,7 +87,8 @@ def tensors_of(given: Mapping[str, Any]) -> Arguments:
             tensor = as_tensor(name, value)
             tensors[name] = tensor
             kinds[name] = lying(name, tensor)
-            numbers += [Number(f"{name}.shape[{d}]", f"{name}_d{d}", n) for d, n in enumerate(tensor.shape)]
+            numbers += [Number(f"{name}.shape[{d}]", f"{name}_d{d}", n)
+                        for d, n in enumerate(tensor.shape)]
     devices = {t.device for t in tensors.values()}
     if len(devices) > 1:
         told = ", ".join(f"{n} on {t.device}" for n, t in tensors.items())

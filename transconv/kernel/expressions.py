@@ -83,7 +83,8 @@ class Expressions(Effects):
             if isinstance(found, Var):
                 if found.name not in self.meant:
                     raise Refusal(f"{node.id}, a symbol that no argument has as a size",
-                                  "symbols in annotations", f"def {self.source.name}(group, X: Buffer[N]):")
+                                  "symbols in annotations",
+                                  f"def {self.source.name}(group, X: Buffer[N]):")
                 return self.meant[found.name]
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
