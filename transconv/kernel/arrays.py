@@ -166,7 +166,8 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Shape, Expr, 
     nothing varies have one element in common."""
     deep = len(shape)
     coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep) for d in range(view.dims)]
-    inside: list[Expr] = [lifted(b, m, view.items, deep) for m in view.mask]
+    there = [lifted(b, m, view.items, deep) for m in view.mask]
+    inside: list[Expr] = []
     for along, lane in zip(view.along, lanes_along((*view.items, *shape))[len(view.items):], strict=True):
         if along is None:
             inside += [] if lane is None else [lane < 1]
@@ -180,10 +181,10 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Shape, Expr, 
         coords[along.dim] = place
         inside += [place < lifted(b, stop, view.items, deep) for stop in _stops(along.stop)]
     offset = _offset(b, view, coords)
-    found = {x for e in (offset, *inside) for x in lanes_of(e, b.scope)}
+    found = {x for e in (offset, *there, *inside) for x in lanes_of(e, b.scope)}
     lanes = lanes_along((*view.items, *shape))
     each = tuple(n if lane in found else 1 for n, lane in zip(view.items, lanes, strict=False))
-    return each, offset, b.inside(view.tensor.name, (*inside, *ends((*each, *shape))))
+    return each, offset, b.inside(view.tensor.name, (*there, *ends((*each, *shape)), *inside))
 
 
 def lifted(b: Building, e: Expr, items: Shape, deep: int) -> Expr:
