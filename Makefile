@@ -46,7 +46,7 @@ endif
 # An environment made by hand is used if no package is missing in it.
 $(VENV)/ready:
 	@$(VENV)/bin/python -c "import hypothesis, jinja2, mkdocs, mypy, nbclient, numpy, pytest; \
-	    import selenium, sympy, torch, tqdm, triton, xdist" 2>/dev/null && touch $@ || $(MAKE) install
+	    import selenium, sympy, torch, torchao, tqdm, triton, xdist" 2>/dev/null && touch $@ || $(MAKE) install
 
 # Only the environment in .venv is ours to make.
 ready := $(if $(filter $(VENV)/bin/python,$(PYTHON)),$(VENV)/ready)

@@ -40,6 +40,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
            "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
            "maps": "time maps, reductions and norms, and torch's",
+           "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
            "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
            "computations": "check and time the computations of bench/computes, and torch's",
            "issues": "time and check convolutions that public issues report as slow or wrong",

@@ -20,16 +20,16 @@ import torch
 
 from bench.environment import versions
 from bench.map_cases import MapCase, Tensors, cases
-from transconv.compute import Alone, Compute, kernels, parse, touched
+from transconv.compute import Compute, kernels, parse, touched
 from transconv.cost import estimate
-from transconv.runtime import Plan, build, build_compute
+from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, why_not
-from transconv.selection import choice, heuristics, spread
-from transconv.target import Target, detect
+from transconv.selection import heuristics, spread
+from transconv.target import detect
 from transconv.tuning.timing import Clock
 from transconv.verify.timed import random_tensor
 
-SIDES = ("us", "word_us", "copy_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
+SIDES = ("us", "copy_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
 COLUMNS = ("case", *SIDES, "limit_us", "of_limit", "kernels_us", "spread", "error", "schedule",
            "estimate_us", "device", "torch", "triton", "commit")
 TRIAL = ("case", "schedule", "us", "estimate_us", "device", "commit")
@@ -38,8 +38,6 @@ FAR = 3.0  # times the best estimate: schedules beyond are not tried
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--match", default="", help="only cases whose name matches (regex)")
-    parser.add_argument("--word", default="", help="also with this word of the schedule, such as once=1, "
-                        "in kernels whose tensors no kernel behind them reads: the column word_us")
     parser.add_argument("--clean", action="store_true", help="caches hold nothing that has to be written "
                         "back when a call begins")
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
@@ -82,28 +80,6 @@ def main(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
-def with_word(word: str, computes: list[Compute], target: Target) -> list[Plan]:
-    """The plans, with a word in the schedules that may have it, of kernels whose tensors no kernel behind
-    them reads."""
-    parts = [part for c in computes for kernel in kernels(c) for part in spread(kernel, target)]
-    read = {k.name: {r.view.tensor.name for r in k.reads} for k in parts}
-    last = {k.name for i, k in enumerate(parts) if not any(read[k.name] & read[b.name]
-                                                           for b in parts[i + 1:])}
-
-    def chosen(compute: Compute, chip: Target) -> Schedule:
-        schedule = choice.default(compute, chip)
-        return worded(schedule, word, compute, chip) if compute.name in last else schedule
-
-    return [build(Alone(c), target, None, chosen, False, Plan) for c in computes]
-
-
-def worded(schedule: Schedule, word: str, compute: Compute, target: Target) -> Schedule:
-    """A schedule with a word, such as ``once=1``, if that is legal."""
-    said = [x for x in str(schedule).split() if x.partition("=")[0] != word.partition("=")[0]]
-    other = Schedule.parse(" ".join([*said, word]))
-    return schedule if why_not(other, compute, target) else other
-
-
 def copies(count: int) -> Callable[[int], Callable[[], object]]:
     """Torch's copy that moves so many bytes, half of them read."""
     def make(index: int) -> Callable[[], object]:
@@ -140,8 +116,7 @@ def tried(compute: Compute, count: int, more: Sequence[str] = ()) -> list[Schedu
 
 def compiled(compute: Compute, options: argparse.Namespace) -> list[Schedule]:
     """The schedules of a kernel that are timed."""
-    made = tried(compute, options.tries, options.schedules)
-    return [*made, *([worded(made[0], options.word, compute, detect())] if options.word else [])]
+    return tried(compute, options.tries, options.schedules)
 
 
 def warm(text: str, schedule: str) -> str:
@@ -170,9 +145,6 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
     steps = [s for plan in plans for s in plan.steps]
     moved = moves(*computes)
     sides = sides_of(case, plans, computes, not options.no_inductor)
-    other = with_word(options.word, computes, target) if options.word else []
-    if [s.schedule for plan in other for s in plan.steps] != [s.schedule for s in steps] and other:
-        sides["word_us"] = calls_of(other, computes, case.below)
     sides["copy_us"] = copies(moved)
     found = clock.compare(sides, moved)
     limit = moved / rate / 1e3

@@ -4,6 +4,7 @@ when it is imported)."""
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections import Counter, defaultdict
@@ -37,7 +38,9 @@ LONGEST = tuple(f"tests/{name}.py" for name in (
     "torch_ops/test_interpreted", "test_pipeline", "test_sized_boxes",
     "simplify/test_soundness", "compute/test_any_size", "compute/test_docs",
     "backend_triton/test_flaws", "backend_triton/test_offline", "backend_triton/test_offline_packing",
-    "backend_triton/test_triton_interpreter"))
+    "backend_triton/test_triton_interpreter", "test_cli", "test_plans", "test_packing", "test_spotcheck",
+    "functional/test_samples", "functional/test_calls", "torch_ops/test_library", "torch_ops/test_ready",
+    "simplify/test_exhaustive", "distributed/test_sharded"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +61,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen[name] += 1
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is there once all files are imported stays: no garbage collection looks at it again. The
+    others come less often, since kernels leave many nodes and few cycles."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import transconv
-from bench.maps import with_word
 from transconv.compute import parse
 from transconv.conv import ConvProblem, Prop, any_size, computes, marked
 from transconv.runtime import build_compute
@@ -55,11 +54,3 @@ def test_persistent_programs_are_refused() -> None:
     (compute,) = computes(ConvProblem.parse(LAYER), Prop.FWD)
     reason = why_not(Schedule.parse("mb.oh.ow:16 oc:16 ic:16 | mma | back=1 programs=4"), compute, SM90)
     assert reason == "back=1 numbers programs of one tile each: it needs via=tl programs=0"
-
-
-def test_the_kernels_of_a_row_in_parts_from_the_last_one() -> None:
-    """The one that reads the rows again begins where the moments ended."""
-    compute = parse(ROWS.replace("n=11", "n=4").replace("k=20", "k=4194304").replace("/ 20", "/ 4194304"))
-    plan = with_word("back=1", [compute], SM90)[0]
-    assert len(plan.steps) > 1
-    assert [s.schedule.back for s in plan.steps] == [0] + [1] * (len(plan.steps) - 1)

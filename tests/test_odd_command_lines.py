@@ -32,7 +32,7 @@ VERBS = {  # what stands before the odd word, and the options that take numbers
     "report": (["--prop=fwd", "--no-compile", "--limit=1", "--out=/dev/null"], "--limit --timeout"),
     "compile": (["--target=xpu", "--prop=fwd"], "--timeout"),
     "export": (["--target=sm_90", "--prop=fwd", "--output=exported"], "--timeout --workers"),
-    "doctor": ([], ""),
+    "doctor": ([], ""), "sharded": ([], ""),
     "demo": (["--network"], ""),
     "tune": (["--time-budget=0", "--trials=1"],
              "--mb --trials --jobs --limit --compile-limit --budget-ms"),

@@ -125,6 +125,7 @@ def rendered(description: str) -> None:
     assert html.count("<pre>") == len(re.findall(r"^```\w+$", description, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_the_wheel_in_an_empty_environment(dist: Path, tmp_path: Path) -> None:
     """Installed without its dependencies, which are then lent to it, and used from another folder."""
     here = tmp_path / "environment"

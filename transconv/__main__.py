@@ -16,7 +16,7 @@ from transconv.cli.printable import one_line
 from transconv.errors import StageError, TransconvError
 
 VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
-         "bisect", "tune", "prepare", "cache", "words", "doctor")
+         "bisect", "tune", "prepare", "cache", "sharded", "words", "doctor")
 
 
 def parser() -> argparse.ArgumentParser:

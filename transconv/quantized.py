@@ -9,6 +9,7 @@ from transconv.torch_ops.quantized import (
     conv_transpose2d,
     conv_transpose3d,
 )
+from transconv.torch_ops.torchao_tensors import serve_torchao
 
 __all__ = ["Quantities", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
-           "conv_transpose3d"]
+           "conv_transpose3d", "serve_torchao"]

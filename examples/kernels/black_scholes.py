@@ -25,5 +25,5 @@ def options(group, price, strike, years, call, put, rate, volatility):
 
 def black_scholes(price, strike, years, rate=0.1, volatility=0.2):
     call, put = torch.empty_like(price), torch.empty_like(price)
-    options(Group(len(price), 64), price, strike, years, call, put, rate, volatility)
+    options(Group(len(price), 512), price, strike, years, call, put, rate, volatility)
     return call, put

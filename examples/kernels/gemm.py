@@ -11,14 +11,14 @@ def parts(group, A, B, C):
     i, j = group.work_offset()
     m, n = group.shape
     acc = group.zeros(shape=(m, n), dtype=np.float32)
-    for k in range(0, A.shape[1], 32):
-        a = group.load(A[i:, k:], shape=(m, 32))
-        b = group.load(B[k:, j:], shape=(32, n))
+    for k in range(0, A.shape[1], 64):
+        a = group.load(A[i:, k:], shape=(m, 64))
+        b = group.load(B[k:, j:], shape=(64, n))
         acc += a @ b
     group.store(C[i:, j:], acc)
 
 
 def gemm(a, b):
     c = torch.empty(a.shape[0], b.shape[1], dtype=a.dtype, device=a.device)
-    parts(Group(tuple(c.shape), (16, 32)), a, b, c)
+    parts(Group(tuple(c.shape), (128, 256) if a.element_size() < 4 else (64, 64)), a, b, c)
     return c

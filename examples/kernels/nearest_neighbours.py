@@ -10,8 +10,10 @@ from transconv.kernel import Group, kernel
 def votes(group, known, classes, points, found, k, kinds):
     i, = group.work_offset()
     m, n = group.shape[0], known.shape[0]
-    x, c = group.load(points[i:], shape=(m, points.shape[1])), group.load(known)
-    apart = ((x[:, None] - c[None])**2).sum(axis=2)
+    apart = group.zeros(shape=(m, n), dtype=np.float32)
+    for d in range(points.shape[1]):
+        x, c = group.load(points[i:, d], shape=(m,)), group.load(known[:, d])
+        apart += (x[:, None] - c[None])**2
     votes = group.zeros(shape=(m, kinds), dtype=np.int32)
     for _ in range(k):
         best = apart.argmin(axis=1)
@@ -22,5 +24,5 @@ def votes(group, known, classes, points, found, k, kinds):
 
 def nearest_neighbours(known, classes, points, k, kinds):
     found = torch.empty(len(points), dtype=torch.int32, device=points.device)
-    votes(Group(len(points), 8), known, classes, points, found, k, kinds)
+    votes(Group(len(points), 16), known, classes, points, found, k, kinds)
     return found

@@ -17,5 +17,5 @@ def parts(group, X1, X2, D):
 
 def pairwise_distance(x1, x2):
     d = torch.empty(len(x1), len(x2), device=x1.device)
-    parts(Group(tuple(d.shape), (16, 16)), x1, x2, d)
+    parts(Group(tuple(d.shape), (32, 64)), x1, x2, d)
     return d

@@ -15,13 +15,13 @@ def momenta(group, cosines, angles, energies, out):
     f = 2.0 * math.pi * group.load(angles[i:, j:], shape=group.shape)
     e = -np.log(group.load(energies[i:, j:], shape=group.shape))
     across = e * np.sqrt(1.0 - c * c)
-    group.store(out[i:, j:, 0], e)
-    group.store(out[i:, j:, 1], across * np.sin(f))
-    group.store(out[i:, j:, 2], across * np.cos(f))
-    group.store(out[i:, j:, 3], e * c)
+    x, y, z, part = across * np.sin(f), across * np.cos(f), e * c, np.arange(4)
+    low = np.where(part == 0, e[:, :, None], x[:, :, None])
+    high = np.where(part == 2, y[:, :, None], z[:, :, None])
+    group.store(out[i:, j:], np.where(part < 2, low, high))
 
 
 def rambo(cosines, angles, energies):
     out = torch.empty(*cosines.shape, 4, device=cosines.device)
-    momenta(Group(tuple(cosines.shape), (8, 16)), cosines, angles, energies, out)
+    momenta(Group(tuple(cosines.shape), (128, 4)), cosines, angles, energies, out)
     return out

@@ -14,7 +14,9 @@ from docs.site import scaling
 from tests.shown import ROOT, blocks
 
 
+@pytest.mark.slow
 def test_the_program(tmp_path: Path) -> None:
+    """By its command; test_sharded.py runs it in processes that it has."""
     program, shown = blocks((ROOT / "docs" / "distributed.md").read_text("utf-8"))[:2]
     (tmp_path / "sharded.py").write_text(program.body, "utf-8")
     command, *lines = shown.body.splitlines()

@@ -6,12 +6,14 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import transconv
 from tests.distributed import processes
+from transconv.distributed import padded, rules
 from transconv.distributed.windows import pool
 
 
@@ -74,6 +76,121 @@ def trained(shape: tuple[int, ...], plan: dict[str, int | str]) -> list[str]:
 def test_a_step_of_training(shape: tuple[int, ...], plan: dict[str, int | str]) -> None:
     found = processes.run(torch.Size(shape).numel(), trained, shape, plan)
     assert found == [[] for _ in found], found
+
+
+class Off(nn.ReLU):
+    """Is wrong on one rank, where its image is sharded."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wrong = isinstance(x, DTensor) and torch.distributed.get_rank() == 1
+        return super().forward(x) * (1.5 if wrong else 1)
+
+
+def certified() -> list[tuple[bool, str]]:
+    transconv.config.fallback = "silent"
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    x = torch.randn(1, 3, 9, 8)
+    normed = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Conv2d(4, 2, 3))
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    wrong = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), Off())
+    found = [transconv.distributed.verify(normed, mesh, {"h": 0}, x),
+             transconv.distributed.verify(plain, mesh, {"w": 0}, x, exact=True),
+             transconv.distributed.verify(wrong, mesh, {"h": 0}, x, exact=True)]
+    return [(bool(c), str(c)) for c in found]
+
+
+@pytest.mark.slow
+def test_certificates() -> None:
+    """Rows that one rank has wrong are told as its own."""
+    found = processes.run(2, certified)
+    assert found[0] == found[1]
+    (normed, told), (exact, bits), (right, wrong) = found[0]
+    assert normed and "8 tensors equal those of one process, within the error of one process" in told
+    assert exact and "6 tensors equal those of one process, bit by bit" in bits
+    lines = {line.split("  ")[0].strip(): line for line in wrong.splitlines()}
+    assert not right and "are wrong" in wrong
+    assert lines["result"].endswith("rank 1")
+
+
+def bordered(first: int, count: int) -> list[str]:
+    """What differs of drawn convolutions with borders of the image's own rows: results and gradients."""
+    transconv.config.fallback = "silent"
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    found = []
+    for seed in range(first, first + count):
+        r = random.Random(seed)
+        n, k, s, d = r.randint(1, 3), r.randint(1, 5), r.randint(1, 3), r.choice((1, 1, 2))
+        mode = r.choice(("circular", "reflect", "replicate"))
+        padding = r.randint(0, 4) if s > 1 or r.random() < 0.5 else "same"
+        torch.manual_seed(seed)
+        layer = getattr(nn, f"Conv{n}d")(4, 4, k, s, padding, d, groups=r.choice((1, 2)),
+                                         bias=r.random() < 0.7, padding_mode=mode).double()
+        layer.weight.data.mul_(8).round_()
+        x = torch.randint(-9, 10, (2, 4, *(r.randint(9, 14) for _ in range(n)))).double()
+        a, dim = x.clone().requires_grad_(), r.choice((0, *range(2, n + 2)))
+        want = layer(a)
+        grad = torch.arange(want.numel()).view(want.shape).double()
+        want.backward(grad)
+        expected = [p.grad.clone() for p in layer.parameters()]
+        layer.zero_grad()
+        transconv.distributed.parallelize(layer, mesh, {})
+        b = distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
+        got = padded.convolution(layer, b)
+        got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[no-untyped-call]
+        same = [torch.allclose(got.full_tensor(), want), got.placements == (Shard(dim),),
+                torch.equal(b.grad.full_tensor(), a.grad),  # type: ignore[union-attr, arg-type]
+                *(torch.allclose(p.grad.full_tensor(), e)  # type: ignore[union-attr]
+                  for p, e in zip(layer.parameters(), expected, strict=True))]
+        if not all(same):
+            found.append(f"{layer} of {list(x.shape)} along {dim}: {same}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_drawn_borders(ranks: int) -> None:
+    found = processes.run(ranks, bordered, 100 * ranks, 40)
+    assert found == [[]] * ranks, found
+
+
+def upsampled(first: int, count: int) -> list[str]:
+    """What differs of drawn nearest upsampling: results and gradients."""
+    rules.serve_models()
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    found = []
+    for seed in range(first, first + count):
+        r = random.Random(seed)
+        n, dim = r.randint(1, 3), 0
+        x = torch.randint(-9, 10, (2, 3, *(r.randint(1, 9) for _ in range(n)))).double()
+        torch.distributed.broadcast(x, 0)
+        dim = r.choice((0, 1, *range(2, n + 2)))
+        how = {"mode": r.choice(("nearest", "nearest-exact"))}
+        if r.random() < 0.5:
+            how["scale_factor"] = r.choice((2, 3, 1.7, 0.6)) if min(x.shape[2:]) > 1 else 2
+        else:
+            how["size"] = [r.randint(1, 20) for _ in range(n)]
+        a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
+        want, got = F.interpolate(a, **how), F.interpolate(b, **how)
+        grad = torch.arange(want.numel()).view(want.shape).double()
+        want.backward(grad)
+        got.backward(distribute_tensor(grad, mesh, [Shard(dim)]))  # type: ignore[no-untyped-call]
+        plain = b.detach()
+        with torch.inference_mode():
+            alone = F.interpolate(plain, **how)
+            same = [torch.equal(alone.full_tensor(), want)]  # type: ignore[attr-defined]
+        same += [torch.equal(got.full_tensor(), want), got.placements == (Shard(dim),),
+                torch.equal(b.grad.full_tensor(), a.grad)]  # type: ignore[union-attr, arg-type]
+        if not all(same):
+            found.append(f"{how} of {list(x.shape)} along {dim}: {same}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_drawn_upsampling(ranks: int) -> None:
+    found = processes.run(ranks, upsampled, 100 * ranks, 60)
+    assert found == [[]] * ranks, found
 
 
 def beside_fsdp() -> bool:

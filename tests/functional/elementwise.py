@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -87,6 +87,7 @@ def _compare(op: Op, tensors: list[torch.Tensor], numbers: list[float],
     return bool(leaves and want.requires_grad)
 
 
+@cache
 def rows() -> list[Op]:
     """The operations of which torch has samples, and whose operands and result are floats."""
     return [op for op in OPS.values() if op.arity in (1, 2) and any(True for _ in entries(op))]

@@ -29,7 +29,7 @@ HANDED = {
 }
 
 
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", sorted({*functional.__all__} - NONE))
 def test_samples(name: str) -> None:
     found = tried(name, "cpu", torch.float32, FEW.get(name, 3 * EVERY.get(name, 1)))  # all: make check-all

@@ -11,8 +11,9 @@ import torch
 
 from tests.kernel import cases, item_cases
 from tests.kernel.cases import Case, product
-from tests.kernel.test_drawn import agree
+from tests.kernel.test_mask_rules import arguments, check, loaded
 from transconv.kernel import Group, kernel
+from transconv.kernel_trials.run import work
 
 pytestmark = pytest.mark.gpu
 
@@ -30,8 +31,23 @@ def test_a_case(case: Case) -> None:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_drawn_kernel(seed: int, tmp_path: Path) -> None:
-    agree(seed, tmp_path, "cuda")
+def test_a_drawn_kernel(seed: int) -> None:
+    row = work("gpu", seed, way="device")
+    assert row["status"] == "passed", f"{row['reason']}\n{row['line']}"
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_rules_of_masks(seed: int, tmp_path: Path) -> None:
+    rules = loaded(tmp_path / "mask_rules.py")
+
+    def run(*args: Any) -> None:
+        given = [torch.from_numpy(a).cuda() if isinstance(a, np.ndarray) else a for a in args]
+        rules(Group(1), *given)
+        for a, t in zip(args, given, strict=True):
+            if isinstance(a, np.ndarray):
+                a[...] = t.cpu().numpy()
+
+    check(arguments(seed), run)
 
 
 @kernel(precision="tf32")

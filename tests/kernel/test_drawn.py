@@ -1,63 +1,149 @@
-"""Drawn kernels give the same in the simulator and in Triton's interpreter."""
+"""Drawn kernels: engines agree, planted bugs are found, failures become short programs."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import itertools
 import os
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from tests.kernel import drawn_items
-from tests.kernel.drawn import source
-from transconv.kernel import Group, KernelFunction
+from tests.kernel.planted import BUGS, Bug
+from transconv.__main__ import main
+from transconv.errors import ProblemError
+from transconv.kernel_trials import KERNELS, KernelTrial
+from transconv.kernel_trials.draw import draw_trial
+from transconv.kernel_trials.run import work
+from transconv.verify.fuzz import kind_of, repeated
+from transconv.verify.shrink import shrink
 
-QUICK = 4
+ROOT = Path(__file__).parents[2]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 
-
-def made(text: str, seed: int, folder: Path) -> KernelFunction:
-    path = folder / f"drawn_{seed}.py"
-    path.write_text(text, "utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: KernelFunction = module.drawn
-    return found
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
-@pytest.mark.parametrize("seed", [*range(QUICK), *(pytest.param(n, marks=pytest.mark.slow)
-                                                   for n in range(QUICK, 120))])
-def test_two_engines(seed: int, tmp_path: Path) -> None:
-    agree(seed, tmp_path, "cpu")
+# Shrunk trials of bugs that were found.
+FAILED_ONCE = (
+    "kernel work=1,6 group=1,5 seed=891 Z=f32[1,9] Y=f32[3,8,14]! ;; i, j = group.work_offset() ;; "
+    "R, C = group.shape ;; v1 = group.load(Z[i:, j:], shape=(R, C)) ;; v9 = v1 ;; if j == 0: ;; > v9 = v1 "
+    ";; else: ;; > v9 = v9 - group.load(Z[i:, j:], shape=(R, C)) ;; group.store(Y[1, i:, j:], v9)",
+)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
-@pytest.mark.parametrize("seed", [2, 19, 29, *(pytest.param(n, marks=pytest.mark.slow)
-                                               for n in range(30, 90))])
-def test_work_items_in_two_engines(seed: int, tmp_path: Path) -> None:
-    agree(seed, tmp_path, "cpu", drawn_items.source, 1)
+def right(numbers: Sequence[int], way: str) -> None:
+    bad = [row for n in numbers if (row := work("tests", n, way=way))["status"] != "passed"]
+    assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
-def agree(seed: int, tmp_path: Path, device: str, drawn: Callable[[int], str] = source,
-          least: int = 0) -> None:
-    """A drawn kernel gives the same on a device as in the simulator. ``least``: sizes of arrays."""
-    text = drawn(seed)
-    function, draw = made(text, seed, tmp_path), np.random.default_rng(seed)
-    rows, cols = (int(n) for n in draw.integers(1, 12, 2))
-    group = Group((rows, cols), tuple(int(n) for n in draw.integers(1, 7, 2)))
-    x, z = (draw.normal(size=draw.integers(least, 13, 2)).astype(np.float32) for _ in range(2))
-    k = draw.integers(-9, 9, (rows, cols)).astype(np.int32)
-    results = []
-    for run, place in ((function.simulate, "cpu"), (function, device)):
-        arrays = (x, z, k, np.full((3, rows, cols), -77, np.float32), np.full((rows, cols), -77, np.int32))
-        given = [torch.tensor(a, device=place) for a in arrays]
-        run(group, *given)
-        results.append([t.cpu().numpy() for t in given[3:]])
-    (y, s), (other_y, other_s) = results
-    np.testing.assert_array_equal(s, other_s, err_msg=text)
-    np.testing.assert_allclose(y, other_y, 2e-4, 2e-4, err_msg=text)
+@pytest.mark.parametrize("line", FAILED_ONCE)
+def test_what_failed_once(line: str) -> None:
+    for way in ("numpy", "triton") if INTERPRETED else ("numpy",):
+        assert work(line=line, way=way)["status"] == "passed"
+
+
+def test_in_the_interpreter_of_the_ir() -> None:
+    """`python -m transconv fuzz --kernels` runs more."""
+    right(range(8), "numpy")
+
+
+@interpreted
+def test_in_tritons_interpreter() -> None:
+    right(range(8, 14), "triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_many(part: int) -> None:
+    right(range(20 + 40 * part, 40 + 40 * part), "numpy")
+    if INTERPRETED:
+        right(range(40 + 40 * part, 60 + 40 * part), "triton")
+
+
+def test_everything_is_drawn() -> None:
+    seen: dict[str, set[str]] = {}
+    trials = [draw_trial("u", n) for n in range(150)]
+    for name, word in ((n, w) for t in trials for n, w in t.facts.items()):
+        seen.setdefault(name, set()).add(word)
+    assert all(len(words) > 1 for words in seen.values()), seen
+    whole = "\n".join(str(t) for t in trials)
+    for said in ("vload", "argmax", "argmin", ".mask", "group.empty", "out=", "mixed(", " @ ", "f16",
+                 "bool", "i8", "u8", "i64", "else:", "[None]", "[:, None]", "global_id", ">>>> ",
+                 "axis=(0, 2)", ".T"):
+        assert said in whole, said
+
+
+def test_lines_read_back() -> None:
+    for trial in (draw_trial("u", n) for n in range(40)):
+        assert KernelTrial.parse(str(trial)) == trial
+    for line, said in (("kernel work=3 ;; x", "expected kernel work= group= seed="),
+                       ("kernel work=3 X=f99[3] ;; x", "X=f99")):
+        with pytest.raises(ProblemError, match=said):
+            KernelTrial.parse(line)
+
+
+def test_a_trial_is_the_same_in_another_process() -> None:
+    code = ("from transconv.kernel_trials.draw import draw_trial;"
+            "print([str(draw_trial('tests', n)) for n in range(6)])")
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
+                          check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout
+    assert told.strip() == str([str(draw_trial("tests", n)) for n in range(6)])
+
+
+def plant(bug: Bug, patch: pytest.MonkeyPatch) -> None:
+    module, *names = bug.where.split(".")
+    owner = importlib.import_module(f"transconv.kernel.{module}")
+    for name in names[:-1]:
+        owner = getattr(owner, name)
+    patch.setattr(owner, names[-1], bug.made(getattr(owner, names[-1])))
+
+
+@pytest.mark.parametrize("bug", [b if b.quick else pytest.param(b, marks=pytest.mark.slow) for b in BUGS],
+                         ids=lambda b: b.what)
+def test_planted_bugs_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(bug, monkeypatch)
+    assert any(work("plant", n)["status"] == "failed" for n in range(200))
+
+
+def test_a_failure_becomes_a_short_program(monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """The program shows the difference, and its line repeats it."""
+    plant(next(b for b in BUGS if b.what.startswith("what is assigned")), monkeypatch)
+    begin = KernelTrial.parse(
+        "kernel work=5,3 group=4,2 seed=1 X=f32[6,2] K=i8[3,3] Y=f32[2,5,3]! ;; "
+        "i, j = group.work_offset() ;; R, C = group.shape ;; v0 = group.load(X[i:, j:], shape=(R, C)) ;; "
+        "v1 = group.load(K[i:, j:], shape=(R, C)).astype(np.float32) ;; v2 = v0 * 0.5 + v1 ;; "
+        "for k in range(3): ;; > v2 = v2 + v0 ;; v3 = v0.copy() ;; v3[:, 0] = -2.0 ;; if i > 0: ;; "
+        "> v2 = v2 * 2.0 ;; group.store(Y[0, i:, j:], v2) ;; group.store(Y[1, i:, j:], v3)")
+    kind = kind_of(work(line=str(begin)))
+    assert kind == "failed"
+
+    def fails(tried: Sequence[KernelTrial]) -> int | None:
+        return next((n for n, t in enumerate(tried) if kind_of(work(line=str(t))) == kind), None)
+
+    simple, _ = shrink(begin, fails, KERNELS.simpler)
+    assert len(simple.lines) <= 6 and "for k" not in str(simple) and sum(simple.work) <= 3
+    assert work(line=str(simple))["status"] == "failed"
+    compile(simple.program(), "program", "exec")
+    assert "drawn.simulate(group, " in simple.program()
+
+
+def test_simpler_trials_are_trials() -> None:
+    for number in range(4):
+        trial = draw_trial("u", number)
+        found = list(itertools.islice(KERNELS.simpler(trial), 20))
+        assert found and all(KernelTrial.parse(str(t)) == t != trial for t in found)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fuzz", "--kernels", "3", "--n", "3", "--interpreter"]) == 2
+    assert "--n and --kernels say how many" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "transconv", "fuzz", "--kernels", "6", "--interpreter", "--jobs", "1"]
+    told = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "6 trials" in told.stdout and "6 passed" in told.stdout

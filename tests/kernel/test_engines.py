@@ -41,7 +41,7 @@ def interpreted(case: Case, kernel: Kernel) -> list[Any]:
     names = case.kernel.source.parameters[1:]
     values = dict(zip(names, given, strict=True))
     buffers = {t.name: np.array(values[t.name], t.dtype.numpy).reshape(-1) for t in kernel.params}
-    run(kernel, Memory(buffers))
+    run(kernel.at(kernel.sizes.like) if kernel.sizes else kernel, Memory(buffers))
     return [buffers[n].reshape(v.shape) if isinstance(v, np.ndarray) else v for n, v in values.items()]
 
 

@@ -59,6 +59,31 @@ def voted(known: torch.Tensor, classes: torch.Tensor, points: torch.Tensor, k: i
     return torch.stack([torch.bincount(row, minlength=kinds).argmax() for row in classes[near]])
 
 
+def dropped(x: torch.Tensor, p: float, _: int) -> torch.Tensor:
+    """What is kept is told by the example."""
+    kept = example("dropout")(torch.ones_like(x), p, 5) > 0
+    assert abs(kept.float().mean() - 1 + p) < 0.03
+    return torch.where(kept, x / (1 - p), 0)
+
+
+def norm_gradients(g: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    leaves = tuple(t.clone().requires_grad_() for t in (x, scale, torch.zeros(50)))
+    return torch.autograd.grad(functional.layer_norm(leaves[0], (50,), *leaves[1:]), leaves, g)
+
+
+def each_expert(a: torch.Tensor, b: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+    return torch.cat([a[:150] @ b[0], a[150:] @ b[1]])
+
+
+def clusters(x: torch.Tensor, radius: float, least: int) -> torch.Tensor:
+    close = torch.cdist(x, x) <= radius
+    core, far = close.sum(1) >= least, 2**31 - 1
+    labels = torch.where(core, torch.arange(len(x)), far)
+    for _ in x:
+        labels = torch.minimum(labels, torch.where(close & core, labels, far).amin(1))
+    return labels
+
+
 # The example, its arguments, and the same in torch.
 EXAMPLES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
     "softmax": ((drawn(3, 50),), lambda x: x.softmax(1)),
@@ -79,7 +104,14 @@ EXAMPLES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
                weighed),
     "rambo": ((drawn(9, 20).sigmoid(), drawn(9, 20).cos().abs(), drawn(9, 20).sigmoid()), moved),
     "nearest_neighbours": ((drawn(30, 4), torch.arange(30) % 3, -drawn(11, 4), 5, 3), voted),
-    "attention": ((drawn(20, 24), drawn(45, 24), drawn(45, 20)), functional.scaled_dot_product_attention),
+    "attention": ((drawn(2, 20, 24), drawn(2, 75, 24), drawn(2, 75, 20)),
+                  functional.scaled_dot_product_attention),
+    "vector_add": ((drawn(2100), -drawn(2100)), torch.add),
+    "dropout": ((drawn(2100), 0.25, 5), dropped),
+    "layer_norm_backward": ((drawn(21, 50), -drawn(21, 50), drawn(50)), norm_gradients),
+    "grouped_gemm": ((drawn(200, 70), drawn(2, 70, 140), *torch.tensor(
+        [[0, 0, 150], [0, 128, 150], [1, 150, 200]], dtype=torch.int32).T.contiguous()), each_expert),
+    "dbscan": ((drawn(100, 2), 0.4, 6), clusters),
 }
 
 

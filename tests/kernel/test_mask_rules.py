@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from transconv.ir import Memory, run
 from transconv.kernel import Group, KernelFunction
 
 CANARY = -77.0
@@ -24,7 +25,10 @@ ALIKE = (
     "x.sum(axis=0)", "x.sum(axis=1)", "x.sum(axis=1, keepdims=True) + z", "x.max(axis=0)", "x.max(axis=1)",
     "np.min(x, axis=1)", "x.prod(axis=0)", "x.mean(axis=1)", "(x < -4.0).any(axis=1)",
     "(x < -4.0).all(axis=0)", "np.dot(x, z.T)", "np.dot(x.T, z)", "x.max(keepdims=True)",
-    "(x + z).sum(axis=0, keepdims=True)",
+    "(x + z).sum(axis=0, keepdims=True)", "np.minimum(x, z)", "x**2", "np.sqrt(-x)", "x.T + z.T",
+    "np.clip(x, -5.0, -2.0)", "x[0] - z", "x.min(axis=0) + z", "x.mean(axis=0)", "x.prod(axis=1)",
+    "(x + z).max(axis=1)", "x.sum(axis=(0, 1), keepdims=True)", "(x[:, None] * z[None]).sum(axis=(0, 2))",
+    "np.where(x.max(axis=1, keepdims=True).mask, 1.0, 0.0)", "x.copy()",
 )
 # Assignments that mean the same there; the value of t behind them counts.
 WRITTEN = (
@@ -34,12 +38,18 @@ WRITTEN = (
     ("t = group.load(X, shape=SHAPE)", "t[:] = 5.0"),
     ("t = group.zeros(shape=SHAPE, dtype=np.float32)",),
     ("t = group.full(shape=SHAPE, dtype=np.float32, fill_value=3.0)", "t = t + x"),
+    ("t = group.empty(shape=SHAPE, dtype=np.float32)", "t[0] = 5.0", "t[:, 0] = 2.0", "t = t * 2.0"),
+    ("t = x + 0.0", "t = t.max(axis=1, keepdims=True) + z"),
 )
 # Where kernels differ: functions are active by their operands alone, and no element becomes inactive.
 OTHER = (
     ("np.where(x < -4.0, x, z)", lambda x, z: np.ma.array(np.where(x.data < -4.0, x.data, z.data),
                                                           mask=x.mask | z.mask)),
     ("np.log(x - x)", lambda x, z: np.ma.array(np.where(x.mask, 0, -np.inf), mask=x.mask)),
+    ("np.where(x.argmax(axis=1, keepdims=True) >= 0, 1.0, 0.0)", lambda x, z: np.ma.array(
+        np.ones((len(x), 1)), mask=x.mask.all(axis=1, keepdims=True))),
+    ("x.argmin(axis=0)", lambda x, z: np.ma.array(np.where(x.mask, np.inf, x.data).argmin(axis=0),
+                                                  mask=x.mask.all(axis=0))),
     ("written(x, z)", lambda x, z: np.ma.array(np.where(z.mask, x.data, z.data), mask=x.mask & z.mask)),
 )
 
@@ -66,7 +76,11 @@ def source() -> str:
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> KernelFunction:
-    path = Path(tmp_path_factory.mktemp("masks")) / "mask_rules.py"
+    return loaded(Path(tmp_path_factory.mktemp("masks")) / "mask_rules.py")
+
+
+def loaded(path: Path) -> KernelFunction:
+    """The kernel of all rows, written to a file."""
     path.write_text(source(), "utf-8")
     spec = importlib.util.spec_from_file_location("mask_rules", path)
     assert spec is not None and spec.loader is not None
@@ -123,6 +137,9 @@ def check(given: tuple[Any, ...], run: Any) -> None:
                                    err_msg=f"{text} of {x.shape}, {z.shape} in {rows, cols}")
 
 
+SEEDS = (*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 24)))
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_in_the_simulator(rules: KernelFunction, seed: int) -> None:
     given = arguments(seed)
@@ -130,7 +147,21 @@ def test_in_the_simulator(rules: KernelFunction, seed: int) -> None:
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_in_tritons_interpreter(rules: KernelFunction, seed: int) -> None:
     given = arguments(seed)
     check(given, lambda *args: rules(Group(1), *args))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_in_the_interpreter_of_the_ir(rules: KernelFunction, seed: int) -> None:
+    def run_it(*args: Any) -> None:
+        kernel = rules.lower(Group(1), *args, target="sm_90").kernel
+        given = dict(zip(rules.source.parameters[1:], args, strict=True))
+        buffers = {t.name: given[t.name].reshape(-1) for t in kernel.params}
+        with np.errstate(all="ignore"):
+            run(kernel.at(kernel.sizes.like) if kernel.sizes else kernel, Memory(buffers))
+        for name, buffer in buffers.items():
+            given[name].reshape(-1)[:] = buffer
+
+    check(arguments(seed), run_it)

@@ -30,7 +30,7 @@ def test_the_verb_explains_and_shows(capsys: pytest.CaptureFixture[str]) -> None
 def test_the_verb_shows_a_stage_and_compiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernel", f"{EXAMPLE}:softmax", *CALL, "--stage", "written", "--compile"]) == 0
     told = capsys.readouterr().out
-    assert "for program in 0..64 grid:" in told and "registers" in told and "LDG.128" in told
+    assert " until X_d0 grid:" in told and "registers" in told and "LDG.128" in told
 
 
 @pytest.mark.parametrize(("words", "said"), [

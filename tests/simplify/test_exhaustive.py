@@ -60,8 +60,10 @@ def test_value_range_and_divisor(shape: str, facts: Facts) -> None:
 
 @pytest.mark.parametrize("shape", ["div", "mod", "mod common", "div above", "linear equal"])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_under_an_assumption(shape: str, condition: str) -> None:
-    for k, c, n in CONSTANTS[::5]:
+@pytest.mark.parametrize("step", [11, pytest.param(5, marks=pytest.mark.slow)])
+def test_under_an_assumption(shape: str, condition: str, step: int) -> None:
+    """Of every step-th choice of constants: no step divides the number of choices of one of them."""
+    for k, c, n in CONSTANTS[::step]:
         known = CONDITIONS[condition](k, c, n)
         facts = BOUNDED.assume(known)
         inside = [at for at in POINTS if value(known, at)]

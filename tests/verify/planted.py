@@ -216,7 +216,6 @@ PASSES = [
         problem="mb70000ic1ih256oc1oh256kh1 dt=f16", schedule="mb.oh.ow:64 | fma"),
     Bug("widen", "all lanes look at the first element", spread_of_zero, problem=DEPTHWISE,
         prop=Prop.BWD_W, schedule=f"kh:2 kw:3 {SLIDING} late=1"),
-    Bug("once", "an address is one too far", neighbour_is_read),
     Bug("final", "a quotient is not shifted back all the way", off_by_one,
         problem="mb1ic2iw9oc2ow5kw3sw2pw1", prop=Prop.BWD_D, switches={"simplify": False},
         schedule=""),

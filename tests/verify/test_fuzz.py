@@ -133,7 +133,8 @@ def test_what_lines_must_say() -> None:
 
 def test_everything_is_drawn() -> None:
     """Every value of every word, every direction, kind of layout, padding, type. Explicit kernels are
-    few among so many: what they keep is drawn below."""
+    few among so many: what they keep is drawn below, what they fetch behind a sum in
+    test_fuzz_compute.py."""
     seen: dict[str, Counter[str]] = {}
     for trial in drawn_trials():
         for name, word in trial.facts.items():
@@ -141,7 +142,7 @@ def test_everything_is_drawn() -> None:
     for word in words():
         if isinstance(word.values, tuple) and isinstance(word.default, str):
             assert set(word.values) - {"gluon", "stream"} <= set(seen[word.name]) or (
-                word.name in ("keep", "red", "row")), word.name  # the last two are of rows
+                word.name in ("keep", "behind", "red", "row")), word.name  # the last two are of rows
     assert {w.name for w in words()} <= set(seen)
     assert set(seen["direction"]) == {p.value for p in Prop}
     assert set(seen["axes"]) == {"1D", "2D", "3D"}

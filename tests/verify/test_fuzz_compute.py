@@ -17,8 +17,10 @@ from tests.verify import planted
 from transconv.__main__ import main
 from transconv.compute import END, Reduction, parse
 from transconv.errors import ProblemError
+from transconv.schedule import Schedule
 from transconv.schedule.words import by_name
-from transconv.verify import draw_any_size
+from transconv.target.records import TARGETS
+from transconv.verify import draw_any_size, draw_compute, draw_schedule
 from transconv.verify.fuzz import repeated
 from transconv.verify.fuzz_compute import ComputeTrial, draw_trial
 from transconv.verify.fuzz_run import work
@@ -40,6 +42,16 @@ def test_trials() -> None:
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
+def test_boxes_behind_a_sum_are_drawn() -> None:
+    """What the producer fetches, of one residual in twenty on this chip."""
+    def schedule(seed: int) -> Schedule | None:
+        rng = Random(seed)
+        compute = parse(draw_compute._residual(draw_compute.Page(rng)))
+        return draw_schedule.schedule(rng, [compute], TARGETS["sm_90"])
+
+    assert any((s := schedule(n)) is not None and s.behind == "box" for n in range(120))
+
+
 def test_everything_is_drawn() -> None:
     """Every kind, every word of rows, and everything that a text can say about where an element lies."""
     seen: dict[str, set[str]] = {}
@@ -50,7 +62,7 @@ def test_everything_is_drawn() -> None:
     whole = "\n".join((*(t.text for t in drawn()), *sized))
     for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
                  "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
-                 "compute statistics", " squares= ",
+                 "compute statistics", "compute residual", " squares= ",
                  "f32", "store D", "math=ieee", "k0 k1)", "argmax(", "argmin(", " += ", "_gradient",
                  "compute long", "any_map", "any_reduction", "any_mean", "any_rows", "any_product"):
         assert said in whole, said

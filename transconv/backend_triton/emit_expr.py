@@ -255,15 +255,16 @@ class ExprSpeller:
         return f"{self.space}.permute({self.text(e.x)}, ({', '.join(map(str, order))}))", POSTFIX
 
     def spell_Load(self, e: Load) -> tuple[str, int]:
+        if e.tensor.number:
+            return e.tensor.name, ATOM
         lanes = self.lanes(e)
         address = self.address(e.tensor, e.offset, lanes)
-        evict = f', eviction_policy="evict_{e.evict}"' if e.evict else ""
         if e.mask is TRUE:
-            return f"{self.space}.load({address}{evict})", POSTFIX
+            return f"{self.space}.load({address})", POSTFIX
         fill = e.fill if e.dtype.kind == "float" else int(e.fill)
         other = self.text(Const(fill, e.dtype))
         mask = self.condition(e.mask, lanes)
-        return f"{self.space}.load({address}, mask={mask}, other={other}{evict})", POSTFIX
+        return f"{self.space}.load({address}, mask={mask}, other={other})", POSTFIX
 
     def condition(self, mask: Expr, lanes: tuple[Lane, ...]) -> str:
         """A mask that is not always true. One that never is becomes a tensor, as Triton asks for."""

@@ -33,6 +33,7 @@ from transconv.ir import (
     FuncCall,
     Kernel,
     Lane,
+    Let,
     Node,
     Piece,
     Put,
@@ -111,6 +112,13 @@ class GluonEmitter(TlEmitter):
         barrier = f"{s.barrier.name}.index({self.text(s.slot)})"
         return [f"fetch_box({box_name(s.tensor.name)}, [{corner}], {barrier}, "
                 f"{s.piece.buffer.name}.index({place}))"]
+
+    def lines_Let(self, s: Let) -> list[str]:
+        """A tile that is read from shared memory comes in the layout of the sums."""
+        if isinstance(s.value, Piece):
+            self.name(s)
+            return [f"{s.var.name} = {self.text(s.value)}.load(sums)"]
+        return super().lines_Let(s)
 
     def lines_Put(self, s: Put) -> list[str]:
         lanes = self.lanes(s.value)

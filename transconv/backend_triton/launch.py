@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from transconv.backend_triton import compiled
+from transconv.backend_triton import compiled, fingerprint
 from transconv.backend_triton.descriptors import (
     Encode,
     Lying,
@@ -63,11 +63,7 @@ class Launcher:
         if device.type == "cpu":
             self._interpret(tensors)
             return
-        pointers = tuple([t.data_ptr() for t in tensors])
-        bits = 0
-        for pointer in pointers:
-            bits |= pointer
-        aligned = not bits & 15
+        pointers, aligned = addresses(tensors)
         index = device.index
         start = self.kept.get((index, aligned))
         c = _torch()._C
@@ -92,6 +88,7 @@ class Launcher:
         if kernel is not None:
             return kernel
         function, args = self._function(), self._arguments(tensors)
+        fingerprint.remember()
         if not aligned:
             import triton
 
@@ -194,6 +191,17 @@ class Launcher:
         return run
 
 
+def addresses(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
+    """The addresses of tensors, and whether all are multiples of 16; floats, which are passed themselves,
+    stay."""
+    pointers = tuple([t if type(t) is float else t.data_ptr() for t in tensors])
+    bits = 0
+    for pointer in pointers:
+        if type(pointer) is int:
+            bits |= pointer
+    return pointers, not bits & 15
+
+
 def arguments(tensors: Sequence[Any], boxes: tuple[Boxed | None, ...],
               describe: Callable[..., Any]) -> Sequence[Any]:
     """Tensors, or descriptors of boxes in their place."""
@@ -263,7 +271,8 @@ def written_out(raw: Callable[..., None], kernel: tuple[int, Any, Any, bool], or
                 numbers: tuple[int, ...], device: int,
                 stream: Callable[[int], Any]) -> Callable[..., None]:
     """A function of tensors that starts a kernel (its grid, function, metadata, whether it begins early)
-    with the addresses of those at the indices ``order``, and numbers: each argument is written out."""
+    with the addresses of those at the indices ``order``, and numbers: each argument is written out. ``~at``
+    instead of an index: the argument is a float, passed itself."""
     made: Callable[..., None] = _spelled(order, len(numbers))(raw, *kernel, device, stream, *numbers)
     return made
 
@@ -271,7 +280,8 @@ def written_out(raw: Callable[..., None], kernel: tuple[int, Any, Any, bool], or
 @lru_cache(maxsize=256)
 def _spelled(order: tuple[int, ...], count: int) -> Any:
     numbers = "".join(f", n{at}" for at in range(count))
-    addresses = "".join(f", given[{int(at)}].data_ptr()" for at in order)
+    addresses = "".join(f", given[{int(at)}].data_ptr()" if at >= 0 else f", given[{~int(at)}]"
+                        for at in order)
     return eval(f"lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
                 "raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None, "
                 f"None{addresses}{numbers})")

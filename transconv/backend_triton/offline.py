@@ -47,6 +47,7 @@ class Job:
     explicit: bool = False
     code: bool = False
     sizes: int = 0  # 32-bit arguments after the tensors
+    numbers: int = 0  # the last of the params, which are passed themselves, not by address
 
 
 @dataclass(frozen=True, slots=True)

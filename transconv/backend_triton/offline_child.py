@@ -60,6 +60,8 @@ def _source(job: dict[str, Any]) -> Any:
     function = load(job["source"], job["function"])
     types = [_descriptor(word, element, box, job["explicit"]) if box else f"*{word}"
              for word, element, box in job["params"]]
+    passed = job.get("numbers", 0)
+    types = types[:len(types) - passed] + [t.removeprefix("*") for t in types[len(types) - passed:]]
     types += ["i32"] * job.get("sizes", 0)  # sizes that are arguments
     signature = dict(zip(function.arg_names, types, strict=True))
     # A pointer from torch's allocator is a multiple of 16 bytes; without that fact no load is wide.

@@ -18,6 +18,7 @@ from transconv.backend_triton.launch import (
     Boxed,
     Encoder,
     Launcher,
+    addresses,
     arguments,
     encodings,
     entry,
@@ -112,7 +113,7 @@ class SizedLauncher(Launcher):
                     self._function()[(grid,)](*given, *sizes, **self._options())
             return
         torch = torch_module()
-        aligned = not any(t.data_ptr() & 15 for t in tensors)
+        _, aligned = addresses(tensors)
         with torch.cuda.device(device.index):
             made = self.starts.get((device.index, aligned))
             if made is None:
@@ -169,10 +170,10 @@ class _Start:
             kernel.run(grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
                        *given, *sizes)
             return
-        addresses = tuple([t.data_ptr() for t in tensors])
+        pointers, _ = addresses(tensors)
         self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
                  kernel.packed_metadata, None, None, None,
-                 *(self.encoder(sizes)(addresses) if self.boxed else addresses), *sizes)
+                 *(self.encoder(sizes)(pointers) if self.boxed else pointers), *sizes)
 
     def encoder(self, sizes: tuple[int, ...]) -> Encoder:
         """The encoder of the boxes' descriptors for these sizes."""

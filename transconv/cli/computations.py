@@ -16,6 +16,7 @@ from transconv.ir import readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
 from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled, told
+from transconv.selection import telling
 from transconv.target import Target, detect
 
 BEGINS = re.compile(r"(?m)^(?=compute\s)")  # where a computation's lines begin
@@ -79,6 +80,8 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
             print(f"schedule   {step.schedule}")
             if said := told(step.schedule, step.compute, target):
                 print(f"reduced    {said}")
+            for line in telling.behind(step.schedule, step.compute, target):
+                print(line)
         print(f"chosen     {made.why}")
     for step in made.steps if shown is not None else ():
         for stage, kernel in lower(step.compute, step.schedule, target, step.kernel.name, compute.math):

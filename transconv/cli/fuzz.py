@@ -21,6 +21,7 @@ def add_to(verbs: object) -> None:
         "code is 1 if any trial failed.",
         ("fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
          "fuzz --n 2000 --seed 1 --interpreter", "fuzz --computes 400 --seed 1 --interpreter",
+         "fuzz --kernels 400 --seed 1 --interpreter",
          "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
          "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
     made.add_argument("--n", type=ranges.at_least(0, 10**6), default=None, metavar="N",
@@ -28,6 +29,9 @@ def add_to(verbs: object) -> None:
     made.add_argument("--computes", type=ranges.at_least(1, 10**6), default=0, metavar="N",
                       help="draw N computations as text instead of convolutions; with --interpreter "
                            "their kernels are interpreted after every pass")
+    made.add_argument("--kernels", type=ranges.at_least(1, 10**6), default=0, metavar="N",
+                      help="draw N programs of the kernel API; engines must agree with its simulator: the "
+                           "GPU, or with --interpreter Triton's and that of the IR")
     made.add_argument("--seed", type=ranges.at_least(0), default=0, metavar="S",
                       help="the seed of all trials (default: 0)")
     made.add_argument("--first", type=ranges.at_least(0), default=0, metavar="I",
@@ -58,23 +62,27 @@ def run(words: argparse.Namespace) -> int:
     from transconv.target import Target
     from transconv.verify.corpus import read
     from transconv.verify.fuzz import Plan, fuzz
-    from transconv.verify.trials import read as trial
+    from transconv.verify.trials import COMPUTES, CONVOLUTIONS
 
     Target.parse(words.target)
-    lines = [str(trial(line)) for line in words.line]
+    kind = COMPUTES if words.computes else CONVOLUTIONS
+    if words.kernels or any(line.startswith("kernel ") for line in words.line):
+        from transconv.kernel_trials import KERNELS as kind
+    lines = [str(kind.read(line)) for line in words.line]
     if words.file is not None:
         lines += [str(entry.trial) for entry in read(words.file)]
         if not lines:
             raise ValueError(f"{words.file} contains no trial; expected lines in the format of --line")
-    if words.computes and words.n is not None:
-        raise ValueError("--n and --computes both say how many trials; expected one of them")
-    number = words.computes or (words.n if words.n is not None else 0 if lines else 1000)
+    said = [f"--{w}" for w in ("n", "computes", "kernels") if getattr(words, w) not in (0, None)]
+    if len(said) > 1:
+        raise ValueError(f"{' and '.join(said)} say how many trials; expected one of them")
+    number = words.computes or words.kernels or (words.n if words.n is not None else 0 if lines else 1000)
     if not words.interpreter and not has_gpu():
         raise ValueError("there is no GPU to run kernels on; expected one, or --interpreter, "
                          "which executes them with NumPy and in Triton's interpreter")
     return fuzz(Plan(number, words.seed, words.jobs, words.time_budget, words.target,
                      words.interpreter, words.share, words.first, words.limit, words.shrink,
-                     not words.no_corpus and not lines, tuple(lines), bool(words.computes)), words.json)
+                     not words.no_corpus and not lines, tuple(lines), kind), words.json)
 
 
 def has_gpu() -> bool:

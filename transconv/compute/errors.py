@@ -25,6 +25,10 @@ TF32 = tf32.spacing  # the same if both factors are rounded to tf32
 SHORT = 2.0**-10
 """How far sums of products of 8-bit floats may be off by each 32 of them, of the sum of absolute terms."""
 ROUNDINGS = 4.0  # the same for a stored result
+SMALLEST = 2.0**-126  # of normal numbers in f32; chips keep fewer digits of smaller ones, or none
+# What a part of a product loses below that grows by the factors behind it: of random ones by more than
+# this for about one row in a million.
+GROWN = 2.0**10
 
 
 def share_of(compute: Compute) -> float:
@@ -71,9 +75,28 @@ def allowed(value: Array, error: Array, dtype: DType) -> Array:
 
 
 def rounds_once(value: Array, error: Array, dtype: DType) -> Array:
-    """Where a stored element of a type is expected to be ``value`` rounded once: where the error before
-    that is less than a place of the type. It may be more where nearly equal numbers are subtracted."""
-    return np.asarray(error <= dtype.spacing * np.abs(value))
+    """Where a stored element of a type is certainly ``value`` rounded once: where all that is within
+    ``error`` of it is rounded to one number. Close to the middle of two numbers, and where nearly equal
+    ones are subtracted, it is not. The error of whole numbers is less than a half."""
+    if dtype.kind != "float":
+        return np.asarray(error < 0.5)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(_nearest(value - error, dtype) == _nearest(value + error, dtype))
+
+
+def _nearest(value: Array, dtype: DType) -> Array:
+    """The numbers of a type without a largest one that are nearest to values."""
+    place = np.ldexp(dtype.spacing, np.frexp(value)[1] - 1)
+    place = np.maximum(place, 2 * dtype.tiny)
+    return np.asarray(np.rint(value / place) * place)
+
+
+def _underflow(factors: Array, axes: tuple[int, ...]) -> Array:
+    """What products of absolute values lose where some of the factors alone may be too small for f32, in
+    whichever order they are multiplied. A factor 0 gives 0 behind that as well."""
+    least = np.prod(np.where(factors > 0, np.minimum(factors, 1.0), 1.0), axes, keepdims=True)
+    lost = (least < SMALLEST) & np.all(factors > 0, axes, keepdims=True)
+    return np.where(lost, SMALLEST * GROWN, 0.0)
 
 
 def reduced(op: str, terms: Array, found: Array, error: Array | None, axes: tuple[int, ...],
@@ -86,5 +109,6 @@ def reduced(op: str, terms: Array, found: Array, error: Array | None, axes: tupl
             np.broadcast_to(off, terms.shape), axes, keepdims=True))
     if op == "prod":
         each = np.where(sizes > 0, off / np.where(sizes > 0, sizes, 1.0), 0.0) + 2.0**-22
-        return np.asarray(np.abs(found) * np.sum(np.broadcast_to(each, terms.shape), axes, keepdims=True))
+        each = np.sum(np.broadcast_to(each, terms.shape), axes, keepdims=True)
+        return np.asarray(np.abs(found) * each + _underflow(sizes, axes))
     return np.asarray(np.max(np.broadcast_to(off, terms.shape), axes, keepdims=True))

@@ -208,7 +208,7 @@ class Run:
 
     def store(self, step: Write, into: Answer, shared: Gathered | None) -> None:
         value = self.value(step.value)
-        error = self.error(step.value, value)
+        error = self.error(step.unrounded, value)
         coords, mask = self.place(step.view)
         sizes = self.points(step) if shared else ()
         shape = np.broadcast_shapes(value.shape, mask.shape, *(c.shape for c in coords), sizes)

@@ -22,10 +22,10 @@ DIVISION = 4.0
 def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator) -> Array:
     """The error of an expression from the roundings of its own operations; ``at`` has the values of its
     variables, ``exact`` gives an expression in f64."""
-    wide = {part: exact(part) for part in _parts(e) if part is e or _half_units(part)}
-    rounds = {part: units for part in wide if (units := _half_units(part)) and part.dtype.kind == "float"}
+    rounds = {x: _half_units(x) for x in _parts(e) if x.dtype.kind == "float" and _is_off(x)}
     if not rounds:
         return np.zeros((1,) * at.rank)
+    wide = {part: exact(part) for part in (e, *rounds)}
     whole = wide[e]
     values = at.parts(whole)
     moves: dict[Expr, Array] = {}
@@ -62,11 +62,18 @@ def _rounding(part: Expr, wide: Expr, units: float, values: Mapping[Expr, Array]
     value, half = values[wide], part.dtype.spacing / 2
     off = units * (half * np.where(np.isfinite(value), np.abs(value), 0.0) + part.dtype.tiny)
     if isinstance(part, Call) and isinstance(wide, Call):
-        off = off + part.dtype.tiny / half  # functions give 0 for numbers with fewer digits
-        if inside := CALLS[part.name].inside:
-            x = wide.args[0]
-            off = off + moved(wide, x, inside * half * np.abs(values[x]), values, at)
+        callee, smallest = CALLS[part.name], part.dtype.tiny / half
+        off = off + smallest * (units > 0)  # functions give 0 for numbers with fewer digits
+        size = np.abs(values[wide.args[0]])
+        taken = callee.inside * half * size + np.where(callee.flushes & (size < smallest), size, 0.0)
+        if taken.any():
+            off = off + moved(wide, wide.args[0], taken, values, at)
     return np.asarray(off)
+
+
+def _is_off(part: Expr) -> bool:
+    """Whether the result of an operation may be off by its own doing."""
+    return _half_units(part) > 0 or isinstance(part, Call) and CALLS[part.name].flushes
 
 
 def _half_units(part: Expr) -> float:

@@ -130,7 +130,7 @@ class Samples(Run):
     def stored(self, step: Write, wanted: Array) -> tuple[tuple[Array, ...], Array, Array]:
         """The same of the ``wanted`` points."""
         value = self.value(step.value)
-        error = self.error(step.value, value)
+        error = self.error(step.unrounded, value)
         coords, mask = self.place(step.view)
         shape = np.broadcast_shapes(*(x.shape for x in (value, mask, wanted, *coords)))
         keep = np.broadcast_to(mask, shape) & np.broadcast_to(wanted, shape)

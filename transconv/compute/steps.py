@@ -93,6 +93,14 @@ class Write:
     value: Expr
     op: str = ""
 
+    @property
+    def unrounded(self) -> Expr:
+        """The value before it is rounded to the tensor's type; what is added to others is rounded."""
+        match self.value:
+            case Cast(x) if not self.op and x.dtype.kind == self.value.dtype.kind == "float":
+                return x
+        return self.value
+
 
 Step = Read | Value | Reduction | Write
 """A line of a computation."""

@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from transconv.compute.compute import Compute
-from transconv.ir import Const, Expr, Tensor, View, ViewDim, free_vars, substitute
+from transconv.ir import Const, Expr, View, ViewDim, free_vars, substitute
 from transconv.simplify import simplify
 
 FAR = 1 << 20  # factor on strides of gathers; a power of two, so that it keeps their alignment
@@ -67,12 +67,3 @@ def touched(view: View, compute: Compute) -> int:
     strides = axis_strides(view, compute)
     points = prod(x.size for x in compute.axes if strides[x.name])
     return min(points, prod(view.tensor.shape)) * view.tensor.dtype.bytes
-
-
-@lru_cache(maxsize=512)
-def read_once(compute: Compute) -> frozenset[Tensor]:
-    """The tensors with a view that reads another element at each point of the axes: no broadcast, no
-    window, and no gather, whose indices may repeat."""
-    points = prod(x.size for x in compute.axes)
-    return frozenset(v.tensor for v in {r.view for r in compute.reads} if not compute.names.told(v)
-                     and touched(v, compute) == points * v.tensor.dtype.bytes)

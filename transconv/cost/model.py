@@ -115,6 +115,8 @@ class Timed:
         elif stored.alone:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
         self.store += self.work.whole * self.target.rates.issue.whole_ns
+        behind = self.work.behind
+        self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
 
     def __call__(self, tiles: int, steps: int, traffic: float) -> float:
         schedule, c, store = self.schedule, self.rates, self.store

@@ -9,12 +9,14 @@ from functools import lru_cache
 from math import gcd, prod
 
 from transconv.compute import Compute, axis_strides, touched
+from transconv.cost.behind import Behind, read_behind
 from transconv.cost.issue import ACCESS, SECTOR
 from transconv.ir import View, f32
 from transconv.schedule import (
     Block,
     Schedule,
     Scheduled,
+    behind_bytes,
     diagonal,
     inner_feature,
     k_steps,
@@ -73,6 +75,7 @@ class Work:
     serial: bool = False  # whether each product waits for the one before it, for want of registers
     whole: int = 0  # sums of integers that are converted, scaled and rounded before they are stored
     divided: bool = False  # whether summed positions are unpacked by sizes that are arguments
+    behind: Behind = Behind()  # what the maps behind the sum read
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
 
 
@@ -96,6 +99,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums, moved = m * n * group, _moved(schedule, compute)
     whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
+    behind = read_behind(schedule, compute)
     return Work(
         tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
@@ -104,12 +108,12 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
         resident=1 if schedule.programs else _resident(schedule, compute, target, m * n * group),
-        traffic=sum([touched(v, compute) for v in (*views, compute.c)]),
+        traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
-        serial=moved and 2 * sums > HELD_TWICE * 32 * schedule.warps, small=small)
+        behind=behind, serial=moved and 2 * sums > HELD_TWICE * 32 * schedule.warps, small=small)
 
 
 def _moved(schedule: Schedule, compute: Compute) -> bool:
@@ -150,6 +154,7 @@ def _resident(schedule: Schedule, compute: Compute, target: Target, results: int
     if schedule.unit == "mma" and compute.b is not None:
         shared = shared_bytes(schedule, compute) + 1024
         shared += results * compute.c.tensor.dtype.bytes if schedule.c == "box" else 0
+        shared += behind_bytes(schedule, compute)
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))
 

@@ -5,6 +5,8 @@ torch_ops and the relation of the convolution.
 """
 
 from transconv.distributed import rules as rules
+from transconv.distributed.certificate import Certificate as Certificate
+from transconv.distributed.certificate import verify as verify
 from transconv.distributed.models import parallelize as parallelize
 
-__all__ = ["parallelize"]
+__all__ = ["Certificate", "parallelize", "verify"]

@@ -17,7 +17,7 @@ from torch.distributed.tensor import (
 )
 from torch.utils._pytree import tree_map
 
-from transconv.distributed import rules, windows
+from transconv.distributed import padded, rules, windows
 from transconv.torch_ops import convert, exchange, stats
 
 Tensor = torch.Tensor
@@ -28,7 +28,8 @@ AXES = {"n": 0, "d": -3, "h": -2, "w": -1}
 # whole tensors: DTensor's rules for them gather in the best case.
 ROWWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.GroupNorm)
+    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.GroupNorm,
+    nn.UpsamplingNearest2d)
 
 
 def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> nn.Module:
@@ -49,7 +50,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> n
         if any(isinstance(p, DTensor) for p in module.parameters(recurse=False)):
             raise ValueError(f"'{name}' has parameters that are DTensors already; parallelize the model "
                              "before other plans")
-    rules.add_norms()
+    rules.serve_models()
     convert.convert_(model)
     distribute_module(model, mesh)
     for parameter in model.parameters():
@@ -57,7 +58,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> n
             after_gradient: Any = parameter.register_post_accumulate_grad_hook
             after_gradient(_sum_gradient)
     for name, module in model.named_modules():
-        if forward := windows.forward_of(module):
+        if forward := padded.convolution if padded.has_border(module) else windows.forward_of(module):
             module.forward = partial(forward, module)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
@@ -89,9 +90,9 @@ def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
 
 def _shards(module: nn.Module) -> bool:
     """Whether a module computes on sharded rows."""
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return module.padding_mode == "zeros"
-    return isinstance(module, ROWWISE)
+    if isinstance(module, nn.Upsample):
+        return module.mode in ("nearest", "nearest-exact")
+    return isinstance(module, (nn.modules.conv._ConvNd, *ROWWISE))
 
 
 def _places(tensor: Tensor, mesh: Any, dims: Mapping[int, int]) -> list[Placement]:

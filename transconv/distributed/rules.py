@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from transconv.distributed import norms, sharded
+from transconv.distributed import norms, sharded, upsampling
 from transconv.errors import Unsupported
 from transconv.torch_ops import operators, subclasses
 
@@ -96,18 +96,18 @@ def replace(devices: frozenset[str]) -> None:
         _replacing.pop()._destroy()
 
 
-_NORMS: dict[str, Callable[..., Any]] = {
+_OF_MODELS: dict[str, Callable[..., Any]] = {
     "aten::native_group_norm": norms.forward,
-    "aten::native_group_norm_backward": norms.backward}
-_norms: list[Any] = []
+    "aten::native_group_norm_backward": norms.backward, **upsampling.RULES}
+_of_models: list[Any] = []
 
 
-def add_norms() -> None:
-    """Serve group norms of DTensors from now on, in place of DTensor's rule."""
-    if not _norms:
-        _norms.append(_new_library("aten", "FRAGMENT"))
-        for name, function in _NORMS.items():
-            _add(name, function, _norms[0])
+def serve_models() -> None:
+    """Serve group norms and nearest upsampling of DTensors from now on, in place of DTensor's rules."""
+    if not _of_models:
+        _of_models.append(_new_library("aten", "FRAGMENT"))
+        for name, function in _OF_MODELS.items():
+            _add(name, function, _of_models[0])
 
 
 def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:

@@ -55,7 +55,7 @@ def returned(grad: Tensor, size: int, dim: int, plan: Exchange, group: Any, chan
     for peer, rows in plan.pieces:
         part, at = grad.narrow(dim, at, rows.size), at + rows.size
         if peer < 0:
-            made.narrow(dim, rows.start - plan.owned.start, rows.size).copy_(part)
+            made.narrow(dim, rows.start - plan.owned.start, rows.size).add_(part)
             continue
         requests.append(dist.P2POp(_send, part.permute(order).contiguous(), group=group, group_peer=peer))
         peers.append(f"send {rows.size} rows to")

@@ -35,7 +35,8 @@ class _Extended(torch.autograd.Function):
         return transfer.returned(grad, ctx.size, *ctx.call), None, None, None, None
 
 
-_extended: Callable[..., Tensor] = _Extended.apply
+exchanged: Callable[..., Tensor] = _Extended.apply
+"""``transfer.extended`` with a gradient."""
 
 
 def pool(module: Any, x: DTensor) -> DTensor:
@@ -58,7 +59,7 @@ def pool(module: Any, x: DTensor) -> DTensor:
         if isinstance(place, Shard) and place.dim > 1:
             line, parts, rank = lines[place.dim - 2], mesh.size(at), mesh.get_local_rank(at)
             plan: Exchange = planned(line, Prop.FWD, parts, rank)
-            local = _extended(local, place.dim, plan, mesh.get_group(at), last)
+            local = exchanged(local, place.dim, plan, mesh.get_group(at), last)
             src[place.dim - 2], dst[place.dim - 2] = plan.needed, shards(line.o, parts)[rank]
     maximum = isinstance(module, _MAXIMA)
     made = _pooled(local, lines, src, dst, maximum)

@@ -44,6 +44,7 @@ def _dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     return x * mask * (0.0 if p == 1 else 1 / (1 - p)), mask
 
 
+NORM = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
 MOVED = {getattr(getattr(torch.ops.aten, packet), "default") for packet in (  # noqa: B009
     "cat", "constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
     "replication_pad1d", "replication_pad2d", "replication_pad3d")}
@@ -72,6 +73,24 @@ def repeated(gm: fx.GraphModule) -> None:
             with gm.graph.inserting_before(node):
                 made = gm.graph.call_function(_repeated, (node.args[0], times))
                 made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            gm.graph.erase_node(node)
+    gm.recompile()
+
+
+def normalized(gm: fx.GraphModule) -> None:
+    """Write instance norms without running statistics as group norms with a group for each feature, in a
+    graph of torch's functions. torch computes them as batch norms of an image that has the features of all
+    images, where a convolution has to look for each of its own."""
+    for node in gm.graph.nodes:
+        if node.target is not torch.nn.functional.instance_norm:
+            continue
+        given = dict(zip(NORM, node.args, strict=False)) | node.kwargs
+        if given.get("running_mean") is None and given.get("use_input_stats", True):
+            with gm.graph.inserting_before(node):
+                made = gm.graph.call_function(_normalized, (
+                    given["input"], given.get("weight"), given.get("bias"), given.get("eps", 1e-5)))
+            made.meta = dict(node.meta)
             node.replace_all_uses_with(made)
             gm.graph.erase_node(node)
     gm.recompile()
@@ -114,6 +133,14 @@ def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
     wide = x.reshape(lead + [e for n in sizes for e in (n, 1)])
     wide = wide.expand(lead + [e for n, k in zip(sizes, times, strict=True) for e in (n, k)])
     return wide.reshape(lead + [n * k for n, k in zip(sizes, times, strict=True)])
+
+
+def _normalized(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None,
+                eps: float) -> torch.Tensor:
+    """In the type of the image, as instance norms are under autocast, too; that of the weight may be
+    wider."""
+    wide = x if weight is None else x.to(weight.dtype)
+    return torch.nn.functional.group_norm(wide, x.shape[1], weight, bias, eps).to(x.dtype)
 
 
 def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:

@@ -133,7 +133,7 @@ def weigh_factor(piece: Product, side: int, planner: Planner) -> None:
             continue
         if piece.relation and kept not in planner.home and kept not in planner.outputs:
             kept.strides = features_last(kept.shape)  # nothing else says how it lies
-        planner.keep(kept, piece, reason)
+        planner.keep(kept, piece, reason, itself=written)
     if views in stored or isinstance(views, (Source, Constant)):
         return
     if isinstance(views, Mapped) and price.work(views, planner.memory) or not isinstance(

@@ -203,14 +203,15 @@ class Planner:
 
     # -- stores ----------------------------------------------------------------------------------
 
-    def keep(self, piece: Piece, user: Piece | None, reason: str, exact: bool = False) -> None:
+    def keep(self, piece: Piece, user: Piece | None, reason: str, exact: bool = False,
+             itself: bool = False) -> None:
         """Have a value in memory for a user, or for arithmetic what a kernel evaluates it from. ``exact``:
-        it, or what it is a view of, or only widens; without a user nothing else."""
+        it, or what it is a view of, or only widens; ``itself``, or without a user: nothing else."""
         if user is None:
             self.hold(piece)
             return
         narrow = exact or not isinstance(user, (Mapped, Reduced))
-        for base in keeping.bases(piece, self, narrow):
+        for base in [piece] if itself else keeping.bases(piece, self, narrow):
             self.plan.edges.append(Edge(base.label or "a value", user.label or "a value", reason))
             self.hold(base)
 

@@ -18,14 +18,12 @@ class Read(Expr):
 
 @node
 class Load(Read):
-    """``tensor.data[offset]`` where ``mask`` holds, else ``fill``. The offset counts elements. ``evict``:
-    whether its cache lines leave the L2 cache ``first`` or ``last``; by default the cache decides."""
+    """``tensor.data[offset]`` where ``mask`` holds, else ``fill``. The offset counts elements."""
 
     tensor: Tensor
     offset: Expr
     mask: Expr
     fill: float = 0.0
-    evict: str = ""
 
     @property
     def dtype(self) -> DType:

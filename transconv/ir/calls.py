@@ -30,8 +30,9 @@ class Callee:
     the decorator and ``{tl}`` the language. ``floats``: the widths in bits of floats that it takes;
     ``ints``: whether it takes integers. ``off``: by how many half units in the last place a chip's result
     may be off; ``inside``: by how many its argument, which it rounds first. ``exp`` is 2**(x log2(e)):
-    of a large x, a half unit of the product is many of the result. ``result``: the type of the result, if
-    not that of the operands."""
+    of a large x, a half unit of the product is many of the result. ``flushes``: whether chips take an
+    operand below the smallest normal number as 0 (NVIDIA's libdevice does as Triton links it, for floor
+    as well: ``cvt.rmi.ftz``). ``result``: the type of the result, if not that of the operands."""
 
     arity: int
     numpy: Callable[..., Array]
@@ -42,6 +43,7 @@ class Callee:
     ints: bool = False
     off: float = 4.0
     inside: float = 0.0
+    flushes: bool = False
     result: DType | None = None
 
     def why_not(self, dtype: DType) -> str:
@@ -97,8 +99,8 @@ REMAINDER = QUOTIENT.replace("quotient", "remainder").replace("//", "%")
 
 def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float = 4.0,
           inside: float = 0.0) -> Callee:
-    """A function that has this name in both Triton and Gluon."""
-    return Callee(arity, function, name, name, off=off, inside=inside)
+    """A function that has this name in both Triton and Gluon. Those of one operand are the library's."""
+    return Callee(arity, function, name, name, off=off, inside=inside, flushes=arity == 1)
 
 
 CALLS: dict[str, Callee] = {
@@ -111,7 +113,8 @@ CALLS: dict[str, Callee] = {
     "sin": _same("sin", np.sin),
     "cos": _same("cos", np.cos),
     "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0),
-    "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "math.erf", "erf"),
+    "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "math.erf", "erf",
+                  flushes=True),
     "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))",
                       off=9.0, inside=2.0),
     "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True, off=0.0),

@@ -62,7 +62,7 @@ def axis_and_kind(lane: Lane) -> str:
 def tensor_line(t: Tensor) -> str:
     """The header's line about a tensor: everything but its type."""
     words = ((t.copy_of, f"copy of {t.copy_of}"), (t.parts_of, f"parts of {t.parts_of}"),
-             (t.planes, "planes"),
+             (t.planes, "planes"), (t.number, "number"),
              (t.extents, f"any [{', '.join(map(str, t.extents))}]"),
              (t.pitches, f"apart [{', '.join(map(str, t.pitches))}]"))
     return ", ".join([str(t), *(text for holds, text in words if holds)])

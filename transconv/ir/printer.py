@@ -86,8 +86,7 @@ class ExprPrinter:
     def text_Load(self, e: ac.Load) -> str:
         mask = "" if e.mask is ex.TRUE else f", mask={_bare(self.text(e.mask))}"
         fill = "" if repr(e.fill) == "0.0" else f", fill={e.fill!r}"
-        evict = f", evict={e.evict}" if e.evict else ""
-        return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask}{fill}{evict})"
+        return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask}{fill})"
 
     def text_BoxLoad(self, e: ac.BoxLoad) -> str:
         return f"box_load({e.tensor.name}, {self.box(e)})"

@@ -29,7 +29,8 @@ class Tensor(Node):
 
     ``extents``: if sizes are arguments, the size of each dimension as an expression of them. Such a tensor
     is dense, in the order of the layout's blocks, unless ``pitches`` has the stride of each dimension, as
-    of a view as planes; its shape and layout are those of the example."""
+    of a view as planes; its shape and layout are those of the example. ``number``: there is one element,
+    which is an argument itself, not its address."""
 
     name: str
     dims: tuple[str, ...]
@@ -41,6 +42,7 @@ class Tensor(Node):
     planes: bool = False
     extents: tuple[Expr, ...] = ()
     pitches: tuple[Expr, ...] = ()
+    number: bool = False
 
     @property
     def dtype(self) -> DType:

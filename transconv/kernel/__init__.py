@@ -5,8 +5,10 @@ passes, emitters and launches below it, nothing of convolutions.
 """
 
 from transconv.errors import KernelError
+from transconv.kernel.declared import Buffer, Constant, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.group import Group
 
-__all__ = ["DeviceFunction", "Group", "KernelDecorator", "KernelError", "KernelFunction", "kernel"]
+__all__ = ["Buffer", "Constant", "DeviceFunction", "Group", "KernelDecorator", "KernelError",
+           "KernelFunction", "Tunable", "kernel", "symbols"]

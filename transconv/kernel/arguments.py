@@ -4,52 +4,93 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import DTYPES, DType, Layout, Tensor, f32
+from transconv.ir import DTYPES, Const, DType, Expr, Layout, Tensor, as_expr, f32
+from transconv.kernel.sizing import Number, Sizing
+
+
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """An array of a call without its sizes. ``order``: its dimensions from the outermost on if it is
+    dense; ``strides``: of others; ``overlaps``: whether elements share memory."""
+
+    dtype: DType
+    rank: int
+    order: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """``specs``: a Tensor or a number for each parameter; ``tensors``: torch's tensors, by name; ``key``:
-    what a kernel depends on; ``alike``: names of arrays that share memory, each with the first of them;
-    ``device``: of the arrays."""
+    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order and
+    whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory, each
+    with the first of them; ``device``: of the arrays."""
 
-    specs: dict[str, Any]
+    kinds: dict[str, Any]
+    numbers: tuple[Number, ...]
     tensors: dict[str, Any]
     floats: dict[str, float]
-    key: tuple[Any, ...]
     alike: dict[str, str]
     device: Any
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a kernel depends on beside the numbers."""
+        # With the types of booleans: 1 and True are equal in Python.
+        kinds = tuple((n, type(k), k) for n, k in self.kinds.items())
+        return kinds, tuple(sorted(self.alike.items()))
+
+    def specs(self, sizing: Sizing) -> dict[str, Any]:
+        """What a kernel knows of each parameter: a Tensor, a number, or an expression of numbers that are
+        arguments. A Tensor without dimensions is a number that is read at run time."""
+        places, found = count(), dict[str, Any]()
+        for name, kind in self.kinds.items():
+            if isinstance(kind, Lying):
+                at = [next(places) for _ in range(kind.rank)]
+                found[name] = _tensor(name, kind, tuple(sizing.numbers[i].value for i in at),
+                                      tuple(sizing.exprs[i] for i in at))
+            elif kind is float:
+                found[name] = Tensor(name, (), (), Layout.dense(f32, ()), number=True)
+            elif kind is int:
+                e = sizing.exprs[next(places)]
+                found[name] = e.value if isinstance(e, Const) else e
+            else:
+                found[name] = kind
+        return found
 
 
 def tensors_of(given: Mapping[str, Any]) -> Arguments:
     """Look at arguments by name. Raises KernelError for one that is no array and no number, for an array
     of a type that kernels do not have, and for arrays of several devices."""
-    specs: dict[str, Any] = {}
+    kinds: dict[str, Any] = {}
+    numbers: list[Number] = []
     tensors: dict[str, Any] = {}
     floats: dict[str, float] = {}
     for name, value in given.items():
         number = plain_number(value)
-        if number is not None:
-            if isinstance(number, float):
-                floats[name] = number
-                specs[name] = Tensor(name, (), (), Layout.dense(f32, ()))
-            else:
-                specs[name] = number
-            continue
-        tensor = as_tensor(name, value)
-        tensors[name] = tensor
-        specs[name] = spec_of(name, tensor)
+        if isinstance(number, bool):
+            kinds[name] = number
+        elif isinstance(number, int):
+            kinds[name] = int
+            numbers.append(Number(name, name, number))
+        elif number is not None:
+            floats[name] = number
+            kinds[name] = float
+        else:
+            tensor = as_tensor(name, value)
+            tensors[name] = tensor
+            kinds[name] = lying(name, tensor)
+            numbers += [Number(f"{name}.shape[{d}]", f"{name}_d{d}", n) for d, n in enumerate(tensor.shape)]
     devices = {t.device for t in tensors.values()}
     if len(devices) > 1:
         told = ", ".join(f"{n} on {t.device}" for n, t in tensors.items())
         raise KernelError(f"arrays on several devices: {told}; expected one device")
-    alike = sharing(tensors)
-    # With the types of numbers: 1 and True are equal in Python.
-    key = tuple((n, type(s), s) for n, s in specs.items()), tuple(sorted(alike.items()))
-    return Arguments(specs, tensors, floats, key, alike, next(iter(devices), None))
+    return Arguments(kinds, tuple(numbers), tensors, floats, sharing(tensors),
+                     next(iter(devices), None))
 
 
 def plain_number(value: Any) -> int | float | bool | None:
@@ -86,8 +127,8 @@ def as_tensor(name: str, value: Any) -> Any:
                       "with DLPack or the CUDA array interface, or a number")
 
 
-def spec_of(name: str, tensor: Any) -> Tensor:
-    """What a kernel knows of an array: its type, shape and strides."""
+def lying(name: str, tensor: Any) -> Lying:
+    """What a kernel knows of an array beside its sizes."""
     dtype = type_of(name, str(tensor.dtype).removeprefix("torch."))
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     if tensor.is_neg() or tensor.is_conj():
@@ -96,8 +137,26 @@ def spec_of(name: str, tensor: Any) -> Tensor:
     if not shape:
         raise KernelError(f"{name} is an array without dimensions; expected a number, or an array of one "
                           f"element: {name}.reshape(1)")
+    if tensor.is_contiguous():
+        return Lying(dtype, len(shape), tuple(range(len(shape))))
+    layout = Layout.from_strides(dtype, shape, strides)
+    order = tuple(b.dim for b in layout.blocks)
+    if layout.is_packed:
+        return Lying(dtype, len(shape), order)
+    return Lying(dtype, len(shape), order, strides, layout.overlaps and all(shape))
+
+
+def _tensor(name: str, kind: Lying, shape: tuple[int, ...], sizes: tuple[Expr, ...]) -> Tensor:
+    """An array of these sizes. ``sizes``: the same as expressions of arguments."""
     dims = tuple(f"d{i}" for i in range(len(shape)))
-    return Tensor(name, dims, shape, Layout.from_strides(dtype, shape, strides))
+    named = not all(isinstance(e, Const) for e in sizes)
+    if not kind.strides:
+        layout = Layout.dense(kind.dtype, shape, kind.order)
+        return Tensor(name, dims, shape, layout, extents=sizes if named else ())
+    layout = Layout.from_strides(kind.dtype, shape, kind.strides)
+    if not named:
+        return Tensor(name, dims, shape, layout)
+    return Tensor(name, dims, shape, layout, extents=sizes, pitches=tuple(map(as_expr, kind.strides)))
 
 
 def type_of(name: str, torch: str) -> DType:
@@ -116,15 +175,20 @@ def sharing(tensors: Mapping[str, Any]) -> dict[str, str]:
     for name, t in tensors.items():
         if t.device.type == "meta" or not t.numel():
             continue
-        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
         begin = t.data_ptr()
-        end = begin + (last + 1) * t.element_size()
+        end = begin + spanned(t)
         for other, (a, z) in spans.items():
             if begin < z and a < end:
                 found[name] = found.get(other, other)
                 break
         spans[name] = (begin, end)
     return found
+
+
+def spanned(tensor: Any) -> int:
+    """The bytes from the first element of an array to its last."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * int(tensor.element_size()) if tensor.numel() else 0
 
 
 def described(value: Any) -> str:

@@ -36,7 +36,12 @@ from transconv.simplify import simplify
 
 def whole(tensor: Tensor) -> ArrayView:
     """An array of the call."""
-    return ArrayView(tensor, tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(tensor.shape)))
+    return ArrayView(tensor, tuple(Along(d, ZERO, n) for d, n in enumerate(tensor.bounds)))
+
+
+def number_of(size: Expr) -> int | Tile:
+    """A size as a number; one that is an argument is known at run time only."""
+    return int(size.value) if isinstance(size, Const) else Tile((), size)
 
 
 def size_along(along: Along | None) -> Expr:
@@ -52,7 +57,7 @@ def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
     found: list[Any] = []
     for along in view.along:
         size = simplify(Max(size_along(along), ZERO), b.facts)
-        found.append(int(size.value) if isinstance(size, Const) else Tile((), size))
+        found.append(number_of(size))
     return tuple(found)
 
 
@@ -87,6 +92,10 @@ def _element(b: Building, along: Along, item: Any) -> tuple[Expr, Mask]:
         if not -size.value <= place.value < size.value:
             raise Refusal(f"index {item} in a dimension of {size.value} elements",
                           f"{-size.value} to {size.value - 1}")
+    if isinstance(place, Const):
+        there_is = Tile((), (place < size) if place.value >= 0 else (place >= -size))
+        if b.is_of_sizes(there_is) and not b.holds(there_is):
+            b.known(Tile((), size))
     there: list[Expr] = [place < size]
     if not b.is_positive(place):
         there.append(place >= -size)
@@ -101,7 +110,7 @@ def _part(b: Building, along: Along | None, item: slice) -> Along | None:
         return along
     if along is None:
         raise Refusal("a slice of a dimension of one element that None made", "`:`")
-    step = 1 if item.step is None else item.step
+    step = 1 if item.step is None else b.known(item.step)
     if not isinstance(step, int) or step < 1:
         raise Refusal("a slice with another step than a positive whole number", "x[a:b:2]")
     size = size_along(along)
@@ -142,6 +151,8 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
         if lane is not None:
             far = lane if along.step == 1 else lane * along.step
             place = far if place is ZERO else place + far
+            b.divides(along.start)
+            b.divides(along.stop)
         coords[along.dim] = place
         inside += [place < stop for stop in _stops(along.stop)]
     return _offset(b, view, coords), b.inside(view.tensor.name, tuple(inside))
@@ -176,7 +187,7 @@ def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: b
 
 def static_shape(b: Building, view: ArrayView) -> Shape:
     """The sizes of a view, all of which have to be known."""
-    found = sizes(b, view)
+    found = tuple(b.known(n) for n in sizes(b, view))
     if any(not isinstance(n, int) for n in found):
         raise Refusal("an array whose size is known at run time only, without a shape", "shape=(...)",
                       "group.load(X[i:], shape=(16, X.shape[1]))")
@@ -229,6 +240,7 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, 
 def _known(b: Building, along: Along | None) -> int:
     """The size of a dimension behind those with indices."""
     size = None if along is None else simplify(size_along(along), b.facts)
+    b.known(None if size is None else Tile((), size))
     if not isinstance(size, Const) or size.value < 1:
         raise Refusal("a dimension behind an index whose size is not known, or 0", "whole dimensions",
                       "X[i]")

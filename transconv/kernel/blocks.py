@@ -86,7 +86,7 @@ class Blocks(Expressions):
             if not 1 <= len(bounds) <= 3:
                 raise Refusal(f"range of {len(bounds)} values", "range(stop), range(start, stop, step)")
             start, stop, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-            self.counted(s, start, stop, step)
+            self.counted(s, start, stop, self.b.known(step))
             return
         items = self.value(call)
         if not isinstance(items, (tuple, list, range)):
@@ -107,12 +107,14 @@ class Blocks(Expressions):
         name = s.target.id
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
+        if abs(step) != 1:
+            self.b.divides(last)
         if isinstance(trips, Const) and int(trips.value) <= 0:
             self.gone |= {n: ended("a loop without an iteration") for n in [name] if n not in self.env}
             return
-        self.with_carried(s.body, lambda: self.loop(s, name, first, step, trips))
+        self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, trips))
 
-    def loop(self, s: ast.For, name: str, first: Expr, step: int, trips: Expr) -> None:
+    def loop(self, s: ast.For, name: str, first: Expr, last: Expr, step: int, trips: Expr) -> None:
         plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
         var = Var(self.b.fresh(name if plain else f"{name}_step"))
         known = range_of(trips, self.b.facts)
@@ -129,6 +131,8 @@ class Blocks(Expressions):
             for n, mask in here.items():
                 self.env[n] = self.carried[n].now(mask)
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
+            if not isinstance(trips, Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
+                self.b.facts = self.b.facts.assume(counter < last if step > 0 else counter > last)
             self.env[name] = Tile((), counter)
             self.loops.append(f"{name}:{s.lineno}")
             self.run(s.body)
@@ -161,7 +165,8 @@ class Blocks(Expressions):
         if isinstance(condition, Const):
             self.run(s.body if condition.value else s.orelse)
             return
-        self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition))
+        self.with_carried([*s.body, *s.orelse], lambda: self.branches(s, condition),
+                          True)
 
     def masked_branches(self, s: ast.If, test: Tile) -> None:
         """A branch of each work-item: its statements are executed under a mask."""
@@ -202,9 +207,10 @@ class Blocks(Expressions):
         after = self.env
         self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
 
-    def with_carried(self, body: Sequence[ast.stmt], read: Callable[[], None]) -> None:
-        """Read a block with the names that it changes carried; again with other plans where they have to
-        be carried in another way."""
+    def with_carried(self, body: Sequence[ast.stmt], read: Callable[[], None],
+                     branch: bool = False) -> None:
+        """Read a loop, or a branch, with the names that it changes carried; again with other plans where
+        they have to be carried in another way."""
         plans: dict[str, Plan] = {}
         for name in assigned_names(body):
             if name in self.env and name not in self.carried and (plan := plan_of(self.env[name])):
@@ -217,7 +223,7 @@ class Blocks(Expressions):
         for _ in range(ATTEMPTS):
             try:
                 for name, plan in plans.items():
-                    held, tile = begun(b, name, self.env[name], plan, self.depth + 1)
+                    held, tile = begun(b, name, self.env[name], plan, self.depth + 1, branch)
                     self.carried[name], self.env[name] = held, tile
                 read()
                 break

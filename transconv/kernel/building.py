@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from transconv.ir import (
     FALSE,
@@ -15,8 +16,10 @@ from transconv.ir import (
     Expr,
     Lane,
     Let,
+    Not,
     Renamed,
     Select,
+    Sizes,
     Spread,
     Stmt,
     Update,
@@ -26,24 +29,30 @@ from transconv.ir import (
     lanes_of,
     readable,
     seq,
+    value_at,
 )
 from transconv.kernel.lanes import Shape, lanes_along, moved, own_lanes
 from transconv.kernel.masks import proved
+from transconv.kernel.sizing import Needed
 from transconv.kernel.values import Mask, Tile
-from transconv.simplify import Facts, range_of, reason
+from transconv.simplify import Facts, facts_of, range_of, reason, simplify
 
 RESERVED = ("tl", "triton", "range", "float")
 
 
 class Building:
     """Statements in their order. ``scope``: the lanes of names; ``facts``: of positions; ``changing``: the
-    names of the kernel that are assigned more than once."""
+    names of the kernel that are assigned more than once; ``decided``: conditions of sizes that are
+    arguments, which branches of the source depend on; ``divided``: sizes whose divisors matter."""
 
-    def __init__(self, taken: tuple[str, ...] = ()) -> None:
+    def __init__(self, taken: tuple[str, ...] = (), sizes: Sizes | None = None) -> None:
         self.stmts: list[Stmt] = []
         self.scope: dict[Var, tuple[Lane, ...]] = {}
-        self.facts = Facts()
-        self.taken = {*taken, *RESERVED}
+        self.sizes = sizes
+        self.facts = facts_of(sizes)
+        self.decided: dict[Expr, None] = {}
+        self.divided: set[str] = set()
+        self.taken = {*taken, *(sizes.names if sizes else ()), *RESERVED}
         self.changing: set[Var] = set()
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
         self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
@@ -163,6 +172,42 @@ class Building:
         """Whether a position is proved not to be negative."""
         low = range_of(e, self.facts).lo
         return low is not None and low >= 0
+
+    # -- sizes that are arguments --
+
+    def is_of_sizes(self, value: object) -> bool:
+        """Whether a number is computed from sizes that are arguments, and from nothing else."""
+        if self.sizes is None or not isinstance(value, Tile) or value.shape or value.mask:
+            return False
+        names = {v.name for v in free_vars(value.expr)}
+        return bool(names) and names <= {*self.sizes.names} and value.dtype.kind in ("index", "bool")
+
+    def known(self, value: Any) -> Any:
+        """A number that has to be known: sizes become constants (Needed). Anything else as it is."""
+        if isinstance(value, Tile) and self.is_of_sizes(value):
+            raise Needed(v.name for v in free_vars(value.expr))
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.known(v) for v in value)
+        if isinstance(value, slice):
+            return slice(*(self.known(v) for v in (value.start, value.stop, value.step)))
+        return value
+
+    def divides(self, e: Expr) -> None:
+        """Note that it matters what divides the sizes in an expression."""
+        if self.sizes is not None:
+            self.divided |= {v.name for v in free_vars(e)} & {*self.sizes.names}
+
+    def holds(self, condition: Tile) -> bool:
+        """Whether a condition of sizes holds for the call's, which the compiled kernel then requires."""
+        assert self.sizes is not None
+        found = simplify(condition.expr, self.facts)
+        if isinstance(found, Const):
+            return bool(found.value)
+        held = bool(value_at(found, self.sizes.like))
+        told = found if held else simplify(Not(found), self.facts)
+        self.decided[told] = None
+        self.facts = self.facts.assume(told)
+        return held
 
     def changes(self, e: Expr) -> bool:
         """Whether a value mentions names that are assigned again."""

@@ -47,8 +47,11 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
         return at.inlined(callee, args, words)
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
-    if known and (any(callee is f for f in STATIC) or _is_plain(callee)):
-        return _python(callee, args, words)
+    if any(callee is f for f in STATIC) or _is_plain(callee):
+        if known:
+            return _python(callee, args, words)
+        if not any(callee is f for f in (min, max, int, float)) and function_of(callee) is None:
+            at.b.known(values)
     if (row := function_of(callee)) is not None:
         return _function(at, row.name, args, words)
     if any(callee is f for f in (min, max)) and len(args) > 1 and not words:
@@ -138,6 +141,7 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
 
 
 def _vec(at: Expressions, x: Tile, shape: Any = None) -> Tile:
+    shape = at.b.known(shape)
     if shape is not None and tuple(shape) != x.shape:
         raise Refusal(f"vec(shape={shape}) of {x}", "the tile's own shape; load the part that is needed",
                       "group.vload(X[i:], shape=(16, 16))")
@@ -151,7 +155,7 @@ def _transpose(at: Expressions, x: Tile, *axes: Any) -> Tile:
 
 def _reshape(at: Expressions, x: Tile, *shape: Any) -> Tile:
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    return tiles.reshaped(at.b, x, tuple(given))
+    return tiles.reshaped(at.b, x, tuple(at.b.known(given)))
 
 
 TILE_METHODS: dict[str, Callable[..., Any]] = {
@@ -168,6 +172,7 @@ TILE_METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _arange(at: Expressions, *bounds: Any, dtype: Any = None) -> Tile:
+    bounds = at.b.known(bounds)
     if not all(isinstance(n, int) for n in bounds):
         raise Refusal("np.arange with bounds that are known at run time only", "numbers; add the start",
                       "i + np.arange(16)")
@@ -204,8 +209,8 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.clip, lambda at, x, low=None, high=None: clip(at.b, x, low, high)),
     (np.transpose, lambda at, x, axes=None: tiles.transposed(at.b, tile_of(x), axes)),
     (np.expand_dims, _expand),
-    (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(tuple(shape)))),
-    (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), tuple(shape))),
+    (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(at.b.known(tuple(shape))))),
+    (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
     (np.arange, _arange), (np.zeros_like, _like(0)), (np.ones_like, _like(1)), (np.full_like, _full_like),
     (float, lambda at, x: as_type(tile_of(x), dtype_of("float32"))),
     (int, lambda at, x: as_type(tile_of(x), dtype_of("int32"))),

@@ -46,13 +46,14 @@ class Plan:
 @dataclass(slots=True)
 class Carried:
     """A name that is carried now. ``first``: its mask at the beginning; ``on``: the tile of its mask;
-    ``depth``: how many blocks are around the one that carries it."""
+    ``depth``: how many blocks are around the one that carries it; ``branch``: whether it is a branch."""
 
     plan: Plan
     var: Var
     first: Mask
     on: Var | None
     depth: int
+    branch: bool = False
 
     def now(self, mask: Mask) -> Tile:
         """The value, with a mask."""
@@ -91,13 +92,14 @@ def plan_of(value: Any) -> Plan | None:
     return None
 
 
-def begun(b: Building, name: str, value: Any, plan: Plan, depth: int) -> tuple[Carried, Tile]:
+def begun(b: Building, name: str, value: Any, plan: Plan, depth: int,
+          branch: bool = False) -> tuple[Carried, Tile]:
     """A name that changes from here on, and its value now."""
     tile = tile_of(value)
     var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
     on = b.alloc(f"{name}_active", boolean, plan.shape, whole(tile.mask)) if plan.kept else None
     now = Tile(plan.shape, var, tile.mask if on is None else (on,), items=plan.items)
-    return Carried(plan, var, tile.mask, on, depth), now
+    return Carried(plan, var, tile.mask, on, depth, branch), now
 
 
 def at_iteration(held: Carried, first: Expr) -> Mask:
@@ -148,7 +150,9 @@ def masked(name: str, held: Carried, new: Mask, now: Mask, depth: int, inner: It
     changing = {*inner}
     steady = depth == held.depth and {*held.first} <= {*new} and not any(
         free_vars(m) & changing for m in more)
-    if steady and not held.plan.grows and more and joined(held.first, more) == joined(new):
+    # What one branch adds does not hold in the other.
+    grows = steady and not held.branch and not held.plan.grows and more
+    if grows and joined(held.first, more) == joined(new):
         raise Again(name, replace(held.plan, grows=more))
     raise Again(name, replace(held.plan, kept=True, grows=()))
 

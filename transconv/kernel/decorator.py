@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, overload
 
 from transconv.errors import KernelError
-from transconv.kernel.arguments import described, tensors_of
+from transconv.kernel.arguments import described
+from transconv.kernel.declared import Asked, Declared, Meant, Tunable, declared_of
 from transconv.kernel.device_functions import func
 from transconv.kernel.group import Group
+from transconv.kernel.explaining import explained
 from transconv.kernel.launching import Launches
-from transconv.kernel.lowering import Lowered, lowered
+from transconv.kernel.lowering import Lowered
 from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
+from transconv.kernel.tuned import Found
 from transconv.target import Target, detect
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
@@ -24,16 +28,19 @@ class KernelFunction:
     objects with DLPack or the CUDA array interface, Python numbers. Arrays are written in place.
 
     Tensors on a GPU run there. Those of the CPU run in Triton's interpreter, with TRITON_INTERPRET=1;
-    without it a call raises KernelError. Each combination of types, shapes, strides and whole numbers is
-    compiled once; floats are read at run time. ``precision``: of products of float32.
+    without it a call raises KernelError. One compiled kernel serves all sizes of equal divisors; sizes that
+    the function needs to know, types and strides belong to it, floats do not. ``precision``: of products of float32.
     """
 
-    def __init__(self, function: Callable[..., Any], precision: str = "ieee") -> None:
+    def __init__(self, function: Callable[..., Any], precision: str = "ieee", work_shape: Any = None,
+                 group_shape: Any = None, tuned: Mapping[str, int] = MappingProxyType({})) -> None:
         if precision not in PRECISIONS:
             raise KernelError(f"precision={precision!r}; expected one of {' '.join(PRECISIONS)}")
         functools.update_wrapper(self, function)
         self.python, self.precision = function, precision
+        self.work_shape, self.group_shape, self.tuned = work_shape, group_shape, dict(tuned)
         self._source: Source | None = None
+        self._declared: Declared | None = None
         self._launches = Launches(self)
 
     @property
@@ -46,14 +53,51 @@ class KernelFunction:
     def __repr__(self) -> str:
         return f"<kernel {getattr(self.python, '__name__', '?')}>"
 
-    def __call__(self, group: Group, *args: Any, **words: Any) -> None:
-        self._launches(group, self.bound(group, args, words))
+    def __call__(self, *args: Any, **words: Any) -> None:
+        self._launches(args, words)
 
-    def bound(self, group: Any, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
-        """The arguments by name. Raises KernelError unless each parameter has one."""
-        if not isinstance(group, Group):
-            raise KernelError(f"{self.source.name} is called with {described(group)}; expected a Group "
-                              f"first: {self.source.name}(Group(work_shape=...), ...)")
+    @property
+    def declared(self) -> Declared:
+        """What the function's annotations and the decorator say. Raises KernelError."""
+        if self._declared is None:
+            names = self.source.parameters[1:]
+            self._declared = declared_of(self.python, names, self.work_shape, self.group_shape)
+        return self._declared
+
+    @property
+    def tunables(self) -> dict[str, Tunable]:
+        """The numbers that the kernel leaves to tuning, by name."""
+        around = self.source.outside()
+        used = [around[n] for n in (*self.python.__code__.co_names, *self.python.__code__.co_freevars)
+                if n in around]
+        return {t.name: t for t in (*self.declared.shape, *used) if isinstance(t, Tunable)}
+
+    def parametrize(self, **values: int) -> KernelFunction:
+        """The kernel with other values of its tunable numbers. Raises KernelError for other names."""
+        if wrong := sorted({*values} - {*self.tunables}):
+            known = " ".join(self.tunables) or "none"
+            raise KernelError(f"{self.source.name} has no tunable number {wrong[0]}; it has: {known}")
+        return KernelFunction(self.python, self.precision, self.work_shape, self.group_shape,
+                              self.tuned | values)
+
+    def asked(self, args: tuple[Any, ...], words: dict[str, Any],
+              chosen: Mapping[str, int] = MappingProxyType({})) -> Asked:
+        """A call: its group, its arguments by name, what symbols mean. ``chosen``: values of tunable
+        numbers. Raises KernelError unless each parameter has an argument as declared."""
+        name, group = self.source.name, args[0] if args and isinstance(args[0], Group) else None
+        if group is None and not self.declared.work:
+            raise KernelError(f"{name} is called with {described(args[0]) if args else 'nothing'}; expected a "
+                              f"Group first: {name}(Group(work_shape=...), ...)")
+        given = self._given(args if group is None else args[1:], words)
+        bound = self.declared.bound(name, given)
+        tuned = {n: t.default for n, t in self.tunables.items()} | dict(chosen) | self.tuned
+        meant = Meant({n: said for n, (_, said) in bound.items()}, self.declared.constants(), tuned)
+        sizes = {n: size for n, (size, _) in bound.items()}
+        if group is not None:
+            return Asked(group, given, meant, sizes)
+        return Asked(self.declared.group(name, bound, tuned), given, meant, sizes, True)
+
+    def _given(self, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
         names = self.source.parameters[1:]
         given = dict(zip(names, args, strict=False))
         unknown = [w for w in words if w not in names or w in given]
@@ -64,43 +108,37 @@ class KernelFunction:
                               f"{self.source.name}(group, {', '.join(names)})")
         return {n: given[n] for n in names}
 
-    def simulate(self, group: Group, *args: Any, **words: Any) -> None:
+    def simulate(self, *args: Any, **words: Any) -> None:
         """Run the Python function itself, for one group after the other, on NumPy arrays: slow, in an
         order that is always the same, and with breakpoints. Raises KernelError with the user's line, also
         for races, and for barriers that not all items of a group reach."""
-        simulate(self.python, group, self.bound(group, args, words))
+        asked = self.asked(args, words)
+        simulate(self.python, asked.group, asked.given, asked.symbols | asked.meant.tuned)
 
-    def lower(self, group: Group, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
+    def lower(self, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
         """The kernel for such arguments, with its stages and its Triton text; launches nothing.
         ``target``: a chip (``sm_90``), by default this machine's. Arguments may be of torch's ``meta``
         device. Raises KernelError with the user's line."""
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
-        arguments = tensors_of(self.bound(group, args, words))
-        return lowered(self.source, group, arguments.specs, chip, self.precision, arguments.alike)
+        return self._launches.chosen(self.asked(args, words), chip)[0]
 
-    def show(self, group: Group, *args: Any, stage: str = "emit", target: Target | str | None = None,
+    def show(self, *args: Any, stage: str = "emit", target: Target | str | None = None,
              **words: Any) -> str:
         """The text after a stage: ``written`` (as the source has it), the name of a pass, or ``emit``, the
         Triton text."""
-        return self.lower(group, *args, target=target, **words).stage(stage)
+        return self.lower(*args, target=target, **words).stage(stage)
 
-    def explain(self, group: Group, *args: Any, target: Target | str | None = None, **words: Any) -> str:
+    def tune(self, *args: Any, seconds: float = 20.0, trials: int = 32, **words: Any) -> Found:
+        """Try values of tunable numbers, warps and stages for calls like this one, on copies of the
+        arrays, and keep the fastest in the user's cache, where later calls find it. What the group hints
+        stays. Raises KernelError as a call does."""
+        return self._launches.tune(args, words, seconds, trials)
+
+    def explain(self, *args: Any, target: Target | str | None = None, **words: Any) -> str:
         """How the kernel is launched for such arguments: the groups, their shape and whether it was asked
-        for, warps, masks that were proved away."""
+        for, warps, sizes that are arguments and what is required of them, masks that were proved away."""
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
-        made = self.lower(group, *args, target=chip, **words)
-        asked = "as hinted" if group.group_shape_hint is not None else "chosen"
-        lines = [f"kernel     {made.name}",
-                 f"target     {chip.name}",
-                 f"work       {' x '.join(map(str, group.work))}",
-                 f"group      {' x '.join(map(str, group.shape))} ({asked})",
-                 f"groups     {' x '.join(map(str, group.groups))} = {group.count} programs",
-                 f"sub-group  {chip.warp_size}" + (
-                     f" (the chip's; {group.subgroup_size_hint} was hinted)"
-                     if group.subgroup_size_hint not in (None, chip.warp_size) else " (the chip's)"),
-                 f"warps      {made.warps}"]
-        lines += [f"masks      {note}" for note in made.kernel.notes]
-        return "\n".join(lines)
+        return explained(*self._launches.chosen(self.asked(args, words), chip), chip)
 
 
 def _checked(source: Source) -> Source:
@@ -128,7 +166,9 @@ class KernelDecorator:
         double(Group(work_shape=X.shape[0]), X, Y)
 
     ``@kernel(precision="tf32")``: the precision of products of float32, ``ieee`` (float32), ``tf32`` or
-    ``tf32x3`` (the matrix unit). ``@kernel.func`` makes a function that kernels may call.
+    ``tf32x3`` (the matrix unit). ``@kernel(work_shape=(H, W), group_shape=(16, 64))``: the group follows
+    from symbols that annotations bind, and calls have none. ``@kernel.func`` makes a function that kernels
+    may call.
     """
 
     func = staticmethod(func)
@@ -137,13 +177,15 @@ class KernelDecorator:
     def __call__(self, function: Callable[..., Any]) -> KernelFunction: ...
 
     @overload
-    def __call__(self, *, precision: str = "ieee") -> Callable[[Callable[..., Any]], KernelFunction]: ...
+    def __call__(self, *, precision: str = "ieee", work_shape: Any = None,
+                 group_shape: Any = None) -> Callable[[Callable[..., Any]], KernelFunction]: ...
 
-    def __call__(self, function: Callable[..., Any] | None = None, *, precision: str = "ieee") -> Any:
-        """The kernel of a function; a decorator where only a precision is given."""
+    def __call__(self, function: Callable[..., Any] | None = None, *, precision: str = "ieee",
+                 work_shape: Any = None, group_shape: Any = None) -> Any:
+        """The kernel of a function; a decorator where only words are given."""
         if function is not None:
-            return KernelFunction(function, precision)
-        return lambda made: KernelFunction(made, precision)
+            return KernelFunction(function, precision, work_shape, group_shape)
+        return lambda made: KernelFunction(made, precision, work_shape, group_shape)
 
 
 kernel = KernelDecorator()

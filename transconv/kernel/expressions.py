@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import Expr, Let, Load, Store
+from transconv.ir import Expr, Let, Load, Store, Var
 from transconv.kernel import arrays, scopes, tiles
 from transconv.kernel.building import Building
+from transconv.kernel.declared import Tunable
 from transconv.kernel.calls import TILE_METHODS, called, is_static
 from transconv.kernel.elementwise import apply, named, power
 from transconv.kernel.functions import cast, function_of
@@ -42,10 +43,11 @@ OF_ITEMS = ("id", "group_id", "work_offset")  # methods of the group that work-i
 
 
 class Expressions:
-    """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next."""
+    """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next;
+    ``meant``: the values of symbols and tunable numbers, by name."""
 
-    def __init__(self, b: Building, source: Source, chip: Chip) -> None:
-        self.b, self.source, self.chip = b, source, chip
+    def __init__(self, b: Building, source: Source, chip: Chip, meant: Mapping[str, Any]) -> None:
+        self.b, self.source, self.chip, self.meant = b, source, chip, meant
         self.env: dict[str, Any] = {}
         self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
         self.outside = source.outside()
@@ -98,6 +100,13 @@ class Expressions:
             found = self.outside[node.id]
             if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
                 raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments")
+            if isinstance(found, Tunable):
+                return self.meant.get(found.name, found.default)
+            if isinstance(found, Var):
+                if found.name not in self.meant:
+                    raise Refusal(f"{node.id}, a symbol that no argument has as a size",
+                                  "symbols in annotations", f"def {self.source.name}(group, X: Buffer[N]):")
+                return self.meant[found.name]
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
 
@@ -123,7 +132,7 @@ class Expressions:
         if function is operator.matmul:
             return product(tile_of(a), tile_of(b))
         if function is operator.pow:
-            return power(self.b, a, b)
+            return power(self.b, a, self.b.known(b))
         row = function_of(function)
         assert row is not None
         return apply(self.b, row, [a, b])
@@ -156,11 +165,15 @@ class Expressions:
             else:
                 row = function_of(COMPARE[type(op)])
                 assert row is not None
-                made.append(apply(self.b, row, [left, right]))
+                made.append(self.decided(apply(self.b, row, [left, right])))
             left = right
         if len(made) == 1:
             return made[0]
         return all(made) if is_static(made) else self.truth(made)
+
+    def decided(self, condition: Tile) -> Tile | bool:
+        """A condition; one of sizes that are arguments is decided as it is for the call's."""
+        return self.b.holds(condition) if self.b.is_of_sizes(condition) else condition
 
     def compared(self, op: ast.AST, left: Any, right: Any) -> bool:
         """A comparison that Python decides: of known values, and whether something is None."""
@@ -272,6 +285,7 @@ class Expressions:
             value = arrays.element(self.b, view, self.stem)
             self.accessed(view)
             return value
+        item = self.b.known(item)
         if isinstance(of, Tile):
             if of.items:
                 raise Refusal("an element of a value of each work-item", "elements of arrays", "X[i, k]")

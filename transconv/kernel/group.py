@@ -10,6 +10,7 @@ from transconv.errors import KernelError
 from transconv.kernel.lanes import PLACES, capacity
 
 LONGEST = 1024  # elements of a group of one dimension that gets no hint
+MOST_STAGES = 8
 SQUARE = 32  # rows and columns of a group of more dimensions
 
 
@@ -26,13 +27,16 @@ class Group:
 
     ``group_shape_hint``: the elements of a group, any sizes, of as many dimensions; default: 1,024, or 32
     by 32 along the last two dimensions, not beyond the work. ``subgroup_size_hint``: the items of a
-    sub-group; chips have one size, which ``explain`` reports. Sizes may be given as one number. Raises
-    KernelError for sizes below 1 (of the work: below 0).
+    sub-group; chips have one size, which ``explain`` reports. ``warps_hint``: the warps of a group;
+    ``stages_hint``: how many iterations' loads of a loop are in flight. Sizes may be given as one number.
+    Raises KernelError for sizes below 1 (of the work: below 0).
     """
 
     work_shape: tuple[int, ...] | int
     group_shape_hint: tuple[int, ...] | int | None = None
     subgroup_size_hint: int | None = None
+    warps_hint: int | None = None
+    stages_hint: int | None = None
 
     def __post_init__(self) -> None:
         work = _sizes("work_shape", self.work_shape, 0)
@@ -46,6 +50,11 @@ class Group:
         size = self.subgroup_size_hint
         if size is not None and (not isinstance(size, int) or size < 1 or size & (size - 1)):
             raise KernelError(f"subgroup_size_hint={size!r}; expected a power of two")
+        if self.warps_hint not in (None, 1, 2, 4, 8, 16, 32):
+            raise KernelError(f"warps_hint={self.warps_hint!r}; expected 1, 2, 4, 8, 16 or 32")
+        stages = self.stages_hint
+        if stages is not None and (not isinstance(stages, int) or not 1 <= stages <= MOST_STAGES):
+            raise KernelError(f"stages_hint={stages!r}; expected 1 to {MOST_STAGES}")
 
     @property
     def work(self) -> tuple[int, ...]:

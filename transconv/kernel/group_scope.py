@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class GroupScope:
     """The group of a kernel, while its source is read. ``ids``: its place among the groups."""
 
-    def __init__(self, shape: Shape, work: Shape, ids: tuple[Tile, ...]) -> None:
+    def __init__(self, shape: Shape, work: tuple[Any, ...], ids: tuple[Tile, ...]) -> None:
         self.shape, self.work_shape, self.ids = shape, work, ids
 
 
@@ -50,11 +50,11 @@ def _offset(at: Expressions, group: GroupScope) -> Any:
 
 
 def _load(at: Expressions, group: GroupScope, array: Any, shape: Any = None) -> Tile:
-    return at.load(_view(array), None if shape is None else _shape(shape))
+    return at.load(_view(array), None if shape is None else _shape(at.b.known(shape)))
 
 
 def _vload(at: Expressions, group: GroupScope, array: Any, shape: Any = None) -> Tile:
-    return at.load(_view(array), None if shape is None else _shape(shape), vector=True)
+    return at.load(_view(array), None if shape is None else _shape(at.b.known(shape)), vector=True)
 
 
 def _store(at: Expressions, group: GroupScope, array: Any, value: Any) -> None:
@@ -69,12 +69,13 @@ def _full(vector: bool, value: Any = None) -> Callable[..., Tile]:
                           "group.full(shape=(16,), dtype=np.float32, fill_value=1)")
         if value is not None and fill_value is not None:
             raise Refusal("a fill_value", "shape and dtype")
-        return filled(_shape(shape), fill_value if value is None else value, dtype_of(dtype), vector)
+        return filled(_shape(at.b.known(shape)), fill_value if value is None else value, dtype_of(dtype),
+                      vector)
     return made
 
 
 def _empty(at: Expressions, group: GroupScope, shape: Any, dtype: Any = f32) -> Tile:
-    zero = filled(_shape(shape), 0, dtype_of(dtype))
+    zero = filled(_shape(at.b.known(shape)), 0, dtype_of(dtype))
     return Tile(zero.shape, zero.expr, (FALSE,))
 
 

@@ -8,6 +8,7 @@ items reach and decisions by inactive elements are refused with their lines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ from transconv.kernel.simulator_names import seen_by_tiles
 from transconv.kernel.simulator_order import Order, failed_line
 
 
-def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any]) -> None:
+def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str, Any],
+             meant: Mapping[str, int] = MappingProxyType({})) -> None:
     """Run a function as a kernel. ``arguments``: arrays, which are written in place, and numbers, by the
-    names of the function's parameters behind the group. Raises KernelError with the user's line."""
-    order, lent, running = Order(), _Lent(), seen_by_tiles(function)
+    names of the function's parameters behind the group; ``meant``: the values of symbols and tunable
+    numbers. Raises KernelError with the user's line."""
+    order, lent, running = Order(), _Lent(), seen_by_tiles(function, dict(meant))
     given = {name: lent.argument(order, name, value) for name, value in arguments.items()}
     try:
         for number, ids in enumerate(np.ndindex(*group.groups)):

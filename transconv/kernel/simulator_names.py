@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from transconv.ir import Var
+from transconv.kernel.declared import Tunable
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.functions import function_of
 from transconv.kernel.reductions import reduction_of
@@ -23,8 +25,9 @@ BUILTINS = ("sum", "max", "min", "any", "all")
 Called = Callable[..., Any]
 
 
-def seen_by_tiles(function: Called, known: dict[int, Any] | None = None) -> Called:
-    """A function of the same code with such names for tiles, as the functions of kernels it calls."""
+def seen_by_tiles(function: Called, known: dict[Any, Any] | None = None) -> Called:
+    """A function of the same code with such names for tiles, as the functions of kernels it calls.
+    ``known``: the values of symbols and tunable numbers by name, and what was made already by id."""
     known = {} if known is None else known
     if not isinstance(function, FunctionType):
         return function
@@ -49,7 +52,9 @@ def _names(code: Any) -> set[str]:
     return {*code.co_names}.union(*(_names(c) for c in code.co_consts if hasattr(c, "co_names")))
 
 
-def _seen(value: Any, known: dict[int, Any]) -> Any:
+def _seen(value: Any, known: dict[Any, Any]) -> Any:
+    if isinstance(value, (Tunable, Var)):
+        return known.get(value.name, value)
     if value is math:
         return _Math()
     if isinstance(value, DeviceFunction):

@@ -281,7 +281,7 @@ class Tracer(Blocks):
                               "group.store(Y[i:], y)")
             self.store(view, value)
         elif isinstance(of, Tile):
-            self.replaced(of, tiles.assigned(self.b, of, items, value))
+            self.replaced(of, tiles.assigned(self.b, of, self.b.known(items), value))
         else:
             raise Refusal(f"an assignment to an element of {described(of)}", "tiles")
 

@@ -59,7 +59,7 @@ from transconv.ir import (
 from transconv.passes import partials, stream
 from transconv.passes.gridwise import STEP
 from transconv.passes.stream import PART
-from transconv.schedule import Box, Schedule, box_of, pile
+from transconv.schedule import Box, Schedule, box_of, boxes_behind, pile
 
 
 def workspace(compute: Compute, split: int) -> Tensor:
@@ -122,6 +122,7 @@ def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
             box = box_of(view, schedule, compute, stored=view is compute.c)
             assert isinstance(box, Box), box
             found[view.tensor] = _rounded(box, compute) if view is not compute.c else box
+    found |= {view.tensor: box for view, box in boxes_behind(schedule, compute).items()}
     if not found:
         return kernel
     positions = _positions(kernel)

@@ -90,15 +90,15 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
     """A ring of ``stages`` slots for each box load in ``fetched``; ``lets`` are the lets before them. The
     resident operand ``keep`` has a slot for each step of the sum, the ``loop``."""
     landed, kept = Barrier("landed", stages), Barrier("kept", loop.stop)
-    spread = _laned_lets(lets)
+    spread = laned_lets(lets)
     made = {}
     for let in fetched:
         box = let.value
         assert isinstance(box, BoxLoad)
         stays = bool(keep) and let.origin == keep
         barrier, slot = (kept, loop.var) if stays else (landed, SLOT)
-        corners = [_whole(c, spread) for c in box.corner]
-        within = tuple(_whole(w, spread) for w in box.within)
+        corners = [whole(c, spread) for c in box.corner]
+        within = tuple(whole(w, spread) for w in box.within)
         pile = _pile({x for c in corners for x in lanes_of(c)}, within, box.extents)
         members, below = (pile.boxes, pile.below) if pile else (1, False)
         buffer = Buffer(f"{box.tensor.name}_{'kept' if stays else 'ring'}", box.dtype, barrier.slots,
@@ -127,7 +127,7 @@ def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
     return Piece(buffer, SLOT, ZERO, (across, along))
 
 
-def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
+def laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
     """The values of lets that vary along lanes. Corners must not mention them, so they are expanded."""
     scope: dict[Var, tuple[Lane, ...]] = {}
     found: dict[Var, Expr] = {}
@@ -139,7 +139,7 @@ def _laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:
     return found
 
 
-def _whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
+def whole(e: Expr, lets: dict[Var, Expr]) -> Expr:
     """The expression with the values of lets in place of their variables."""
     while values := {v: lets[v] for v in free_vars(e) if v in lets}:
         e = substitute(e, values)

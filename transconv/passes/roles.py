@@ -32,6 +32,9 @@ A barrier knows only whether a phase is even or odd, so a consumer that waits fo
 round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
 baton, a barrier whose parity is the consumer whose turn it is.
 
+What the maps behind the sum read can be fetched as well, to where the result will be put (``behind=box``,
+see behind.py).
+
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
 
@@ -89,6 +92,7 @@ from transconv.ir import (
     statements,
     substitute,
 )
+from transconv.passes.behind import Behind, behind
 from transconv.passes.lets import optimise_lets
 from transconv.passes.rings import SLOT, Rings, rings
 from transconv.schedule import Schedule
@@ -113,8 +117,9 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), schedule.stages, tile.loop,
                  schedule.keep)
     consumers = [_Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
+    brought = behind(tile.after, schedule.consumers, bool(grid.programs))
     own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
-                  _dealt(grid, around, _products(tile, ring, grid, t), t)) for t in consumers]
+                  _dealt(grid, around, _products(tile, ring, brought, grid, t), t)) for t in consumers]
     if ring.turns:
         own.append(_clean("transposer", TURN_WARPS, TURN_REGISTERS,
                           _dealt(grid, around, _turns(tile, ring))))
@@ -122,9 +127,10 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
     reserved += [Shared(b) for b in ring.barriers]
     reserved += [Shared(BATON)] if schedule.consumers > 1 else []
+    reserved += [Shared(x) for x in brought.shared]
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
-                 if x.piece.buffer.slots == 1]
-    body = _dealt(grid, around, _fetches(tile, ring, grid.var))
+                 if x.piece.buffer.slots == 1 and x.piece.buffer is not brought.result]
+    body = _dealt(grid, around, _fetches(tile, ring, brought, grid.var))
     own.append(_clean("producer", 1, FETCH_REGISTERS, body))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid",
@@ -205,20 +211,21 @@ def _counters(phase: int) -> tuple[Stmt, ...]:
     return Alloc(SLOT, (), Const(0)), Alloc(PHASE, (), Const(phase))
 
 
-def _fetches(tile: _Tile, rings: Rings, number: Var) -> _Act:
+def _fetches(tile: _Tile, rings: Rings, brought: Behind, number: Var) -> _Act:
     """The producer: fill a slot per step as soon as it is free. In the first round all slots are free, so
     it waits for the phase before the first one, which counts as completed. A resident operand is fetched
-    once, from the corners of the program's first tile."""
+    once, from the corners of the program's first tile. What is read behind the sum is ``brought``."""
     step = seq(*tile.lets, FuncCall(WAIT, (rings.free, SLOT, PHASE)),
                *_expected(rings, rings.landed, SLOT), *_advance(rings.slots))
-    first = _counters(1)
+    first = (*_counters(1), *brought.counters())
     if rings.kept is not None:
         once = seq(*tile.lets, *_expected(rings, rings.kept, tile.loop.var))
         kept = seq(*tile.before, replace(tile.loop, body=once, stages=0))
         names: dict[Var, Expr] = {s.var: Var(f"first_{s.var.name}", s.var.type)
                                   for s in tile.before if isinstance(s, Let)}
         first = (*statements(substitute(kept, names | {number: PROGRAM})), *first)
-    return _Act(first, seq(*tile.before, replace(tile.loop, body=step, stages=0)))
+    loop = replace(tile.loop, body=step, stages=0)
+    return _Act(first, seq(*tile.before, loop, *brought.fetches()))
 
 
 def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
@@ -239,7 +246,7 @@ def _turns(tile: _Tile, rings: Rings) -> _Act:
     return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
-def _products(tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> _Act:
+def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _Consumer) -> _Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed."""
     last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
@@ -255,11 +262,12 @@ def _products(tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> _Act
     first = _counters(0)
     if consumer.of > 1:
         first, loop = (), _in_turn(loop, tile, rings, grid, consumer)
-    after = [_Results(consumer).mutate(s) for s in tile.after]
+    results = _Results(consumer, brought)
+    after = [results.mutate(s) for s in brought.read(tile.after, consumer.number)]
     sent = any(find(s, BoxStore) for s in tile.after)
     whole = seq(*tile.before, tile.acc, *statements(loop), FuncCall(DOT_WAIT, (ZERO,)),
                 *(FuncCall(ARRIVE, (b, last, TRUE)) for b in read), *after)
-    return _Act(first, whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
+    return _Act((*first, *brought.met()), whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
 def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> Stmt:
@@ -286,12 +294,18 @@ def _advance(slots: int) -> list[Stmt]:
 
 
 class _Results(Mutator):
-    """Stores a box through shared memory, after the copy of the box before it has read that."""
+    """Stores a box through shared memory, after the copy of the box before it has read that; or in place
+    of a box that was brought."""
 
-    def __init__(self, consumer: _Consumer) -> None:
+    def __init__(self, consumer: _Consumer, brought: Behind) -> None:
         self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
+        self.brought, self.number = brought, consumer.number
 
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+        if self.brought.result is not None:
+            piece = Piece(self.brought.result, Const(self.number), ZERO, at.within)
+            return seq(Put(piece, at.value), FuncCall(FENCE, ()), Send(at.tensor, at.corner, piece),
+                       *self.brought.done(self.number))
         buffer = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
         piece = Piece(buffer, ZERO, ZERO, at.within)
         return seq(FuncCall(SEND_WAIT, (ZERO,)), Put(piece, at.value), FuncCall(FENCE, ()),

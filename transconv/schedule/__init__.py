@@ -3,6 +3,7 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
+from transconv.schedule.behind import behind_bytes, boxes_behind, in_place, told_behind
 from transconv.schedule.box_rules import ENGINE_ALIGN, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
@@ -58,12 +59,13 @@ from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "Block", "Box", "ENGINE_ALIGN", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
-    "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "box_of", "carried", "chain", "diagonal",
+    "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
+    "boxes_behind", "carried", "chain", "diagonal",
     "divided",
-    "finishes", "groups", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
+    "finishes", "groups", "in_place", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
     "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
     "reduced_sides", "register_word", "registered_words", "rounds", "row_of", "rows_of_features",
-    "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "transposed_bytes",
+    "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "told_behind", "transposed_bytes",
     "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_early", "with_letter",
     "within", "within_places", "without", "words", "words_table",
 ]

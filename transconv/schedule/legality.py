@@ -13,6 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
+from transconv.schedule.behind import behind_bytes
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
 from transconv.schedule.legality_words import why_not_early
 from transconv.schedule.packing import letters, view_of
@@ -66,7 +67,7 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     alone = replace(schedule, merge=1)
     most = replace(alone, pack="")
     changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
-                      keep=plain.keep,
+                      keep=plain.keep, behind=plain.behind,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
     ways = (alone, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
@@ -139,9 +140,11 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
         need = shared_bytes(c, compute)
         held = c.c == "box" or _reordered(c, compute)
         need += c.consumers * m * n * compute.c.tensor.dtype.bytes if held else 0
+        need += (fetched := behind_bytes(c, compute))
         if need > target.shared_bytes:
             twice = ", with what is transposed" if transposed_bytes(c, compute) else ""
             twice += f", {c.keep} kept," if c.keep else ""
+            twice += f", and {fetched} bytes of what is read behind the sum," if fetched else ""
             return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
                     f"memory, {target.name} has {target.shared_bytes}")
     if (need := ahead_bytes(c, compute)) + SPARE > target.shared_bytes and c.programs:
@@ -163,7 +166,7 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
     _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k",
-    why_not_early, "via", "consumers", "keep", "a", "b", "c", why_not_partials)
+    why_not_early, "via", "consumers", "keep", "a", "b", "c", "behind", why_not_partials)
 
 
 @lru_cache(maxsize=4)

@@ -233,12 +233,6 @@ def why_not_back(c: Schedule, compute: Compute, target: Target) -> str | None:
     return None
 
 
-def why_not_once(c: Schedule, compute: Compute, target: Target) -> str | None:
-    if c.once and (c.via != "tl" or compute.factors is not None):
-        return "once=1 is for maps and reductions (via=tl): the tiles of a product share what they read"
-    return None
-
-
 def why_not_split(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Relies on the rule of ``reduce``."""
     steps = k_steps(c, compute)

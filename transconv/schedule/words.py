@@ -16,6 +16,7 @@ from transconv.errors import ScheduleError
 from transconv.schedule import legality_boxes as boxes
 from transconv.schedule import legality_words as rules
 from transconv.schedule import reducing
+from transconv.schedule.behind import why_not_behind
 from transconv.schedule.word import ENDLESS, TEXT, Such, Value, Word
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ WORDS: tuple[Word, ...] = (
          "(`box`).", WAYS, why_not=boxes.why_not_a),
     Word("b", "gather", "How operand B is loaded.", WAYS, why_not=boxes.why_not_b),
     Word("c", "gather", "How the result is stored.", WAYS, why_not=boxes.why_not_c),
+    Word("behind", "gather", "How the maps behind the sum read what is as large as the result, such as a "
+         "residual: one address per element, or TMA boxes that the producer fetches (`gluon`).", WAYS,
+         why_not=why_not_behind, draw=("box", "box", "gather"), together=("split_k", "reduce")),
     Word("merge", 1, "Treats this many adjacent groups as one group, whose operand B is block "
          "diagonal.", range(1, ENDLESS), "at least one group is seen as one",
          why_not=rules.why_not_merge, draw=(1, 2, 3, 4, 8, 16)),
@@ -61,10 +65,6 @@ WORDS: tuple[Word, ...] = (
          "left in the L2 cache (`tl`).", (0, 1),
          "programs are numbered from the first (0) or the last (1)",
          why_not=rules.why_not_back, draw=(0, 0, 0, 1)),
-    Word("once", 0, "1 lets elements that are not read again leave the L2 cache before others, as results "
-         "are; a row that is read in each sweep stays until the last one (`fma`, `tl`).",
-         (0, 1), "the cache decides what leaves it (0), or what is read once leaves first (1)",
-         why_not=rules.why_not_once, draw=(0, 0, 0, 1)),
     Word("split_k", 1, "Splits each sum among this many programs.", range(1, ENDLESS),
          "at least one program works on a sum", why_not=rules.why_not_split, draw=(1, 1, 2, 3, 5)),
     Word("reduce", "partials", "How the parts of a split sum are added: `partials` adds f32 tiles in a "

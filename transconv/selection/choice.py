@@ -36,6 +36,7 @@ from transconv.schedule import (
 )
 from transconv.selection import heuristics, nearest, store
 from transconv.selection.chains import too_long
+from transconv.selection.fetching import also_fetching
 from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import Row, machine
 from transconv.target import Target
@@ -192,7 +193,9 @@ def of_neighbour(schedule: Schedule, here: Schedule, row: Row, away: float, othe
 
 def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
            choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
-    """The schedule with the best estimate, if that is at most ``factor`` times the best of all choices."""
+    """The schedule with the best estimate, if that is at most ``factor`` times the best of all choices. A
+    row may be older than the word ``behind``, or of a computation that reads nothing there."""
+    found = [*dict.fromkeys(also_fetching(iter(found), compute, target))]
     made = [Choice(c, estimate(c, compute, target), row, away) for c in found]
     made = [c for c in made if c.us <= factor * choices[0].us
             and not too_long(c.schedule, compute, target)]
@@ -297,6 +300,6 @@ def _family(schedule: Schedule, compute: Compute) -> tuple[object, ...]:
     """The words and the extents of the tile along each kind; schedules that agree in these are
     relatives."""
     words = tuple(getattr(schedule, f.name) for f in fields(schedule)
-                  if f.name not in ("blocks", "split_k", "merge", "programs"))
+                  if f.name not in ("blocks", "split_k", "merge", "programs", "behind"))
     extents = (tile(schedule, compute, kind) for kind in "BMNK")
     return (*words, schedule.split_k > 1, schedule.merge > 1, schedule.programs > 0, *extents)

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from math import ceil, prod
 
 from transconv.compute import Compute
 from transconv.cost import count, estimate
-from transconv.schedule import Schedule, Scheduled, why_not
+from transconv.schedule import Box, Schedule, Scheduled, in_place, told_behind, why_not
 from transconv.selection import heuristics
 from transconv.selection.choice import Choice
 from transconv.target import Target
@@ -28,14 +29,14 @@ def given(schedule: Schedule, choices: list[Choice], compute: Compute, target: T
     first = choices[0]
     by = "by the caller, or together with the other stride phases" if compute.phase else (
         "by the caller")
-    return [f"chosen     {by}",
+    return [*behind(schedule, compute, target), f"chosen     {by}",
             *_wrapped("estimate", parts(schedule, compute, target)),
             *_wrapped("without", f"{first.schedule}: {first.why}")]
 
 
 def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
     """Lines that give the reason for the first choice, its estimate, and the next best schedule."""
-    lines = _wrapped("chosen", choice.why)
+    lines = [*behind(choice.schedule, compute, target), *_wrapped("chosen", choice.why)]
     if choice.row is not None:
         first = next((c for c in choices if c.row is None), None)
         if first is not None:
@@ -46,6 +47,30 @@ def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Tar
         unit = "" if target.backend == "interpreter" else " us"
         lines += _wrapped("next best", f"{other.us:.4g}{unit}: {other.schedule}")
     return lines
+
+
+def behind(schedule: Schedule, compute: Compute, target: Target) -> list[str]:
+    """Lines about what the maps behind the sum of an explicit kernel read: what is fetched and why other
+    elements are loaded; none if nothing can be a box there."""
+    seen = Scheduled(compute, schedule, target).main
+    told = told_behind(schedule, seen) if schedule.via == "gluon" else {}
+    if not any(isinstance(found, Box) for found in told.values()):
+        return []
+    if schedule.behind == "gather":
+        reason = why_not(replace(schedule, behind="box"), compute, target)
+        return _wrapped("behind", f"the consumers load it; {reason or 'behind=box would fetch it'}")
+    kept = in_place(schedule, seen)
+    return _wrapped("behind", "; ".join(
+        f"{view.tensor.name} is " + _taken(found, view.tensor.name, view is kept)
+        for view, found in told.items()))
+
+
+def _taken(found: Box | str, name: str, kept: bool) -> str:
+    """How one of them comes to the consumers."""
+    if isinstance(found, str):
+        return f"loaded: {found.removeprefix(f'{name}: ')}"
+    own = f"{prod(found.extents) * found.tensor.dtype.bytes} bytes of its own"
+    return f"fetched to {'where the result will be' if kept else own}"
 
 
 def parts(schedule: Schedule, compute: Compute, target: Target) -> str:

@@ -90,13 +90,17 @@ def _width(a: Expr, b: Expr) -> DType:
 
 def _bound(limit: Poly, dtype: DType) -> Expr:
     """``limit >= 0`` with the constant on one side, or ``x < y`` and ``x <= y`` for a difference of two
-    terms."""
+    terms, or of one term and several that are subtracted, as in ``i*64 + col < n``."""
     if not limit.terms:
         return TRUE if limit.const >= 0 else FALSE
     if sorted(k for _, k in limit.terms) == [-1, 1] and limit.const in (0, -1):
         less, more = sorted(limit.terms, key=lambda term: term[1])
         a, b = rebuild(Poly(((less[0], 1),)), dtype), rebuild(Poly((more,)), dtype)
         return Le(a, b) if limit.const == 0 else Lt(a, b)
+    over = tuple(term for term in limit.terms if term[1] > 0)
+    if len(over) == 1 and len(limit.terms) > 2 and limit.const == -1:
+        under = Poly(tuple(term for term in limit.terms if term[1] < 0)).scaled(-1)
+        return Lt(rebuild(under, dtype), rebuild(Poly(over), dtype))
     x = Poly(limit.terms)
     if x.terms[0][1] > 0:
         return Le(Const(-limit.const), rebuild(x, dtype))

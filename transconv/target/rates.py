@@ -31,6 +31,7 @@ class Constants:
     latency_ns: float = 900.0  # from the load of a tile until it can be multiplied
     late_access_ns: float = 0.07  # more for an access of less than 4 bytes: it goes through registers
     scatter_ns: float = 1.6  # to store an element that is not contiguous with others
+    behind_ns: float = 0.2  # to load what a lane takes at once behind a sum: 0.12 to 0.3 in 8 layers
     copy_us: float = 3.0  # of a copy's launch, and of its start after the kernel before
     baton_ns: float = 150.0  # from the end of one consumer's products to the start of the other's
     meeting_us: float = 20.0  # more for stream-K, whose numbers of parts differ from tile to tile

@@ -122,3 +122,7 @@ def _function(name: str, public: Callable[..., Tensor]) -> Function:
 _CONV1D, _CONV2D, _CONV3D = (_function(f.__name__, f) for f in (conv1d, conv2d, conv3d))
 _CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D, _CONV_TRANSPOSE3D = (
     _function(f.__name__, f) for f in (conv_transpose1d, conv_transpose2d, conv_transpose3d))
+
+FUNCTIONS = {(f.ndims, f.transposed): f for f in (
+    _CONV1D, _CONV2D, _CONV3D, _CONV_TRANSPOSE1D, _CONV_TRANSPOSE2D, _CONV_TRANSPOSE3D)}
+"""The functions by their number of spatial dimensions, and whether they are transposed."""

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from transconv.torch_ops import execute
@@ -28,6 +31,40 @@ def load() -> None:
             importlib.import_module(room)
 
 
+class _Together(MetaPathFinder):
+    """Imports a room at the end of the first import of its library, before a tensor of it can exist."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None,
+                  target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in ROOMS:
+            return None
+        found = (f.find_spec(name, path, target) for f in sys.meta_path if f is not self)
+        spec = next((s for s in found if s is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, ROOMS[name])
+        return spec
+
+
+class _Then(Loader):
+    """A loader that imports another module behind its own."""
+
+    def __init__(self, loader: Loader, room: str) -> None:
+        self.loader, self.room = loader, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.loader.exec_module(module)
+        importlib.import_module(self.room)
+
+
+_together = _Together()
+
+
 def serve(kind: type, backward: Callable[..., Any],
           replaced: Callable[[frozenset[str]], None]) -> None:
     """Serve tensors of a class. ``backward`` takes what ``transconv::convolution_backward`` takes;
@@ -41,6 +78,8 @@ def tell(devices: frozenset[str]) -> None:
     """aten's convolution is now transconv's on these devices."""
     if devices:
         load()
+        if _together not in sys.meta_path:
+            sys.meta_path.insert(0, _together)
     for listener in _listeners:
         listener(devices)
 

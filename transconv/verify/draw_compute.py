@@ -23,13 +23,16 @@ FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum":
 
 
 def text(rng: Random) -> str:
-    """A computation that one kernel can do, or a few; of every eighth one text of its gradients."""
+    """A computation that one kernel can do, or a few; of every eighth one text of its gradients. Every
+    fourth product is one that reads boxes behind its sum."""
     kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
                        _extremes, _adding, _gradient, _long, _statistics))
     made = kind(Page(rng))
     shares = (_adding, _gradient, _statistics)  # places, in ways that no kernel may have
     while kind in shares and why_not_lowered(parse(made)):
         made = kind(Page(rng))
+    if kind is _product and Random(made).randrange(4) == 1:
+        made = _residual(Page(Random(made)))
     return _derived(made) if Random(made).randrange(8) == 0 else made
 
 
@@ -62,6 +65,30 @@ def _product(page: Page) -> str:
     factors = [_prologue(rng, name, cast) if chance(rng, 6) else name for name in ("x", "w")]
     page.steps.append(f"let s = sum({'*'.join(factors)}; {' '.join(page.summed)})")
     return _finished(page, "product")
+
+
+def _residual(page: Page) -> str:
+    """A product of whole boxes, and maps behind it that read boxes as large as its result, or vectors:
+    what a warp-specialized kernel fetches (``behind=box``)."""
+    rng, dtype = page.rng, page.rng.choice(("f16", "bf16"))
+    sizes = {"m0": rng.choice((1, 2, 3)), "m1": rng.choice((3, 5, 9, 16, 17)),
+             "n": rng.choice((16, 24, 64, 72)), "k": rng.choice((8, 16))}
+    page.axes |= sizes
+    page.summed.append("k")
+    behind = "rg"[:rng.choice((1, 1, 2))]
+    seen = {"x": ["m0", "m1", "k"], "w": ["n", "k"]}
+    seen |= {name: ["n"] if chance(rng, 4) else ["m0", "m1", "n"] for name in behind}
+    for name, axes in seen.items():
+        own = rng.choice((dtype, dtype, "f32")) if name in behind else dtype
+        page.tensors.append(f"tensor {name.upper()} {own} [{', '.join(str(sizes[a]) for a in axes)}]")
+        page.steps.append(f"read {name} = {name.upper()}[{', '.join(axes)}]")
+    page.steps.append("let s = sum(x*w; k)")
+    order = rng.choice((["m0", "m1", "n"], ["m0", "n", "m1"]))
+    shape = ", ".join(str(sizes[a]) for a in order)
+    page.tensors.append(f"tensor C {rng.choice((dtype, 'f32'))} [{shape}]")
+    value = value_of(page, ["s", *behind])
+    page.steps.append(f"store C[{', '.join(order)}] = {' + '.join([value, *behind])}")
+    return page.made("residual")
 
 
 def _statistics(page: Page) -> str:

@@ -10,6 +10,7 @@ the run is stopped by its time budget, Ctrl-C or SIGTERM, and names the next tri
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import shutil
 import sys
@@ -19,6 +20,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transconv import knobs
 from transconv.disk_cache import replace_named
@@ -31,7 +33,6 @@ from transconv.verify.report import packages
 from transconv.verify.shrink import shrink
 from transconv.verify.stopping import code, terminable
 
-WORKER = "transconv.verify.fuzz_run:work"
 REPEAT = "python -m transconv fuzz --line='{line}'"
 EVERY_S = 15.0  # between two reports of how far it is
 
@@ -41,7 +42,7 @@ class Plan:
     """What to do. ``number`` trials from ``first`` on, each at most ``limit_s`` seconds; no trial
     starts after ``budget_s``. ``share``: of interpreted trials, those in Triton's interpreter.
     ``lines`` are run before, and with ``known`` the corpus. ``shrunk``: failures made simpler.
-    ``computes``: trials are of computations."""
+    ``kind``: what trials are of."""
 
     number: int
     seed: int = 0
@@ -55,7 +56,7 @@ class Plan:
     shrunk: int = 4
     known: bool = True
     lines: tuple[str, ...] = ()
-    computes: bool = False
+    kind: trials.Kind = trials.CONVOLUTIONS
 
     def way(self, number: int) -> str:
         """How a trial is executed: of every 100 interpreted ones, so many by Triton."""
@@ -65,13 +66,13 @@ class Plan:
 
     def tasks(self) -> Iterator[Task]:
         """The lines, the corpus, the trials."""
-        given = [*self.lines, *(str(e.trial) for e in (corpus.corpus() if self.known else ()))]
+        known = corpus.corpus() if self.known and self.kind.corpus else ()
+        given = [*self.lines, *(str(e.trial) for e in known)]
         for at, line in enumerate(given):
             for way in ("numpy", "triton") if self.interpreted else ("device",):
                 yield self._task({"line": line, "way": way, "number": at})
         for n in range(self.first, self.first + self.number):
-            yield self._task({"seed": self.seed, "number": n, "way": self.way(n),
-                              "computes": self.computes})
+            yield self._task({"seed": self.seed, "number": n, "way": self.way(n), **dict(self.kind.asked)})
 
     def _task(self, payload: Row) -> Task:
         return Task("fuzz", {"target": self.target, **payload}, self.limit_s)
@@ -90,7 +91,7 @@ class Campaign:
 
     def run(self) -> Tally:
         """Run the trials, then shrink what failed, within the time."""
-        imported()
+        imported(self.plan.kind.worker)
         with scratch() as folder:
             with closing(self.rows(self.plan.tasks(), folder)) as rows:
                 for row in rows:
@@ -110,7 +111,7 @@ class Campaign:
     def rows(self, tasks: Iterable[Task], folder: str) -> Generator[Row, None, None]:
         """A row for every task that ran; a worker that was lost makes one too. Those of drawn trials
         have numbers."""
-        group = Group(WORKER, self.plan.jobs)
+        group = Group(self.plan.kind.worker, self.plan.jobs)
         pool = Pool({"fuzz": group}, start="fork")
         given = (Task(t.group, {**t.payload, "scratch": folder}, t.limit_s) for t in tasks)
         for task, row in pool.run(given, self.left()):
@@ -120,8 +121,9 @@ class Campaign:
 
     def lost(self, payload: Row, row: Row) -> Row:
         """The row of a trial whose worker did not answer."""
-        trial = trials.read(payload["line"]) if payload.get("line") else trials.drawn(
-            payload["seed"], payload["number"], payload["target"], payload["computes"])
+        kind = self.plan.kind
+        trial = kind.read(payload["line"]) if payload.get("line") else kind.drawn(
+            payload["seed"], payload["number"], payload["target"])
         known = row["error"] in ("timeout", "crash")
         return {"line": str(trial), "facts": trial.facts, "way": payload["way"],
                 "status": row["error"] if known else "crash",
@@ -159,17 +161,19 @@ class Campaign:
         """Find a simpler trial that fails in the same way; it is added to the row."""
         kind = kind_of(row)
 
-        def fails(tried: Sequence[trials.Either]) -> int | None:
+        def fails(tried: Sequence[Any]) -> int | None:
             tasks = [Task("fuzz", {"line": str(t), "way": row["way"], "number": at},
                           min(self.plan.limit_s, 30.0)) for at, t in enumerate(tried)]
             places = {str(t): at for at, t in enumerate(tried)}
             bad = [places[r["line"]] for r in self.rows(tasks, folder) if kind_of(r) == kind]
             return min(bad, default=None)
 
-        simple, asked = shrink(trials.read(row["line"]), fails, trials.simpler)
+        simple, asked = shrink(self.plan.kind.read(row["line"]), fails, self.plan.kind.simpler)
         row["shrunk"] = str(simple)
         self.say(f"the simplest of {asked} trials that also {kind}:\n    "
                  f"{repeated({**row, 'line': str(simple)})}")
+        if program := self.plan.kind.shown(simple):
+            self.say("as a program:\n" + program)
 
 
 def repeated(row: Row) -> str:
@@ -184,7 +188,7 @@ def kind_of(row: Row) -> str:
     return f"{row['status']} {kind}".strip()
 
 
-def imported() -> None:
+def imported(worker: str) -> None:
     """Import what workers need before they are forked. Nothing here may touch the GPU, or start
     threads, because a fork does not copy them."""
     import torch  # noqa: F401
@@ -196,6 +200,7 @@ def imported() -> None:
     trial = next(t for n in range(100) if (t := draw_trial(0, n)).schedule is not None)
     assert trial.schedule is not None
     lower(trial.computes[0], trial.schedule, trial.chip, "first")
+    importlib.import_module(worker.split(":")[0])
     gc.collect()
     gc.freeze()
 

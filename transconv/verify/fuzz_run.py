@@ -58,7 +58,7 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
     if way == "triton" and schedule is not None and schedule.via != "tl":
         way = "numpy"  # Triton's interpreter cannot read explicit kernels
     row: Row = {"line": str(trial), "facts": trial.facts, "way": way}
-    _prepare(scratch)
+    prepare(scratch)
     passes = () if isinstance(trial, ComputeTrial) else trial.passes
     knobs.adopt({knobs.passes.name: ",".join(f"{'+' if on else '-'}{n}" for n, on in passes)})
     try:
@@ -90,7 +90,7 @@ def _worker() -> dict[str, Any]:
     return {"trials": 0}
 
 
-def _prepare(scratch: str) -> None:
+def prepare(scratch: str) -> None:
     """Give the worker a cache folder of its own, and empty it from time to time: no trial needs a
     kernel again."""
     mine = _worker()

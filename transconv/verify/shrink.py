@@ -79,8 +79,8 @@ def _ways(trial: Trial) -> Iterator[Trial]:
         yield replace(trial, epilogue="+".join(ops[:at] + ops[at + 1:]))
     if trial.schedule is not None:
         yield from (replace(trial, schedule=c) for c in schedules(trial.schedule))
-    yield from (_on(trial, p) for p in _types_and_layouts(trial.problem))
-    yield from (_on(trial, p) for p in _sizes(trial.problem))
+    for problem in (*_types_and_layouts(trial.problem), *_sizes(trial.problem)):
+        yield from _on(trial, problem)
 
 
 def schedules(schedule: Schedule) -> Iterator[Schedule]:
@@ -111,18 +111,23 @@ def _with(made: T, name: str, value: Any) -> T:
     return replace(made, **changes)  # type: ignore[type-var]
 
 
-def _on(trial: Trial, problem: ConvProblem) -> Trial:
-    """The trial for another problem; blocks forget axes that are gone."""
+def _on(trial: Trial, problem: ConvProblem) -> Iterator[Trial]:
+    """The trial for another problem; blocks forget axes that are gone. Nothing where the epilogue cannot
+    follow, such as one that rounds at random, to f32."""
     made = replace(trial, problem=problem)
     if trial.schedule is None:
-        return made
-    known = {x.name for a in made.computes[:1] for x in a.axes}
+        yield made
+        return
+    try:
+        known = {x.name for a in made.computes[:1] for x in a.axes}
+    except TransconvError:
+        return
     blocks = []
     for block in trial.schedule.blocks:
         if kept := tuple(a for a in block.axes if a in known):
             blocks.append(Block(kept, block.extent))
     order = ".".join(a for a in trial.schedule.order.split(".") if a in known)
-    return replace(made, schedule=replace(trial.schedule, blocks=tuple(blocks), order=order))
+    yield replace(made, schedule=replace(trial.schedule, blocks=tuple(blocks), order=order))
 
 
 def _types_and_layouts(p: ConvProblem) -> Iterator[ConvProblem]:

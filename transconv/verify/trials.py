@@ -1,8 +1,10 @@
-"""Trials of both kinds, of convolutions and of computations: drawn, read from a line, made simpler."""
+"""Kinds of trials, of convolutions and of computations: drawn, read from a line, made simpler."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from transconv.verify import fuzz_compute, fuzz_trial, shrink, shrink_compute
 from transconv.verify.fuzz_compute import ComputeTrial
@@ -25,3 +27,25 @@ def read(line: str) -> Either:
 def simpler(trial: Either) -> Iterator[Either]:
     """Legal trials that differ from this one in one respect."""
     return shrink_compute.simpler(trial) if isinstance(trial, ComputeTrial) else shrink.simpler(trial)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of trials. ``worker``: the function that runs one, ``module:name``; ``drawn``: the trial of a
+    seed, a number and a chip; ``read``: that of a line; ``simpler``: those that differ in one respect;
+    ``asked``: the worker's words for drawn trials; ``corpus``: whether trials that have failed before run
+    first; ``shown``: a trial as a program."""
+
+    worker: str
+    drawn: Callable[[int | str, int, str], Any]
+    read: Callable[[str], Any]
+    simpler: Callable[[Any], Iterator[Any]]
+    name: str
+    asked: tuple[tuple[str, Any], ...] = ()
+    corpus: bool = False
+    shown: Callable[[Any], str] = lambda trial: ""
+
+
+CONVOLUTIONS = Kind("transconv.verify.fuzz_run:work", drawn, read, simpler, "convolutions", corpus=True)
+COMPUTES = Kind("transconv.verify.fuzz_run:work", lambda s, n, t: drawn(s, n, t, True), read, simpler,
+                "computes", (("computes", True),), True)

@@ -184,12 +184,7 @@ class Expressions:
         offset = self.expression()
         mask = self.expression() if self.words.accept(",", "mask", "=") else ex.TRUE
         fill = self.value() if self.words.accept(",", "fill", "=") else 0.0
-        evict = ""
-        if self.words.accept(",", "evict", "="):
-            evict = "last" if self.words.accept("last") else "first"
-            if evict == "first":
-                self.words.expect("first")
-        return ac.Load(tensor, offset, mask, fill, evict)
+        return ac.Load(tensor, offset, mask, fill)
 
     def form_box_load(self) -> ex.Expr:
         tensor = self.tensor()

@@ -150,8 +150,8 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
     words = [word.rpartition(" ") for word in found[5].split(", ")[1:]]
     said = {before: word for before, _, word in words}
     flags = {word for before, _, word in words if not before}
-    if wrong := (said.keys() - {"", "copy of", "parts of"}) | (flags - {"planes"}):
-        raise KernelError(f"found '{min(wrong)}', expected copy of, parts of or planes")
+    if wrong := (said.keys() - {"", "copy of", "parts of"}) | (flags - {"planes", "number"}):
+        raise KernelError(f"found '{min(wrong)}', expected copy of, parts of, planes or number")
     if found[4] and found[4] not in DTYPES:
         raise KernelError(f"found 'fetched as {found[4]}', expected a type: {' '.join(DTYPES)}")
     layout = Layout.parse(found[2], dtype, letters=LETTERS[:len(sizes)])
@@ -159,7 +159,7 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
                   layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
                   said.get("parts of", ""), "planes" in flags,
                   *(Expressions(Words(sizes_of), scope).several() if sizes_of else ()
-                    for sizes_of in found.group(6, 7)))
+                    for sizes_of in found.group(6, 7)), "number" in flags)
 
 
 def _about(line: Line, scope: Scope) -> None:

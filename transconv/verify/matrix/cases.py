@@ -42,6 +42,9 @@ CASES: dict[str, Case] = {c.name: c for c in (
                     "stages=4 warps=4"}),
     Case("dense_gather", f"{DENSE} dt=bf16 tag=nhwc",
          {Prop.FWD: "mb.oh.ow:128 oc:64 ic:64 | mma | stages=3 warps=4"}, "bias+relu", boxes=False),
+    Case("residual", f"{DENSE} dt=bf16 tag=nhwc",
+         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box behind=box swap=1 "
+                    "programs=132 consumers=2 stages=4 warps=4 via=gluon"}, "res+relu", ways=(Prop.FWD,)),
     Case("dense_f16", f"{DENSE} dt=f16 tag=nhwc", epilogue="bias+silu"),
     Case("dense_tf32", f"{DENSE} dt=f32 tag=nhwc math=tf32"),
     Case("dense_ieee", f"{DENSE} dt=f32 tag=nhwc math=ieee"),

@@ -50,6 +50,7 @@ class Facts:
     lane_bytes: int
     boxes: bool
     box_store: bool
+    box_behind: bool  # of 16 bits
     steps: int
     warps: int
     stages: int
@@ -84,7 +85,8 @@ def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) 
         target.backend, target.features, target.warp_size,
         schedule.unit == "mma" and compute.b is not None,
         precision if precision in target.precisions else "ieee", work.bits, work.left, work.right,
-        max(gathered, default=0), "box" in (schedule.a, schedule.b), schedule.c == "box", work.steps,
+        max(gathered, default=0), "box" in (schedule.a, schedule.b), schedule.c == "box",
+        schedule.behind == "box" and compute.c.tensor.dtype.bits == 16, work.steps,
         schedule.warps, schedule.stages, compute.b is None,
         schedule.split_k > 1 and schedule.reduce == "atomic")
 
@@ -139,6 +141,7 @@ RULES: tuple[Rule, ...] = (
          ("v_fma", "v_mfma"), "f64 is multiplied"),
     Rule(lambda f: f.boxes, ("UTMALDG",), "an operand is fetched as boxes"),
     Rule(lambda f: f.box_store, ("UTMASTG",), "the result is stored as boxes"),
+    Rule(lambda f: f.box_behind, ("LDSM",), "what is read behind the sum comes from shared memory"),
     Rule(lambda f: f.matrix and f.cuda and f.lane_bytes >= 4 and f.steps > 1 and f.stages > 1,
          ("LDGSTS",), "a gathered operand should be copied past the registers"),
     Rule(lambda f: f.matrix and f.cuda and f.lane_bytes >= 16,

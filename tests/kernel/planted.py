@@ -1,0 +1,41 @@
+"""Bugs for the kernel language, each as a developer could have made it: a name of a module, and what it
+would be then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``where``: a module of ``transconv.kernel`` and a name in it; ``made``: the wrong one of the right;
+    ``quick``: whether the first trials find it."""
+
+    what: str
+    where: str
+    made: Callable[[Any], Any]
+    quick: bool = False
+
+
+def _zero_for_maxima(rows: Any) -> Any:
+    return {**rows, "max": replace(rows["max"], neutral=0.0)}
+
+
+BUGS = (
+    Bug("the mask of a second operand is dropped", "elementwise.joined",
+        lambda f: lambda *m: f(*m[:1]), True),
+    Bug("the neutral element of maxima is 0", "reductions.REDUCERS", _zero_for_maxima),
+    Bug("what is assigned does not become active", "tiles.either", lambda f: lambda a, b: a),
+    Bug("lanes beyond the end of a tile are stored", "arrays.ends", lambda f: lambda shape: (), True),
+    Bug("sums take inactive elements for 0", "building.Building.is_zero", lambda f: lambda *x: True,
+        True),
+    Bug("the mask of one branch holds behind both", "blocks.begun",
+        lambda f: lambda *x: f(*x[:5])),
+    Bug("a loop without iterations leaves what it would have added", "blocks.afterwards",
+        lambda f: lambda held, never: f(held, None)),
+    Bug("the inner ends of a product take part", "products.ends", lambda f: lambda shape: ()),
+    Bug("branches of work-items ignore the one around", "tracer.joined", lambda f: lambda *m: f(*m[-1:])),
+    Bug("a reduction of nothing is active", "reductions.at_first", lambda f: lambda *x: ()),
+)

@@ -1,0 +1,57 @@
+"""Counts of what the maps behind a sum read, elements of a tile as large as the result's, in explicit
+kernels: loads of the consumers, whose registers are laid out for products, or boxes that the producer
+fetches (the word ``behind``). Kernels that Triton lays out load 16 bytes at once; they are not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from transconv.compute import Compute, Read, axis_strides, touched
+from transconv.ir import View
+from transconv.schedule import Schedule, boxes_behind, sides
+
+TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Of a tile: ``accesses`` of single lanes, and ``fetched`` bytes; of the kernel: its ``traffic``."""
+
+    accesses: float = 0.0
+    fetched: float = 0.0
+    traffic: int = 0
+
+
+@lru_cache(maxsize=4096)
+def read_behind(schedule: Schedule, compute: Compute) -> Behind:
+    """The counts. What is read when the parts of a sum are added is no load of this kernel."""
+    reads = [s.view for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
+    if not reads:
+        return Behind()
+    extents = sides(schedule, compute)
+    whole = extents["M"] * extents["N"] * extents["B"]
+    large = [v for v in reads if _elements(v, schedule, compute) == whole]
+    boxes = boxes_behind(schedule, compute)
+    here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
+    loaded = [v for v in large if here and v not in boxes]
+    return Behind(sum(whole / _at_once(v, schedule, compute) for v in loaded),
+                  sum(float(whole * v.tensor.dtype.bytes) for v in boxes),
+                  sum(touched(v, compute) for v in large))
+
+
+def _elements(view: View, schedule: Schedule, compute: Compute) -> int:
+    strides = axis_strides(view, compute)
+    return prod(b.extent for b in schedule.blocks
+                if compute.kind(b.first) != "K" and any(strides[a] for a in b.axes))
+
+
+def _at_once(view: View, schedule: Schedule, compute: Compute) -> int:
+    """How many elements a lane loads at once: two, if the columns of the register tile are contiguous."""
+    strides = axis_strides(view, compute)
+    columns = "M" if schedule.swap else "N"
+    along = any(strides[b.last] == 1 and b.extent > 1 for b in schedule.blocks
+                if compute.kind(b.first) == columns)
+    return TOGETHER if along else 1

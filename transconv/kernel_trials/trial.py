@@ -1,0 +1,150 @@
+"""A trial of a kernel: a program, the work, its groups and arrays; written to and read from one line.
+
+    kernel work=5,7 group=2,3 seed=9 X=f32[4,6] Y=f32[1,5,7]! ;; i, j = group.work_offset() ;; ...
+
+Statements inside of others begin with a ``>`` for each of them. Arrays with ``!`` are stored to: they
+begin with the same number everywhere. The others are filled from the seed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transconv.errors import ProblemError
+
+END = ";;"
+CANARY = -77
+TYPES = {"f32": "float32", "f16": "float16", "i32": "int32", "i8": "int8", "u8": "uint8", "i64": "int64",
+         "bool": "bool_"}
+FUNCTION = """@kernel.func
+def mixed(a, b):
+    if a.dtype == b.dtype:
+        return np.where(a > b, a - b, b)
+    return np.maximum(a, b)"""
+ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """An array: its type, its sizes, and whether the kernel stores to it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stored: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{'!' * self.stored}"
+
+    def said(self) -> str:
+        """An expression of NumPy that makes it; ``draw`` is a generator."""
+        kind = f"np.{TYPES[self.dtype]}"
+        if self.stored:
+            return f"np.full({self.shape}, {CANARY}, {kind})"
+        if self.dtype[0] == "f":  # few digits, so that sums are exact
+            return f"(draw.integers(-32, 33, {self.shape}) / 8).astype({kind})"
+        low = 0 if self.dtype in ("u8", "bool") else -9
+        return f"draw.integers({low}, {2 if self.dtype == 'bool' else 10}, {self.shape}).astype({kind})"
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTrial:
+    """``work``: the sizes of the launch; ``group``: those of a group; ``lines``: statements, with a ``>``
+    for each statement that they are inside of."""
+
+    work: tuple[int, ...]
+    group: tuple[int, ...]
+    seed: int
+    arrays: tuple[tuple[str, Drawn], ...]
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = [f"work={','.join(map(str, self.work))}", f"group={','.join(map(str, self.group))}",
+                f"seed={self.seed}", *(f"{n}={a}" for n, a in self.arrays)]
+        return f" {END} ".join(["kernel " + " ".join(head), *self.lines])
+
+    @staticmethod
+    def parse(line: str) -> KernelTrial:
+        """Read a line. Raises ProblemError, one sentence."""
+        head, *lines = (part.strip() for part in line.split(END))
+        word, _, rest = head.partition(" ")
+        said: dict[str, tuple[int, ...]] = {}
+        arrays: list[tuple[str, Drawn]] = []
+        for part in rest.split():
+            name, _, value = part.partition("=")
+            if name in ("work", "group", "seed") and re.fullmatch(r"\d+(,\d+)*", value):
+                said[name] = _numbers(value)
+            elif found := ARRAY.fullmatch(part):
+                arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]))))
+            else:
+                raise ProblemError(f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or "
+                                   "an array such as X=f32[4,6]")
+        if word != "kernel" or set(said) != {"work", "group", "seed"} or not lines:
+            raise ProblemError(f"the trial '{line[:80]}'; expected kernel work= group= seed=, arrays, and "
+                               f"statements behind {END}")
+        return KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines))
+
+    @property
+    def ragged(self) -> bool:
+        """Whether groups reach beyond the work."""
+        return any(w % g for w, g in zip(self.work, self.group, strict=True))
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What the trial is about, to count by."""
+        whole = "\n".join(self.lines)
+        said = {"scope": "work-items" if "workitems" in whole else "group",
+                "groups": f"{len(self.group)}D",
+                "ragged": "yes" if self.ragged else "no",
+                "empty": "yes" if any(0 in a.shape for _, a in self.arrays) else "no",
+                "dtype": ":".join(sorted({a.dtype for _, a in self.arrays}))}
+        for name, words in (("loops", ("for ",)), ("branches", ("if ",)), ("products", (" @ ",)),
+                            ("gathers", ("X[v", "X[abs", "Z[v")), ("writes", ("] = ", "out=")),
+                            ("masks", (".mask",)), ("reductions", ("axis=", ".sum()", ".max()"))):
+            said[name] = "yes" if any(w in whole for w in words) else "no"
+        return said
+
+    def kernel(self) -> str:
+        """The kernel's source."""
+        names = ", ".join(["group", *(n for n, _ in self.arrays)])
+        lines = []
+        for line in self.lines:
+            deep = len(line) - len(line.lstrip(">"))
+            lines.append("    " * (deep + 1) + line.lstrip("> "))
+        head = ["import numpy as np", "from transconv.kernel import Group, kernel", ""]
+        if "mixed(" in "".join(self.lines):
+            head += [*FUNCTION.split("\n"), ""]
+        return "\n".join([*head, "@kernel", f"def drawn({names}):", *lines]) + "\n"
+
+    def making(self) -> Iterator[str]:
+        """The statements that make the arrays."""
+        yield f"draw = np.random.default_rng({self.seed})"
+        for name, array in self.arrays:
+            yield f"{name} = {array.said()}"
+
+    def program(self) -> str:
+        """A program that runs the kernel in the simulator and elsewhere, and prints where they differ."""
+        names = [n for n, _ in self.arrays]
+        stored = [n for n, a in self.arrays if a.stored]
+        given = ", ".join(f"{n}_0" if n in stored else n for n in names)
+        lines = [self.kernel(), *self.making(),
+                 *(f"{n}_0 = {n}.copy()" for n in stored),
+                 f"group = Group({self.work}, {self.group})",
+                 f"drawn.simulate(group, {given})",
+                 f"drawn(group, {', '.join(names)})  # TRITON_INTERPRET=1, or arrays on a GPU",
+                 *(f"print(np.argwhere(~np.isclose({n}, {n}_0, 2e-4, 2e-4, True)))" for n in stored)]
+        return "\n".join(lines) + "\n"
+
+    def made(self) -> dict[str, Any]:
+        """The arrays."""
+        import numpy as np
+
+        names: dict[str, Any] = {"np": np}
+        exec("\n".join(self.making()), names)
+        return {n: names[n] for n, _ in self.arrays}
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)

@@ -1,0 +1,96 @@
+"""What the maps behind a sum read, and which of it a warp-specialized kernel fetches as TMA boxes (the
+word ``behind=box``): elements of a tile as large as the result's, such as a residual or a gate.
+
+    read  r = R[n, y, x, o]           let   s = sum(a * b; K)            store Y[n, y, x, o] = relu(s + r)
+
+The box of R is that of the result: with the same extents and of the same type it is fetched to where the
+result will be put, before it is sent. A vector that all rows of a tile share stays a load.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from transconv.compute import Compute, Read
+from transconv.ir import View
+from transconv.schedule.boxes import Box, box_of
+from transconv.schedule.counts import sides
+from transconv.target import Target
+
+if TYPE_CHECKING:
+    from transconv.schedule.schedule import Schedule
+
+
+def boxes_behind(c: Schedule, compute: Compute) -> dict[View, Box]:
+    """The boxes of the reads behind the sum that the producer fetches, by view; none without the word."""
+    if c.behind != "box" or c.via != "gluon":
+        return {}
+    return {view: box for view, box in told_behind(c, compute).items() if isinstance(box, Box)}
+
+
+@lru_cache(maxsize=4096)
+def told_behind(c: Schedule, compute: Compute) -> dict[View, Box | str]:
+    """For each read behind the sum: its box, or the reason why it stays a load."""
+    reads = [s for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
+    return {r.view: _why_not(r, compute) or _as_large(box_of(r.view, c, compute), r.view, c, compute)
+            for r in reads}
+
+
+def _why_not(read: Read, compute: Compute) -> str | None:
+    """Why a read can be no box under any schedule, or None."""
+    name = read.view.tensor.name
+    if sum(v.tensor is read.view.tensor for v in compute.views()) > 1:
+        return f"{name} is read or stored elsewhere, too"
+    if reason := compute.why_not_plain(read.view):
+        return reason
+    if read.fill:
+        return f"a box is 0 outside of {name}, {read.fill:g} is asked for"
+    return None
+
+
+def _as_large(box: Box | str, view: View, c: Schedule, compute: Compute) -> Box | str:
+    """The box, if it has as many elements as a tile of the result."""
+    extents = sides(c, compute)
+    if isinstance(box, Box) and prod(box.extents) != extents["M"] * extents["N"] * extents["B"]:
+        return f"{view.tensor.name}: a box has fewer elements than the tile"
+    return box
+
+
+def in_place(c: Schedule, compute: Compute) -> View | None:
+    """The read whose box the result takes the place of, in shared memory: of the same type and extents.
+    None if there is none."""
+    stored = box_of(compute.c, c, compute, stored=True) if c.c == "box" else ""
+    if isinstance(stored, str):
+        return None
+    return next((view for view, box in boxes_behind(c, compute).items()
+                 if box.extents == stored.extents and box.moving == stored.moving
+                 and box.tensor.dtype is stored.tensor.dtype), None)
+
+
+def behind_bytes(c: Schedule, compute: Compute) -> int:
+    """Bytes of shared memory for fetched operands of the maps behind the sum, of all consumers, without
+    the one that the result takes the place of."""
+    found = boxes_behind(c, compute)
+    if not found:
+        return 0
+    kept = in_place(c, compute)
+    return c.consumers * sum([prod(box.extents) * box.tensor.dtype.bytes
+                              for view, box in found.items() if view is not kept])
+
+
+def why_not_behind(c: Schedule, compute: Compute, target: Target) -> str | None:
+    """The rule of the word ``behind``."""
+    if c.behind == "gather":
+        return None
+    if c.via != "gluon":
+        return "behind=box: only explicit kernels (via=gluon) have a warp that fetches for the others"
+    if c.split_k > 1 or c.reduce == "stream":
+        return "behind=box: no tile has its whole sum, what follows it is read when the parts are added"
+    told = told_behind(c, compute)
+    if not told:
+        return "behind=box: nothing is read behind the sum"
+    if not any(isinstance(found, Box) for found in told.values()):
+        return "behind=box: " + "; ".join(dict.fromkeys(str(x) for x in told.values()))
+    return None
