@@ -33,7 +33,8 @@ def build(name: str, small: bool, device: str) -> tuple[nn.Module, Callable[[nn.
 def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], object],
             wait: Callable[[], None], limit: float) -> dict[str, object]:
     """Epochs of one side, no more than fit ``limit`` seconds: how many inputs, the seconds of the first
-    epoch and of the fastest later one, and the worst step of each in milliseconds."""
+    epoch and of the fastest later one, and the worst step of each in milliseconds. A first epoch that
+    takes longer than the limit ends there, with as many ``inputs`` as it came to."""
     model, step_of, count = build(name, small, device)
     model = model.to(device)
     convert(model)
@@ -51,12 +52,15 @@ def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], 
         wait()
         return time.perf_counter() - begun
 
-    found: dict[str, object] = {"inputs": count}
     begun = time.perf_counter()
-    epochs: list[list[float]] = []
-    while len(epochs) < EPOCHS and (not epochs or time.perf_counter() - begun + sum(epochs[-1]) < limit):
+    first = [train(0)]
+    while len(first) < count and time.perf_counter() - begun < limit:
+        first.append(train(len(first)))
+    epochs = [first]
+    while len(epochs) < EPOCHS and time.perf_counter() - begun + sum(epochs[-1]) < limit:
         epochs.append([train(at) for at in range(count)])
-    first, later = epochs[0], min(epochs[1:], key=sum, default=[])
+    later = min(epochs[1:], key=sum, default=[])
+    found: dict[str, object] = {"inputs": len(first)}
     found |= {"epoch1_s": round(sum(first), 3), "worst_ms": round(max(first) * 1e3, 2)}
     if later:
         found |= {"later_s": round(sum(later), 3), "later_worst_ms": round(max(later) * 1e3, 2)}

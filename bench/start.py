@@ -34,6 +34,7 @@ VARYING = (("torch", "heuristics"), ("torch", "benchmark"), ("transconv", "backg
            ("transconv", "warm"), ("transconv", "cold"))
 EPOCHS = ("audio", "detection")  # models with inputs of varying size
 STEPS = 20
+SHARE = 0.6  # of the time that is left, at most, for one row: the others are to have some
 
 
 def arguments(to: argparse.ArgumentParser) -> None:
@@ -58,7 +59,7 @@ def main(options: argparse.Namespace) -> int:
                 row = {"model": name, "side": side, "start": start, **versions}
                 if table.has(row) or (left := end - time.monotonic()) < 5:
                     continue
-                found = one(name, options.small, side, start, place, left)
+                found = one(name, options.small, side, start, place, SHARE * left)
                 failed += "error" in found
                 print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:14]
                                or k == "error"), flush=True)

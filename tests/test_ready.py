@@ -16,10 +16,11 @@ import pytest
 from transconv import runtime
 from transconv.backend_triton import Compilers, compiled
 from transconv.backend_triton.launch import Launcher
+from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.plans import Compiled
 from transconv.errors import Unsupported
-from transconv.runtime import kept, readiness, readiness_child, verdicts
+from transconv.runtime import Plan, kept, readiness, readiness_child, verdicts
 from transconv.selection import forget_lists, is_listed
 from transconv.target import TARGETS, Target
 
@@ -175,6 +176,40 @@ def test_a_kept_plan_that_makes_no_sense_is_made_again(there: set[str], change: 
     kept.DRAWER.put(name, content)
     compiler.forget()
     assert asked("now").source == first.source
+
+
+def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a record says of sizes is the expressions and requirements of the kernel. One that is cut off,
+    is another kernel's or names sizes that nobody knows is none."""
+    text = """
+        compute scale
+            sizes  N=8 in 1..4096, K=300 in 1..8192, K % 4 == 0
+            axes   n=N k=K
+            read   x = X[n, k]
+            store  Y[n, k] = 2*x
+    """
+    workload = Alone(parse(text))
+    told = (workload, SM90, None, False, Plan)
+    first = runtime.compiler.plan(*told)
+    (name, content), = kept.DRAWER.items()
+    forget = compiler.forget
+    forget()
+    with monkeypatch.context() as m:
+        m.setattr("transconv.runtime.steps.lower", None)
+        second = runtime.compiler.plan(*told)
+    for of in (lambda p: p.required.sizes, lambda p: p.steps[0].launcher.requires,
+               lambda p: p.steps[0].launcher.programs, lambda p: p.steps[0].launcher.boxes):
+        assert of(first) == of(second)
+    for change in ({"sizes": None}, {"sizes": ""}, {"sizes": "Q=8 in 1..9"},
+                   {"sizes": 7}, {"programs": "N*M"}, {"programs": ""}, {"programs": None},
+                   {"sizes": "N=8 in 1..4096, K=300 in 1..8192, K % 4 =="}):
+        broken = {**content, "steps": [{**content["steps"][0], **change}, *content["steps"][1:]]}
+        kept.DRAWER.put(name, broken)
+        forget()
+        made = runtime.compiler.plan(*told)
+        assert made.steps[0].launcher.requires == first.steps[0].launcher.requires, change
+        assert str(made.steps[0].launcher.programs) == str(first.steps[0].launcher.programs), change
 
 
 @pytest.mark.parametrize("name", ["TRANSCONV_VERIFY", "TRANSCONV_DUMP", "TRANSCONV_DEBUG"])

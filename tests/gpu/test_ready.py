@@ -84,9 +84,9 @@ def test_a_capture_replays_what_was_warmed_up() -> None:
     torch.testing.assert_close(y, torch.conv2d(x, w), rtol=2e-2, atol=1e-1)
 
 
-def test_another_process_runs_no_pass() -> None:
-    text = ("import torch, transconv, transconv.runtime.steps as s\n"
-            "if {warm}: s.lower = None\n"
+def test_another_process_runs_no_pass_and_asks_triton_for_no_kernel() -> None:
+    text = ("import torch, transconv, transconv.runtime.steps as s, triton.runtime.jit as t\n"
+            "if {warm}: s.lower = t.JITFunction.run = None\n"
             "x = torch.randn(4, 64, 23, 23, device='cuda').half()\n"
             "w = torch.randn(64, 64, 3, 3, device='cuda').half()\n"
             "transconv.config.fallback = 'error'\n"
@@ -94,3 +94,23 @@ def test_another_process_runs_no_pass() -> None:
             "torch.testing.assert_close(made, want, rtol=1e-2, atol=1e-1)\n")
     for warm in (False, True):
         subprocess.run([sys.executable, "-c", text.format(warm=warm)], check=True, cwd=ROOT, timeout=300)
+
+
+def test_what_prepare_compiled_starts_without_a_c_compiler() -> None:
+    """The process that compiles a kernel also builds what starts it."""
+    text = ("import os, torch, transconv, triton.runtime.build as b\n"
+            "torch.zeros(1, device='cuda'); __import__('triton').runtime.driver.active.utils\n"
+            "b._build = None\n"
+            "x = torch.randn(4, 64, 21, 21, device='cuda').bfloat16()\n"
+            "w = torch.randn(64, 64, 3, 3, device='cuda').bfloat16()\n"
+            "transconv.config.fallback, transconv.config.compile = 'error', 'never'\n"
+            "made, want = transconv.conv2d(x, w), torch.conv2d(x, w)\n"
+            "torch.testing.assert_close(made, want, rtol=2e-2, atol=1e-1)\n")
+    layer = ("import torch, transconv\n"
+             "m = torch.nn.Conv2d(64, 64, 3, bias=False).to('cuda', torch.bfloat16)\n"
+             "x = torch.randn(4, 64, 21, 21, device='cuda').bfloat16()\n"
+             "from transconv.torch_ops import execute\n"
+             "execute.first_results = lambda *_: None\n"  # which would launch them here
+             "transconv.prepare(m, x, backward=False, progress=False)\n")
+    for code in (layer, text):
+        subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)

@@ -8,7 +8,7 @@ from transconv.backend_triton.compiled import pretend
 from transconv.backend_triton.compilers import Compilers
 from transconv.backend_triton.emit_tl import spelled_lines
 from transconv.backend_triton.flaws import Miscompiled
-from transconv.backend_triton.kernel_text import emit, grid_size, is_explicit
+from transconv.backend_triton.kernel_text import emit, grid_size, is_explicit, unspecialised
 from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.module import write
 from transconv.backend_triton.offline import (
@@ -26,5 +26,6 @@ from transconv.backend_triton.sized_launch import SizedLauncher, StarterAt, prog
 __all__ = [
     "Answer", "BACKENDS", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
     "Resources", "SizedLauncher", "StarterAt", "compile_offline", "emit", "grid_size", "is_explicit",
-    "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version", "write",
+    "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version", "unspecialised",
+    "write",
 ]

@@ -32,7 +32,8 @@ def note(key: str, aligned: bool, kernel: Any) -> None:
     if not more and is_there(key, aligned):  # somebody watches Triton: what another process noted is more
         return
     _there.add(name)
-    content = {"triton": triton_version(), "folder": folder_of(digest), "function": str(kernel.name), **more}
+    content = {**more, "triton": triton_version(), "folder": folder_of(digest),
+               "function": str(kernel.name)}
     if DRAWER.get(name) != content:
         DRAWER.put(name, content)
 
@@ -99,7 +100,7 @@ def build_start(kernel: Any) -> None:
         if kernel.metadata.target.backend == "cuda":
             from triton.backends.nvidia.driver import CudaLauncher
 
-            CudaLauncher(kernel.src, kernel.metadata)
+            CudaLauncher(reloaded.source_of(kernel), kernel.metadata)
 
 
 def forget() -> None:

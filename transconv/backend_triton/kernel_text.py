@@ -34,3 +34,12 @@ def merged(notes: tuple[str, ...]) -> list[str]:
 def grid_size(kernel: Kernel) -> int:
     """The number of programs that the kernel is launched with."""
     return next((n.programs or n.stop for n in walk(kernel) if isinstance(n, For) and n.kind == "grid"), 1)
+
+
+def unspecialised(source: str) -> tuple[str, ...]:
+    """The names of the sizes that the kernel of a text takes as arguments, in their order."""
+    found = _SIZES.search(source)
+    return tuple(re.findall(r"'(\w+)'", found[1])) if found else ()
+
+
+_SIZES = re.compile(r"^@\w+\.jit\(do_not_specialize=\[([^]]*)\]\)$", re.MULTILINE)

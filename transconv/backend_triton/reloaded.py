@@ -40,13 +40,22 @@ class Source:
 def told(kernel: Any) -> Content:
     """What a record must have for a kernel to be read again; empty for one that Triton must make."""
     try:
-        source = kernel.src
+        source = source_of(kernel)
         if source.constants or kernel.metadata.target.backend != "cuda" or _is_watched():
             return {}
         return {"signature": [[str(n), str(t)] for n, t in source.signature.items()],
                 "code": _digest(kernel.asm[CODE]), **_around()}
     except (ImportError, AttributeError, KeyError):  # another release of Triton
         return {}
+
+
+def source_of(kernel: Any) -> Any:
+    """What Triton's kernel was made of: of what it holds the one with a signature. AttributeError for a
+    kernel without one."""
+    found = next((v for v in vars(kernel).values() if hasattr(v, "signature")), None)
+    if found is None:
+        raise AttributeError("signature")
+    return found
 
 
 def kernel(found: Content | None, function: str, folder: Path, digest: str) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Launcher, SizedLauncher, write
+from transconv.backend_triton import Launcher, SizedLauncher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.disk_cache import Content, Drawer
 from transconv.ir import DTYPES, Layout, LayoutBlock, Sizes, Tensor
@@ -98,6 +98,8 @@ def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
     if kept["digest"] != digest_of(source, schedule, target):
         raise ValueError(f"{function}: the text is another")
     sizes = sizes_of(kept["sizes"]) if kept["sizes"] else None
+    if unspecialised(source) != (sizes.names if sizes else ()):
+        raise ValueError(f"{function}: it takes other sizes")
     boxes = tuple(b and (_tensor(b[0], sizes), tuple(b[1])) for b in kept["boxes"])
     path = write(source, function)
     words, types = (kept["warps"], kept["stages"]), tuple(kept["types"])
