@@ -54,8 +54,8 @@ def test_eight_bits_multiply_twice_as_fast() -> None:
 
 
 def test_the_estimate_ranks_results_of_integers() -> None:
-    """Of the schedules that were timed, it puts one first that is nearly the fastest; a kernel of 7 us that
-    splits its sum is the exception."""
+    """Of the schedules that were timed, it puts one first that is nearly the fastest; a kernel of 7 us
+    that splits its sum is the exception."""
     found = read_log(RESULTS / "h200_int8_trials.csv")
     shares = sorted(t.share(1) for t in trials.collect(found, trials.target_of(found)))
     assert len(shares) == 7 and shares[1] > 0.93

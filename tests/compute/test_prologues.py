@@ -53,7 +53,8 @@ def test_the_best_schedule_uses_the_matrix_unit() -> None:
 @pytest.mark.parametrize("first", ["b", "a"])
 def test_what_is_read_first_is_added_to_sums_in_parts(first: str) -> None:
     """By the second kernel, whose own reads have other names."""
-    bias = f" read {first} = B[n]\n let r = f16(relu(x*s))\n let y = sum(r*w; k)\n store Y[m, n] = y + {first}"
+    bias = (f" read {first} = B[n]\n let r = f16(relu(x*s))\n let y = sum(r*w; k)\n"
+            f" store Y[m, n] = y + {first}")
     made = parse(HEAD.format(t="f16").replace("    axes", "    tensor B f16 [24]\n    axes") + bias)
     plan = build_compute(made, SM90, Schedule.parse("m:16 n:16 k:32 | mma | split_k=2"))
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []

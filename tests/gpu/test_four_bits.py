@@ -69,7 +69,8 @@ def differing(layer: Drawn, dtype: torch.dtype, last: bool, device: str) -> int:
     x = torch.randint(-3, 4, (layer.batch, layer.channels * layer.groups, *layer.image), **whole).to(dtype)
     if last and rank > 1:
         x = x.contiguous(memory_format=(torch.channels_last, torch.channels_last_3d)[rank - 2])
-    weight = torch.randint(0, 256, (total, *layer.kernel, layer.channels // 2), device=device).to(torch.uint8)
+    weight = torch.randint(0, 256, (total, *layer.kernel, layer.channels // 2), device=device,
+                           dtype=torch.uint8)
     scale = 2.0 ** torch.randint(-3, 2, (total, layer.channels // layer.size), **whole)
     bias = torch.randint(-8, 9, (total,), **whole).to(dtype) if layer.bias else None
     words = layer.stride, layer.padding, layer.dilation, layer.groups

@@ -42,8 +42,8 @@ def _of_one_kind(left: Read, right: Read) -> tuple[tuple[Value, ...], tuple[Var,
 
 
 def total(name: str, axes: tuple[Axis, ...], a: View, c: View, like: Compute) -> Compute:
-    """``c = sum(a)`` over the axes that c does not mention, with the reduction of ``like``, the steps after
-    it, and what these use of the steps before it, such as a bias that is read first."""
+    """``c = sum(a)`` over the axes that c does not mention, with the reduction of ``like``, the steps
+    after it, and what these use of the steps before it, such as a bias that is read first."""
     assert like.sum is not None
     kept = _kept(like)
     part = Read(fresh("a", [s.name for s in (*kept, *like.after) if not isinstance(s, Write)]), a)

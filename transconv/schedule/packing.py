@@ -7,8 +7,8 @@ features:
     pack=a      A[n, c, h, w]  -- pack_A -->  A_packed[n, h, w, c]  -- main -->  C
     pack=a.c    ... main -->  C_packed[n, h, w, f]  -- unpack_C -->  C[n, f, h, w]
 
-The matrix unit takes operands of 32 and of 8 bits only with the summed dimension innermost. If the sum runs over
-dimension 0 of an operand, that is the innermost dimension of the copy:
+The matrix unit takes operands of 32 and of 8 bits only with the summed dimension innermost. If the sum
+runs over dimension 0 of an operand, that is the innermost dimension of the copy:
 
     pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
     pack=a.b    A[n, h, w, c]     -- pack_A -->  A_packed[c, h, w, n]    -- main sums over n -->  C
@@ -63,8 +63,8 @@ def row_of(view: View, compute: Compute) -> int:
 
 
 def innermost(compute: Compute, letter: str) -> int:
-    """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 and 8-bit types
-    that the matrix unit multiplies and that are summed along dimension 0."""
+    """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 and 8-bit
+    types that the matrix unit multiplies and that are summed along dimension 0."""
     view = view_of(compute, letter)
     assert view is not None, f"{compute.name} has no operand {letter}"
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES

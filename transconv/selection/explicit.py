@@ -69,8 +69,8 @@ def _over_positions(compute: Compute, target: Target,
 
 
 def _sums(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
-    """The axes of a block of the sum: a whole contiguous run, or, of operands of 8 bits, the innermost axis
-    alone as well (a window and its features together are no box if positions overlap)."""
+    """The axes of a block of the sum: a whole contiguous run, or, of operands of 8 bits, the innermost
+    axis alone as well (a window and its features together are no box if positions overlap)."""
     run = run_of(axes, compute)
     alone: Run = ((axes[-1].name,), axes[-1].size)
     return [run] if compute.a.tensor.dtype.bits > 8 else [*dict.fromkeys([run, alone])]
@@ -110,8 +110,8 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     """The words for a tile: ``swap``, stages, programs, consumers and parts of the sum.
 
     The wider operand is the right one, which the matrix unit reads once for 64 rows of the left one. For a
-    sum over positions the contiguous one is, because that makes the stores contiguous. Products of integers
-    have at most ``INTEGERS`` columns.
+    sum over positions the contiguous one is, because that makes the stores contiguous. A product of
+    integers has at most ``INTEGERS`` columns.
     """
     positions = compute.axes_of("K")[-1].role == "position"
     too_wide = compute.acc.kind == "int" and m > INTEGERS
