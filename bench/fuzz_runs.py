@@ -12,21 +12,25 @@ from transconv.tuning.table import Table
 
 VERDICTS = ("passed", "refused", "resources", "failed", "crash", "error", "timeout")
 COLUMNS = ("seed", "first", "asked", "computations", *VERDICTS, "kernels", "seconds", "target",
-           "interpreted", "device", "torch", "triton", "commit")
+           "interpreted", "device", "torch", "triton", "commit", "programs")
 KEY = ("seed", "first", "commit")
 
 
 def row(summary: dict[str, Any]) -> dict[str, Any]:
-    """One run: from which trial of which seed, how many, of them of computations instead of convolutions,
-    and how many ended in which way. What older summaries do not say stays empty. Raises KeyError for what
-    is no summary of ``fuzz``."""
+    """One run: from which trial of which seed, how many, of them of computations or programs of the kernel
+    API instead of convolutions, and how many ended in which way. What older summaries do not say stays
+    empty. Raises KeyError for what is no summary of ``fuzz``."""
     about = {**summary, **summary.get("versions", {})}
     made = {c: about.get(c, "") for c in COLUMNS}
     return {**made, "seed": summary["seed"], "first": summary.get("first", 0),
             "asked": summary["asked"], "kernels": summary["spent"]["kernels"],
-            "computations": sum(sum(n.values()) for n in summary.get("counts", {}).get(
-                "computation", {}).values()),
+            "computations": _counted(summary, "computation"), "programs": _counted(summary, "scope"),
             **{v: summary["statuses"].get(v, 0) for v in VERDICTS}}
+
+
+def _counted(summary: dict[str, Any], fact: str) -> int:
+    """The trials that have such a fact."""
+    return sum(sum(n.values()) for n in summary.get("counts", {}).get(fact, {}).values())
 
 
 def arguments(made: argparse.ArgumentParser) -> None:

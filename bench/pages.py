@@ -15,6 +15,7 @@ from bench import ablation_table, plots
 from bench.environment import ROOT
 from bench.graph_table import graphs_table
 from bench.issue_table import issues_table
+from bench.kernels.kernel_table import kernels_table
 from bench.run_tables import (
     check_table,
     computations_table,
@@ -76,6 +77,7 @@ TABLES = {
     "networks": Table(("h200_networks.csv",), tuple(f"python -m bench networks{way}" for way in (
         "", " --compiled", " --graphs")), networks_table),
     "overhead": Table(("h200_overhead.csv",), ("python -m bench overhead",), overhead_table),
+    "kernels": Table(("h200_kernels.csv",), ("python -m bench kernels",), kernels_table),
     "maps": Table(("h200_maps.csv",), ("python -m bench maps",), maps_table),
     "computations": Table(("h200_computations.csv",), ("python -m bench computations",),
                           computations_table),
@@ -86,6 +88,7 @@ TABLES = {
     "fuzz": Table(("h200_fuzz.csv", "interpreted_fuzz.csv"), (
         "python -m transconv fuzz --n 20000 --seed 2 --json fuzz.json",
         "python -m transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",
+        "python -m transconv fuzz --kernels 5000 --seed 1 --json fuzz.json",
         "python -m bench fuzz-runs fuzz.json"), fuzz_table),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),

@@ -151,7 +151,7 @@ def samples_table(rows: list[Row]) -> str:
         for reason, n in (each.rsplit("=", 1) for r in mine for each in r["reasons"].split("; ") if each):
             reasons[reason] += int(n)
         failed = sum(max(int(r["failed"] or 0), r["verdict"] != "right") for r in mine)
-        counts = [str(sum(int(r[c] or 0) for r in mine)) for c in (
+        counts = [str(sum(int(r.get(c) or 0) for r in mine)) for c in (
             "samples", "passed", "gradients", "handed")]
         why = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items()))
         cells.append([name, " ".join(sorted({r["dtype"] for r in mine})), *counts, why, str(failed)])
@@ -161,12 +161,12 @@ def samples_table(rows: list[Row]) -> str:
 
 def fuzz_table(rows: list[Row]) -> str:
     """A line per run of the fuzzer: how many trials, and how they ended."""
-    columns = ("asked", "computations", "kernels", *ENDS)
+    columns = ("asked", "computations", "programs", "kernels", *ENDS)
     cells = [[r["seed"], r["first"], "interpreters" if r["interpreted"] == "True" else "GPU",
-              r["commit"] or "-", *(r[c] for c in columns)] for r in rows]
-    sums = [str(sum(int(r[c] or 0) for r in rows)) for c in columns]
-    return markdown(["seed", "first trial", "on", "commit", "trials", "of computations", "kernels",
-                     *ENDS.values()], [*cells, ["all", "", "", "", *sums]])
+              r["commit"] or "-", *(r.get(c) or "0" for c in columns)] for r in rows]
+    sums = [str(sum(int(r.get(c) or 0) for r in rows)) for c in columns]
+    return markdown(["seed", "first trial", "on", "commit", "trials", "of computations", "of programs",
+                     "kernels", *ENDS.values()], [*cells, ["all", "", "", "", *sums]])
 
 
 ENDS = {"passed": "right", "refused": "refused", "resources": "too large for the chip", "failed": "wrong",

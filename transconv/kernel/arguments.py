@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from types import ModuleType
 from typing import Any
 
 from transconv.errors import KernelError
@@ -80,6 +81,8 @@ def tensors_of(given: Mapping[str, Any]) -> Arguments:
         elif number is not None:
             floats[name] = number
             kinds[name] = float
+        elif isinstance(value, ModuleType):  # a library of functions
+            kinds[name] = value
         else:
             tensor = as_tensor(name, value)
             tensors[name] = tensor

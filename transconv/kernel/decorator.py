@@ -9,12 +9,15 @@ from typing import Any, overload
 
 from transconv.errors import KernelError
 from transconv.kernel.arguments import described
+from transconv.kernel.checking import check
 from transconv.kernel.declared import Asked, Declared, Meant, Tunable, declared_of
 from transconv.kernel.device_functions import func
 from transconv.kernel.explaining import explained
 from transconv.kernel.group import Group
+from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered
+from transconv.kernel.operators import Results, as_operator
 from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
 from transconv.kernel.tuned import Found
@@ -119,6 +122,24 @@ class KernelFunction:
         asked = self.asked(args, words)
         simulate(self.python, asked.group, asked.given, asked.symbols | asked.meant.tuned)
 
+    def check(self, *args: Any, rtol: float | None = None, atol: float | None = None,
+              **words: Any) -> None:
+        """Run the kernel and its simulation on copies of the arguments, and compare all arrays; by default
+        to some units in the last place. The simulation executes the bodies of functions in Python, so a
+        wrong intrinsic is found. Raises KernelError for the first element that differs."""
+        asked = self.asked(args, words)
+        check(self, asked.group, asked.given, rtol, atol)
+
+    def as_operator(self, name: str, *, group: Callable[..., Group], results: Results,
+                    backward: KernelFunction | None = None) -> Any:
+        """The kernel as an operator of torch, registered under a name such as ``mine::silu``.
+
+            op = silu.as_operator("mine::silu", group=lambda X: Group(X.numel(), 1024), results="Y")
+
+        ``results``: the parameters that it allocates and returns, like the first tensor or as functions of
+        arguments make them; ``backward``: a kernel that writes ``grad_X``. See ``operators.py``."""
+        return as_operator(self, name, group=group, results=results, backward=backward)
+
     def lower(self, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
         """The kernel for such arguments, with its stages and its Triton text; launches nothing.
         ``target``: a chip (``sm_90``), by default this machine's. Arguments may be of torch's ``meta``
@@ -182,6 +203,7 @@ class KernelDecorator:
     """
 
     func = staticmethod(func)
+    intrinsic = staticmethod(intrinsic)
 
     @overload
     def __call__(self, function: Callable[..., Any]) -> KernelFunction: ...

@@ -168,8 +168,10 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
     tracer = Tracer(b, source, chip, meant)
     first, *rest = source.parameters
     ids = _ids(b, program, groups)
-    tracer.env[first] = GroupScope(group.shape, tuple(number_of(n) for n in work),
-                                   tuple(Tile((), e) for e in ids))
+    size = group.subgroup_size_hint or chip.target.warp_size
+    tracer.here = GroupScope(group.shape, tuple(number_of(n) for n in work),
+                             tuple(Tile((), e) for e in ids), size)
+    tracer.env[first] = tracer.here
     floats: list[str] = []
     for name in rest:
         given = arguments[name]
