@@ -65,7 +65,7 @@ def test_what_is_found_is_kept_for_calls_of_this_kind() -> None:
     of = KernelFunction(declared.python, work_shape=declared.work_shape, group_shape=declared.group_shape)
     before = [a.copy() for a in given()]
     arrays = given()
-    found = of.tune(*arrays, 2, trials=16)
+    found = of.tune(*arrays, 2, trials=6)
     assert found.words == Words(4, None, (("ROWS", 8),))
     assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True))
     new = KernelFunction(of.python, work_shape=of.work_shape, group_shape=of.group_shape)  # a new process
