@@ -25,8 +25,8 @@ from transconv.target import TARGETS, Constants, Target
 from transconv.tuning.session import read_log
 
 REFERENCE = "cudnn"
-NOT_FITTED = ("latency_ns", "late_access_ns", "scatter_ns", "copy_us", "baton_ns", "meeting_us",
-              "through_ns", "older", "shared_gbs", "fma_share")  # too few trials depend on them
+NOT_FITTED = ("latency_ns", "late_access_ns", "scatter_ns", "behind_ns", "copy_us", "baton_ns",
+              "meeting_us", "through_ns", "older", "shared_gbs", "fma_share")  # too few trials have them
 SHARES = ("persistent", "memory_share", "exposed")  # at most 1
 H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800)
 

@@ -76,7 +76,7 @@ def pytest_collection_finish() -> None:
 def few_threads() -> Iterator[None]:
     """Problems are small, so that more threads would be slower."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 

@@ -4,6 +4,7 @@
     +-- ProblemError   (ValueError)    an impossible problem, or an invalid text of one
     +-- ComputeError   (ValueError)    an invalid text of a computation
     +-- KernelError    (ValueError)    an invalid text of a kernel
+    |   +-- ScopeError                 what work-groups, sub-groups or work-items cannot do
     +-- ScheduleError  (ValueError)    a schedule that is illegal for a problem, or an invalid text of one
     +-- LayoutError    (ValueError)    an impossible layout, or an invalid text of one
     +-- TensorError    (ValueError)    a tensor that does not match a plan
@@ -31,6 +32,10 @@ class ComputeError(TransconvError, ValueError):
 
 class KernelError(TransconvError, ValueError):
     """An invalid text of a kernel; the message has the line and what was expected."""
+
+
+class ScopeError(KernelError):
+    """A kernel says in one scope, such as that of work-items, what is for another one."""
 
 
 class ScheduleError(TransconvError, ValueError):

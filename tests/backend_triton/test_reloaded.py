@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from transconv import knobs
-from transconv.backend_triton import compiled, reloaded
+from transconv.backend_triton import compiled
 from transconv.backend_triton.launch import Launcher
 from transconv.disk_cache import files
 

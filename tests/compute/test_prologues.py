@@ -50,6 +50,15 @@ def test_the_best_schedule_uses_the_matrix_unit() -> None:
     assert plan.schedule.unit == "mma" and "tl.dot(" in plan.source
 
 
+@pytest.mark.parametrize("first", ["b", "a"])
+def test_what_is_read_first_is_added_to_sums_in_parts(first: str) -> None:
+    """By the second kernel, whose own reads have other names."""
+    bias = f" read {first} = B[n]\n let r = f16(relu(x*s))\n let y = sum(r*w; k)\n store Y[m, n] = y + {first}"
+    made = parse(HEAD.format(t="f16").replace("    axes", "    tensor B f16 [24]\n    axes") + bias)
+    plan = build_compute(made, SM90, Schedule.parse("m:16 n:16 k:32 | mma | split_k=2"))
+    assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []
+
+
 def test_what_only_looks_like_a_product_is_a_reduction() -> None:
     """Both factors vary along every stored axis, so there is no matrix product."""
     head = "axes n=8 | k=32\n read x = X[n, k]\n"

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel import cases, item_cases
+from tests.kernel import cases, function_cases, item_cases
 from tests.kernel.cases import Case
 from transconv.ir import Kernel, Memory, run
 
-by_name = pytest.mark.parametrize("case", (*cases.CASES, *item_cases.CASES), ids=lambda c: c.name)
+ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES)
+by_name = pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 
 
 def copies(case: Case) -> list[Any]:

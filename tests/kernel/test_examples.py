@@ -59,6 +59,10 @@ def voted(known: torch.Tensor, classes: torch.Tensor, points: torch.Tensor, k: i
     return torch.stack([torch.bincount(row, minlength=kinds).argmax() for row in classes[near]])
 
 
+def correlated(x: torch.Tensor, f: torch.Tensor) -> torch.Tensor:
+    return convolved(x[None], f, 1)[0]
+
+
 def dropped(x: torch.Tensor, p: float, _: int) -> torch.Tensor:
     """What is kept is told by the example."""
     kept = example("dropout")(torch.ones_like(x), p, 5) > 0
@@ -104,6 +108,11 @@ EXAMPLES: dict[str, tuple[tuple[Any, ...], Callable[..., Any]]] = {
                weighed),
     "rambo": ((drawn(9, 20).sigmoid(), drawn(9, 20).cos().abs(), drawn(9, 20).sigmoid()), moved),
     "nearest_neighbours": ((drawn(30, 4), torch.arange(30) % 3, -drawn(11, 4), 5, 3), voted),
+    "implicit_gemm": ((drawn(7, 9, 3), drawn(3, 2, 3, 18)), correlated),
+    "split_k": ((drawn(20, 150), drawn(150, 37)), torch.matmul),
+    "softplus": ((drawn(300),), functional.softplus),
+    "silu": ((drawn(300),), functional.silu),
+    "row_sums": ((drawn(9, 50),), lambda x: x.sum(1)),
     "attention": ((drawn(2, 20, 24), drawn(2, 75, 24), drawn(2, 75, 20)),
                   functional.scaled_dot_product_attention),
     "vector_add": ((drawn(2100), -drawn(2100)), torch.add),

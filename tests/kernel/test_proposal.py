@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from tests.kernel.cases import floats
+from tests.kernel.proposal_cases import CASES
+from tests.kernel.test_engines import check, copies, interpreted
 from transconv.kernel import Group, KernelFunction, kernel
 
 
@@ -106,75 +108,26 @@ def test_the_third_as_it_is_written() -> None:
     np.testing.assert_array_equal(distances(of_groups, group, x, x), distances(by_hand, group, x, x))
 
 
-@kernel
-def tensors(group, X1, X2, D):
-    gid = group.work_offset()
-    dtyp, W, H = np.float32, 4, 3
-    x1 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))
-    x2 = group.load(X2[gid[0]:], shape=(group.shape[0], X1.shape[1]))
-    arr = group.empty(shape=(W, H), dtype=dtyp)
-    assert arr.mask.sum() == W * H and not group.ones(shape=(W, H), dtype=dtyp).mask.any()
-    arr = group.zeros(shape=x1.shape, dtype=dtyp)
-    res = np.subtract(x1, x2, out=arr)
-    assert res is arr
-    group.store(D[gid[0]:, gid[1]:], res)
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_in_the_simulator(case) -> None:
+    given = copies(case)
+    case.kernel.simulate(case.group, *given)
+    check(case, given)
 
 
-def test_tensors() -> None:
-    x1, x2 = floats(5, 7), floats(5, 7, seed=1)
-    d = np.full((5, 7), -1, np.float32)
-    tensors.simulate(Group((5, 1), (2, 1)), x1, x2, d)
-    np.testing.assert_array_equal(d, x1 - x2)
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_in_tritons_interpreter(case) -> None:
+    given = copies(case)
+    case.kernel(case.group, *given)
+    check(case, given)
 
 
-@kernel
-def vectors(group, X1, D, x, y):
-    gid = group.work_offset()
-    W, H = 4, 3
-    v1 = group.vload(X1[gid[0]:], shape=(W, H))
-    x1 = group.load(X1[gid[0]:], shape=(W, H)).vec()
-    x2 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1]))[x:x+W,y:y+W].vec()
-    x3 = group.load(X1[gid[0]:], shape=(group.shape[0], X1.shape[1])).vec(shape=(W,H))
-    group.store(D[0], v1 + group.vzeros(shape=(W, H), dtype=np.float32))
-    group.store(D[1], x1 * group.vones(shape=(W, H), dtype=np.float32))
-    group.store(D[2], x2)
-    group.store(D[3], x3)
-
-
-def test_vectors() -> None:
-    x = floats(5, 7)
-    d = np.full((4, 6, 6), -1, np.float32)
-    vectors.simulate(Group(6, 6), x, d, 2, 1)
-    wanted = np.full((4, 6, 6), -1, np.float32)
-    wanted[:, :4, :3] = x[:4, :3]
-    wanted[2, :4, :4] = -1
-    wanted[2, :3, :4] = x[2:, 1:5]
-    np.testing.assert_array_equal(d, wanted)
-
-
-@kernel
-def scopes(group, Y):
-    @group.subgroups
-    def inner(sg):
-        id = sg.subgroup_id()
-        size = sg.size()
-        group.store(Y[1, id:], group.vfull((1,), np.float32, size))
-
-    inner()
-
-    @group.workitems
-    def inner(wi):
-        i, j, k = wi.global_id()
-        Y[0, (i * 2 + j) * 3 + k] = i * 100 + j * 10 + k
-
-    inner()
-
-
-def test_scopes() -> None:
-    y = np.full((2, 12), -1, np.float32)
-    scopes.simulate(Group((2, 2, 3), (2, 2, 3), 4), y)
-    assert y[0].tolist() == [100 * i + 10 * j + k for i in (0, 1) for j in (0, 1) for k in (0, 1, 2)]
-    assert y[1].tolist() == [4.0] * 3 + [-1] * 9
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_as_written_and_after_all_passes(case) -> None:
+    low = case.kernel.lower(case.group, *copies(case), target="sm_90")
+    for _, made in (low.stages[0], low.stages[-1]):
+        check(case, interpreted(case, made))
 
 
 @pytest.mark.parametrize("name", ["masked", "unmask", "soften_mask"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import wrong_programs, wrong_scopes
+from tests.kernel import wrong_functions, wrong_programs, wrong_scopes
 from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, kernel
 
@@ -27,13 +27,14 @@ def message(function: KernelFunction) -> str:
 
 def test_every_message(request: pytest.FixtureRequest) -> None:
     """Each begins with the file and the line, and says what was found."""
-    made = [message(f) for programs in (wrong_programs, wrong_scopes)
+    made = [message(f) for programs in (wrong_programs, wrong_scopes, wrong_functions)
             for f in vars(programs).values() if isinstance(f, KernelFunction)]
     text = "\n".join(made)
     if request.config.getoption("--update-golden"):
         GOLDEN.write_text(text)
     assert len(made) >= 60 and "not refused" not in text
-    assert all(m.startswith(("wrong_programs.py:", "wrong_scopes.py:")) and ": found " in m for m in made)
+    files = ("wrong_programs.py:", "wrong_scopes.py:", "wrong_functions.py:")
+    assert all(m.startswith(files) and ": found " in m for m in made)
     assert text == GOLDEN.read_text()
 
 

@@ -58,7 +58,7 @@ def test_products_are_calls_of_the_matrix_unit() -> None:
 def test_explain_says_what_was_hinted() -> None:
     x = np.zeros((3, 20), np.float32)
     told = softmax.explain(Group(3, 1, subgroup_size_hint=64), x, x.copy(), target="sm_90")
-    assert "group      1 (as hinted)" in told and "32 (the chip's; 64 was hinted)" in told
+    assert "group      1 (as hinted)" in told and "64 (as hinted; the chip's warps have 32)" in told
 
 
 def test_an_unknown_stage() -> None:

@@ -83,7 +83,7 @@ def break_in_a_loop(group, X, Y):
 
 @kernel
 def lambda_expression(group, X, Y):
-    f = lambda x: x
+    f = lambda x=1: x
 
 
 @kernel
@@ -221,7 +221,7 @@ def product_of_vectors(group, X, Y):
 @kernel
 def slice_of_a_tile(group, X, Y):
     x = group.load(X)
-    y = x[1:3]
+    y = x[group.id()[0]:]
 
 
 @kernel

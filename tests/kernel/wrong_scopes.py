@@ -42,8 +42,8 @@ def other_arguments(group, X, Y):
 def sub_groups(group, X, Y):
     @group.subgroups
     def inner(sg):
-        pass
-
+        @group.workitems
+        def innermost(item): pass
     inner()
 
 
@@ -89,7 +89,7 @@ def a_loop_of_each_item(group, X, Y):
     @group.workitems
     def inner(item):
         i, j = item.global_id()
-        for k in range(i):
+        for k in range(0, 8, i):
             Y[i, j] = 1.0
 
     inner()
@@ -100,7 +100,7 @@ def an_element_of_items(group, X, Y):
     @group.workitems
     def inner(item):
         i, j = item.global_id()
-        row = X[i]
+        row = X[i]; row[0] = 1.0
         Y[i, j] = row[0]
 
     inner()

@@ -151,6 +151,32 @@ def test_explicit_kernels(types: str, words: str) -> None:
     assert case.judge(case.plan(BOXES), "exact", 1).reason == ""
 
 
+COPIES = [
+    ("mb1ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2", "bwd_d",
+     "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | pack=b swap=1 via=gluon stages=4 warps=4"),
+    ("mb32ic64ih4oc64oh4kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
+     "ic:64 oc:64 mb:32 | mma | a=box b=box | pack=a.b swap=1 via=gluon stages=4 warps=4")]
+
+
+@pytest.mark.parametrize(("problem", "prop", "schedule"), COPIES, ids=["bwd_d", "bwd_w"])
+def test_gradients_are_summed_along_copies(problem: str, prop: str, schedule: str) -> None:
+    """What is summed is innermost in copies, where the asynchronous unit reads 8 bits."""
+    case = Case(ConvProblem.parse(f"{problem} tag=nhwc"), Prop(prop), "", "cpu", target=TARGETS["sm_90"],
+                numpy=True)
+    plan = case.plan(schedule)
+    assert case.judge(plan, "exact", 1).reason == "" and "warpgroup_mma" in plan.source
+    bare = schedule.replace(" pack=b", "").replace(" pack=a.b", "")
+    with pytest.raises(ScheduleError, match="other elements than those of the sum innermost"):
+        case.plan(bare)
+
+
+def test_merged_groups_share_a_scale() -> None:
+    problem = ConvProblem.parse("g8mb2ic64ih4oc64oh4kh3ph1 dt=s8:s8:s8 tag=nhwc")
+    case = Case(problem, Prop.FWD, "mul:f32:per_oc+add:s32:common", "cpu", target=TARGETS["sm_90"], numpy=True)
+    plan = case.plan("mb:2 oh:4 ow:4 oc:32 ic:32 | mma | merge=4 stages=4 warps=4")
+    assert case.judge(plan, "exact", 1).reason == ""
+
+
 def test_zero_points_without_a_border() -> None:
     """What they add is the same in all places: its address varies along channels alone."""
     schedule = "mb.oh.ow:128 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 stages=4 warps=4 via=gluon"

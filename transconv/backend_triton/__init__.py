@@ -6,6 +6,7 @@ In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emit
 from transconv.backend_triton.child import Child, serve
 from transconv.backend_triton.compiled import pretend
 from transconv.backend_triton.compilers import Compilers
+from transconv.backend_triton.emit_tl import spelled_lines
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.kernel_text import emit, grid_size, is_explicit
 from transconv.backend_triton.launch import Launcher
@@ -25,5 +26,5 @@ from transconv.backend_triton.sized_launch import SizedLauncher, StarterAt, prog
 __all__ = [
     "Answer", "BACKENDS", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
     "Resources", "SizedLauncher", "StarterAt", "compile_offline", "emit", "grid_size", "is_explicit",
-    "parameters", "pretend", "programs", "serve", "triton_version", "write",
+    "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version", "write",
 ]

@@ -7,7 +7,7 @@ emit_expr.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
@@ -164,6 +164,14 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
              *own, "", f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
              f"def {kernel.name}({params}):", *requires, *tensors, "", *begun(first), *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def spelled_lines(lets: Iterable[Let], value: Expr) -> list[str]:
+    """The lines of a function's body that binds names of numbers and returns a value; ``{tl}`` stands for
+    the language."""
+    speller = TlEmitter()
+    speller.space = "{tl}"
+    return [*(line for s in lets for line in speller.lines(s)), f"return {speller.text(value)}"]
 
 
 def loads_something(body: Stmt) -> bool:

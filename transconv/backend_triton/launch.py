@@ -271,8 +271,8 @@ def written_out(raw: Callable[..., None], kernel: tuple[int, Any, Any, bool], or
                 numbers: tuple[int, ...], device: int,
                 stream: Callable[[int], Any]) -> Callable[..., None]:
     """A function of tensors that starts a kernel (its grid, function, metadata, whether it begins early)
-    with the addresses of those at the indices ``order``, and numbers: each argument is written out. ``~at``
-    instead of an index: the argument is a float, passed itself."""
+    with the addresses of those at the indices ``order``, and numbers: each argument is written out.
+    ``~at`` instead of an index: the argument is a float, passed itself."""
     made: Callable[..., None] = _spelled(order, len(numbers))(raw, *kernel, device, stream, *numbers)
     return made
 

@@ -25,8 +25,8 @@ def add_to(verbs: object) -> None:
     made = options.add_verb(
         verbs, "kernel", "show or compile a kernel that is written in Python",
         "Prints how a kernel is launched for given arguments, and its Triton text or another stage.\n"
-        "With --compile also registers, spills and shared memory, without a GPU. With --tune the words that\n"
-        "the kernel leaves open are tried on this machine, and the fastest kept for later calls.",
+        "With --compile also registers, spills and shared memory, without a GPU. With --tune the words\n"
+        "that the kernel leaves open are tried on this machine, and the fastest kept for later calls.",
         ("kernel docs/examples/softmax_kernel.py:softmax --group 64 --shape 1 "
          '--args "f32[64,1000]" "f32[64,1000]" --target sm_90',
          "kernel docs/examples/scaled_rows.py:scaled --set ROWS=8 "

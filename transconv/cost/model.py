@@ -105,6 +105,7 @@ class Timed:
     target: Target
     rates: Constants
     store: float = field(init=False)  # nanoseconds of a tile's
+    made: float = field(init=False)  # nanoseconds of a tile's whole results, which no load hides
     known: dict[tuple[float, int], float] = field(default_factory=dict)  # nanoseconds of a step
 
     def __post_init__(self) -> None:
@@ -114,9 +115,9 @@ class Timed:
             self.store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / stored.row - 1))
         elif stored.alone:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
-        self.store += self.work.whole * self.target.rates.issue.whole_ns
         behind = self.work.behind
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
+        self.made = self.work.whole * self.target.rates.issue.whole_ns
 
     def __call__(self, tiles: int, steps: int, traffic: float) -> float:
         schedule, c, store = self.schedule, self.rates, self.store
@@ -130,9 +131,12 @@ class Timed:
         products = steps * (self.known.get((together, steps if schedule.unroll else 0))
                             or self._step_ns(together, steps))
         if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
+            store += self.made
             each, last = max(products + c.baton_ns, (products + store) / schedule.consumers), store
+        elif schedule.programs:
+            each, last = products + store * c.persistent + self.made, 0.0
         else:
-            each, last = products + store * (c.persistent if schedule.programs else 1 / together), 0.0
+            each, last = products + (store + self.made) / together, 0.0
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
         return launched(self.work, busy, traffic, schedule, self.target, c)
 

@@ -10,9 +10,10 @@ from math import gcd, prod
 
 from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.behind import Behind, read_behind
-from transconv.cost.issue import ACCESS, SECTOR
+from transconv.cost.issue import ACCESS, LINE, SECTOR
 from transconv.ir import View, f32
 from transconv.schedule import (
+    INTEGERS,
     Block,
     Schedule,
     Scheduled,
@@ -21,6 +22,7 @@ from transconv.schedule import (
     inner_feature,
     k_steps,
     programs,
+    reads_along,
     shared_bytes,
     sides,
     tile,
@@ -60,7 +62,7 @@ class Work:
     k: int
     group: int
     left: int  # rows of the left operand
-    right: int  # columns of the right operand
+    right: int  # columns of the right operand, at most those of one product
     boxed: bool
     positions_summed: bool
     fetched: tuple[Fetch, ...]
@@ -87,7 +89,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     views = [v for v in (compute.a, compute.b) if v is not None]
     words = (schedule.a, schedule.b)
     along = _only_along(schedule, compute, target)
-    small = along and "wgmma" in target.features and is_small(schedule, compute)
+    small = (along and compute.a.tensor.dtype.memory is f32 and "wgmma" in target.features
+             and is_small(schedule, compute))
     fetched = tuple(fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
     kept, steps = 0.0, k_steps(schedule, compute)
@@ -103,7 +106,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     return Work(
         tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
-        left=n if schedule.swap else m, right=m if schedule.swap else n,
+        left=n if schedule.swap else m,
+        right=min(m if schedule.swap else n, INTEGERS if compute.acc.kind == "int" else m * n),
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
@@ -125,9 +129,9 @@ def _moved(schedule: Schedule, compute: Compute) -> bool:
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
-    registers to be transposed. Asynchronous units need that of 32-bit operands."""
-    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
-            and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
+    registers to be transposed. Asynchronous units need that of operands of 32 and of 8 bits."""
+    return (schedule.unit == "mma" and schedule.via == "tl" and reads_along(compute)
+            and bool(ASYNCHRONOUS & target.features))
 
 
 def is_small(schedule: Schedule, compute: Compute) -> bool:
@@ -193,9 +197,10 @@ def _fetched(view: View, blocks: tuple[Block, ...], widest: int, compute: Comput
     size = view.tensor.dtype.bytes
     found = _row_of(view, blocks, compute)
     if only_along and not along_sum(view, compute):
-        return Fetch(elements * max(size, found.each), elements, found.bytes, through=True)
-    if word == "box":
-        return Fetch(elements * size, 0, found.bytes)
+        return Fetch(elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True)
+    if word == "box":  # the rates of wider types were fitted without the lines that rows straddle
+        lines = _straddling(view, found, LINE, compute) if size == 1 else 1.0
+        return Fetch(elements * size * lines, 0, found.bytes)
     vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     return Fetch(there * max(size, found.each), elements / vector, found.bytes,
@@ -228,19 +233,19 @@ def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     if schedule.swap and stored.alone:
         return replace(stored, bytes=stored.accesses * SECTOR)
     row = _row_of(compute.c, schedule.blocks, compute)
-    return replace(stored, bytes=stored.bytes * _straddling(row, compute))
+    return replace(stored, bytes=stored.bytes * _straddling(compute.c, row, SECTOR, compute))
 
 
 @lru_cache(maxsize=1024)
-def _straddling(row: _Row, compute: Compute) -> float:
-    """The factor by which rows of a result touch more sectors than if each began at a sector: of runs of
-    16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere, 7 of 16 end in the next
-    sector."""
-    size, strides = compute.c.tensor.dtype.bytes, axis_strides(compute.c, compute)
+def _straddling(view: View, row: _Row, unit: int, compute: Compute) -> float:
+    """The factor by which rows of a tensor touch more sectors, or cache lines, of ``unit`` bytes than if
+    each began at one: of runs of 16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere,
+    7 of 16 end in the next sector; rows of 128 bytes at each multiple of 320 touch 1.5 lines."""
+    size, strides = view.tensor.dtype.bytes, axis_strides(view, compute)
     steps = [s * size for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
     length = row.run * size
-    aligned = gcd(SECTOR, length, *steps)
-    return (length + SECTOR - aligned) / SECTOR / -(-length // SECTOR)
+    aligned = gcd(unit, length, *steps)
+    return (length + unit - aligned) / unit / -(-length // unit)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -20,26 +21,27 @@ def taken(graph: fx.Graph) -> list[int]:
     the inputs, in the same order, are returned. A copy whose result is used stays, one of a view of
     another input, and what is before it."""
     nodes = [*graph.nodes]
-    given = [n for n in nodes if n.op == "placeholder"]
+    given: list[Any] = [n for n in nodes if n.op == "placeholder"]
     copies: list[fx.Node] = []
     for node in reversed(nodes[:-1]):
         if not _is_copy(node, given) or any(node.args[0] is c.args[0] for c in copies):
             break
         copies.insert(0, node)
-    (results,) = nodes[-1].args
-    nodes[-1].args = ((*results, *(c.args[1] for c in copies)),)  # type: ignore[misc]
-    places = [given.index(c.args[0]) for c in copies]  # type: ignore[arg-type]
+    results: Any = nodes[-1].args[0]
+    nodes[-1].args = ((*results, *(c.args[1] for c in copies)),)
+    places = [given.index(c.args[0]) for c in copies]
     for node in copies:
         graph.erase_node(node)
     return places
 
 
-def _is_copy(node: fx.Node, given: Sequence[fx.Node]) -> bool:
+def _is_copy(node: fx.Node, given: Sequence[Any]) -> bool:
     """Whether a node writes to an input a value of its type and shape, in memory of its own."""
     if node.target is not torch.ops.aten.copy_.default or node.users or len(node.args) != 2:
         return False
     into, value = node.args
-    if not isinstance(value, fx.Node) or into not in given or _is_view(value):
+    if not isinstance(into, fx.Node) or not isinstance(value, fx.Node) or into not in given or (
+            _is_view(value)):
         return False
     one, other = into.meta["val"], value.meta["val"]
     return bool(one.dtype is other.dtype and one.shape == other.shape and one.device == other.device)

@@ -7,7 +7,7 @@ The interpreter computes a row's ``numpy``, the verifier checks arity and types,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,9 @@ class Callee:
     may be off; ``inside``: by how many its argument, which it rounds first. ``exp`` is 2**(x log2(e)):
     of a large x, a half unit of the product is many of the result. ``flushes``: whether chips take an
     operand below the smallest normal number as 0 (NVIDIA's libdevice does as Triton links it, for floor
-    as well: ``cvt.rmi.ftz``). ``result``: the type of the result, if not that of the operands."""
+    as well: ``cvt.rmi.ftz``). ``result``: the type of the result, if not that of the operands.
+    ``takes``: the type of each operand, where these are not of one type. ``needs``: the rows that the
+    helper calls."""
 
     arity: int
     numpy: Callable[..., Array]
@@ -45,6 +47,14 @@ class Callee:
     inside: float = 0.0
     flushes: bool = False
     result: DType | None = None
+    takes: tuple[DType, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    def why_not_of(self, types: Sequence[DType]) -> str:
+        """Why operands cannot be of these types, where the row says each; empty if they can."""
+        if not self.takes or tuple(types) == self.takes:
+            return ""
+        return f"takes {' '.join(map(str, self.takes))}, not {' '.join(map(str, types))}"
 
     def why_not(self, dtype: DType) -> str:
         """Why operands cannot be of this type; empty if they can."""
@@ -142,7 +152,10 @@ def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,
             language: str) -> list[str]:
     """The source lines of the helpers that a module needs for these functions, for casts to these types
     and for these reductions, with empty lines between them."""
-    texts = [CALLS[n].helper for n in sorted(names) if n in CALLS]
+    known = {n for n in names if n in CALLS}
+    while more := {m for n in known for m in CALLS[n].needs} - known:
+        known |= more
+    texts = [CALLS[n].helper for n in sorted(known)]
     texts += [t.rounding.helper for t in sorted(types, key=str) if t.rounding is not None]
     texts += [REDUCERS[n].helper for n in sorted(reductions)]
     return [line for text in texts if text

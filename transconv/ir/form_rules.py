@@ -94,7 +94,8 @@ def known_function(site: Site) -> Iterator[str]:
             yield f"no function {call.name} is known"
         elif callee.arity != len(call.args):
             yield f"{call.name} takes {callee.arity} arguments, not {len(call.args)}"
-        elif reason := callee.why_not(call.taken):
+        elif reason := (callee.why_not_of([a.dtype for a in call.args]) if callee.takes
+                        else callee.why_not(call.taken)):
             yield f"{call.name} {reason}"
     for reduce in site.find(Reduce):
         if reduce.op not in REDUCERS:

@@ -4,11 +4,26 @@ In: a Python function, a group, arrays. Out: a kernel of the IR, its Triton text
 passes, emitters and launches below it, nothing of convolutions.
 """
 
-from transconv.errors import KernelError
+from transconv.errors import KernelError, ScopeError
+from transconv.kernel.atomics import atomic_ref
+from transconv.kernel.builder import Builder
 from transconv.kernel.declared import Buffer, Constant, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
 from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.families import Scope
 from transconv.kernel.group import Group
+from transconv.kernel.intrinsics import Asked
+from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
 
-__all__ = ["Buffer", "Constant", "DeviceFunction", "Group", "KernelDecorator", "KernelError",
-           "KernelFunction", "Tunable", "kernel", "symbols"]
+WorkGroup = Scope.WorkGroup
+"""The scope of a group: its tiles, all work-items at once."""
+SubGroup = Scope.SubGroup
+"""The scope of each sub-group, ``@group.subgroups``."""
+WorkItem = Scope.WorkItem
+"""The scope of each work-item, ``@group.workitems``."""
+
+__all__ = [
+    "Asked", "Buffer", "Builder", "Constant", "DeviceFunction", "Group", "IndexMap", "KernelDecorator",
+    "KernelError", "KernelFunction", "Mapping", "Scope", "ScopeError", "SubGroup", "Tunable", "WorkGroup",
+    "WorkItem", "atomic_ref", "create_mapping", "index_map", "kernel", "symbols",
+]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
+from types import ModuleType
 from typing import Any
 
 from transconv.errors import KernelError
@@ -26,9 +27,9 @@ class Lying:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order and
-    whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory, each
-    with the first of them; ``device``: of the arrays."""
+    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order
+    and whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory,
+    each with the first of them; ``device``: of the arrays."""
 
     kinds: dict[str, Any]
     numbers: tuple[Number, ...]
@@ -80,11 +81,14 @@ def tensors_of(given: Mapping[str, Any]) -> Arguments:
         elif number is not None:
             floats[name] = number
             kinds[name] = float
+        elif isinstance(value, ModuleType):  # a library of functions
+            kinds[name] = value
         else:
             tensor = as_tensor(name, value)
             tensors[name] = tensor
             kinds[name] = lying(name, tensor)
-            numbers += [Number(f"{name}.shape[{d}]", f"{name}_d{d}", n) for d, n in enumerate(tensor.shape)]
+            numbers += [Number(f"{name}.shape[{d}]", f"{name}_d{d}", n)
+                        for d, n in enumerate(tensor.shape)]
     devices = {t.device for t in tensors.values()}
     if len(devices) > 1:
         told = ", ".join(f"{n} on {t.device}" for n, t in tensors.items())

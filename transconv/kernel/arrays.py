@@ -7,29 +7,35 @@ are inactive; ``store`` writes active elements that are inside of the destinatio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
+    ATOMIC_ADD,
     FALSE,
     ZERO,
     Const,
     Expr,
+    FuncCall,
     Load,
     Max,
     Min,
+    Spread,
     Store,
     Tensor,
     all_of,
     as_expr,
     index,
+    lanes_of,
     select,
 )
 from transconv.kernel.building import Building
-from transconv.kernel.elementwise import aligned, position
+from transconv.kernel.elementwise import aligned, deepened, position
 from transconv.kernel.functions import cast
-from transconv.kernel.lanes import Shape, broadcast, each_dimension, ends, lanes_along
+from transconv.kernel.lanes import Shape, broadcast, each_dimension, ends, lanes_along, own_lanes
+from transconv.kernel.mappings import IndexMap
 from transconv.kernel.masks import joined
-from transconv.kernel.refusals import Refusal
+from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.values import Along, ArrayView, Mask, Tile, tile_of
 from transconv.simplify import simplify
 
@@ -42,6 +48,19 @@ def whole(tensor: Tensor) -> ArrayView:
 def number_of(size: Expr) -> int | Tile:
     """A size as a number; one that is an argument is known at run time only."""
     return int(size.value) if isinstance(size, Const) else Tile((), size)
+
+
+def laid_out(b: Building, view: ArrayView, layout: IndexMap) -> ArrayView:
+    """An array of one dimension as one with a layout."""
+    (along,) = view.along if view.ndim == 1 else (None,)
+    if along is None or view.layout is not None or along.start is not ZERO or along.step != 1:
+        raise Refusal(f"a layout of {view}", "an array of the call that has one dimension", "layout(X)")
+    size = simplify(size_along(along), b.facts)
+    held = b.known(number_of(size))
+    if isinstance(held, int) and held < layout.storage_size:
+        raise Refusal(f"a layout of {layout.storage_size} elements for an array of {held}", "as many")
+    wide = tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
+    return ArrayView(view.tensor, wide, layout=layout)
 
 
 def size_along(along: Along | None) -> Expr:
@@ -57,16 +76,19 @@ def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
     found: list[Any] = []
     for along in view.along:
         size = simplify(Max(size_along(along), ZERO), b.facts)
-        found.append(number_of(size))
+        each = view.items if lanes_of(size, b.scope) else ()
+        found.append(number_of(size) if not each else Tile(each, size, items=len(each)))
     return tuple(found)
 
 
 # -- slicing ---------------------------------------------------------------------------------------
 
 
-def sliced(b: Building, view: ArrayView, items: Sequence[Any]) -> ArrayView:
-    """``view[items]`` for slices, whole numbers, None and an ellipsis."""
+def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ()) -> ArrayView:
+    """``view[items]`` for slices, whole numbers, None and an ellipsis. ``each``: the shape of the items,
+    along which bounds and numbers may vary."""
     items = each_dimension(items, view.ndim)
+    each = each or view.items
     made: list[Along | None] = []
     at, masks, rest = dict(view.at), [view.mask], list(view.along)
     for item in items:
@@ -75,19 +97,19 @@ def sliced(b: Building, view: ArrayView, items: Sequence[Any]) -> ArrayView:
             continue
         along = rest.pop(0)
         if isinstance(item, slice):
-            made.append(_part(b, along, item))
+            made.append(_part(b, along, item, len(each)))
         elif along is None:
             if item != 0:
                 raise Refusal(f"index {item} in a dimension of one element", "0")
         else:
-            at[along.dim], mask = _element(b, along, item)
+            at[along.dim], mask = _element(b, along, item, len(each))
             masks.append(mask)
-    return ArrayView(view.tensor, (*made, *rest), at, joined(*masks))
+    return ArrayView(view.tensor, (*made, *rest), at, joined(*masks), each, view.layout)
 
 
-def _element(b: Building, along: Along, item: Any) -> tuple[Expr, Mask]:
+def _element(b: Building, along: Along, item: Any, each: int) -> tuple[Expr, Mask]:
     """The place of an index in its dimension, and where it exists. Negative ones count from the end."""
-    size, place = size_along(along), position(item)
+    size, place = size_along(along), position(item, each=each)
     if isinstance(place, Const) and isinstance(size, Const):
         if not -size.value <= place.value < size.value:
             raise Refusal(f"index {item} in a dimension of {size.value} elements",
@@ -104,7 +126,7 @@ def _element(b: Building, along: Along, item: Any) -> tuple[Expr, Mask]:
     return simplify(start, b.facts), b.proved(tuple(there))
 
 
-def _part(b: Building, along: Along | None, item: slice) -> Along | None:
+def _part(b: Building, along: Along | None, item: slice, each: int) -> Along | None:
     """A slice of a dimension."""
     if item == slice(None):
         return along
@@ -114,8 +136,8 @@ def _part(b: Building, along: Along | None, item: slice) -> Along | None:
     if not isinstance(step, int) or step < 1:
         raise Refusal("a slice with another step than a positive whole number", "x[a:b:2]")
     size = size_along(along)
-    start = ZERO if item.start is None else _bound(b, item.start, size)
-    stop = size if item.stop is None else _bound(b, item.stop, size)
+    start = ZERO if item.start is None else _bound(b, item.start, size, each)
+    stop = size if item.stop is None else _bound(b, item.stop, size, each)
     if along.step != 1:
         first, last = along.start + start * along.step, along.start + stop * along.step
     else:
@@ -128,9 +150,9 @@ def _plus(a: Expr, b: Expr) -> Expr:
     return b if a is ZERO else a if b is ZERO else a + b
 
 
-def _bound(b: Building, item: Any, size: Expr) -> Expr:
+def _bound(b: Building, item: Any, size: Expr, each: int) -> Expr:
     """A bound of a slice. Negative ones count from the end, as in NumPy."""
-    at = position(item, "a bound of a slice")
+    at = position(item, "a bound of a slice", each)
     if b.is_positive(at):
         return at
     return simplify(select(at < 0, Max(at + size, ZERO), at), b.facts)
@@ -139,28 +161,46 @@ def _bound(b: Building, item: Any, size: Expr) -> Expr:
 # -- access ----------------------------------------------------------------------------------------
 
 
-def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Expr, Mask]:
-    """The offsets of a tile's elements, and where these exist."""
-    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(len(view.tensor.shape))]
-    inside: list[Expr] = [*view.mask, *ends(shape)]
-    for along, lane in zip(view.along, lanes_along(shape), strict=True):
+def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Shape, Expr, Mask]:
+    """The dimensions of items, the offsets of a tile's elements, and where these exist. Items along which
+    nothing varies have one element in common."""
+    deep = len(shape)
+    coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep) for d in range(view.dims)]
+    there = [lifted(b, m, view.items, deep) for m in view.mask]
+    inside: list[Expr] = []
+    for along, lane in zip(view.along, lanes_along((*view.items, *shape))[len(view.items):], strict=True):
         if along is None:
             inside += [] if lane is None else [lane < 1]
             continue
-        place = along.start
+        place = lifted(b, along.start, view.items, deep)
         if lane is not None:
             far = lane if along.step == 1 else lane * along.step
             place = far if place is ZERO else place + far
             b.divides(along.start)
             b.divides(along.stop)
         coords[along.dim] = place
-        inside += [place < stop for stop in _stops(along.stop)]
-    return _offset(b, view, coords), b.inside(view.tensor.name, tuple(inside))
+        inside += [place < lifted(b, stop, view.items, deep) for stop in _stops(along.stop)]
+    offset = _offset(b, view, coords)
+    found = {x for e in (offset, *there, *inside) for x in lanes_of(e, b.scope)}
+    lanes = lanes_along((*view.items, *shape))
+    each = tuple(n if lane in found else 1 for n, lane in zip(view.items, lanes, strict=False))
+    return each, offset, b.inside(view.tensor.name, (*there, *ends((*each, *shape)), *inside))
+
+
+def lifted(b: Building, e: Expr, items: Shape, deep: int) -> Expr:
+    """An expression along the lanes of items, where their values have ``deep`` dimensions."""
+    if not items or not deep:
+        return e
+    behind = lanes_along((*items, *(1 for _ in range(deep))))
+    pairs = zip(lanes_along(items), behind, strict=False)
+    lanes = {x: y for x, y in pairs if x is not None and y is not None}
+    return b.move(e, lanes)
 
 
 def _offset(b: Building, view: ArrayView, coords: Sequence[Expr]) -> Expr:
     """The offset of elements, with the lanes along which it varies and no others."""
-    return simplify(view.tensor.offset_of(coords), b.facts)
+    places = coords if view.layout is None else view.layout.mapping.places(coords)
+    return simplify(view.tensor.offset_of([as_expr(p) for p in places]), b.facts)
 
 
 def _stops(stop: Expr) -> list[Expr]:
@@ -178,11 +218,11 @@ def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: b
     if len(shape) != view.ndim:
         raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions",
                       f"{view.ndim} sizes", "group.load(X[i:], shape=(16, X.shape[1]))")
-    offset, inside = _accessed(b, view, shape)
+    each, offset, inside = _accessed(b, view, shape)
     value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside)))
     b.zero_unless[value] = frozenset(inside)
-    out = {*ends(shape)}
-    return Tile(shape, value, tuple(m for m in inside if m not in out), vector)
+    out = {*ends((*each, *shape))}
+    return Tile((*each, *shape), value, tuple(m for m in inside if m not in out), vector, len(each))
 
 
 def static_shape(b: Building, view: ArrayView) -> Shape:
@@ -194,17 +234,30 @@ def static_shape(b: Building, view: ArrayView) -> Shape:
     return found
 
 
-def store(b: Building, view: ArrayView, value: Any) -> None:
-    """Write the active elements of a value that are inside of a view."""
+def store(b: Building, view: ArrayView, value: Any, where: Mask = ()) -> None:
+    """Write the active elements of a value that are inside of a view, where conditions of items hold."""
+    shape, offset, out, e = written(b, view, value, where)
+    every = lanes_along((*view.items, *shape[len(view.items):]))
+    for n, m, lane in zip(view.items, shape, every, strict=False):
+        if n != m and not any(lane in lanes_of(part, b.scope) for part in out):
+            raise WrongScope(f"a store of all {'sub-groups' if len(view.items) == 1 else 'items'} to one "
+                             "place", "places of their own", "group.store(Y[sg.subgroup_id() * 16:], y)")
+    if FALSE not in out:  # else nothing is active
+        b.add(Store(view.tensor, offset, e, all_of(out)))
+
+
+def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shape, Expr, Mask, Expr]:
+    """The shape, the offsets and the mask of what is written to a view, and the values."""
     tile = tile_of(value)
-    if len(tile.shape) != view.ndim:
+    if len(tile.own) != view.ndim:
         fits = "a value of as many dimensions"
         raise Refusal(f"{tile} stored to {view}", fits, "group.store(Y[i:], y)")
-    offset, inside = _accessed(b, view, tile.shape)
-    out = b.proved(joined(inside, tile.mask))
-    if FALSE in out:
-        return  # nothing is active
-    b.add(Store(view.tensor, offset, cast(tile.expr, view.tensor.dtype), all_of(out)))
+    each, offset, inside = _accessed(b, view, tile.own)
+    where = tuple(lifted(b, m, view.items, view.ndim) for m in where)
+    asked = {x for m in where for x in lanes_of(m, b.scope)}
+    beyond = [m for m in ends((*view.items, *tile.own)) if asked & {*lanes_of(m, b.scope)}]
+    out = b.proved(joined(inside, tile.mask, where, beyond))
+    return (*each, *tile.own), offset, out, cast(tile.expr, view.tensor.dtype)
 
 
 def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, int, Expr, Mask]:
@@ -216,7 +269,7 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, 
     behind = [_known(b, along) for along in view.along[count:]]
     each = broadcast(*(t.shape for t in tiles))
     shape = (*each, *behind)
-    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(len(view.tensor.shape))]
+    coords: list[Expr] = [view.at.get(d, ZERO) for d in range(view.dims)]
     masks: list[Mask] = [view.mask]
     for along, tile in zip(view.along, tiles, strict=False):
         if not tile.dtype.is_integer:
@@ -256,19 +309,49 @@ def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str) -> T
     return Tile(shape, value, mask, items=work)
 
 
-def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask) -> None:
+def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
+              each: Shape) -> None:
     """``view[items] = value`` where tiles are indices, for the active elements of the value where a
-    condition holds and that are inside of the array."""
-    shape, _, offset, mask = _places(b, view, items)
-    (tile,) = aligned(b, [tile_of(value)])
+    condition of the items holds and that are inside of the array. ``each``: the shape of the items."""
+    shape, offset, out, e = scattered_places(b, view, items, value, where, each)
+    b.add(Store(view.tensor, offset, e, all_of(out)))
+
+
+def scattered_places(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
+                     each: Shape) -> tuple[Shape, Expr, Mask, Expr]:
+    """The shape, the offsets and the mask of what is written to ``view[items]``, and the values."""
+    shape, rank, offset, mask = _places(b, view, items)
+    tile = deepened(b, tile_of(value), len(shape) - rank)
     if broadcast(tile.shape, shape) != shape:
         raise Refusal(f"{tile} stored to elements of shape {shape}", "a value for each element")
-    out = joined(mask, tile.mask, where, ends(shape))
-    b.add(Store(view.tensor, offset, cast(tile.expr, view.tensor.dtype), all_of(b.proved(out))))
+    where = tuple(lifted(b, m, each, len(shape) - rank) for m in where)
+    out = b.proved(joined(mask, tile.mask, where, ends(shape)))
+    return shape, offset, out, cast(tile.expr, view.tensor.dtype)
 
 
 def element(b: Building, view: ArrayView, stem: str) -> Tile:
     """The element of a view without dimensions."""
-    offset = _offset(b, view, [view.at[d] for d in range(len(view.tensor.shape))])
+    offset = _offset(b, view, [view.at[d] for d in range(view.dims)])
     return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)
 
+
+def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
+          each: Shape) -> None:
+    """Add the active elements of a value to those of ``view[items]`` in one step each, where a condition
+    of the items, whose shape is ``each``, holds. Each item adds, also where all add to one element."""
+    items = each_dimension(items, view.ndim)
+    if any(isinstance(i, Tile) and i.own or isinstance(i, Tile) and i.shape and not each for i in items):
+        shape, offset, out, e = scattered_places(b, view, items, value, where, each)
+    else:
+        part = sliced(b, view, items, each)
+        tile = tile_of(value)
+        if each and not tile.items:  # each item has it
+            tile = Tile((*each, *tile.shape), tile.expr, tile.mask, items=len(each))
+        shape, offset, out, e = written(b, replace(part, items=each), tile, where)
+        shape = (*each, *shape[len(each):])
+    if FALSE in out:
+        return
+    lanes = own_lanes(shape)
+    out = joined(out, ends(shape))
+    offset, e = (x if lanes_of(x, b.scope) == lanes else Spread(x, lanes) for x in (offset, e))
+    b.add(FuncCall(ATOMIC_ADD, (view.tensor, offset, e, all_of(out))))

@@ -16,12 +16,16 @@ from transconv.ir import (
     For,
     If,
     Not,
+    Reduce,
     Stmt,
     Var,
     bound_vars,
     conjuncts,
     eq,
     free_vars,
+    i32,
+    index,
+    lanes_of,
     seq,
 )
 from transconv.kernel.calls import is_static
@@ -39,11 +43,11 @@ from transconv.kernel.carried import (
 )
 from transconv.kernel.elementwise import position
 from transconv.kernel.expressions import Expressions
-from transconv.kernel.lanes import Shape
-from transconv.kernel.masks import whole
+from transconv.kernel.functions import cast
+from transconv.kernel.lanes import ends, lanes_along
+from transconv.kernel.masks import joined, whole
 from transconv.kernel.refusals import Refusal, spelled
-from transconv.kernel.scopes import Conditions
-from transconv.kernel.values import Mask, Tile, described
+from transconv.kernel.values import Mask, Tile, described, tile_of
 from transconv.simplify import range_of, simplify
 
 FARTHEST = 2**31 - 1
@@ -64,8 +68,11 @@ class Blocks(Expressions):
         self.last: Any = None
         self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
         self.base = 0  # the depth at which the current one began
-        self.within = Conditions()
-        self.items_shape: Shape = ()
+        self.returns = False  # whether the current function has a result
+        self.entered: list[set[str]] = []  # the names before each block at run time of this function
+        self.given: set[str] = set()  # parameters that are still what the caller gave
+        self.written: set[str] = set()  # those of which elements were written
+        self.also: dict[str, str] = {}  # of names that are carried, another name of the same tile
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Read statements."""
@@ -105,6 +112,9 @@ class Blocks(Expressions):
         if not isinstance(step, int) or step == 0:
             raise Refusal("a step that is known at run time only, or 0", "a number", "range(0, n, 16)")
         name = s.target.id
+        if any(isinstance(x, Tile) and x.items for x in (start, stop)):
+            self.counted_by_each(s, name, tile_of(start), tile_of(stop), step)
+            return
         first, last = position(start, "a bound"), position(stop, "a bound")
         trips = simplify(_trips(first, last, step), self.b.facts)
         if abs(step) != 1:
@@ -114,7 +124,24 @@ class Blocks(Expressions):
             return
         self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, trips))
 
-    def loop(self, s: ast.For, name: str, first: Expr, last: Expr, step: int, trips: Expr) -> None:
+    def counted_by_each(self, s: ast.For, name: str, start: Tile, stop: Tile, step: int) -> None:
+        """A loop whose bounds differ between items: it is as long as the longest one, and its lines are
+        under a condition."""
+        for bound in (start, stop):
+            if bound.own or not bound.dtype.is_integer:
+                raise Refusal(f"{bound} as a bound", "a whole number")
+        first, last = (cast(bound.expr, index) for bound in (start, stop))
+        where = joined(start.mask, stop.mask, self.within.within, ends(self.items_shape))
+        trips = self.b.let("trips", self.b.where(where, _trips(first, last, step), ZERO))
+        most: Expr = cast(trips, i32)
+        for lane in self.b.scope[trips]:
+            most = Reduce("max", most, lane)
+        longest = cast(self.b.let("longest", most), index)
+        self.with_carried(s.body, lambda: self.loop(s, name, first, last, step, longest, trips))
+
+    def loop(self, s: ast.For, name: str, first: Expr, last: Expr, step: int, trips: Expr,
+             each: Expr | None = None) -> None:
+        """``each``: the iterations of each item, where these differ."""
         plain = step == 1 and isinstance(first, Const) and first.value >= 0 and isinstance(trips, Const)
         var = Var(self.b.fresh(name if plain else f"{name}_step"))
         known = range_of(trips, self.b.facts)
@@ -133,9 +160,13 @@ class Blocks(Expressions):
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
             if not isinstance(trips, Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
                 self.b.facts = self.b.facts.assume(counter < last if step > 0 else counter > last)
-            self.env[name] = Tile((), counter)
+            found = lanes_of(counter, self.b.scope)
+            lanes = zip(self.items_shape, lanes_along(self.items_shape), strict=True)
+            shape = tuple(n if lane in found else 1 for n, lane in lanes) if found else ()
+            self.env[name] = Tile(shape, counter, items=len(shape))
             self.loops.append(f"{name}:{s.lineno}")
-            self.run(s.body)
+            with self.within.holding([] if each is None else [var < each]):
+                self.run(s.body)
             self.loops.pop()
             self.counters.pop()
         self.env.pop(name, None)
@@ -197,12 +228,14 @@ class Blocks(Expressions):
         before, fixed = dict(self.env), self.fixed
         self.fixed = {n for n, v in self.env.items() if plan_of(v) is None} | fixed
         self.depth += 1
+        self.entered.append(set(before))
         try:
             with self.b.block() as stmts:
                 yield stmts
         finally:
             self.depth -= 1
             self.fixed = fixed
+            self.entered.pop()
         self.gone |= {n: ended(what) for n in self.env if n not in before}
         after = self.env
         self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
@@ -213,9 +246,7 @@ class Blocks(Expressions):
         they have to be carried in another way."""
         plans: dict[str, Plan] = {}
         for name in assigned_names(body):
-            if name in self.env and name not in self.carried and (plan := plan_of(self.env[name])):
-                if plan.items:  # other work-items may change it otherwise
-                    plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
+            if name in self.env and name not in self.carried and (plan := self.planned(name)):
                 plans[name] = plan
         b, before = self.b, (dict(self.env), dict(self.gone), dict(self.carried))
         mark, taken, changing, counters = len(b.stmts), set(b.taken), set(b.changing), list(self.counters)
@@ -223,6 +254,7 @@ class Blocks(Expressions):
         for _ in range(ATTEMPTS):
             try:
                 for name, plan in plans.items():
+                    self.other_names(name, before[0])
                     held, tile = begun(b, name, self.env[name], plan, self.depth + 1, branch)
                     self.carried[name], self.env[name] = held, tile
                 read()
@@ -233,13 +265,45 @@ class Blocks(Expressions):
                 del self.accesses[accesses:]
                 self.loops = list(loops)
                 b.taken, b.changing, self.counters = set(taken), set(changing), list(counters)
-                if again.name not in plans:
+                around = any(again.name in names for names in self.entered)
+                if again.name not in plans and (around or again.name not in self.env):
                     raise
                 plans[again.name] = again.plan
         else:
             raise Refusal("names whose types and shapes do not settle", "one type and shape each")
         for name in plans:
+            self.also.pop(name, None)
             b.changing.discard(self.carried.pop(name).var)
+
+    def planned(self, name: str) -> Plan | None:
+        """How a name would be carried from here on; None for what cannot change at run time."""
+        plan = plan_of(self.env[name])
+        if plan is not None and plan.items:  # other items may change it otherwise
+            plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
+        return plan
+
+    def other_names(self, name: str, env: dict[str, Any]) -> None:
+        """Note another name of the tile that a name is about to be carried apart from."""
+        tile = env[name]
+        for other, value in env.items():
+            same = value is tile and other != name
+            if same and isinstance(tile, Tile) and tile.shape and not tile.vector:
+                self.also[name] = other
+
+    def through(self, old: Tile, new: Tile) -> None:
+        """What a called function wrote to elements of a tile, which every name of it has. Raises Again
+        where a block at run time has to carry one of them."""
+        for name in [n for n, v in self.env.items() if v is old]:
+            if name not in self.carried and any(name in names for names in self.entered):
+                plan = self.planned(name)
+                assert plan is not None
+                raise Again(name, plan)
+            self.rebind(name, new)
+            new = self.env[name]
+
+    def rebind(self, name: str, value: Tile) -> None:
+        """Bind a name again, because elements of its tile were written."""
+        raise NotImplementedError
 
     def bind_carried(self, name: str, held: Carried, value: Any) -> None:
         """Assign to a carried name."""

@@ -33,9 +33,10 @@ from transconv.ir import (
 )
 from transconv.kernel.lanes import Shape, lanes_along, moved, own_lanes
 from transconv.kernel.masks import proved
+from transconv.kernel.refusals import Refusal
 from transconv.kernel.sizing import Needed
 from transconv.kernel.values import Mask, Tile
-from transconv.simplify import Facts, facts_of, range_of, reason, simplify
+from transconv.simplify import facts_of, range_of, reason, simplify
 
 RESERVED = ("tl", "triton", "range", "float")
 
@@ -55,6 +56,8 @@ class Building:
         self.taken = {*taken, *(sizes.names if sizes else ()), *RESERVED}
         self.changing: set[Var] = set()
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
+        self.values: dict[Var, Expr] = {}  # of names that vary along lanes
+        self.elements = ""  # the function of its own that is read, which knows single elements alone
         self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
 
     def fresh(self, stem: str) -> str:
@@ -69,6 +72,8 @@ class Building:
         """A name for a value."""
         var = Var(self.fresh(stem), value.dtype)
         self.scope[var] = lanes_of(value, self.scope)
+        if self.scope[var]:
+            self.values[var] = value
         self.stmts.append(Let(var, value))
         return var
 
@@ -129,6 +134,7 @@ class Building:
     def placed(self, tile: Tile, shape: Shape, of: tuple[int | None, ...]) -> Tile:
         """A tile with its dimensions in other places: dimension ``i`` of the result is ``of[i]`` of the
         tile (None: a new one of one element)."""
+        self.not_of_elements("another shape")
         before, after = lanes_along(tile.shape), lanes_along(shape)
         lanes: dict[Lane, Lane] = {}
         for at, source in enumerate(of):
@@ -141,6 +147,13 @@ class Building:
     def move(self, e: Expr, lanes: Mapping[Lane, Lane]) -> Expr:
         """An expression along other lanes."""
         return moved(e, lanes, self.scope)
+
+    def not_of_elements(self, what: str) -> None:
+        """Refuse what a function of elements cannot know."""
+        if self.elements:
+            raise Refusal(f"{what} in {self.elements}, a function of its own, which knows single elements",
+                          "operators and functions; @kernel.func, whose body is read in the place of the "
+                          "call")
 
     def proved(self, mask: Mask) -> Mask:
         """The mask without what the facts prove."""

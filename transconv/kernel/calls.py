@@ -10,18 +10,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.ir import DType, as_expr
-from transconv.kernel import scopes, tiles
+from transconv.kernel import arrays, mapped, scopes, tiles
+from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import apply, as_type, clip, named, power
+from transconv.kernel.families import family_of
 from transconv.kernel.functions import FUNCTIONS, cast, function_of
-from transconv.kernel.group_scope import METHODS, GroupScope
+from transconv.kernel.group_scope import METHODS, GroupScope, sizes_of, view_of
 from transconv.kernel.lanes import broadcast, lanes_along
+from transconv.kernel.mappings import IndexMap, create_mapping
 from transconv.kernel.products import product
 from transconv.kernel.reductions import REDUCTIONS, reduced, reduction_of
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.scopes import ForItems, Item
 from transconv.kernel.values import (
     ArrayView,
+    AtomicView,
     Bound,
     Tile,
     described,
@@ -43,8 +47,14 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
     """The result of a call."""
     if isinstance(callee, Bound):
         return _method(at, callee, args, words)
+    if (family := family_of(callee)) is not None:
+        return at.dispatched(family, args, words)
     if isinstance(callee, (DeviceFunction, ForItems)):
         return at.inlined(callee, args, words)
+    if isinstance(callee, IndexMap) and len(args) == 1 and not words:
+        return arrays.laid_out(at.b, view_of(args[0]), callee)
+    if type(callee).__name__ == "Lambda" and not words:
+        return at.of_lambda(callee, args)
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
     if any(callee is f for f in STATIC) or _is_plain(callee):
@@ -79,7 +89,7 @@ def is_static(value: Any) -> bool:
         return all(is_static(v) for v in value)
     if isinstance(value, slice):
         return is_static((value.start, value.stop, value.step))
-    return not isinstance(value, (Tile, ArrayView, GroupScope, Bound, Item, ForItems))
+    return not isinstance(value, (Tile, ArrayView, AtomicView, GroupScope, Bound, Item, ForItems))
 
 
 def _is_plain(callee: Any) -> bool:
@@ -129,10 +139,10 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
     of = callee.of
     try:
         if isinstance(of, Item):
-            return scopes.METHODS[callee.name](of.group, *args, **words)
+            return scopes.METHODS[of.scope][callee.name](of, *args, **words)
         if isinstance(of, GroupScope):
             at.of_group(callee.name)
-            return METHODS[callee.name](at, of, *args, **words)
+            return at.each(METHODS[callee.name](at, of, *args, **words))
         if callee.name in REDUCTIONS:
             return reduced(at.b, REDUCTIONS[callee.name], of, *args, **words)
         return TILE_METHODS[callee.name](at, of, *args, **words)
@@ -142,10 +152,9 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
 
 def _vec(at: Expressions, x: Tile, shape: Any = None) -> Tile:
     shape = at.b.known(shape)
-    if shape is not None and tuple(shape) != x.shape:
-        raise Refusal(f"vec(shape={shape}) of {x}", "the tile's own shape; load the part that is needed",
-                      "group.vload(X[i:], shape=(16, 16))")
-    return Tile(x.shape, x.expr, x.mask, True)
+    if shape is not None:
+        x = tiles.resized(at.b, x, sizes_of(shape))
+    return Tile(x.shape, x.expr, x.mask, True, x.items)
 
 
 def _transpose(at: Expressions, x: Tile, *axes: Any) -> Tile:
@@ -160,8 +169,9 @@ def _reshape(at: Expressions, x: Tile, *shape: Any) -> Tile:
 
 TILE_METHODS: dict[str, Callable[..., Any]] = {
     "astype": lambda at, x, dtype: as_type(x, dtype_of(dtype)),
+    "filled": lambda at, x, fill_value: tiles.without_mask(at.b, x, fill_value),
     "vec": _vec, "transpose": _transpose, "reshape": _reshape,
-    "copy": lambda at, x: Tile(x.shape, x.expr, x.mask),
+    "copy": lambda at, x: Tile(x.shape, x.expr, x.mask, items=x.items),
     "clip": lambda at, x, low=None, high=None: clip(at.b, x, low, high),
     "dot": lambda at, x, y: product(x, tile_of(y)),
 }
@@ -211,6 +221,8 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.expand_dims, _expand),
     (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(at.b.known(tuple(shape))))),
     (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
+    (create_mapping, lambda at, function: mapped.mapping_of(at, function)),
+    (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange), (np.zeros_like, _like(0)), (np.ones_like, _like(1)), (np.full_like, _full_like),
     (float, lambda at, x: as_type(tile_of(x), dtype_of("float32"))),
     (int, lambda at, x: as_type(tile_of(x), dtype_of("int32"))),

@@ -47,8 +47,8 @@ class Tunable:
     def __post_init__(self) -> None:
         whole = [v for v in (self.default, *self.values) if isinstance(v, int) and not isinstance(v, bool)]
         if len(whole) != 1 + len(self.values) or not self.name.isidentifier():
-            raise KernelError(f"Tunable({self.name!r}, {self.default!r}, {self.values!r}); expected a name, "
-                              "a whole number and a tuple of whole numbers")
+            raise KernelError(f"Tunable({self.name!r}, {self.default!r}, {self.values!r}); expected a "
+                              "name, a whole number and a tuple of whole numbers")
         object.__setattr__(self, "values", tuple(dict.fromkeys((self.default, *self.values))))
 
 
@@ -82,6 +82,10 @@ class Meant:
     def key(self) -> tuple[Any, ...]:
         """What a compiled kernel depends on."""
         return tuple(sorted(self.places.items())), self.constants, tuple(sorted(self.tuned.items()))
+
+
+NOTHING = Meant()
+"""What a kernel without declarations declares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +144,8 @@ class Declared:
                     yield f"{parameter}.shape[{d}]", e, int(n)
             elif isinstance(declared, Expr):
                 if not isinstance(value, int) or isinstance(value, bool):
-                    raise KernelError(f"{name}: {parameter} is {value!r}; expected a whole number, which is "
-                                      f"{text_of(declared)}")
+                    raise KernelError(f"{name}: {parameter} is {value!r}; expected a whole number, which "
+                                      f"is {text_of(declared)}")
                 yield parameter, declared, value
 
     def constants(self) -> frozenset[str]:

@@ -9,12 +9,15 @@ from typing import Any, overload
 
 from transconv.errors import KernelError
 from transconv.kernel.arguments import described
+from transconv.kernel.checking import check
 from transconv.kernel.declared import Asked, Declared, Meant, Tunable, declared_of
 from transconv.kernel.device_functions import func
-from transconv.kernel.group import Group
 from transconv.kernel.explaining import explained
+from transconv.kernel.group import Group
+from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered
+from transconv.kernel.operators import Results, as_operator
 from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
 from transconv.kernel.tuned import Found
@@ -28,8 +31,9 @@ class KernelFunction:
     objects with DLPack or the CUDA array interface, Python numbers. Arrays are written in place.
 
     Tensors on a GPU run there. Those of the CPU run in Triton's interpreter, with TRITON_INTERPRET=1;
-    without it a call raises KernelError. One compiled kernel serves all sizes of equal divisors; sizes that
-    the function needs to know, types and strides belong to it, floats do not. ``precision``: of products of float32.
+    without it a call raises KernelError. One compiled kernel serves all sizes of equal divisors; sizes
+    that the function needs to know, types and strides belong to it, floats do not. ``precision``: of
+    products of float32.
     """
 
     def __init__(self, function: Callable[..., Any], precision: str = "ieee", work_shape: Any = None,
@@ -41,6 +45,7 @@ class KernelFunction:
         self.work_shape, self.group_shape, self.tuned = work_shape, group_shape, dict(tuned)
         self._source: Source | None = None
         self._declared: Declared | None = None
+        self._tunables: dict[str, Tunable] | None = None
         self._launches = Launches(self)
 
     @property
@@ -67,10 +72,11 @@ class KernelFunction:
     @property
     def tunables(self) -> dict[str, Tunable]:
         """The numbers that the kernel leaves to tuning, by name."""
-        around = self.source.outside()
-        used = [around[n] for n in (*self.python.__code__.co_names, *self.python.__code__.co_freevars)
-                if n in around]
-        return {t.name: t for t in (*self.declared.shape, *used) if isinstance(t, Tunable)}
+        if self._tunables is None:
+            around, code = self.source.outside(), self.python.__code__
+            used = [around[n] for n in _names(code) if n in around]
+            self._tunables = {t.name: t for t in (*self.declared.shape, *used) if isinstance(t, Tunable)}
+        return self._tunables
 
     def parametrize(self, **values: int) -> KernelFunction:
         """The kernel with other values of its tunable numbers. Raises KernelError for other names."""
@@ -86,8 +92,9 @@ class KernelFunction:
         numbers. Raises KernelError unless each parameter has an argument as declared."""
         name, group = self.source.name, args[0] if args and isinstance(args[0], Group) else None
         if group is None and not self.declared.work:
-            raise KernelError(f"{name} is called with {described(args[0]) if args else 'nothing'}; expected a "
-                              f"Group first: {name}(Group(work_shape=...), ...)")
+            found = described(args[0]) if args else "nothing"
+            raise KernelError(f"{name} is called with {found}; expected a Group first: "
+                              f"{name}(Group(work_shape=...), ...)")
         given = self._given(args if group is None else args[1:], words)
         bound = self.declared.bound(name, given)
         tuned = {n: t.default for n, t in self.tunables.items()} | dict(chosen) | self.tuned
@@ -115,6 +122,24 @@ class KernelFunction:
         asked = self.asked(args, words)
         simulate(self.python, asked.group, asked.given, asked.symbols | asked.meant.tuned)
 
+    def check(self, *args: Any, rtol: float | None = None, atol: float | None = None,
+              **words: Any) -> None:
+        """Run the kernel and its simulation on copies of the arguments, and compare all arrays; by default
+        to some units in the last place. The simulation executes the bodies of functions in Python, so a
+        wrong intrinsic is found. Raises KernelError for the first element that differs."""
+        asked = self.asked(args, words)
+        check(self, asked.group, asked.given, rtol, atol)
+
+    def as_operator(self, name: str, *, group: Callable[..., Group], results: Results,
+                    backward: KernelFunction | None = None) -> Any:
+        """The kernel as an operator of torch, registered under a name such as ``mine::silu``.
+
+            op = silu.as_operator("mine::silu", group=lambda X: Group(X.numel(), 1024), results="Y")
+
+        ``results``: the parameters that it allocates and returns, like the first tensor or as functions of
+        arguments make them; ``backward``: a kernel that writes ``grad_X``. See ``operators.py``."""
+        return as_operator(self, name, group=group, results=results, backward=backward)
+
     def lower(self, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
         """The kernel for such arguments, with its stages and its Triton text; launches nothing.
         ``target``: a chip (``sm_90``), by default this machine's. Arguments may be of torch's ``meta``
@@ -139,6 +164,12 @@ class KernelFunction:
         for, warps, sizes that are arguments and what is required of them, masks that were proved away."""
         chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
         return explained(*self._launches.chosen(self.asked(args, words), chip), chip)
+
+
+def _names(code: Any) -> list[str]:
+    """The names that a function and those inside of it use."""
+    inside = [n for c in code.co_consts if hasattr(c, "co_names") for n in _names(c)]
+    return [*code.co_names, *code.co_freevars, *inside]
 
 
 def _checked(source: Source) -> Source:
@@ -172,6 +203,7 @@ class KernelDecorator:
     """
 
     func = staticmethod(func)
+    intrinsic = staticmethod(intrinsic)
 
     @overload
     def __call__(self, function: Callable[..., Any]) -> KernelFunction: ...

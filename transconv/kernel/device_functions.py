@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transconv.errors import KernelError
 from transconv.kernel.source import Source
 
+if TYPE_CHECKING:
+    from transconv.kernel.families import Scope
+
 
 class DeviceFunction:
-    """A function of tiles, numbers and arrays. Outside of kernels it is the Python function."""
+    """A function of tiles, numbers and arrays. Outside of kernels it is the Python function. ``scope``:
+    the only one that it is for; its first argument is then the group, sub-group or work-item, which calls
+    in kernels leave out. ``inline``: whether its body is read in the place of the call."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], scope: Scope | None = None,
+                 inline: bool = True) -> None:
         functools.update_wrapper(self, function)
-        self.python = function
+        self.python, self.scope, self.inline = function, scope, inline
         self._source: Source | None = None
 
     @property
@@ -28,14 +34,23 @@ class DeviceFunction:
                 raise KernelError(f"{place}: found parameters with defaults, * or /; allowed: plain "
                                   f"parameters\n    {place.text.strip()}\n"
                                   f"  for example: def {made.name}(x, y):")
+            if self.scope is not None and not a.args:
+                raise KernelError(f"{place}: found a body for {self.scope.value} without parameters; "
+                                  f"allowed: the group, sub-group or work-item first\n"
+                                  f"    {place.text.strip()}\n  for example: def {made.name}(item, x):")
             self._source = made
         return self._source
+
+    @property
+    def place(self) -> str:
+        """The file and the line of the function."""
+        return str(self.source.place(self.source.tree))
 
     def __call__(self, *args: Any, **words: Any) -> Any:
         return self.python(*args, **words)
 
 
-def func(function: Callable[..., Any]) -> DeviceFunction:
+def func(function: Any = None, *, scope: Scope | None = None, inline: bool = True) -> Any:
     """Make a function that kernels may call:
 
         @kernel.func
@@ -43,7 +58,23 @@ def func(function: Callable[..., Any]) -> DeviceFunction:
             return x / (1.0 + np.exp(-x))
 
     Its body is read where it is called, with the types and shapes of that call. It may not call itself.
+    ``@kernel.func(inline=False)``: a function of Triton of its own, of element-wise operations alone.
+
+    ``@kernel.func(silu, scope=WorkItem)`` makes the body of ``silu`` for one scope, WorkGroup, SubGroup or
+    WorkItem; its first parameter is the group, sub-group or work-item, which calls leave out.
     """
-    if not callable(function):
-        raise KernelError("kernel.func is used without arguments; overloads by scope are not built")
-    return DeviceFunction(function)
+    from transconv.kernel.families import Scope, family_for
+
+    if scope is not None and not isinstance(scope, Scope):
+        raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
+    if scope is None and function is not None:
+        if not callable(function):
+            raise KernelError(f"kernel.func({function!r}); expected a function")
+        return DeviceFunction(function, inline=inline)
+
+    def made(body: Callable[..., Any]) -> DeviceFunction:
+        given = DeviceFunction(body, scope, inline)
+        if function is not None and scope is not None:
+            family_for(function).bodies[scope] = given
+        return given
+    return made

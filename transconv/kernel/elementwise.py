@@ -49,15 +49,17 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
 def aligned(b: Building, tiles: list[Tile]) -> list[Tile]:
     """Tiles of which those of work-items have own values of one rank."""
     rank = max(len(t.own) for t in tiles)
-    found = []
-    for t in tiles:
-        if t.items and len(t.own) < rank:
-            new, at = rank - len(t.own), t.items
-            shape = (*t.shape[:at], *(1 for _ in range(new)), *t.own)
-            of = (*range(at), *(None for _ in range(new)), *range(at, len(t.shape)))
-            t = replace(b.placed(t, shape, of), items=at)
-        found.append(t)
-    return found
+    return [deepened(b, t, rank) for t in tiles]
+
+
+def deepened(b: Building, t: Tile, rank: int) -> Tile:
+    """A tile whose own value has this rank at least, if it is one of items."""
+    if not t.items or len(t.own) >= rank:
+        return t
+    new, at = rank - len(t.own), t.items
+    shape = (*t.shape[:at], *(1 for _ in range(new)), *t.own)
+    of = (*range(at), *(None for _ in range(new)), *range(at, len(t.shape)))
+    return replace(b.placed(t, shape, of), items=at)
 
 
 def folded(row: Function, operands: list[Const], gives: DType) -> Const:
@@ -120,10 +122,11 @@ def as_type(tile: Tile, dtype: DType) -> Tile:
     return replace(tile, expr=cast(tile.expr, dtype))
 
 
-def position(value: Any, what: str = "an index") -> Expr:
-    """A number as a position. Refuses tiles with dimensions, floats, and what may be inactive."""
+def position(value: Any, what: str = "an index", each: int = 0) -> Expr:
+    """A number as a position. Refuses tiles with dimensions, floats, and what may be inactive. ``each``:
+    the dimensions of items, each of which may have a number of its own."""
     tile = tile_of(value)
-    if tile.shape or not (tile.dtype.is_integer) or tile.mask:
+    if tile.own or tile.items not in (0, each) or not tile.dtype.is_integer or tile.mask:
         found = tile if tile.shape or not tile.mask else "a number that may be inactive"
         raise Refusal(f"{found} as {what}", "a whole number")
     return cast(tile.expr, index) if tile.dtype.kind != "index" else tile.expr

@@ -18,8 +18,8 @@ def explained(made: Lowered, meant: Meant, why: str, chip: Target) -> str:
              f"work       {' x '.join(map(str, group.work))}",
              f"group      {' x '.join(map(str, group.shape))} ({'as hinted' if hinted else 'chosen'})",
              f"groups     {' x '.join(map(str, group.groups))} = {group.count} programs",
-             f"sub-group  {chip.warp_size}" + (
-                 f" (the chip's; {group.subgroup_size_hint} was hinted)"
+             f"sub-group  {group.subgroup_size_hint or chip.warp_size}" + (
+                 f" (as hinted; the chip's warps have {chip.warp_size})"
                  if group.subgroup_size_hint not in (None, chip.warp_size) else " (the chip's)"),
              f"warps      {made.warps}" + (" (as hinted)" if group.warps_hint else ""),
              f"stages     {made.num_stages}" + (" (as hinted)" if group.stages_hint else "")]

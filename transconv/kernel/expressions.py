@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from transconv.errors import KernelError
-from transconv.ir import Expr, Let, Load, Store, Var
+from transconv.ir import Var
 from transconv.kernel import arrays, scopes, tiles
-from transconv.kernel.building import Building
-from transconv.kernel.declared import Tunable
+from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.calls import TILE_METHODS, called, is_static
+from transconv.kernel.declared import Tunable
+from transconv.kernel.effects import Effects
 from transconv.kernel.elementwise import apply, named, power
-from transconv.kernel.functions import cast, function_of
+from transconv.kernel.families import family_of
+from transconv.kernel.functions import function_of
 from transconv.kernel.group_scope import ATTRIBUTES, METHODS, GroupScope
-from transconv.kernel.lanes import Shape
-from transconv.kernel.order import Access
-from transconv.kernel.products import Chip, Product, computed, product
+from transconv.kernel.products import Product, computed, product
 from transconv.kernel.reductions import REDUCTIONS
-from transconv.kernel.refusals import Refusal, spelled
+from transconv.kernel.refusals import Refusal, WrongScope, spelled
 from transconv.kernel.scopes import Item
-from transconv.kernel.source import Source
 from transconv.kernel.values import ArrayView, Bound, Tile, described, tile_of
-from transconv.kernel.values import named as type_name
-from transconv.simplify import simplify
 
 BINARY: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -39,23 +36,8 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-OF_ITEMS = ("id", "group_id", "work_offset")  # methods of the group that work-items may call
-
-
-class Expressions:
-    """Evaluates expressions with the values of names. ``stem``: a name for what is loaded next;
-    ``meant``: the values of symbols and tunable numbers, by name."""
-
-    def __init__(self, b: Building, source: Source, chip: Chip, meant: Mapping[str, Any]) -> None:
-        self.b, self.source, self.chip, self.meant = b, source, chip, meant
-        self.env: dict[str, Any] = {}
-        self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
-        self.outside = source.outside()
-        self.stem = ""
-        self.at: ast.AST = source.tree
-        self.accesses: list[Access] = []
-        self.items = False  # whether the current function is that of work-items
-        self.loops: list[str] = []  # the loops at run time around the current line
+class Expressions(Effects):
+    """Evaluates expressions with the values of names."""
 
     # -- entry --
 
@@ -80,10 +62,6 @@ class Expressions:
         finally:
             self.at = before
 
-    def error(self, refusal: Refusal) -> KernelError:
-        """The user's error at the current line."""
-        return refusal.at(self.source.place(self.at))
-
     # -- leaves --
 
     def of_Constant(self, node: ast.Constant) -> Any:
@@ -105,7 +83,8 @@ class Expressions:
             if isinstance(found, Var):
                 if found.name not in self.meant:
                     raise Refusal(f"{node.id}, a symbol that no argument has as a size",
-                                  "symbols in annotations", f"def {self.source.name}(group, X: Buffer[N]):")
+                                  "symbols in annotations",
+                                  f"def {self.source.name}(group, X: Buffer[N]):")
                 return self.meant[found.name]
             return found
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
@@ -119,6 +98,12 @@ class Expressions:
     def of_Slice(self, node: ast.Slice) -> Any:
         parts = (None if e is None else self.value(e) for e in (node.lower, node.upper, node.step))
         return slice(*parts)
+
+    def of_Lambda(self, node: ast.Lambda) -> Any:
+        a = node.args
+        if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
+            raise Refusal("a lambda with defaults, * or /", "plain parameters", "lambda i, j: (j, i)")
+        return Lambda(node, tuple(x.arg for x in a.args), dict(self.env))
 
     # -- operators --
 
@@ -223,6 +208,9 @@ class Expressions:
 
     def attribute(self, of: Any, name: str) -> Any:
         """``of.name``"""
+        if isinstance(of, (GroupScope, Item)) and name == "barrier":
+            raise WrongScope("a barrier, which is not compiled: items execute each line together, and "
+                             "read nothing that others have written", "kernel.simulate, a second launch")
         if isinstance(of, GroupScope):
             if name in METHODS:
                 return Bound(name, of)
@@ -232,9 +220,9 @@ class Expressions:
         if isinstance(of, ArrayView):
             return self.of_array(of, name)
         if isinstance(of, Item):
-            if name in scopes.METHODS:
+            if name in scopes.METHODS[of.scope]:
                 return Bound(name, of)
-            raise Refusal(f"`.{name}` of a work-item", " ".join(scopes.METHODS))
+            raise Refusal(f"`.{name}` of a {of.scope.value[:-1]}", " ".join(scopes.METHODS[of.scope]))
         if isinstance(of, (int, float)) and not isinstance(of, bool) and name == "dtype":
             raise Refusal(f"the type of the number {of}", "types of tiles and arrays")
         if isinstance(of, Tile):
@@ -248,122 +236,92 @@ class Expressions:
         if name == "shape":
             return arrays.sizes(self.b, of)
         if name == "T":
-            return ArrayView(of.tensor, of.along[::-1], of.at, of.mask)
+            return replace(of, along=of.along[::-1])
         if name in ("dtype", "ndim"):
             return of.tensor.dtype if name == "dtype" else of.ndim
         raise Refusal(f"`.{name}` of an array", "shape dtype ndim T, slices; of a tile more",
                       "x = group.load(X[i:], shape=(16,))")
 
     def of_tile(self, of: Tile, name: str) -> Any:
+        if name in ("shape", "ndim", "T", "mask"):
+            self.b.not_of_elements(f"`.{name}`")
         if name in ("shape", "dtype"):
             return of.own if name == "shape" else of.dtype
         if name == "ndim":
             return len(of.own)
-        if of.items and name not in REDUCTIONS and name != "astype":
-            raise Refusal(f"`.{name}` of a value of each work-item",
-                          " ".join(["shape", "dtype", "ndim", "astype", *REDUCTIONS]))
         if name == "T":
             return tiles.transposed(self.b, of)
         if name == "mask":
             return tiles.inactive(of)
+        if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot", "filled"):
+            raise Refusal(f"`.{name}` of a value of each item",
+                          " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]))
         if name in REDUCTIONS or name in TILE_METHODS:
             return Bound(name, of)
         known = ["shape", "dtype", "ndim", "T", "mask", *REDUCTIONS, *TILE_METHODS]
         raise Refusal(f"`.{name}` of {of}", " ".join(known))
 
     def of_Subscript(self, node: ast.Subscript) -> Any:
-        of, item = self.value(node.value), self.value(node.slice)
+        viewed = self.viewed
+        of, self.viewed = self.value(node.value), False
+        item = self.value(node.slice)
         items = item if isinstance(item, tuple) else (item,)
         if isinstance(of, ArrayView):
-            if any(isinstance(i, Tile) and i.shape for i in items):
-                made = arrays.gathered(self.b, of, items, self.stem)
-                self.accessed(of)
-                return made
-            view = arrays.sliced(self.b, of, items)
-            if view.ndim:
-                return view
-            value = arrays.element(self.b, view, self.stem)
-            self.accessed(view)
-            return value
+            return self.part_of(of, items, viewed)
         item = self.b.known(item)
         if isinstance(of, Tile):
-            if of.items:
-                raise Refusal("an element of a value of each work-item", "elements of arrays", "X[i, k]")
             return tiles.taken(self.b, of, items)
         if is_static(item):
             return self.python(operator.getitem, of, item)
         raise Refusal(f"{described(of)} at an index that is known at run time only", "tiles and arrays")
 
+    def part_of(self, of: ArrayView, items: tuple[Any, ...], viewed: bool) -> Any:
+        """``of[items]``: a part of an array, or elements that are read. ``viewed``: a part if possible."""
+        picked = [i for i in items if isinstance(i, Tile) and i.shape]
+        lazy = self.items and not any(i.own for i in picked) and (
+            viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
+        if picked and not lazy:
+            made = arrays.gathered(self.b, of, items, self.stem)
+            self.accessed(of)
+            return made
+        view = arrays.sliced(self.b, of, items, self.items_shape)
+        if view.ndim:
+            return view
+        if picked:
+            return self.load(view, ())
+        value = arrays.element(self.b, view, self.stem)
+        self.accessed(view)
+        return value
+
     def of_Call(self, node: ast.Call) -> Any:
         callee = self.value(node.func)
         args: list[Any] = []
         for a in node.args:
+            self.viewed = isinstance(a, ast.Subscript) and takes_parts(callee)
             if isinstance(a, ast.Starred):
                 args += list(self.value(a.value))
             else:
                 args.append(self.value(a))
+        self.viewed = False
         words = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
         if len(words) < len(node.keywords):
             raise Refusal("`**` in a call", "arguments one by one")
         return called(self, callee, args, words)
 
-    # -- effects --
 
-    def accessed(self, view: ArrayView, writes: bool = False) -> None:
-        """Note the access to an array in the last statement; there is none where nothing is active."""
-        last = self.b.stmts[-1] if self.b.stmts else None
-        access = last.value if isinstance(last, Let) else last
-        if not isinstance(access, Store if writes else Load) or access.tensor is not view.tensor:
-            return
-        offset = simplify(access.offset, self.b.facts)
-        place = self.source.place(self.at)
-        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
+@dataclass(frozen=True, slots=True, eq=False)
+class Lambda:
+    """A lambda of a kernel, with the names around it."""
 
-    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
-        """``group.load``, ``group.vload``"""
-        made = arrays.load(self.b, view, shape, self.stem, vector)
-        self.accessed(view)
-        return made
-
-    def store(self, view: ArrayView, value: Any) -> None:
-        """``group.store``"""
-        self.check_written(view)
-        arrays.store(self.b, view, value)
-        self.accessed(view, writes=True)
-
-    def check_written(self, view: ArrayView) -> None:
-        """Refuse a store to an array with several elements in one place."""
-        if view.tensor.layout.overlaps and all(view.tensor.shape):
-            raise Refusal(f"a store to {view.tensor.name}, several of whose elements are one in memory",
-                          "elements of their own, such as those of a contiguous copy")
-
-    def write_out(self, out: Any, made: Tile) -> Any:
-        """``out=``: the active elements of a result are written to a tile."""
-        if not isinstance(out, Tile) or out.vector:
-            raise Refusal(f"out={described(out)}", "a tile that is not a vector")
-        if made.shape != out.shape:
-            raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
-        value = tiles.written(self.b, out, _cast(made, out), made.mask, ())
-        self.replaced(out, value)
-        return value
-
-    def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
-        """A call of a function whose body is read here."""
-        raise NotImplementedError
-
-    def of_group(self, method: str) -> None:
-        """Refuse methods of the group where these have no meaning."""
-        if self.items and method not in OF_ITEMS:
-            raise Refusal(f"group.{method} inside of work-items",
-                          "elements of arrays: X[i, j], Y[i, j] = x")
-
-    def replaced(self, old: Tile, new: Tile) -> None:
-        """Every name of a tile is a name of the other one from here on."""
-        raise NotImplementedError
+    node: ast.Lambda
+    names: tuple[str, ...]
+    env: dict[str, Any]
 
 
-def _cast(made: Tile, out: Tile) -> Expr:
-    if made.dtype.kind == "float" and out.dtype.kind != "float":
-        raise Refusal(f"a result of type {type_name(made.dtype)} for out= of type {type_name(out.dtype)}",
-                      "a type that holds it")
-    return cast(made.expr, out.dtype)
+def takes_parts(callee: Any) -> bool:
+    """Whether an index of an array in a call's arguments is a part of it: those of the group's methods and
+    of intrinsics."""
+    if isinstance(callee, Bound):
+        return isinstance(callee.of, GroupScope)
+    family = family_of(callee)
+    return callee is atomic_ref or family is not None and bool(family.intrinsics)

@@ -57,6 +57,11 @@ def inner_lane(size: int) -> Lane:
     return Lane(f"inner{capacity(size)}", capacity(size), LAST - 1)
 
 
+def between_lane(place: int, size: int) -> Lane:
+    """The lane along which elements of a dimension are looked for, beside that of those that are found."""
+    return Lane(f"found_{PLACES[place]}{capacity(size)}", capacity(size), LAST - 2 * place - 1)
+
+
 def own_lanes(shape: Sequence[int]) -> tuple[Lane, ...]:
     """The lanes of a tile, in the order of its dimensions."""
     return tuple(x for x in lanes_along(shape) if x is not None)

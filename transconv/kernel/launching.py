@@ -50,8 +50,9 @@ class Compiled:
         if not sizing.fits(numbers):
             return None
         values = sizing.values(numbers)
-        sized = isinstance(self.launcher, SizedLauncher)
-        return None if sized and self.launcher.requires.why_not(values) else values
+        if isinstance(self.launcher, SizedLauncher) and self.launcher.requires.why_not(values):
+            return None
+        return values
 
     def starter(self, device: int, aligned: bool, order: tuple[int, ...],
                 values: dict[str, int]) -> Callable[..., None] | None:
@@ -102,8 +103,8 @@ class Launches:
         except Exception as error:
             if type(error).__name__ != "OutOfResources":  # of Triton, which is imported by now
                 raise
-            raise KernelError(f"{self.name} does not fit the chip: {error}; expected a smaller group, fewer "
-                              f"stages or warps than {made.low.num_stages} and {made.low.warps}") from None
+            raise KernelError(f"{self.name} does not fit the chip: {error}; expected a smaller group, or "
+                              f"fewer than {made.low.num_stages} stages") from None
         return made, values
 
     def remember(self, key: Any, made: Compiled, values: dict[str, int], arguments: Arguments,
@@ -113,12 +114,13 @@ class Launches:
         names = [*([""] if grouped else []), *arguments.kinds]
         places = {n: names.index(n) for n in made.low.arguments}
         order = tuple(~at if n in arguments.floats else at for n, at in places.items())
-        starters = [made.starter(arguments.device.index, aligned, order, values) for aligned in (False, True)]
+        device = arguments.device.index
+        starters = [made.starter(device, aligned, order, values) for aligned in (False, True)]
         arrays = [at for at in order if at >= 0]
         spans = [spanned(arguments.tensors[names[at]]) for at in arrays]
         if len(self.calls) >= CALLS:
             self.calls.clear()
-        self.calls[key] = known(starters, arrays, spans, arguments.device.index)
+        self.calls[key] = known(starters, arrays, spans, device)
 
     @property
     def name(self) -> str:

@@ -37,7 +37,7 @@ from transconv.ir import (
 from transconv.kernel.arguments import Arguments
 from transconv.kernel.arrays import number_of, whole
 from transconv.kernel.building import Building
-from transconv.kernel.declared import Meant
+from transconv.kernel.declared import NOTHING, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.group_scope import GroupScope
 from transconv.kernel.order import Access, check_order
@@ -100,7 +100,7 @@ class Lowered:
 
 def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
             precision: str = "ieee", fixed: frozenset[int] = frozenset(),
-            plain: frozenset[int] = frozenset(), meant: Meant = Meant()) -> Lowered:
+            plain: frozenset[int] = frozenset(), meant: Meant = NOTHING) -> Lowered:
     """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
     are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
     matter; ``meant``: what the kernel declares, for this call. Raises KernelError with the user's line."""
@@ -133,8 +133,8 @@ def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
               f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
               f"target {target.name}", *(f"size {told}" for told in found.told))
     text = emit(stages[-1][1], header)
-    return Lowered(source.name, group, tuple(stages), text, written.numbers, warps, group.stages_hint or STAGES,
-                   found, fixed, plain)
+    return Lowered(source.name, group, tuple(stages), text, written.numbers, warps,
+                   group.stages_hint or STAGES, found, fixed, plain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,10 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
     tracer = Tracer(b, source, chip, meant)
     first, *rest = source.parameters
     ids = _ids(b, program, groups)
-    tracer.env[first] = GroupScope(group.shape, tuple(number_of(n) for n in work),
-                                   tuple(Tile((), e) for e in ids))
+    size = group.subgroup_size_hint or chip.target.warp_size
+    tracer.here = GroupScope(group.shape, tuple(number_of(n) for n in work),
+                             tuple(Tile((), e) for e in ids), size)
+    tracer.env[first] = tracer.here
     floats: list[str] = []
     for name in rest:
         given = arguments[name]
@@ -218,14 +220,15 @@ def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...
 
 
 def _check_limits(source: Source, kernel: Kernel, warps: int, target: Target) -> None:
-    """Raise KernelError for more threads than a program may have, and for a tile that no compiler takes."""
+    """Raise KernelError for more threads than a program may have, and for a tile that Triton refuses."""
     if warps * target.warp_size > MOST_THREADS:
         raise KernelError(f"{source.name}: warps_hint={warps} are {warps * target.warp_size} threads on "
                           f"{target.name}; expected up to {MOST_THREADS // target.warp_size} warps")
     name, elements, dtype = _largest(kernel)
     if elements > MOST_ELEMENTS:
-        raise KernelError(f"{source.name}: the tile {name} has {elements} elements, {elements * dtype.bytes} "
-                          f"bytes; expected up to {MOST_ELEMENTS} elements: a smaller group, or a loop")
+        raise KernelError(f"{source.name}: the tile {name} has {elements} elements, "
+                          f"{elements * dtype.bytes} bytes; expected up to {MOST_ELEMENTS} elements: a "
+                          "smaller group, or a loop")
 
 
 def _largest(kernel: Kernel) -> tuple[str, int, DType]:

@@ -19,6 +19,7 @@ class Access:
     place: Place
     loops: tuple[str, ...]
     offset: Expr
+    atomic: bool = False
 
 
 def check_order(accesses: Sequence[Access], alike: Mapping[str, str]) -> None:
@@ -40,7 +41,7 @@ def check_order(accesses: Sequence[Access], alike: Mapping[str, str]) -> None:
     for access in (a for a in accesses if not a.writes):
         for write in (w for w in accesses if w.writes):
             same = alike.get(access.array, access.array) == alike.get(write.array, write.array)
-            if same and access.offset is not write.offset:
+            if same and (access.offset is not write.offset or write.atomic):
                 raise _elsewhere(access, write).at(access.place)
 
 

@@ -7,7 +7,7 @@ float32, those of int8 int32.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transconv.ir import (
     Cast,
@@ -63,17 +63,22 @@ class Product:
     result: DType
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the result."""
-        return self.a.shape[0], self.b.shape[1]
+    def own(self) -> tuple[int, ...]:
+        """The shape of the result, that of one item."""
+        return self.a.own[0], self.b.own[1]
+
+    @property
+    def items(self) -> int:
+        """How many dimensions of items the result has."""
+        return max(self.a.items, self.b.items)
 
 
 def product(a: Tile, b: Tile) -> Product:
     """The product of two matrices. Refuses other ranks and sizes."""
-    if len(a.shape) != 2 or len(b.shape) != 2:
+    if len(a.own) != 2 or len(b.own) != 2:
         raise Refusal(f"a product of {a} and {b}", "tiles of two dimensions", "x[None, :] @ y[:, None]")
-    if a.shape[1] != b.shape[0]:
-        raise Refusal(f"a product of shapes {a.shape} and {b.shape}", "equal inner sizes")
+    if a.own[1] != b.own[0]:
+        raise Refusal(f"a product of shapes {a.own} and {b.own}", "equal inner sizes")
     shared = common([a.dtype, b.dtype], [])
     result = of_product(shared)
     if result is None:
@@ -86,10 +91,10 @@ def computed(b: Building, p: Product, chip: Chip) -> Tile:
     operands = _operands(b, p, chip)
     if operands is None:
         return _summed(b, p)
-    acc = b.alloc("product", p.result, p.shape, Const(0.0 if p.result.kind == "float" else 0, p.result))
+    acc = b.alloc("product", p.result, p.own, Const(0.0 if p.result.kind == "float" else 0, p.result))
     b.add(FuncCall(dot(chip.precision), (acc, *operands)))
     b.changing.discard(acc)  # complete
-    return Tile(p.shape, acc, active(b, p))
+    return Tile(p.own, acc, active(b, p))
 
 
 def added(b: Building, acc: Var, p: Product, chip: Chip) -> bool:
@@ -120,7 +125,10 @@ def active(b: Building, p: Product) -> Mask:
 
 
 def _operands(b: Building, p: Product, chip: Chip) -> tuple[Expr, Expr] | None:
-    """The operands of a call of the matrix unit; None where there is no instruction for them."""
+    """The operands of a call of the matrix unit; None where there is no instruction for them, and for
+    items, each of which has a product of its own."""
+    if p.items:
+        return None
     kind = common([p.a.dtype, p.b.dtype], [])
     (rows, inner), (again, cols) = lanes_along(p.a.shape), lanes_along(p.b.shape)
     if rows is None or inner is None or again is None or cols is None:
@@ -149,8 +157,15 @@ def _operand(b: Building, x: Tile, kind: DType, lane: Lane, middle: Lane, chip: 
 
 def _summed(b: Building, p: Product) -> Tile:
     """The product as a sum of products."""
-    rows, inner = p.a.shape
-    cols = p.b.shape[1]
-    left = b.placed(as_type(p.a, p.result), (rows, inner, 1), (0, 1, None))
-    right = b.placed(as_type(p.b, p.result), (1, inner, cols), (None, 0, 1))
+    rows, inner = p.a.own
+    cols = p.b.own[1]
+    left = _behind(b, as_type(p.a, p.result), (rows, inner, 1), (0, 1, None))
+    right = _behind(b, as_type(p.b, p.result), (1, inner, cols), (None, 0, 1))
     return reduced(b, REDUCTIONS["sum"], named(b, "multiply", left, right), 1)
+
+
+def _behind(b: Building, x: Tile, shape: tuple[int, ...], of: tuple[int | None, ...]) -> Tile:
+    """A tile whose own dimensions are in other places."""
+    places = (None if i is None else i + x.items for i in of)
+    made = b.placed(x, (*x.shape[:x.items], *shape), (*range(x.items), *places))
+    return replace(made, items=x.items)

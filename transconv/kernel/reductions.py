@@ -75,6 +75,7 @@ def reduction_of(callee: Any) -> Reduction | None:
 
 def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
     """A tile reduced over an axis, several (a tuple), or all (None)."""
+    b.not_of_elements(f"np.{row.name}")
     axes = _axes(x, axis)
     if row.types == "place":
         return _place(b, row, x, axes, keepdims)

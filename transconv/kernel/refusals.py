@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from transconv.errors import KernelError
+from transconv.errors import KernelError, ScopeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Place:
 class Refusal(Exception):
     """Why a piece of source cannot be compiled; whoever knows the place makes a KernelError of it."""
 
+    error: type[KernelError] = KernelError
+
     def __init__(self, found: str, allowed: str = "", example: str = "") -> None:
         super().__init__(found)
         self.found, self.allowed, self.example = found, allowed, example
@@ -38,7 +40,13 @@ class Refusal(Exception):
         lines = [said, f"    {place.text.strip()}"]
         if self.example:
             lines.append(f"  for example: {self.example}")
-        return KernelError("\n".join(lines))
+        return self.error("\n".join(lines))
+
+
+class WrongScope(Refusal):
+    """What is said in one scope and is for another one."""
+
+    error = ScopeError
 
 
 def spelled(at: ast.AST) -> str:

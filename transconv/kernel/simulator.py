@@ -8,7 +8,7 @@ items reach and decisions by inactive elements are refused with their lines.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator_arrays import Memory
 from transconv.kernel.simulator_group import SimulatedGroup
 from transconv.kernel.simulator_math import Array
-from transconv.kernel.simulator_names import seen_by_tiles
+from transconv.kernel.simulator_names import seen, seen_by_tiles
 from transconv.kernel.simulator_order import Order, failed_line
 
 
@@ -29,7 +29,8 @@ def simulate(function: Callable[..., Any], group: Group, arguments: Mapping[str,
     """Run a function as a kernel. ``arguments``: arrays, which are written in place, and numbers, by the
     names of the function's parameters behind the group; ``meant``: the values of symbols and tunable
     numbers. Raises KernelError with the user's line."""
-    order, lent, running = Order(), _Lent(), seen_by_tiles(function, dict(meant))
+    order, lent = Order(), _Lent()
+    running = seen_by_tiles(function, order, dict(meant))
     given = {name: lent.argument(order, name, value) for name, value in arguments.items()}
     try:
         for number, ids in enumerate(np.ndindex(*group.groups)):
@@ -55,6 +56,8 @@ class _Lent:
         number = plain_number(value)
         if number is not None:
             return number
+        if isinstance(value, ModuleType):
+            return seen(value, order, {})
         if isinstance(value, np.ndarray):
             data, dtype = value, type_of(name, str(value.dtype))
         else:

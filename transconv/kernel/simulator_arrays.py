@@ -9,6 +9,7 @@ import numpy as np
 
 from transconv.ir import DType, convert
 from transconv.kernel.lanes import broadcast, each_dimension
+from transconv.kernel.mappings import IndexMap
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator_math import Array, Part
 from transconv.kernel.simulator_order import Order, Trace
@@ -31,9 +32,26 @@ class View(Operand):
     """A part of an array. ``places``: of its elements in the array; ``there``: False for what an index
     beyond the array picks, which has no active elements."""
 
-    def __init__(self, memory: Memory, data: Array, places: Array, there: bool = True) -> None:
+    def __init__(self, memory: Memory, data: Any, places: Array, there: bool = True,
+                 collision: str = "") -> None:
         self.memory, self.data, self.places, self.there = memory, data, places, there
-        self.order = memory.order
+        self.order, self.collision = memory.order, collision
+
+    def laid_out(self, layout: IndexMap) -> View:
+        """An array of one dimension as one with a layout."""
+        if self.ndim != 1 or len(self) < layout.storage_size:
+            raise Refusal(f"a layout of {layout.storage_size} elements for an array of shape {self.shape}",
+                          "an array of the call that has one dimension, and as many elements", "layout(X)")
+        (at,) = layout.mapping.places(np.indices(layout.shape))
+        at = np.broadcast_to(at, layout.shape)
+        return View(self.memory, Placed(self.data, at), self.places[at], self.there, layout.collision)
+
+    def writable(self) -> None:
+        """Refuse a store where two elements are in one place."""
+        if self.collision:
+            raise Refusal(f"a store to {self.memory.trace.name} by a layout in which {self.collision}",
+                          "layouts with a place for each element",
+                          "index_map((H, W), lambda i, j: i * W + j)")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,7 +61,7 @@ class View(Operand):
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
-        return self.data.ndim
+        return int(self.data.ndim)
 
     @property
     def dtype(self) -> DType:
@@ -53,10 +71,10 @@ class View(Operand):
     @property
     def T(self) -> View:
         """The view with its dimensions reversed."""
-        return View(self.memory, self.data.T, self.places.T, self.there)
+        return View(self.memory, self.data.T, self.places.T, self.there, self.collision)
 
     def __repr__(self) -> str:
-        return f"array {self.dtype}{list(self.shape)}\n{self.data}"
+        return f"array {self.dtype}{list(self.shape)}\n{np.asarray(self.data)}"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -88,10 +106,19 @@ class View(Operand):
             return View(self.memory, np.zeros(empty, self.data.dtype), np.zeros(empty, int), False)
         rest = iter(plain)
         index = tuple(None if i is None else next(rest) for i in items)
-        return View(self.memory, self.data[(..., *index)], self.places[(..., *index)])
+        return View(self.memory, self.data[(..., *index)], self.places[(..., *index)],
+                    collision=self.collision)
 
     def gathered(self, items: Sequence[Any]) -> Masked:
         """The elements at indices that are tiles; inactive where one is beyond the array."""
+        chosen, inside = self.chosen(items)
+        data = np.zeros(inside.shape, self.data.dtype)
+        data[inside] = self.data[chosen]
+        self.memory.trace.read(self.places[chosen])
+        return Masked(self.order, data, inside, self.dtype, self.order.inside)
+
+    def chosen(self, items: Sequence[Any]) -> tuple[tuple[Array, ...], Array]:
+        """The places of the elements at indices that are tiles, for those that exist, and which do."""
         if any(i is None or isinstance(i, slice) for i in items):
             raise Refusal("a slice beside a tile as an index", "an index for each dimension", "X[i, j]")
         parts = [part_of(i) for i in items]
@@ -101,18 +128,97 @@ class View(Operand):
         at = [np.broadcast_to(p.data, shape) for p in parts]
         inside = np.logical_and.reduce([np.full(shape, self.there)] + [
             p.active & (i >= 0) & (i < n) for p, i, n in zip(parts, at, self.shape, strict=True)])
-        data = np.zeros(shape, self.data.dtype)
-        chosen = tuple(i[inside] for i in at)
-        data[inside] = self.data[chosen]
-        self.memory.trace.read(self.places[chosen])
-        return Masked(self.order, data, inside, self.dtype, self.order.inside)
+        return tuple(i[inside] for i in at), inside
+
+    def atomic(self) -> Atomic:
+        """What ``atomic_ref`` gives."""
+        return Atomic(self)
 
     def __setitem__(self, items: Any, value: Any) -> None:
         view = self.sliced(each_dimension(items if isinstance(items, tuple) else (items,), self.ndim))
+        given = part_of(value)
+        if self.order.inside and not given.data.ndim:
+            data, active = (np.broadcast_to(a, view.shape) for a in (given.data, given.active))
+            value = Masked(self.order, data, active, given.dtype, True)
         if view.ndim and part_of(value).data.ndim != view.ndim:
             raise Refusal("a value of other dimensions assigned to a slice of an array", "group.store",
                           "group.store(Y[i:], y)")
         store(view, value)
+
+
+class Placed:
+    """The elements of memory at places: an array that shares it."""
+
+    def __init__(self, base: Array, at: Array) -> None:
+        self.base, self.at = base, at
+        self.shape, self.ndim, self.dtype, self.size = at.shape, at.ndim, base.dtype, at.size
+
+    @property
+    def T(self) -> Placed:
+        """With its dimensions reversed."""
+        return Placed(self.base, self.at.T)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
+        made = self.base[self.at]
+        return made if dtype is None else made.astype(dtype)
+
+    def __getitem__(self, items: Any) -> Any:
+        return Placed(self.base, self.at[items])
+
+    def __setitem__(self, items: Any, value: Any) -> None:
+        self.base[self.at[items]] = value
+
+
+class Atomic:
+    """An array, to elements of which is added: ``atomic[i] += v`` and ``-=``."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def __getitem__(self, items: Any) -> Added:
+        return Added(self.view, items if isinstance(items, tuple) else (items,))
+
+    def __setitem__(self, items: Any, value: Any) -> None:
+        if not isinstance(value, Added):
+            raise Refusal("an assignment to an element of atomic_ref", "+= and -=",
+                          "atomic_ref(X)[i] += x")
+
+
+class Added:
+    """Elements that are added to."""
+
+    def __init__(self, view: View, items: tuple[Any, ...]) -> None:
+        self.view, self.items = view, each_dimension(items, view.ndim)
+
+    def __iadd__(self, value: Any) -> Added:
+        part, view = part_of(value), self.view
+        if any(isinstance(i, (Operand, np.ndarray)) and i.ndim for i in self.items):
+            chosen, inside = view.chosen(self.items)
+            data, active = (np.broadcast_to(a, inside.shape)[inside] for a in (part.data, part.active))
+        else:
+            view = view.sliced(self.items)
+            if part.data.ndim != view.ndim:
+                raise Refusal(f"a value of {part.data.ndim} dimensions added to an array of {view.ndim}",
+                              "as many dimensions", "atomic_ref(Y)[i:] += y")
+            shape = tuple(min(n, m) for n, m in zip(part.data.shape, view.shape, strict=True))
+            part_at = tuple(slice(0, n) for n in shape)
+            chosen = tuple(np.indices(shape).reshape(len(shape), -1)) if shape else ()
+            data, active = part.data[part_at].ravel(), part.active[part_at].ravel()
+        if not view.there or not active.any():
+            return self
+        held = convert(np.asarray(data[active]), view.dtype)
+        at = tuple(i[active] for i in chosen) if chosen else ()
+        view.writable()
+        places = view.places[at]
+        if isinstance(view.data, Placed):
+            np.add.at(view.data.base, view.data.at[at], held.reshape(np.shape(places)))
+        else:
+            np.add.at(view.data, at, held.reshape(np.shape(places)))
+        view.memory.trace.write(np.asarray(places), atomic=True)
+        return self
+
+    def __isub__(self, value: Any) -> Added:
+        return self.__iadd__(-value)
 
 
 def load(view: View, shape: tuple[int, ...], vector: bool = False) -> Masked:
@@ -136,6 +242,7 @@ def store(view: View, value: Any) -> None:
                       "as many dimensions", "group.store(Y[i:], y)")
     inside = tuple(slice(0, min(n, m)) for n, m in zip(part.data.shape, view.shape, strict=True))
     active = part.active[inside]
+    view.writable()
     if view.there and active.any():
         written = convert(np.asarray(part.data[inside]), view.dtype)
         view.data[inside] = np.where(active, written, view.data[inside])

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from transconv.kernel.families import Scope
 from transconv.kernel.group import Group
-from transconv.kernel.refusals import Refusal
+from transconv.kernel.group_scope import spread_out
+from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.simulator_arrays import View, load, store
 from transconv.kernel.simulator_lockstep import Lockstep
+from transconv.kernel.simulator_mapped import load_by, store_by
 from transconv.kernel.simulator_math import converted
 from transconv.kernel.simulator_order import Order
 from transconv.kernel.simulator_values import Masked, part_of
@@ -22,6 +25,8 @@ SUBGROUP = 32  # the work-items of a sub-group without a hint
 
 class SimulatedGroup:
     """A group of a simulation: its shape, its place, loads, stores, allocations, and its items."""
+
+    scope = Scope.WorkGroup
 
     def __init__(self, order: Order, group: Group, ids: tuple[int, ...]) -> None:
         self.order, self.ids, self.subgroup_size = order, ids, group.subgroup_size_hint or SUBGROUP
@@ -40,64 +45,76 @@ class SimulatedGroup:
 
     # -- tiles and vectors --
 
-    def load(self, array: Any, shape: Any = None) -> Masked:
+    def load(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
         """A tile of a part of an array; inactive beyond it."""
         self.alone("load", "group.vload(X[i:], shape=(16,))")
-        return self._loaded(array, shape, False)
+        return self._loaded(array, shape, mapping, False)
 
-    def vload(self, array: Any, shape: Any = None) -> Masked:
+    def vload(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
         """A vector of a part of an array; inactive beyond it."""
-        return self._loaded(array, shape, True)
+        return self._loaded(array, shape, mapping, True)
 
-    def store(self, array: Any, value: Any) -> None:
+    def store(self, array: Any, value: Any, mapping: Any = None) -> None:
         """Write active elements of a tile or vector to a part of an array."""
-        store(_view(array), value)
+        if mapping is not None:
+            store_by(_view(array), value, mapping)
+        else:
+            store(_view(array), value)
 
-    def empty(self, shape: Any, dtype: Any = np.float32) -> Masked:
+    def empty(self, *sizes: Any, **words: Any) -> Masked:
         """A tile without active elements."""
         self.alone("empty", "group.vzeros(shape=(16,))")
-        made = self._full(shape, dtype, 0, False)
+        made = self._full(sizes, words, 0, False)
         made.active[...] = False
         return made
 
-    def zeros(self, shape: Any, dtype: Any = np.float32) -> Masked:
+    def zeros(self, *sizes: Any, **words: Any) -> Masked:
         """A tile of zeros."""
         self.alone("zeros", "group.vzeros(shape=(16,))")
-        return self._full(shape, dtype, 0, False)
+        return self._full(sizes, words, 0, False)
 
-    def ones(self, shape: Any, dtype: Any = np.float32) -> Masked:
+    def ones(self, *sizes: Any, **words: Any) -> Masked:
         """A tile of ones."""
         self.alone("ones", "group.vones(shape=(16,))")
-        return self._full(shape, dtype, 1, False)
+        return self._full(sizes, words, 1, False)
 
-    def full(self, shape: Any, dtype: Any = np.float32, fill_value: Any = None) -> Masked:
+    def full(self, *sizes: Any, **words: Any) -> Masked:
         """A tile of one value."""
         self.alone("full", "group.vfull(shape=(16,), fill_value=1)")
-        return self._full(shape, dtype, fill_value, False)
+        return self._full(sizes, words, None, False)
 
-    def vzeros(self, shape: Any, dtype: Any = np.float32) -> Masked:
+    def vzeros(self, *sizes: Any, **words: Any) -> Masked:
         """A vector of zeros."""
-        return self._full(shape, dtype, 0, True)
+        return self._full(sizes, words, 0, True)
 
-    def vones(self, shape: Any, dtype: Any = np.float32) -> Masked:
+    def vones(self, *sizes: Any, **words: Any) -> Masked:
         """A vector of ones."""
-        return self._full(shape, dtype, 1, True)
+        return self._full(sizes, words, 1, True)
 
-    def vfull(self, shape: Any, dtype: Any = np.float32, fill_value: Any = None) -> Masked:
+    def vfull(self, *sizes: Any, **words: Any) -> Masked:
         """A vector of one value."""
-        return self._full(shape, dtype, fill_value, True)
+        return self._full(sizes, words, None, True)
 
     def alone(self, name: str, instead: str) -> None:
         """Refuse what only the whole group may do."""
         if self.order.inside:
-            raise Refusal(f"group.{name} by {self.order.who}", "tiles at the scope of the group; vectors",
-                          instead)
+            raise WrongScope(f"group.{name} by {self.order.who}",
+                             "tiles at the scope of the group; vectors", instead)
 
-    def _loaded(self, array: Any, shape: Any, vector: bool) -> Masked:
+    def _loaded(self, array: Any, shape: Any, mapping: Any, vector: bool) -> Masked:
         view = _view(array)
+        if mapping is not None:
+            return load_by(view, None if shape is None else _shape(shape), mapping, vector)
         return load(view, _shape(view.shape if shape is None else shape), vector)
 
-    def _full(self, shape: Any, dtype: Any, value: Any, vector: bool) -> Masked:
+    def _full(self, places: tuple[Any, ...], words: dict[str, Any], value: Any, vector: bool) -> Masked:
+        unknown = [w for w in words if w not in ("shape", "dtype", "fill_value")]
+        if unknown:
+            raise Refusal(f"{unknown[0]}= of a tile", "shape, dtype, fill_value")
+        shape, dtype, fill = spread_out(places, *(words.get(n) for n in ("shape", "dtype", "fill_value")))
+        if value is not None and fill is not None:
+            raise Refusal("a fill_value", "shape and dtype")
+        value = fill if value is None else value
         if value is None:
             raise Refusal("no fill_value", "a number", "group.full(shape=(16,), fill_value=1)")
         given, sizes = part_of(value), _shape(shape)
@@ -129,7 +146,7 @@ class SimulatedGroup:
               names: Sequence[str]) -> Callable[..., None]:
         def run(*args: Any) -> None:
             if self.order.inside:
-                raise Refusal(f"items of a group begun by {self.order.who}", "the scope of the group")
+                raise WrongScope(f"items of a group begun by {self.order.who}", "the scope of the group")
             self.team = Lockstep(self.order, items, names, lambda item: function(item, *args))
             try:
                 self.team.run()
@@ -140,6 +157,8 @@ class SimulatedGroup:
 
 class WorkItem:
     """One work-item of a group."""
+
+    scope = Scope.WorkItem
 
     def __init__(self, group: SimulatedGroup, place: tuple[int, ...]) -> None:
         self.group, self.place = group, place
@@ -163,6 +182,8 @@ class WorkItem:
 
 class SubGroup:
     """One sub-group of a group."""
+
+    scope = Scope.SubGroup
 
     def __init__(self, group: SimulatedGroup, number: int) -> None:
         self.group, self.number = group, number

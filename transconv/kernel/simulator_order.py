@@ -24,16 +24,20 @@ SKIPPED = (str(Path(__file__).parent), str(Path(np.__file__).parent))
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who accessed elements, when (``epoch`` counts barriers) and where."""
+    """Who accessed elements, when (``epoch`` counts barriers), where, and whether in one indivisible
+    step."""
 
     group: int
     item: int
     epoch: int
     who: str
     place: Place
+    atomic: bool = False
 
     def conflicts(self, other: Access) -> bool:
         """Whether no barrier is between these two."""
+        if self.atomic and other.atomic:
+            return False
         if self.group != other.group:
             return True
         return self.epoch == other.epoch and self.item != other.item
@@ -57,9 +61,9 @@ class Order:
         """Whether an item of the group runs, not the group as a whole."""
         return self.item != WHOLE
 
-    def access(self) -> int:
+    def access(self, atomic: bool = False) -> int:
         """The number of the access that the current line makes."""
-        made = Access(self.group, self.item, self.epoch, self.who, users_line(sys._getframe(1)))
+        made = Access(self.group, self.item, self.epoch, self.who, users_line(sys._getframe(1)), atomic)
         if made not in self.known:
             self.known[made] = len(self.accesses)
             self.accesses.append(made)
@@ -90,9 +94,9 @@ class Trace:
                 self.other[at[before == last]] = last
         self.reader[at] = now
 
-    def write(self, places: np.ndarray[Any, Any]) -> None:
-        """The current line writes elements."""
-        at, now = places.ravel(), self.order.access()
+    def write(self, places: np.ndarray[Any, Any], atomic: bool = False) -> None:
+        """The current line writes elements; ``atomic``: it adds to them in one step each."""
+        at, now = places.ravel(), self.order.access(atomic)
         self.check(self.writer[at], now, "written", "written")
         for readers in (self.reader, self.other, self.foreign):
             self.check(readers[at], now, "written", "read")

@@ -211,6 +211,16 @@ class Masked(Operand):
         """The tile with its dimensions in another order, by default reversed."""
         return self.moved(lambda a: a.transpose(*axes))
 
+    def filled(self, fill_value: Any) -> Masked:
+        """A number in the place of inactive elements, as in numpy.ma; active everywhere."""
+        value = converted(part_of(fill_value), self.dtype)
+        if value.data.ndim:
+            raise Refusal("a tile in the place of inactive elements", "a number", "x.filled(0.0)")
+        self.touched(...)
+        data = np.where(self.active, self.data, value.data)
+        return Masked(self.order, data, np.ones(self.shape, bool), self.dtype,
+                      self.vector or self.order.inside)
+
     def reshape(self, *shape: Any) -> Masked:
         """The elements in another shape."""
         return self.moved(lambda a: a.reshape(*shape))

@@ -1,4 +1,4 @@
-"""Whole numbers of a call that are arguments of a kernel: sizes of arrays and of the work, strides, numbers.
+"""Whole numbers of a call that are arguments of a kernel: sizes of arrays and of the work, numbers.
 
     X.shape = (200, 4096), work 200    X_d0 = 200, which is the work too; X_d1_by128 = 32
 

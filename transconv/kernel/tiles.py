@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
     FALSE,
+    ZERO,
     Const,
     Expr,
     Lane,
@@ -14,24 +16,28 @@ from transconv.ir import (
     Reduce,
     Select,
     all_of,
+    as_expr,
     boolean,
     eq,
     free_vars,
     i32,
+    lanes_of,
     substitute,
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import position
 from transconv.kernel.functions import cast
-from transconv.kernel.lanes import Shape, broadcast, each_dimension, lanes_along
+from transconv.kernel.lanes import Shape, between_lane, broadcast, each_dimension, lanes_along
 from transconv.kernel.masks import either, joined
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import Mask, Tile, tile_of
+from transconv.simplify import simplify
 
 
 def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
     """``x[items]``: ``:``, None, an ellipsis, and indices, which pick one element along a dimension."""
-    items = each_dimension(items, len(x.shape), "a tile")
+    b.not_of_elements("an index")
+    items = [*(slice(None) for _ in range(x.items)), *each_dimension(items, len(x.own), "a tile")]
     picked, at = x, 0
     for item in items:
         if item is None:
@@ -39,8 +45,7 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
         if not isinstance(item, slice):
             picked = _picked(b, picked, at, item)
         elif not _is_whole(item, x.shape[at]):
-            raise Refusal("a slice of a tile", "`:`, None and indices; slices of arrays before the load",
-                          "group.load(X[i + 1:], shape=(16,))")
+            picked = part(b, picked, at, *_bounds(b, item, x.shape[at]))
         at += 1
     of: list[int | None] = []
     shape: list[int] = []
@@ -54,7 +59,65 @@ def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
             of.append(at)
             shape.append(picked.shape[at])
         at += 1
-    return b.placed(picked, tuple(shape), tuple(of))
+    return replace(b.placed(picked, tuple(shape), tuple(of)), items=x.items)
+
+
+def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
+    """The start, the size and the step of a slice whose size is known."""
+    step = 1 if item.step is None else item.step
+    bounds = (item.start, item.stop)
+    if isinstance(step, int) and step > 0 and not any(isinstance(n, Tile) for n in bounds):
+        places = range(*item.indices(size))
+        if not places:
+            raise Refusal("an empty slice of a tile", "at least one element")
+        return Const(places.start), len(places), step
+    start = ZERO if item.start is None else position(item.start, "a bound of a slice")
+    stop = as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
+    count = simplify(stop - start, b.facts)
+    if step != 1 or not isinstance(count, Const) or count.value < 1:
+        raise Refusal("a slice of a tile whose size is known at run time only", "sizes that are numbers",
+                      "x[i:i + 4]")
+    return start, int(count.value), 1
+
+
+def part(b: Building, x: Tile, at: int, start: Expr, size: int, step: int = 1) -> Tile:
+    """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive. Each is
+    the sum of one element and zeros."""
+    before, shape = x.shape[at], tuple(size if i == at else n for i, n in enumerate(x.shape))
+    old, new = lanes_along(x.shape)[at], lanes_along(shape)[at]
+    first = start.value if isinstance(start, Const) else None
+    inside = first is not None and 0 <= first and first + (size - 1) * step < before
+    if old is None:  # one element, which is there or not
+        where = [] if inside else [eq(start if new is None else start + new * step, 0)]
+        return replace(x, shape=shape, mask=b.proved(joined(x.mask, where)))
+    if first == 0 and step == 1 and new is old:
+        return replace(x, shape=shape, mask=joined(x.mask, [] if size <= before else [old < before]))
+    between = between_lane(len(x.shape) - 1 - at, before)
+    there = start if new is None else start + (new if step == 1 else new * step)
+    here, end = eq(between, there), [between < before] if between.extent != before else []
+
+    def moved(e: Expr, dtype: Any, op: str) -> Expr:
+        zero = Const(0.0 if dtype.kind == "float" else 0, dtype)
+        one = Select(all_of([here, *end]), cast(b.move(e, {old: between}), dtype), zero)
+        return b.let("part", Reduce(op, one, between))
+
+    value: Expr = x.expr
+    if old in lanes_of(x.expr, b.scope):
+        work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
+        value = cast(moved(x.expr, work, "sum"), x.dtype)
+    mask = [moved(m, i32, "max") > 0 if old in lanes_of(m, b.scope) else m for m in x.mask]
+    mask += [] if inside else [there < before] + ([] if b.is_positive(there) else [there >= 0])
+    return replace(x, shape=shape, expr=value, mask=b.proved(tuple(mask)))
+
+
+def resized(b: Building, x: Tile, shape: Shape) -> Tile:
+    """The first elements of a tile in another shape; those that it lacks are inactive."""
+    if len(shape) != len(x.own):
+        raise Refusal(f"{x} as one of shape {shape}", f"{len(x.own)} sizes", "x.vec(shape=(4, 4))")
+    for at, size in enumerate(shape):
+        if size != x.own[at]:
+            x = part(b, x, x.items + at, ZERO, size)
+    return x
 
 
 def _is_whole(item: slice, size: int) -> bool:
@@ -80,7 +143,7 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
     lane, place = _at(b, x, at, item)
     shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
     if lane is None:
-        return Tile(shape, x.expr, x.mask, x.vector)
+        return replace(x, shape=shape)
     if isinstance(x.expr, Const):
         value: Expr = x.expr
     else:
@@ -100,7 +163,7 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
 
 def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
     """``x`` after ``x[items] = value``: active where it was, and where active elements are written."""
-    if x.vector:
+    if x.vector or x.items:
         raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
                       "x = np.where(mask, y, x)")
     items = each_dimension(items, len(x.shape), "a tile")
@@ -156,17 +219,27 @@ def written(b: Building, x: Tile, value: Expr, mask: Mask, where: Mask) -> Tile:
 def inactive(x: Tile) -> Tile:
     """``x.mask``: True where an element is inactive, as in numpy.ma."""
     if not x.mask or FALSE in x.mask:
-        return Tile(x.shape, Const(bool(x.mask), boolean), (), True)
-    return Tile(x.shape, Not(all_of(x.mask)), (), True)
+        return Tile(x.shape, Const(bool(x.mask), boolean), (), True, x.items)
+    return Tile(x.shape, Not(all_of(x.mask)), (), True, x.items)
+
+
+def without_mask(b: Building, x: Tile, fill_value: Any) -> Tile:
+    """``x.filled(v)``, as in numpy.ma: ``v`` where an element is inactive; active everywhere."""
+    value = tile_of(fill_value)
+    if value.shape or value.mask:
+        raise Refusal(f"{value} in the place of inactive elements", "a number", "x.filled(0.0)")
+    made = b.where(x.mask, x.expr, cast(value.expr, x.dtype))
+    return replace(x, expr=made, mask=())
 
 
 def transposed(b: Building, x: Tile, axes: Sequence[int] | None = None) -> Tile:
     """The tile with its dimensions in another order, by default reversed."""
-    order = tuple(reversed(range(len(x.shape)))) if axes is None else tuple(axes)
-    if sorted(a % max(1, len(x.shape)) for a in order) != list(range(len(x.shape))):
+    rank = len(x.own)
+    order = tuple(reversed(range(rank))) if axes is None else tuple(axes)
+    if sorted(a % max(1, rank) for a in order) != list(range(rank)):
         raise Refusal(f"the axes {order} of {x}", "each axis once")
-    order = tuple(a % len(x.shape) for a in order)
-    return b.placed(x, tuple(x.shape[a] for a in order), order)
+    order = (*range(x.items), *(x.items + a % rank for a in order))
+    return replace(b.placed(x, tuple(x.shape[a] for a in order), order), items=x.items)
 
 
 def reshaped(b: Building, x: Tile, shape: Shape) -> Tile:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.ir import Expr, Lane, Not, Or, Var, all_of, walk
+from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, walk
 from transconv.kernel import arrays, carried, tiles
-from transconv.kernel.blocks import Blocks
 from transconv.kernel.calls import is_static
-from transconv.kernel.elementwise import named
+from transconv.kernel.elementwise import aligned, named
 from transconv.kernel.expressions import BINARY
+from transconv.kernel.functions_called import Calls, Returned
 from transconv.kernel.group_scope import GroupScope
 from transconv.kernel.masks import either, joined, whole
+from transconv.kernel.order import Access
 from transconv.kernel.products import Product, active, added
-from transconv.kernel.refusals import Refusal, spelled
-from transconv.kernel.scopes import ForItems, Item
-from transconv.kernel.values import ArrayView, Tile, described, is_number, tile_of
+from transconv.kernel.refusals import Refusal, WrongScope, spelled
+from transconv.kernel.scopes import Item, for_items
+from transconv.kernel.values import ArrayView, AtomicView, Tile, described, is_number, tile_of
 
 INSTEAD = {
     "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
@@ -39,7 +39,7 @@ INSTEAD = {
 }
 
 
-class Tracer(Blocks):
+class Tracer(Calls):
     """Reads statements. ``env`` has the values of names; statements of the kernel collect in ``b``."""
 
     def run(self, body: Sequence[ast.stmt]) -> None:
@@ -62,64 +62,21 @@ class Tracer(Blocks):
         """``@group.workitems def inner(item): ...``"""
         kinds = [d.attr for d in s.decorator_list if isinstance(d, ast.Attribute)
                  and isinstance(self.value(d.value), GroupScope)]
-        if kinds == ["subgroups"]:
-            raise Refusal("@group.subgroups, whose warps this compiler cannot tell apart",
-                          "statements of the group, @group.workitems")
-        if kinds != ["workitems"] or len(s.decorator_list) != 1 or self.items or self.calls:
-            raise Refusal("a function inside of a kernel", "@group.workitems there, @kernel.func outside")
+        if len(kinds) != 1 or kinds[0] not in ("workitems", "subgroups") or len(s.decorator_list) != 1:
+            raise Refusal("a function inside of a kernel", "@group.workitems and @group.subgroups there, "
+                          "@kernel.func outside")
+        if self.items:
+            raise WrongScope(f"@group.{kinds[0]} inside of {self.here.scope.value}",
+                             "the scope of the group")
         if len(s.args.args) != 1 or s.args.defaults or s.args.vararg or s.args.kwonlyargs or s.args.kwarg:
-            raise Refusal("a function of work-items with other parameters", "one, the item",
+            raise Refusal(f"a function of {kinds[0]} with other parameters", "one, the item",
                           "def inner(item):")
         first = s.decorator_list[0]
         assert isinstance(first, ast.Attribute)
-        self.env[s.name] = ForItems(s, self.value(first.value))
-
-    def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
-        if isinstance(callee, ForItems):
-            if args or words:
-                raise Refusal("arguments for a function of work-items", "none", f"{callee.node.name}()")
-            seen = {n: v for n, v in self.env.items() if not (isinstance(v, Tile) and v.shape)}
-            hidden = {n: "a tile of the group, inside of work-items" for n in self.env if n not in seen}
-            with self.apart(seen | {callee.node.args.args[0].arg: Item(callee.group)}, hidden):
-                self.items, self.items_shape = True, callee.group.shape
-                return self.returned(callee.node.body)
-        if callee in self.calls:
-            raise Refusal(f"{callee.source.name}, which calls itself", "loops", "for k in range(n):")
-        names = callee.source.parameters
-        given = dict(zip(names, args, strict=False)) | words
-        if len(args) + len(words) != len(names) or set(given) != set(names):
-            raise Refusal(f"a call of {callee.source.name} with other arguments than it takes",
-                          f"{callee.source.name}({', '.join(names)})")
-        before = self.source, self.outside
-        self.calls.append(callee)
-        try:
-            with self.apart(given, {}):
-                self.source, self.outside = callee.source, callee.source.outside()
-                return self.returned(callee.source.tree.body)
-        finally:
-            self.calls.pop()
-            self.source, self.outside = before
-
-    @contextmanager
-    def apart(self, env: dict[str, Any], gone: dict[str, str]) -> Iterator[None]:
-        """The names of another function."""
-        before = self.env, self.gone, self.carried, self.fixed, self.items, self.at, self.base
-        self.env, self.gone, self.carried, self.fixed, self.base = env, gone, {}, set(), self.depth
-        try:
-            yield
-        finally:
-            self.env, self.gone, self.carried, self.fixed, self.items, self.at, self.base = before
-
-    def returned(self, body: Sequence[ast.stmt]) -> Any:
-        """The result of a function's statements."""
-        try:
-            self.run(body)
-        except Returned as made:
-            return made.value
-        return None
+        self.env[s.name] = for_items(s, kinds[0], self.value(first.value))
 
     def do_Return(self, s: ast.Return) -> None:
-        if self.calls:
+        if self.returns:
             if self.depth != self.base:
                 raise Refusal("a return inside of a loop or branch at run time", "one behind it",
                               "return np.where(x > 0, x, y)")
@@ -152,6 +109,9 @@ class Tracer(Blocks):
 
     def do_AugAssign(self, s: ast.AugAssign) -> None:
         target = s.target
+        if isinstance(target, ast.Subscript) and isinstance(of := self.value(target.value), AtomicView):
+            self.added_to(of.view, self.value(target.slice), s)
+            return
         if isinstance(target, ast.Name):
             left = self.value(ast.copy_location(ast.Name(target.id, ast.Load()), target))
             if isinstance(s.op, ast.Add) and self.accumulated(target.id, left, self.raw(s.value)):
@@ -182,7 +142,7 @@ class Tracer(Blocks):
         term otherwise."""
         self.last = term
         held = self.carried.get(name)
-        if held is None or not isinstance(term, Product) or held.plan.shape != term.shape:
+        if held is None or not isinstance(term, Product) or term.items or held.plan.shape != term.own:
             return False
         new = joined(acc.mask, active(self.b, term))
         mask = self.new_mask(name, held, new, acc.mask)
@@ -224,6 +184,22 @@ class Tracer(Blocks):
     def bind_name(self, name: str, value: Any) -> None:
         if isinstance(self.env.get(name), (ArrayView, GroupScope)) and name in self.source.parameters:
             raise Refusal(f"an assignment to the argument {name}", "other names", f"{name}_2 = {name}[1:]")
+        if name in self.written:
+            raise Refusal(f"{name}, a parameter that is bound again after its elements were written",
+                          "another name", f"{name}_2 = {name} + 1.0")
+        self.given.discard(name)
+        self.bind_again(name, value)
+
+    def rebind(self, name: str, value: Tile) -> None:
+        if name in self.also:
+            raise Refusal(f"elements of {name} written in a loop or branch, which is {self.also[name]} "
+                          "too", "a tile with one name", f"{name} = {self.also[name]}.copy()")
+        if name in self.given:
+            self.written.add(name)
+        self.bind_again(name, value)
+
+    def bind_again(self, name: str, value: Any) -> None:
+        """Bind a name, also to what its tile is after elements were written."""
         if self.within.within and not isinstance(value, (ArrayView, tuple, Item)):
             value = self.guarded(name, value)
         if (held := self.carried.get(name)) is not None:
@@ -244,14 +220,18 @@ class Tracer(Blocks):
         tile, rank = tile_of(value), len(self.items_shape)
         if not tile.items:
             tile = Tile(self.items_shape, tile.expr, tile.mask, items=rank)
-        within, old = tuple(self.within.within), self.env.get(name)
+        old = self.env.get(name)
+        if isinstance(old, Tile) and old.items:
+            tile, old = aligned(self.b, [tile, old])
+        deep = len(tile.own)
+        within = tuple(arrays.lifted(self.b, m, self.items_shape, deep) for m in self.within.within)
         part = joined(within, tile.mask)
         if not (is_number(old) or isinstance(old, Tile)):
             return replace(tile, mask=part)
         kept = tile_of(old)
         if {*part} <= {*kept.mask}:  # the old value is nowhere active but where the new one is
             return replace(tile, mask=part)
-        here = Tile(self.items_shape, whole(within), items=rank)
+        here = Tile((*self.items_shape, *(1 for _ in range(deep))), whole(within), items=rank)
         chosen = named(self.b, "where", here, replace(tile, mask=()), replace(kept, mask=()))
         own = tuple(p for p in tile.mask if p not in within)
         rest = tuple(p for p in kept.mask if p not in own)
@@ -269,17 +249,31 @@ class Tracer(Blocks):
         if not any(isinstance(i, Tile) and i.items for i in items):
             raise Refusal("a store of all work-items to one place", "places of their own", "Y[i] = x")
         self.check_written(of)
-        arrays.scattered(self.b, of, items, value, tuple(self.within.within))
+        arrays.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
         self.accessed(of, writes=True)
+
+    def added_to(self, of: ArrayView, item: Any, s: ast.AugAssign) -> None:
+        """``atomic_ref(X)[i] += v``"""
+        if not isinstance(s.op, (ast.Add, ast.Sub)):
+            raise Refusal(f"{spelled(s)}, which is no addition", "+= and -=", "atomic_ref(X)[i] += x")
+        value = self.value(s.value)
+        if isinstance(s.op, ast.Sub):
+            value = named(self.b, "negative", value)
+        self.check_written(of)
+        items = item if isinstance(item, tuple) else (item,)
+        place = self.source.place(s)
+        self.accesses.append(Access(of.tensor.name, True, place, tuple(self.loops), ZERO, atomic=True))
+        arrays.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
 
     def bind_element(self, target: ast.Subscript, value: Any) -> None:
         of, item = self.value(target.value), self.value(target.slice)
         items = item if isinstance(item, tuple) else (item,)
-        if isinstance(of, ArrayView) and self.items:
+        if isinstance(of, ArrayView) and self.items and not any(
+                i is None or isinstance(i, slice) and i != slice(None) for i in items):
             self.scatter(of, items, value)
         elif isinstance(of, ArrayView):
-            view = arrays.sliced(self.b, of, items)
-            if view.ndim and not (isinstance(value, Tile) and len(value.shape) == view.ndim):
+            view = arrays.sliced(self.b, of, items, self.items_shape)
+            if view.ndim and not (isinstance(value, Tile) and len(value.own) == view.ndim):
                 raise Refusal(f"{described(value)} assigned to a slice of an array", "group.store",
                               "group.store(Y[i:], y)")
             self.store(view, value)
@@ -293,7 +287,7 @@ class Tracer(Blocks):
         if not names:
             raise Refusal("an assignment to a tile without a name", "x[...] = y")
         for name in names:
-            self.bind_name(name, new)
+            self.rebind(name, new)
             new = self.env[name]
 
 
@@ -302,14 +296,6 @@ def _is_read(node: ast.expr) -> bool:
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "vload")
     return isinstance(node, ast.Subscript)
-
-
-class Returned(Exception):
-    """The end of a function that a kernel calls."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
 
 
 def _placed(load: ast.expr, at: ast.AST) -> ast.expr:

@@ -104,7 +104,8 @@ def choices(asked: Asked, low: Lowered, tunables: Mapping[str, Tunable],
     found: dict[str, tuple[Any, ...]] = {
         n: t.values for n, t in tunables.items() if n not in fixed and len(t.values) > 1}
     if asked.group.warps_hint is None:
-        found["warps"] = tuple(sorted(WARPS, key=lambda w: (abs(w.bit_length() - low.warps.bit_length()), w)))
+        digits = low.warps.bit_length()
+        found["warps"] = tuple(sorted(WARPS, key=lambda w: (abs(w.bit_length() - digits), w)))
     loops = any(x.kind == "serial" for x in find(low.kernel, For))
     if asked.group.stages_hint is None and loops:
         found["stages"] = tuple(sorted((s for s in STAGES if s <= MOST_STAGES),

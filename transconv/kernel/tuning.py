@@ -31,29 +31,31 @@ def search(run: Run, arrays: dict[str, Any], offered: dict[str, tuple[Any, ...]]
     wanted = {n: t.clone() for n, t in arrays.items()}
     run(Words(), wanted)
     before = best = _timed(clock, run, Words(), arrays)
-    found, tried = Words(), 0
-    for words in _walk(offered, lambda: found):
+    ranked, tried = [Words()], 0
+    for words in _walk(offered, ranked):
         if tried >= trials or time.perf_counter() >= end:
             break
         tried += 1
         took = _candidate(clock, run, words, arrays, wanted)
         if took is not None and took < best:
-            best, found = took, words
-    return Found(found, best, before, tried)
+            best = took
+            ranked.append(words)
+    return Found(ranked[-1], best, before, tried)
 
 
-def _walk(offered: dict[str, tuple[Any, ...]], best: Callable[[], Words]) -> Iterator[Words]:
-    """Words that differ from the best so far in one word; again after a round that found better ones."""
+def _walk(offered: dict[str, tuple[Any, ...]], ranked: list[Words]) -> Iterator[Words]:
+    """Words that differ in one word from the best so far, which is the last of ``ranked``; again after a
+    round that found better ones."""
     seen = {Words()}
     while True:
-        begun = best()
+        begun = ranked[-1]
         for name, values in offered.items():
             for value in values:
-                made = _changed(best(), name, value)
+                made = _changed(ranked[-1], name, value)
                 if made not in seen:
                     seen.add(made)
                     yield made
-        if best() == begun:
+        if ranked[-1] == begun:
             return
 
 

@@ -7,7 +7,7 @@ only is a tile without dimensions; its type is ``index`` if it is a position (an
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transconv.ir import (
     DTYPES,
@@ -25,6 +25,9 @@ from transconv.ir import (
 )
 from transconv.kernel.lanes import Shape, own_lanes
 from transconv.kernel.refusals import Refusal
+
+if TYPE_CHECKING:
+    from transconv.kernel.mappings import IndexMap
 
 Mask: TypeAlias = tuple[Expr, ...]
 """Conditions, all of which hold where an element is active; none for a tile that is active everywhere."""
@@ -77,20 +80,36 @@ class Along:
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayView:
     """An array of the call, or a part of it. ``along``: its dimensions in order (None: a new one of one
-    element); ``at``: the places in the other dimensions of the tensor; ``mask``: where these exist."""
+    element); ``at``: the places in the other dimensions of the tensor; ``mask``: where these exist.
+    ``items``: the shape of the items that each have such a part; places then vary along its lanes.
+    ``layout``: where the elements are in an array of one dimension."""
 
     tensor: Tensor
     along: tuple[Along | None, ...]
     at: dict[int, Expr] = field(default_factory=dict)
     mask: Mask = ()
+    items: Shape = ()
+    layout: IndexMap | None = None
 
     @property
     def ndim(self) -> int:
         """The number of dimensions."""
         return len(self.along)
 
+    @property
+    def dims(self) -> int:
+        """The number of dimensions of the array that this is a part of."""
+        return len(self.layout.shape if self.layout is not None else self.tensor.shape)
+
     def __str__(self) -> str:
         return f"an array of {self.ndim} dimensions"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtomicView:
+    """An array, to elements of which is added in one indivisible step."""
+
+    view: ArrayView
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -131,7 +131,7 @@ def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
     blocks = tuple(LayoutBlock(*b) for b in kept["blocks"])
     layout = Layout(DTYPES[kept["dtype"]], len(kept["dims"]), blocks, kept["offset"])
     near = kept["near"] and DTYPES[kept["near"]]
+    extents, pitches = (tuple(of_sizes(e, sizes) for e in kept[name]) if sizes else ()
+                        for name in ("extents", "pitches"))
     return Tensor(kept["name"], tuple(kept["dims"]), tuple(kept["shape"]), layout, near,
-                  kept["copy_of"], kept["parts_of"], kept["planes"],
-                  *(tuple(of_sizes(e, sizes) for e in kept[name]) if sizes else ()
-                    for name in ("extents", "pitches")))
+                  kept["copy_of"], kept["parts_of"], kept["planes"], extents, pitches)

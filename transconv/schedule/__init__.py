@@ -4,7 +4,7 @@ In: a computation, a target, a schedule. Out: None, or why not in a sentence. Kn
 """
 
 from transconv.schedule.behind import behind_bytes, boxes_behind, in_place, told_behind
-from transconv.schedule.box_rules import ENGINE_ALIGN, ROW
+from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
     ahead,
@@ -26,6 +26,7 @@ from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
     diagonal,
     is_copy,
+    reads_along,
     rounds,
     row_of,
     rows_of_features,
@@ -58,14 +59,15 @@ from transconv.schedule.words import table as words_table
 from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
-    "Block", "Box", "ENGINE_ALIGN", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
+    "Block", "Box", "ENGINE_ALIGN", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
     "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
     "boxes_behind", "carried", "chain", "diagonal",
     "divided",
     "finishes", "groups", "in_place", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
     "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
-    "reduced_sides", "register_word", "registered_words", "rounds", "row_of", "rows_of_features",
-    "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "told_behind", "transposed_bytes",
+    "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "row_of",
+    "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "told_behind",
+    "transposed_bytes",
     "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_early", "with_letter",
     "within", "within_places", "without", "words", "words_table",
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
 from transconv.ir import View, f32, multiplied_as
-from transconv.schedule.box_rules import ROW
+from transconv.schedule.box_rules import INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import k_steps, programs, tile, tiles_along, transposed_bytes
 from transconv.schedule.packing import ROW_ALIGN
@@ -154,8 +154,8 @@ def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
     right = tile(c, compute, "M" if c.swap else "N")
-    if compute.acc.kind == "int" and right > 128:
-        return f"via=gluon: Triton 3.6 has no product of integers with {right} columns, 128 at most"
+    if compute.acc.kind == "int" and right > INTEGERS:
+        return f"via=gluon: Triton 3.6 has no product of integers with {right} columns, {INTEGERS} at most"
     for view in (compute.a, compute.b):
         found = box_of(view, c, compute) if view is not None else ""
         if not isinstance(found, str) and found.kinds[-1] not in ("", "K"):

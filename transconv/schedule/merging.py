@@ -21,7 +21,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute import Axis, Compute
-from transconv.ir import Expr, View, ViewDim, all_of, eq, free_vars, substitute
+from transconv.ir import Expr, Var, View, ViewDim, all_of, eq, free_vars, substitute
 from transconv.simplify import Facts, simplify
 
 
@@ -49,14 +49,14 @@ def why_not_merged(compute: Compute, merge: int) -> str | None:
 
 
 def _apart(compute: Compute, group: Axis) -> str | None:
-    """Why the groups of a computation cannot be merged; None if in each tensor one dimension holds groups
-    and their features."""
+    """Why the groups of a computation cannot be merged; None if in each tensor that differs between groups
+    or features one dimension holds both."""
     features = {x.var for x in compute.axes if x.role == "feature"}
     if len(features) != 2:
         return f"{compute.name} has {len(features)} axes of features, not two"
     for view in compute.views():
-        if not any(group.var in seen and seen & features
-                   for d in view.dims for seen in [free_vars(d.coord)]):
+        if _varies(view, {group.var, *features}) and not any(
+                group.var in seen and seen & features for d in view.dims for seen in [free_vars(d.coord)]):
             return f"{view.tensor.name} has no dimension of groups and features"
     if any(read.fill for read in compute.reads):
         return "what is read beyond an end is not 0"
@@ -85,6 +85,8 @@ def _merged(view: View, compute: Compute, group: Axis, merge: int) -> View:
     """A view through merged groups. The feature that shares a coordinate with the group determines the
     original group; a mask requires that another feature is of the same group."""
     features = [x for x in compute.axes if x.role == "feature"]
+    if not _varies(view, {group.var, *(x.var for x in features)}):  # a scale of all groups
+        return view
     facts = Facts()
     for x in features:
         facts = facts.with_range(x.var, 0, max(0, x.size * merge - 1))
@@ -101,6 +103,11 @@ def _merged(view: View, compute: Compute, group: Axis, merge: int) -> View:
         changed = coord is not dim.coord
         dims.append(ViewDim(simplify(coord, facts), mask) if changed else dim)
     return View(view.tensor, tuple(dims))
+
+
+def _varies(view: View, names: set[Var]) -> bool:
+    """Whether a view's elements depend on any of these variables."""
+    return any(free_vars(e) & names for d in view.dims for e in (d.coord, d.mask))
 
 
 def _group(compute: Compute) -> Axis | None:

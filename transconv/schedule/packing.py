@@ -7,7 +7,7 @@ features:
     pack=a      A[n, c, h, w]  -- pack_A -->  A_packed[n, h, w, c]  -- main -->  C
     pack=a.c    ... main -->  C_packed[n, h, w, f]  -- unpack_C -->  C[n, f, h, w]
 
-The matrix unit takes 32-bit operands only with the summed dimension innermost. If the sum runs over
+The matrix unit takes operands of 32 and of 8 bits only with the summed dimension innermost. If the sum runs over
 dimension 0 of an operand, that is the innermost dimension of the copy:
 
     pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
@@ -63,17 +63,24 @@ def row_of(view: View, compute: Compute) -> int:
 
 
 def innermost(compute: Compute, letter: str) -> int:
-    """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 that the
-    matrix unit multiplies and that is summed along dimension 0."""
+    """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 and 8-bit types
+    that the matrix unit multiplies and that are summed along dimension 0."""
     view = view_of(compute, letter)
     assert view is not None, f"{compute.name} has no operand {letter}"
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
     depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
-    if (letter == "c" or depthwise or compute.math == "ieee"
-            or view.tensor.dtype.memory is not f32):
+    if letter == "c" or depthwise or not reads_along(compute):
         return row
     summed = {x.var for x in compute.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
     return 0 if summed & free_vars(view.dims[0].coord) else row
+
+
+def reads_along(compute: Compute) -> bool:
+    """Whether an asynchronous matrix unit reads both operands along the sum: tf32, and types of 8 bits."""
+    types = [v.tensor.dtype for v in (compute.a, compute.b) if v is not None]
+    if all(t.bits == 8 for t in types):
+        return True
+    return compute.math != "ieee" and all(t.memory is f32 for t in types)
 
 
 def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1) -> Tensor:

@@ -15,6 +15,7 @@ from math import prod
 
 from transconv.compute import Axis, Compute
 from transconv.schedule import (
+    INTEGERS,
     ROW,
     Block,
     Schedule,
@@ -54,16 +55,25 @@ def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 def _over_positions(compute: Compute, target: Target,
                  wide: dict[str, tuple[Axis, ...]]) -> Iterator[Schedule]:
-    columns, summed = run_of(wide["N"], compute), run_of(wide["K"], compute)
+    columns, row = run_of(wide["N"], compute), ROW // compute.a.tensor.dtype.bytes
     whole = tuple(x.name for x in wide["M"])
-    for (m, n), k in itertools.product(SHAPES, extents(summed, ROW // compute.a.tensor.dtype.bytes)):
+    for summed, (m, n) in itertools.product(_sums(wide["K"], compute), SHAPES):
         if n not in extents(columns):
             continue
-        for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3),
-                     *rows_of_positions(wide["M"], m, compute.c, compute)]:
-            blocks = (*tile, Block(columns[0], n), Block(summed[0], k))
-            for c in ("box", "gather"):
-                yield from _words(blocks, m, n, k, c, compute, target)
+        for k in extents(summed, row):
+            for tile in [(Block(whole, m),), *tilings(wide["M"], m, 3),
+                         *rows_of_positions(wide["M"], m, compute.c, compute)]:
+                blocks = (*tile, Block(columns[0], n), Block(summed[0], k))
+                for c in ("box", "gather"):
+                    yield from _words(blocks, m, n, k, c, compute, target)
+
+
+def _sums(axes: tuple[Axis, ...], compute: Compute) -> list[Run]:
+    """The axes of a block of the sum: a whole contiguous run, or, of operands of 8 bits, the innermost axis
+    alone as well (a window and its features together are no box if positions overlap)."""
+    run = run_of(axes, compute)
+    alone: Run = ((axes[-1].name,), axes[-1].size)
+    return [run] if compute.a.tensor.dtype.bits > 8 else [*dict.fromkeys([run, alone])]
 
 
 def _summing_positions(compute: Compute, target: Target,
@@ -72,7 +82,9 @@ def _summing_positions(compute: Compute, target: Target,
     whole = tuple(x.name for x in wide["K"])
     row = ROW // compute.a.tensor.dtype.bytes
     shapes = SHAPES if compute.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
-    for (m, n), k in itertools.product(shapes, (row, 2 * row)):
+    batch = wide["K"][0].size  # innermost in copies
+    short = [k for k in (row // 4, row // 2) if batch <= k] if compute.a.tensor.dtype.bits == 8 else []
+    for (m, n), k in itertools.product(shapes, (*short[:1], row, 2 * row)):
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
@@ -95,12 +107,15 @@ def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
 
 def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: Compute,
            target: Target) -> Iterator[Schedule]:
-    """The words for a tile: stages, ``swap``, programs, consumers and parts of the sum.
+    """The words for a tile: ``swap``, stages, programs, consumers and parts of the sum.
 
     The wider operand is the right one, which the matrix unit reads once for 64 rows of the left one. For a
-    sum over positions the contiguous one is, because that makes the stores contiguous.
+    sum over positions the contiguous one is, because that makes the stores contiguous. Products of integers
+    have at most ``INTEGERS`` columns.
     """
-    swap = 1 if m >= n or compute.axes_of("K")[-1].role == "position" else 0
+    positions = compute.axes_of("K")[-1].role == "position"
+    too_wide = compute.acc.kind == "int" and m > INTEGERS
+    swap = 1 if positions or m >= n and not too_wide else 0
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
                     via="gluon")
     transposed = transposed_bytes(schedule, compute)

@@ -54,7 +54,7 @@ class Issue:
     stall: float = 1.5  # clocks between two instructions of a warp, if no other warp runs
     fill_ns: float = 1500.0  # start and end of a program
     cache_gbs: float = 42.0  # from the L2 cache to one multiprocessor, GB/s
-    whole_ns: float = 0.095  # to make a stored number of a sum of integers; 8 layers of int8 on an H200
+    whole_ns: float = 0.062  # to make a stored number of a sum of integers; 20 kernels of int8 on an H200
     barriers_ns: float = 600.0  # to add up the lanes of a sum through shared memory
     threads: int = 2048  # resident on a multiprocessor
     most_registers: int = 240  # of a thread; more are spilled

@@ -219,6 +219,8 @@ class Evaluator:
         callee = CALLS[e.name]
         if len(e.args) != callee.arity:
             raise Fault(f"{e.name} takes {callee.arity} arguments, not {len(e.args)}")
+        if callee.takes and callee.result is not None:
+            return _held(callee.numpy(*(self.value(a) for a in e.args)), callee.result)
         taken = functools.reduce(promote, map(self.type_of, e.args))
         made = callee.numpy(*(_held(self.value(a), taken) for a in e.args))
         return _held(made, callee.result or taken)

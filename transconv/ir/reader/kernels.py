@@ -155,11 +155,11 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
     if found[4] and found[4] not in DTYPES:
         raise KernelError(f"found 'fetched as {found[4]}', expected a type: {' '.join(DTYPES)}")
     layout = Layout.parse(found[2], dtype, letters=LETTERS[:len(sizes)])
+    extents, pitches = (Expressions(Words(sizes_of), scope).several() if sizes_of else ()
+                        for sizes_of in found.group(6, 7))
     return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
                   layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
-                  said.get("parts of", ""), "planes" in flags,
-                  *(Expressions(Words(sizes_of), scope).several() if sizes_of else ()
-                    for sizes_of in found.group(6, 7)), "number" in flags)
+                  said.get("parts of", ""), "planes" in flags, extents, pitches, "number" in flags)
 
 
 def _about(line: Line, scope: Scope) -> None:
