@@ -5,23 +5,26 @@ import math
 import numpy as np
 import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, Group, kernel, symbols
+
+N = symbols("N")
 
 
 @kernel
-def momenta(group, cosines, angles, energies, out):
-    i, j = group.work_offset()
-    c = 2.0 * group.load(cosines[i:, j:], shape=group.shape) - 1.0
-    f = 2.0 * math.pi * group.load(angles[i:, j:], shape=group.shape)
-    e = -np.log(group.load(energies[i:, j:], shape=group.shape))
+def momenta(group, cosines: Buffer[N], angles: Buffer[N], energies: Buffer[N], out: Buffer[N, 4]):
+    i, = group.work_offset()
+    c = 2.0 * group.load(cosines[i:], shape=group.shape) - 1.0
+    f = 2.0 * math.pi * group.load(angles[i:], shape=group.shape)
+    e = -np.log(group.load(energies[i:], shape=group.shape))
     across = e * np.sqrt(1.0 - c * c)
     x, y, z, part = across * np.sin(f), across * np.cos(f), e * c, np.arange(4)
-    low = np.where(part == 0, e[:, :, None], x[:, :, None])
-    high = np.where(part == 2, y[:, :, None], z[:, :, None])
-    group.store(out[i:, j:], np.where(part < 2, low, high))
+    low = np.where(part == 0, e[:, None], x[:, None])
+    high = np.where(part == 2, y[:, None], z[:, None])
+    group.store(out[i:], np.where(part < 2, low, high))
 
 
 def rambo(cosines, angles, energies):
     out = torch.empty(*cosines.shape, 4, device=cosines.device)
-    momenta(Group(tuple(cosines.shape), (128, 4)), cosines, angles, energies, out)
+    n = cosines.numel()
+    momenta(Group(n, 512), cosines.view(n), angles.view(n), energies.view(n), out.view(n, 4))
     return out
