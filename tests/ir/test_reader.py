@@ -196,7 +196,7 @@ def test_a_text_by_hand() -> None:
     ("(t: f16):", "(t: f16)", "line 2: found the end of the line, expected ':'"),
     ("# t: 5a8b [h=5 w=8]", "# u: 5a8b [h=5 w=8]", "line 3: found '# u: 5a8b [h=5 w=8]', expected '# t"),
     ("[h=5 w=8]", "[h=5 w]", "line 3: found [h=5 w], expected sizes such as [n=8 c=64]"),
-    ("w=8]", "w=8], sorted", "line 3: found 'sorted', expected copy of, parts of or planes"),
+    ("w=8]", "w=8], sorted", "line 3: found 'sorted', expected copy of, parts of, planes or number"),
     ("5a8b", "5a8q", "line 3: layout '5a8q' has an unknown dim 'q'"),
     ("axis=1 M]", "axis=1 M] 3", "line 4: found '3', expected an expression"),
     ("barrier gate[3]", "barrier gate 3", "line 5: found '3', expected '['"),

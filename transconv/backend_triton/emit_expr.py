@@ -47,6 +47,8 @@ from transconv.ir import (
     Tensor,
     Var,
     Xor,
+    bf16,
+    f16,
     lanes_of,
     walk,
 )
@@ -185,8 +187,11 @@ class ExprSpeller:
         return self.extremum("maximum", e)
 
     def extremum(self, name: str, e: Min | Max) -> tuple[str, int]:
-        """A NaN operand makes the result NaN, as in torch; Triton does so only on request."""
-        text, level = self.function(name, (e.a, e.b), e)
+        """A NaN operand makes the result NaN, as in torch; Triton does so only on request. It makes f32 of
+        a number beside 16 bits here."""
+        typed = tuple(Cast(x, e.dtype) if self.is_number(x) and e.dtype in (f16, bf16) else x
+                      for x in (e.a, e.b))
+        text, level = self.function(name, typed, e)
         if e.dtype.kind == "float":
             text = f"{text[:-1]}, propagate_nan=tl.PropagateNan.ALL)"
         return text, level

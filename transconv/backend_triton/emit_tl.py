@@ -101,7 +101,11 @@ class TlEmitter(ExprSpeller):
         return [f"{s.var.name} = tl.full(({shape}), {self.text(s.init)}, {self.type(s.var.type)})"]
 
     def lines_Update(self, s: Update) -> list[str]:
-        return [f"{s.var.name} = {self.fit(s.value, self.scope[s.var])}"]
+        """A variable keeps its shape, also where simpler values have lost a lane: behind a branch or in a
+        loop Triton refuses another."""
+        lanes = self.scope[s.var]
+        value = s.value if self.lanes(s.value) == lanes else Spread(s.value, lanes)
+        return [f"{s.var.name} = {self.fit(value, lanes)}"]
 
     def lines_Store(self, s: Store) -> list[str]:
         return [f"{self.space}.store({self.write(s.tensor, s.offset, s.value, s.mask)})"]

@@ -22,7 +22,6 @@ from transconv.schedule import (
     inner_feature,
     k_steps,
     programs,
-    reads_along,
     shared_bytes,
     sides,
     tile,
@@ -129,9 +128,10 @@ def _moved(schedule: Schedule, compute: Compute) -> bool:
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
-    registers to be transposed. Asynchronous units need that of operands of 32 and of 8 bits."""
-    return (schedule.unit == "mma" and schedule.via == "tl" and reads_along(compute)
-            and bool(ASYNCHRONOUS & target.features))
+    registers to be transposed. Asynchronous units need that of operands of 32 bits, and of 8 bits, for
+    which no time was fitted."""
+    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
+            and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
 
 
 def is_small(schedule: Schedule, compute: Compute) -> bool:

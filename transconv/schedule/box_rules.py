@@ -18,9 +18,10 @@ ENGINE_EXTENT = 256
 ENGINE_ALIGN = 16
 """Bytes of which a box's strides, and its begin along the innermost dimension, are multiples."""
 LONGEST = 2**31 - 2**16  # elements along a dimension: coordinates, those of the last tile too, are 32 bits
-ROW = 128  # bytes of a row of shared memory
-INTEGERS = 128  # the most columns of an asynchronous product of integers in Triton 3.6
+ROW = 128
 """Bytes of a row of shared memory."""
+INTEGERS = 128
+"""The most columns of an asynchronous product of integers in Triton 3.6."""
 SHORTEST = 32  # bytes: the shortest rows of boxes that lie side by side
 
 
