@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache, reduce
-from operator import or_
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -239,9 +238,12 @@ def refused(tensors: Sequence[Tensor], whole: Sequence[bool] = ()) -> str:
     return ""
 
 
-def aligned(tensors: Sequence[Tensor]) -> bool:
+def aligned(tensors: Sequence[Any]) -> bool:
     """Whether all tensors begin at multiples of 16 bytes."""
-    return not reduce(or_, map(Tensor.data_ptr, tensors), 0) & ALIGNMENT
+    bits = 0
+    for t in tensors:
+        bits |= t.data_ptr()
+    return not bits & ALIGNMENT
 
 
 settings.on_change(_launches.clear)
