@@ -71,7 +71,7 @@ def dropped(x: torch.Tensor, p: float, _: int) -> torch.Tensor:
 
 
 def norm_gradients(g: torch.Tensor, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    leaves = tuple(t.clone().requires_grad_() for t in (x, scale, torch.zeros(50)))
+    leaves = tuple(t.clone().requires_grad_() for t in (x, scale, torch.zeros(50, device=x.device)))
     return torch.autograd.grad(functional.layer_norm(leaves[0], (50,), *leaves[1:]), leaves, g)
 
 
@@ -82,7 +82,7 @@ def each_expert(a: torch.Tensor, b: torch.Tensor, *_: torch.Tensor) -> torch.Ten
 def clusters(x: torch.Tensor, radius: float, least: int) -> torch.Tensor:
     close = torch.cdist(x, x) <= radius
     core, far = close.sum(1) >= least, 2**31 - 1
-    labels = torch.where(core, torch.arange(len(x)), far)
+    labels = torch.where(core, torch.arange(len(x), device=x.device), far)
     for _ in x:
         labels = torch.minimum(labels, torch.where(close & core, labels, far).amin(1))
     return labels
