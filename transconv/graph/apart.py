@@ -15,7 +15,7 @@ from transconv.errors import TransconvError
 from transconv.graph import price
 from transconv.graph.kernel import Kernel
 from transconv.graph.leaving import plain
-from transconv.graph.pieces import Constant, Piece, Product, Source
+from transconv.graph.pieces import Chosen, Constant, Piece, Product, Source
 from transconv.graph.plan import Plan
 from transconv.graph.price import Price
 from transconv.graph.seconds import estimated
@@ -93,7 +93,10 @@ def _written_apart(work: Surrounded, product: Product, seen: Sequence[Piece]) ->
 
 
 def written(piece: Piece, stored: set[Piece], rates: Price) -> float:
-    """Microseconds of the kernel that writes a value."""
+    """Microseconds of the kernel that writes a value; of a concatenation, of those that copy what no
+    kernel stores there."""
+    if isinstance(piece, Chosen) and piece.along is not None:
+        return sum(written(p.of, stored, rates) for p in piece.parts if p.of not in stored)
     read = sum(x.bytes for x in price.sources(piece, stored))
     return rates.kernel(read + piece.bytes, price.work(piece, stored) * like(piece.size), None)
 

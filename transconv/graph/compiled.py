@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -33,12 +32,14 @@ from transconv.graph.groups import Group
 from transconv.graph.in_place import replacing
 from transconv.graph.kernel import Kernel, Lying
 from transconv.graph.leaving import weighed, why_again
+from transconv.graph.lying import memory_of
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
+from transconv.graph.placing import Slices, slices
 from transconv.graph.plan import Plan, planned
 from transconv.graph.price import Price
 from transconv.graph.refusals import refusal
-from transconv.graph.sizes import Known, Length, Size, like, same
+from transconv.graph.sizes import Known, Length, Size, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
 from transconv.ir import value_at
@@ -99,6 +100,7 @@ class Launches:
     handed: list[Handed]
     last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
     over: list[dict[int, int]] = field(default_factory=list)  # of each launch, see in_place.py
+    cut: dict[Piece, Slices] = field(default_factory=dict)  # tensors that hold several values, by these
     known: dict[tuple[int, ...], Bound] = field(default_factory=dict)  # by sizes
     numbered: set[Kernel] = field(default_factory=set)  # that have no schedule for any sizes
 
@@ -165,7 +167,9 @@ class Launches:
             for into, place in over.items():
                 values[kernel.stored[into]] = tensors[place]
             for p, m in zip(kernel.stored, start.memory, strict=True):
-                if p not in values:  # of others a part is there
+                if p not in values and (cut := self.cut.get(p)):
+                    values |= cut.made(empty)
+                elif p not in values:  # of others a part is there
                     values[p] = empty(m.shape, m.strides, m.dtype)
                 tensors.append(values[p])
             try:
@@ -269,24 +273,9 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
     inputs = [(i, x, region.pieces[x]) for i, x in enumerate(region.inputs)
               if isinstance(region.pieces[x], Source)]
     found = Launches(device, region, plan, kernels, inputs, handed)
-    found.last = _last(found)
-    found.over = replacing(found.kernels, found.last)
+    found.last, found.cut = _last(found), slices(plan)
+    found.over = replacing(found.kernels, found.last, plan.places)
     return found
-
-
-def memory_of(piece: Piece) -> tuple[Length, ...]:
-    """The strides in which a value is stored: torch's, where its elements have places of their own."""
-    dense = tuple(prod(piece.shape[d + 1:]) for d in range(len(piece.shape)))
-    if piece.strides is None:
-        return dense
-    order = sorted(((s, n) for s, n in zip(piece.strides, piece.shape, strict=True) if n != 1),
-                   key=lambda pair: (like(pair[0]), like(pair[1])))
-    step: Length = 1
-    for s, n in order:
-        if s != step:
-            return dense
-        step *= n
-    return piece.strides
 
 
 def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
@@ -295,10 +284,10 @@ def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
         if isinstance(piece, Source):
             return piece.strides
         held = plan.stored.get(piece)
-        return None if held is None or held.number >= group.number else memory_of(piece)
+        return None if held is None or held.number >= group.number else plan.strides(piece)
 
     for piece in group.stores:
-        group.strides[piece] = memory_of(piece)
+        group.strides[piece] = plan.strides(piece)
     tensors: dict[tuple[Piece, bool], str] = {}
     parts = (group, *group.siblings)
     relation = group.product.relation if group.product else None

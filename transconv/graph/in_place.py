@@ -16,10 +16,11 @@ from transconv.graph.pieces import Piece, Source
 from transconv.ir import TRUE
 
 
-def in_place(kernel: Kernel, done: Collection[Piece], memory: dict[Piece, Lying]) -> dict[int, int]:
+def in_place(kernel: Kernel, done: Collection[Piece], memory: dict[Piece, Lying],
+             placed: Collection[Piece]) -> dict[int, int]:
     """Of results, by their places among what is stored, the places of the operands that they replace,
     among what is given. ``done``: what nothing needs behind the kernel; ``memory``: how that lies of it
-    which kernels have stored."""
+    which kernels have stored; ``placed``: what lies in another value's memory."""
     if kernel.group.kind != "map" or kernel.sized is not None or not isinstance(kernel.asked, str):
         return {}
     found = program(kernel.asked)
@@ -30,6 +31,7 @@ def in_place(kernel: Kernel, done: Collection[Piece], memory: dict[Piece, Lying]
         for j, (x, piece) in enumerate(zip(found.given, kernel.given, strict=True)):
             own = memory.get(piece)
             if (own == kernel.memory[i] and piece in done and not isinstance(piece, Source)
+                    and piece not in placed and kernel.stored[i] not in placed
                     and j not in places.values() and _alike(found.compute, x, into)):
                 places[i] = j
                 break
@@ -43,11 +45,12 @@ def _alike(compute: Compute, read: str, stored: str) -> bool:
     return len(seen) == 2 and seen[0] == seen[1] and seen[0][1] is TRUE
 
 
-def replacing(region: Sequence[Kernel], last: Sequence[Collection[Piece]]) -> list[dict[int, int]]:
+def replacing(region: Sequence[Kernel], last: Sequence[Collection[Piece]],
+              placed: Collection[Piece] = ()) -> list[dict[int, int]]:
     """``in_place`` of each kernel of a region."""
     memory: dict[Piece, Lying] = {}
     found = []
     for kernel, done in zip(region, last, strict=True):
-        found.append(in_place(kernel, done, memory))
+        found.append(in_place(kernel, done, memory, placed))
         memory |= zip(kernel.stored, kernel.memory, strict=True)
     return found

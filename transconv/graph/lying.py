@@ -25,6 +25,21 @@ def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
     return (prod(shape[1:]), 1, *inner)
 
 
+def memory_of(piece: Piece) -> tuple[Length, ...]:
+    """The strides in which a value is stored: torch's, where its elements have places of their own."""
+    dense = tuple(prod(piece.shape[d + 1:]) for d in range(len(piece.shape)))
+    if piece.strides is None:
+        return dense
+    order = sorted(((s, n) for s, n in zip(piece.strides, piece.shape, strict=True) if n != 1),
+                   key=lambda pair: (like(pair[0]), like(pair[1])))
+    step: Length = 1
+    for s, n in order:
+        if s != step:
+            return dense
+        step *= n
+    return piece.strides
+
+
 def images(order: Iterable[Piece]) -> set[Piece]:
     """Of values, operands first, those that are images of convolutions or connected with such ones."""
     pieces = [*order]

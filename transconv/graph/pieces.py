@@ -130,9 +130,11 @@ class Part:
 
 @dataclass(eq=False, kw_only=True)
 class Chosen(Piece):
-    """The first part whose condition holds; the last one's is not asked for."""
+    """The first part whose condition holds; the last one's is not asked for. ``along``: of a
+    concatenation, the dim along which the parts follow one another."""
 
     parts: tuple[Part, ...]
+    along: int | None = None
 
     @property
     def operands(self) -> tuple[Piece, ...]:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from transconv.graph import keeping, leaving, price
+from transconv.graph import keeping, leaving, placing, price
 from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
-from transconv.graph.lying import features_last, images
+from transconv.graph.lying import features_last, images, memory_of
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -49,11 +49,22 @@ class Edge:
 
 @dataclass(slots=True)
 class Plan:
-    """The groups in the order in which they run, and what is in memory behind which of them."""
+    """The groups in the order in which they run, what is in memory behind which of them, and which of it
+    lies in the memory of a concatenation."""
 
     groups: list[Group] = field(default_factory=list)
     stored: dict[Piece, Group] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
+    places: dict[Piece, placing.Place] = field(default_factory=dict)
+
+    def strides(self, piece: Piece) -> tuple[Length, ...]:
+        """Of a value that is stored, in elements."""
+        place = self.places.get(piece)
+        return memory_of(piece if place is None else place.whole)
+
+    def note(self, value: Piece, user: Piece, reason: str) -> None:
+        """That a value goes through memory, and why."""
+        self.edges.append(Edge(value.label or "a value", user.label or "a value", reason))
 
 
 def ordered(ends: Iterable[Piece]) -> list[Piece]:
@@ -95,6 +106,7 @@ class Planner:
             self.place(piece)
         for piece in self.outputs:
             self.hold(piece)
+        placing.place(self)
         for group in self.plan.groups:
             self.forget(group)
 
@@ -212,7 +224,7 @@ class Planner:
             return
         narrow = exact or not isinstance(user, (Mapped, Reduced))
         for base in [piece] if itself else keeping.bases(piece, self, narrow):
-            self.plan.edges.append(Edge(base.label or "a value", user.label or "a value", reason))
+            self.plan.note(base, user, reason)
             self.hold(base)
 
     def hold(self, piece: Piece) -> None:

@@ -12,6 +12,7 @@ from transconv.errors import TransconvError
 from transconv.graph.compiled import Launches
 from transconv.graph.finding import found
 from transconv.graph.kernel import Kernel
+from transconv.graph.pieces import Piece
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price, counted
 from transconv.graph.seconds import estimated, measured
@@ -169,11 +170,15 @@ def peak_of(region: Launches) -> int:
     """Bytes of what a region stores that are held at once at most."""
     held = most = 0
     inputs = {piece for _, _, piece in region.inputs}
+    cut: set[Piece] = set()  # tensors that hold several values, and are there
     for kernel, done, over in zip(region.kernels, region.last, region.over, strict=True):
-        held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over)
+        new = {region.cut[p].whole for p in kernel.stored if p in region.cut} - cut
+        cut |= new
+        held += sum(p.bytes for p in new)
+        held += sum(p.bytes for i, p in enumerate(kernel.stored) if i not in over and p not in region.cut)
         most = max(most, held)
         held += sum(kernel.stored[i].bytes for i in over)  # in the place of operands, which go
-        held -= sum(p.bytes for p in done if p not in inputs)
+        held -= sum(p.bytes for p in done if p not in inputs and p not in region.cut)
     return most
 
 

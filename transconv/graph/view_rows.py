@@ -176,7 +176,7 @@ def _cat(call: Call) -> Piece:
         before = [start - x.shape[dim] if d == dim else 0 for d in range(len(call.shape))]
         parts.append(Part(x if x.dtype is call.dtype else cast(x, call.dtype), moves.shifted(before),
                           _below(dim, end)))
-    return Chosen(shape=call.shape, dtype=call.dtype, label="cat", parts=tuple(parts))
+    return Chosen(shape=call.shape, dtype=call.dtype, label="cat", parts=tuple(parts), along=dim)
 
 
 def _below(dim: int, end: Length) -> Where:

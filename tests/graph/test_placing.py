@@ -1,0 +1,121 @@
+"""Parts of concatenations are stored where they stand in them, if nothing else needs them elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.graph.meant import by_meaning, compare
+from transconv.graph import GraphReport, backend, placing, report
+
+Tensor = torch.Tensor
+X, W, V = torch.randn(2, 16, 6, 6), torch.randn(16, 16, 3, 3) / 12, torch.randn(8, 32, 1, 1) / 6
+
+
+def conv(x: Tensor, w: Tensor) -> Tensor:
+    return F.relu(F.conv2d(x, w, padding=w.shape[2] // 2))
+
+
+def branches(x: Tensor) -> Tensor:
+    """As in an inception."""
+    return F.conv2d(torch.cat([conv(x, W), conv(x, W + 1)], 1), V)
+
+
+def dense(x: Tensor) -> Tensor:
+    """Each layer reads all results before it: one tensor."""
+    found = [conv(x, W)]
+    for i in range(3):
+        found.append(conv(torch.cat(found, 1), W.repeat(1, i + 1, 1, 1)))
+    return F.conv2d(torch.cat(found, 1), V.repeat(1, 2, 1, 1))
+
+
+def skipped(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The input has no kernel: it is copied to its slice of a tensor that is handed out."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    both = torch.cat([x, conv(x, W)], 1)
+    return F.conv2d(both, V), both
+
+
+def changed_later(x: Tensor) -> Tensor:
+    """A map reads the part last, when the concatenation is still to be read."""
+    part = conv(x, W)
+    both = torch.cat([part, conv(x, W + 1)], 1)
+    return F.conv2d(both, V).sum() + F.conv2d(torch.sigmoid(part) * part.mean((2, 3), True), W)
+
+
+def along_a_batch(x: Tensor) -> Tensor:
+    return conv(torch.cat([conv(x, W), conv(x.flip(2), W)], 0), W)
+
+
+def twice(x: Tensor) -> Tensor:
+    """One value stands in two places: the second one is a copy, or read through the view."""
+    part = conv(x, W)
+    return F.conv2d(torch.cat([part, part], 1), V)
+
+
+def handed(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What is handed out has torch's strides."""
+    part = conv(x, W)
+    return F.conv2d(torch.cat([part, conv(x, W + 1)], 1), V), part
+
+
+def short(x: Tensor) -> Tensor:
+    """Rows of 12 numbers of 4 bytes are shorter than what memory moves at once."""
+    parts = [conv(x, W[:12]), conv(x, W[4:])]
+    return F.conv2d(torch.cat(parts, 1), V[:, :24])
+
+
+CASES: list[tuple[Callable[..., Any], int, int]] = [  # values that are placed, and kernels
+    (branches, 2, 3), (dense, 4, 5), (skipped, 1, 3), (along_a_batch, 2, 3), (twice, 0, 2), (handed, 0, 3),
+    (short, 0, 3)]
+
+
+def made(f: Callable[..., Any], x: Tensor = X) -> GraphReport:
+    """The report of a function whose results are right, at three calls."""
+    run = torch.compile(f, backend=backend, options={"rest": "eager"})
+    with by_meaning(), torch.no_grad():
+        for _ in range(3):
+            compare(f, run, [x], 1e-5, gradients=False)
+    (graph,) = report(run).graphs
+    return graph
+
+
+def placed(graph: GraphReport) -> int:
+    return sum(edge.reason == placing.IN_PLACE for edge in graph.edges)
+
+
+@pytest.mark.parametrize(("f", "parts", "kernels"), CASES, ids=[f.__name__ for f, _, _ in CASES])
+def test_which_parts_are_placed(f: Callable[..., Any], parts: int, kernels: int) -> None:
+    graph = made(f)
+    assert (placed(graph), len(graph.kernels)) == (parts, kernels), graph
+    if parts and f is not skipped:  # every product reads a plain tensor
+        assert not any("where(" in k.text for k in graph.kernels), [k.text for k in graph.kernels]
+
+
+def test_a_part_is_not_written_over() -> None:
+    """Nothing needs the part any more, but the concatenation's memory is the same."""
+    assert placed(made(changed_later)) == 2
+
+
+def test_memory_is_held_once() -> None:
+    """The tensor of all parts, and a result; not the parts beside it."""
+    image = 2 * 6 * 6 * 4
+    assert made(branches).peak == (32 + 8) * image and made(dense).peak == (64 + 8) * image
+
+
+def test_a_mistake_in_a_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placing, "_starts", lambda piece: [0] * len(piece.parts))
+    with pytest.raises(AssertionError):
+        made(branches)
+
+
+def test_sizes_that_are_names_are_left_alone() -> None:
+    run = torch.compile(branches, backend=backend, options={"rest": "eager"}, dynamic=True)
+    with by_meaning(), torch.no_grad():
+        for n in (6, 8):
+            compare(branches, run, [torch.randn(2, 16, n, n)], 1e-5, gradients=False)
+    assert not any(placed(graph) for graph in report(run).graphs)
