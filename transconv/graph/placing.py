@@ -94,14 +94,14 @@ def _whole(piece: Chosen, planner: Planner) -> None:
     plan, own = planner.plan, planner.plan.stored.get(piece)
     strides = _strides(piece, planner)
     lies = [Place(piece, start * strides[piece.along or 0]) for start in _starts(piece)]
-    places = {part.of: at for part, at in reversed([*zip(piece.parts, lies, strict=True)])
-              if _may_lie(part.of, at.behind, strides, piece, planner)}
+    places = {p.of: at for p, at in reversed([*zip(piece.parts, lies, strict=True)])
+              if _may_lie(p.of, at.behind, strides, piece, planner)}
     if not places or own is None and len(places) < len(piece.parts) or own and own.kind != "map":
         return
     piece.strides = strides
     plan.places |= places
-    for part in places:
-        plan.note(part, piece, IN_PLACE)
+    for x in places:
+        plan.note(x, piece, IN_PLACE)
     if own is None:
         plan.stored[piece] = max((plan.stored[x] for x in places), key=lambda g: g.number)
         return
