@@ -7,12 +7,15 @@ import pytest
 
 import transconv
 from transconv.__main__ import main
+from transconv.backend_triton import Resources, compile_offline
 from transconv.compute import execute, parse
 from transconv.errors import ScheduleError, TensorError
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
+from transconv.selection.listing import estimated
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
+from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")
 HEAD = """compute product
@@ -48,6 +51,20 @@ def test_the_matrix_unit_takes_what_was_computed(text: str, k: int) -> None:
 def test_the_best_schedule_uses_the_matrix_unit() -> None:
     plan = transconv.compile(TYPED.replace("40", "512").replace("24", "256"), "sm_90")
     assert plan.schedule.unit == "mma" and "tl.dot(" in plan.source
+
+
+@pytest.mark.parametrize("text", [TYPED, BOTH.replace("60", "64").replace("f32", "f16")
+                                  .replace("exp(x)", "f16(exp(x))").replace("w*s", "f16(w*s)")],
+                         ids=["left", "both"])
+def test_a_product_of_computed_factors_is_compiled_right(text: str) -> None:
+    """A left side in registers would be overwritten while several products of a step read it: such kernels
+    are refused, so the proposals have none."""
+    large = parse(text.replace("64", "512").replace("40", "32768").replace("24", "512"))
+    found = [x.schedule for x in estimated(8, large, SM90)]
+    assert all(s.swap == 1 or s.stages == 1 for s in found), [*map(str, found)]
+    plan = build_compute(large, SM90, found[0])
+    (made,) = compile_offline([job_of(plan.steps[0], SM90)])
+    assert isinstance(made, Resources) and not made.flaw and "HGMMA" in made.words, made
 
 
 @pytest.mark.parametrize("first", ["b", "a"])

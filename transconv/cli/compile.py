@@ -71,6 +71,8 @@ def table(answers: Sequence[Answer]) -> str:
                      f"{a.seconds:>5.1f}s  {a.function}")
         lines.append(f"{'':<42}{words}")
         lines += [f"{'':<42}{w}" for w in a.warnings]
+        if a.flaw:
+            lines.append(f"{'':<42}miscompiled, so it would be rejected: {a.flaw}")
         if a.serialised:
             lines.append(f"{'':<42}the matrix unit waits after each product (serialised)")
     return "\n".join(lines)

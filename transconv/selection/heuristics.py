@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Compute
+from transconv.compute import Compute, Value
 from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small, spills
 from transconv.errors import ScheduleError
 from transconv.ir import DType, f32, f64, free_vars, multiplied_as
@@ -53,6 +53,7 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 
 MOST = 200  # candidates that are checked and tuned
 FEW_FEATURES = 16
+WGMMA_ROWS, WGMMA_BITS = 64, 256  # rows of a product of wgmma, and bits of a row that it sums
 ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix unit handle well
 
 
@@ -260,9 +261,24 @@ def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
         ways = {(warps, 2): True for warps, _ in ways}
     for (warps, stages), wanted in ways.items():
         if wanted:
-            schedule = Schedule(blocks, warps=warps, stages=stages)
-            for split in splits(schedule, compute, target):
-                yield replace(schedule, split_k=split)
+            for schedule in _sides(Schedule(blocks, warps=warps, stages=stages), compute, target):
+                for split in splits(schedule, compute, target):
+                    yield replace(schedule, split_k=split)
+
+
+def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
+    """A factor that is computed as the right side of a ``wgmma``, which is read from shared memory. The
+    left side stays in registers: of several products of a step, Triton lets the next step overwrite them
+    before they are read (see ``backend_triton/flaws.py``), unless there is one stage."""
+    left, right = (isinstance(f, Value) for f in compute.factors or (None, None))
+    if "wgmma" not in target.features or not left:
+        yield schedule
+        return
+    yield replace(schedule, stages=1) if right else replace(schedule, swap=1)
+    rows, _, depth = (prod(b.extent for b in schedule.blocks if compute.kind(b.axes[0]) == kind)
+                      for kind in "MNK")
+    if rows < WGMMA_ROWS or depth * compute.a.tensor.dtype.bits <= WGMMA_BITS:
+        yield schedule
 
 
 def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
