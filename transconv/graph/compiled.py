@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from transconv.compute import Workload
+from transconv.compute import kernels as kernels_of
 from transconv.conv import Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.laid_out import LaidOut
@@ -321,9 +322,10 @@ def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
     relation = group.product.relation if group.product else None
     written = [Writer(part, strides, tensors=tensors if relation else {}, known=known).written()
                for part in parts]
-    if relation:
-        texts = tuple(w.text for w in written)
-        asked = surrounded(*relation, [program(t).compute for t in texts])
+    texts = tuple(w.text for w in written)
+    computes = [program(t).compute for t in texts] if relation else []
+    if relation and not any(len(kernels_of(c)) > 1 for c in computes):  # a sum may be a row of the result
+        asked = surrounded(*relation, computes)
         return [_kernel(group, texts, written[-1], asked)]
     return [_kernel(part, (w.text,), w, w.text) for part, w in zip(parts, written, strict=True)]
 
