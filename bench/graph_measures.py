@@ -22,6 +22,7 @@ from torch import nn
 import transconv
 from bench.graph_models import MODELS, GraphModel, Tensor
 from bench.network_measures import covered, relative
+from bench.waves import take
 from transconv.graph import KernelRow, Report, TorchRow
 
 Row = dict[str, Any]
@@ -32,28 +33,29 @@ FEWEST, MOST = 5, 50  # calls that are timed
 MOVES = re.compile(r"copy|catarray|memcpy|pad|nchwtonhwc|nhwctonchw|transpose", re.IGNORECASE)
 
 
-def measure(model: str, side: str, layout: str, device: str, quick: bool, seconds: float = 2.0,
-            steps: int = STEPS, pages: str = "") -> Row:
-    """The row of a model. ``pages``: a folder for the report of its kernels, each with its time."""
-    torch._dynamo.reset()
-    torch.backends.cudnn.benchmark = True
-    if device == "cpu":  # only results are compared there
-        transconv.config.cpu = "interpret"
-        torch.backends.cudnn.allow_tf32 = False
-    run = Run(MODELS[model], side, layout, device, quick)
-    began = time.perf_counter()
-    run.call()
-    run.wait()
-    row: Row = {"compile_s": time.perf_counter() - began, "rmse": run.error(), "reference": run.reference}
-    row |= run.memory()
-    row["ms"] = run.milliseconds(seconds)
-    row |= run.launched()
+_held: dict[str, Run] = {}
+
+
+def work(step: str, model: str, side: str, layout: str, device: str, quick: bool, seconds: float = 2.0,
+         steps: int = STEPS, pages: str = "", share: tuple[int, int] = (0, 1)) -> Row:
+    """``prepare``: compile a model, and all that is not a time; ``time``, the last thing that a process
+    does. ``pages``: a folder for the report of its kernels, each with its time."""
+    take(step, share)
+    name = f"{model} {side} {layout}"
+    if step == "prepare":
+        torch._dynamo.reset()
+        torch.backends.cudnn.benchmark = True
+        if device == "cpu":  # only results are compared there
+            transconv.config.cpu = "interpret"
+            torch.backends.cudnn.allow_tf32 = False
+        _held[name] = Run(MODELS[model], side, layout, device, quick)
+        return _held[name].prepared(steps)
+    run = _held.pop(name)
+    row: Row = {"ms": run.milliseconds(seconds), "fatal": True} | run.launched()
     if pages and side == "transconv":
         found = transconv.graph.report(run.compiled, measure=True)
         for ending, text in (("txt", str(found)), ("html", found.html())):
             (Path(pages) / f"{model}_{layout}.{ending}").write_text(text)
-    if run.model.classes and steps:
-        row["losses"] = " ".join(f"{x:.5g}" for x in run.losses(steps))
     return row
 
 
@@ -70,8 +72,23 @@ class Run:
         self.plain = self.arranged(model.built(quick).to(self.device, dtype))
         self.plain = self.plain.train() if model.classes else self.plain.eval().requires_grad_(False)
         self.compiled = self.wrapped(copy.deepcopy(self.plain))
+        self.weights = [*self.compiled.parameters()]
         self.inputs = self.batch(0, dtype)
         self.targets = model.targets(quick).to(self.device) if model.classes else None
+
+    def prepared(self, steps: int) -> Row:
+        """Seconds of the first call, errors, megabytes, losses of ``steps`` of training."""
+        began = time.perf_counter()
+        self.call()
+        self.wait()
+        row: Row = {"compile_s": time.perf_counter() - began, "rmse": self.error(),
+                    "reference": self.reference}
+        row |= self.memory()
+        if self.model.classes and steps:
+            row["losses"] = " ".join(f"{x:.5g}" for x in self.losses(steps))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return row
 
     def arranged(self, thing: Any) -> Any:
         """A module or tensor in the layout."""
@@ -111,7 +128,8 @@ class Run:
             with torch.no_grad():
                 made: Tensor = self.compiled(*self.inputs)
                 return made
-        self.compiled.zero_grad(set_to_none=True)
+        for p in self.weights:
+            p.grad = None
         loss = self.loss(self.compiled, self.inputs, self.targets)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
@@ -187,7 +205,6 @@ class Run:
 
     def losses(self, steps: int) -> list[float]:
         """Of training from the same weights on the same batches."""
-        torch._dynamo.reset()
         inner = copy.deepcopy(self.plain)
         model = self.wrapped(inner)
         optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)

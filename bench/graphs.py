@@ -2,29 +2,29 @@
 torch as it is and torch's own compiler.
 
 A row for each model, side and layout, appended to ``graphs.csv`` as it comes: a run that is repeated skips
-the rows that are there. Each is measured by a process of its own, with a time limit. ``--quick`` has a
-small size of every model, for a CPU.
+the rows that are there. Each is measured by a process of its own, with a time limit; ``--together`` has
+several compiled at a time and timed one by one. ``--quick`` has a small size of every model, for a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
+from bench import waves
 from bench.environment import at_hand, versions, worker_environment
 from bench.graph_measures import LAYOUTS, SIDES, STEPS, Row
 from bench.graph_models import MODELS
 from bench.graph_table import graphs_table
 from transconv.cli import ranges
-from transconv.tuning.progress import Progress
 from transconv.tuning.table import Table
-from transconv.verify.pool import Group, Pool, Task
+from transconv.verify.pool import Pool
 
 COLUMNS = ("model", "what", "side", "layout", "ms", "gpu_ms", "peak_mb", "kernels", "ours", "copies",
            "regions", "estimated_ms", "rmse", "reference", "losses", "compile_s", "note", "error",
            "device", "torch", "triton", "commit")
 KEY = ("model", "side", "layout")
+WORK = "bench.graph_measures:work"
 ONE = ("max-autotune", "transconv")  # sides that are measured in the first layout alone
 
 
@@ -40,9 +40,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=ranges.seconds, default=2.0, help="timing of one model")
     parser.add_argument("--steps", type=ranges.at_least(0), default=STEPS,
                         help="of training, whose losses are compared; they compile the model again")
-    parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds for one row")
+    parser.add_argument("--together", type=ranges.processes, default=1,
+                        help="rows that are compiled at the same time, before they are timed one by one; "
+                        "they divide the cores and GPUs")
+    parser.add_argument("--limit", type=ranges.limit, default=600, help="seconds to compile one row")
     parser.add_argument("--time-budget", type=ranges.seconds, default=540,
-                        help="seconds; then no new row begins")
+                        help="seconds; then everything ends")
     parser.add_argument("--retry", default="", help="errors to measure again: timeout,crash,...")
     parser.add_argument("--cache", default="", help="folder of compiled kernels")
 
@@ -69,18 +72,21 @@ def main(options: argparse.Namespace) -> int:
         variables["TRITON_INTERPRET"] = "1"
     setting = {"device": options.device, "quick": options.quick, "seconds": options.seconds,
                "steps": options.steps, "pages": str(Path(options.out).resolve()) if options.pages else ""}
-    progress, about = Progress(len(todo), "row"), versions()
-    end = time.monotonic() + options.time_budget
-    for row in todo:  # a process each, so that caches and memory of one do not affect the next
-        if time.monotonic() > end:
-            break
-        pool = Pool({"measure": Group("bench.graph_measures:measure", 1, variables)})
-        payload = {k: row[k] for k in KEY} | setting
-        for _, found in pool.run([Task("measure", payload, options.limit)]):
-            table.add(row | about | found)
-            progress.say(line(row | found))
-        progress.step()
-    progress.close()
+    about = versions()
+    left = {" ".join(str(row[k]) for k in KEY): row | about for row in todo}
+    payloads = {name: {k: row[k] for k in KEY} | setting for name, row in left.items()}
+    pool = Pool(waves.groups(WORK, [*left], options.together, variables, waves.gpus(options.device)))
+    try:
+        for name, found in waves.measured(pool, payloads, options.together, options.limit,
+                                          options.time_budget):
+            left[name] |= found
+            if "error" in found or "ms" in found:
+                print(line(left[name]), flush=True)
+                table.add(left.pop(name))
+    finally:
+        for row in left.values():  # compiled, not timed
+            if "rmse" in row:
+                table.add(row)
     print(graphs_table(table.rows), flush=True)
     return 1 if any(r["error"] for r in table.rows) else 0
 

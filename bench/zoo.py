@@ -9,24 +9,23 @@ what was compiled and not timed is added at the end. A run that is repeated skip
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from bench import waves
 from bench.environment import at_hand, versions, worker_environment
 from bench.zoo_measures import SIDES, Row
 from bench.zoo_models import ZOO
 from bench.zoo_table import zoo_table
 from transconv.cli import ranges
 from transconv.tuning.table import Table
-from transconv.verify.pool import Group, Pool, Task
+from transconv.verify.pool import Pool
 
 COLUMNS = ("model", "library", "verdict", "transconv_ms", "inductor_ms", "eager_ms", "transconv_gpu_ms",
            "inductor_gpu_ms", "eager_gpu_ms", "transconv_rmse", "inductor_rmse", "eager_rmse",
            "transconv_kernels", "inductor_kernels", "eager_kernels", "ours", "copies", "regions",
            "estimated_ms", "transconv_compile_s", "inductor_compile_s", "note", "error", "device", "torch",
            "triton", "commit")
-TIMING_S = 60.0  # at most for one model
+WORK = "bench.zoo_measures:work"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--images", type=ranges.at_least(0), default=0, help="of a batch; 0: 32, clips 4")
     parser.add_argument("--together", type=ranges.processes, default=5,
-                        help="models that are compiled at the same time")
+                        help="models that are compiled at the same time; they divide the cores and GPUs")
     parser.add_argument("--limit", type=ranges.limit, default=120, help="seconds to compile one model")
     parser.add_argument("--time-budget", type=ranges.seconds, default=460,
                         help="seconds; then everything ends")
@@ -55,10 +54,12 @@ def main(options: argparse.Namespace) -> int:
         variables["TRITON_INTERPRET"] = "1"
     about = versions()
     left = {name: {"model": name, "library": ZOO[name].library} | about for name in todo}
-    pool = Pool({name: Group("bench.zoo_measures:work", 1, variables) for name in todo})
-    end = time.monotonic() + options.time_budget
+    pool = Pool(waves.groups(WORK, todo, options.together, variables, waves.gpus(options.device)))
+    payloads = {name: {"model": name, "device": options.device, "images": options.images,
+                       "sides": tuple(options.sides.split(","))} for name in todo}
     try:
-        for name, found in measured(pool, todo, options, end):
+        for name, found in waves.measured(pool, payloads, options.together, options.limit,
+                                          options.time_budget):
             left[name] |= found
             print(line(left[name]), flush=True)
             if "error" in found or f"{options.sides.split(',')[0]}_ms" in found:
@@ -69,35 +70,6 @@ def main(options: argparse.Namespace) -> int:
                 table.add(row)
     print(zoo_table(table.rows), flush=True)
     return 1 if any(r["error"] or r["verdict"] == "wrong" for r in table.rows) else 0
-
-
-def measured(pool: Pool, todo: Sequence[str], options: argparse.Namespace,
-             end: float) -> Iterator[tuple[str, Row]]:
-    """Models with what was found of them, once compiled and once timed."""
-    sides = tuple(options.sides.split(","))
-
-    def task(step: str, model: str) -> Task:
-        given = {"step": step, "model": model, "device": options.device, "images": options.images,
-                 "sides": sides}
-        return Task(model, given, options.limit if step == "prepare" else TIMING_S)
-
-    waves = [todo[i:i + options.together] for i in range(0, len(todo), options.together)]
-    tasks = [task("prepare", model) for model in waves[0]] if waves else []
-    compiling, ready = {*(waves.pop(0) if waves else ())}, list[str]()
-    for done, row in pool.run(tasks, end - time.monotonic()):
-        model = done.group
-        if done.payload["step"] == "prepare":
-            compiling.discard(model)
-            ready += [model] * ("error" not in row)
-        yield model, row
-        if compiling:
-            continue
-        if ready:
-            pool.add(task("time", ready.pop(0)))
-        elif waves:
-            compiling = {*waves[0]}
-            for other in waves.pop(0):
-                pool.add(task("prepare", other))
 
 
 def line(row: Row) -> str:

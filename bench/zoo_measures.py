@@ -17,6 +17,7 @@ import torch
 import transconv
 from bench.graph_measures import in_full, of_report, timed
 from bench.network_measures import covered, relative
+from bench.waves import take
 from bench.zoo_models import ZOO, Tensor, arranged, results
 
 Row = dict[str, Any]
@@ -28,8 +29,10 @@ AS_EAGER, ROUNDING = 1.5, 2.0**-9  # of eager's error; of bf16
 _held: dict[str, Subject] = {}
 
 
-def work(step: str, model: str, device: str, images: int, sides: tuple[str, ...]) -> Row:
+def work(step: str, model: str, device: str, images: int, sides: tuple[str, ...],
+         share: tuple[int, int] = (0, 1)) -> Row:
     """``prepare`` or ``time``, the last thing that a process does."""
+    take(step, share)
     if step == "prepare":
         _held[model] = Subject(model, device, images, sides)
         return _held[model].prepared()

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.stages import SM90
 from transconv import ir
+from transconv.backend_triton import descriptors, emit_gluon
 from transconv.compute import Compute, Read, Write, parse
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -28,6 +30,8 @@ GLUON = "mma | a=box b=box via=gluon behind=box"
 RESIDUAL = "    read   r = R[n, o, h, w]\n    let    y = s + f32(r)\n"
 GATED = ("    read   r = R[n, o, h, w]\n    read   g = G[n, o, h, w]\n    read   b = B[o]\n"
          "    let    y = where(f32(g) > 0.0, s + f32(r) + f32(b), 0.0)\n")
+MASKED = ("    read   r = R[n, o, h, w]\n    read   g = G[n, o, h, w]\n"
+          "    let    y = where(g, s + f32(r), 0.0)\n")
 
 
 def layer(n: int, c: int, o: int, h: int, w: int, behind: str = RESIDUAL, order: str = "acdb",
@@ -58,6 +62,8 @@ CASES = {
                      f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=4"),
     "stored apart": (layer(3, 16, 40, 9, 9, GATED),
                      f"h:8 w:8 o:16 c:16 | {GLUON} programs=5 consumers=2"),
+    "truth values": (layer(3, 16, 48, 9, 9, MASKED, types="f16 boolean f16"),
+                     f"h:8 w:8 o:16 c:16 | {GLUON} c=box programs=5 consumers=2"),
     "positions innermost": (layer(2, 16, 64, 8, 16, order="abcd"),
                             f"h:4 w:16 o:64 c:16 | {GLUON} c=box programs=3"),
 }
@@ -78,6 +84,16 @@ def of_any_size(text: str) -> str:
         for before in " [":
             text = text.replace(f"{before}{axis}={size}", f"{before}{axis}={name}")
     return text.replace("conv\n", "conv\n    sizes  N=2 in 1..64, H=7 in 1..512, V=9 in 1..512\n", 1)
+
+
+def test_truth_values_are_moved_as_bytes() -> None:
+    made = kernel(*CASES["truth values"])
+    ((gate, extents),) = {(f.tensor, f.piece.buffer.extents) for f in ir.find(made, ir.Fetch)
+                          if f.tensor.name == "G"}
+    assert ".load(sums) != 0" in emit_gluon.emit(made)
+    for describe in (descriptors.describe_explicit, descriptors.describe):
+        made_of = torch.empty(3 * 9 * 9 * 48, dtype=torch.bool, device="meta")
+        assert describe(made_of, gate, extents).base.dtype is torch.uint8
 
 
 def test_sizes_that_are_arguments() -> None:

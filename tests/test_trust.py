@@ -227,13 +227,22 @@ class TritonGaveUp(Exception):
 TritonGaveUp.__module__ = "triton.runtime.errors"
 
 
+def gave_up() -> None:
+    raise TritonGaveUp("out of shared memory")
+
+
+def asserted() -> None:
+    """In a function of Triton's."""
+    exec("def inside(): assert False\ninside()", {"__name__": "triton.language.semantic"})
+
+
 @interpreted
-def test_a_kernel_that_triton_refuses_is_replaced(monkeypatch: pytest.MonkeyPatch,
-                                                  tmp_path: Path) -> None:
+@pytest.mark.parametrize("raised", [gave_up, asserted])
+def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) -> None:
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
 
     def interpret(tensors: list[Any]) -> None:
-        raise TritonGaveUp("out of shared memory")
+        raised()
 
     first.steps[0].launcher._interpret = interpret  # type: ignore[method-assign]
     t = tensors_of(PLAIN, Prop.FWD)

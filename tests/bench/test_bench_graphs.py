@@ -12,7 +12,7 @@ from torch import nn
 
 import transconv
 from bench import graphs
-from bench.graph_measures import measure
+from bench.graph_measures import Row, work
 from bench.graph_models import MODELS
 from bench.graph_table import graphs_table
 from tests.torch_ops.conftest import fresh as fresh
@@ -35,6 +35,12 @@ def test_rows_are_appended_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert run(tmp_path, *words) == 0
     assert "1 rows, 1 done before" in capsys.readouterr().out
     assert len(read(tmp_path / "graphs.csv")) == 1
+
+
+def measure(*given: str, **more: object) -> Row:
+    """Both steps of a row."""
+    names = dict(zip(("model", "side", "layout", "device"), given, strict=True)) | more
+    return {k: v for step in ("prepare", "time") for k, v in work(step, **names).items()}  # type: ignore[arg-type]
 
 
 @pytest.fixture

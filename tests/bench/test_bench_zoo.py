@@ -14,7 +14,6 @@ from bench.zoo_models import ZOO, Tensor, arranged, results
 from bench.zoo_table import zoo_table
 from tests.torch_ops.conftest import fresh as fresh
 from transconv.tuning.table import read
-from transconv.verify.pool import Group
 
 
 def run(out: Path, *words: str) -> int:
@@ -26,9 +25,7 @@ def run(out: Path, *words: str) -> int:
 
 def test_models_in_waves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                          capsys: pytest.CaptureFixture[str]) -> None:
-    def group(_: str, processes: int, environment: dict[str, str]) -> Group:
-        return Group("tests.bench.zoo_work:work", processes, environment)
-    monkeypatch.setattr(zoo, "Group", group)
+    monkeypatch.setattr(zoo, "WORK", "tests.bench.zoo_work:work")
     words = ("--models", "resnet50,alexnet,vgg16_bn", "--together", "2")
     assert run(tmp_path, *words) == 1
     rows = {r["model"]: r for r in read(tmp_path / "zoo.csv")}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def work(step: str, model: str, device: str, images: int, sides: tuple[str, ...]) -> dict[str, Any]:
+def work(step: str, model: str, device: str, images: int, sides: tuple[str, ...],
+         share: tuple[int, int]) -> dict[str, Any]:
     """As ``bench.zoo_measures.work``."""
+    assert share[0] < share[1] == 2
     if model == "alexnet":
         raise ValueError("planted")
     if step == "prepare":

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.test_behind import GATED, RESIDUAL, layer
+from tests.test_behind import GATED, MASKED, RESIDUAL, layer
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
@@ -19,7 +19,7 @@ GLUON = "mma | a=box b=box via=gluon"
 MOMENTS = "    store  M[n, o//8] sum= y\n"
 WAYS = ("c=box", "c=box programs=3", "c=box programs=3 consumers=2", "c=box programs=7 swap=1 consumers=2",
         "c=box programs=5 swap=1", "programs=4 consumers=2", "split_k=2")
-BEHIND = (RESIDUAL, GATED, GATED + MOMENTS)
+BEHIND = (RESIDUAL, GATED, GATED + MOMENTS, MASKED)
 OFTEN = ("swap=1 consumers=2 stages=3", "stages=2", "swap=1 stages=4")
 TYPES = ("f16 f16 f16", "bf16 bf16 bf16", "f32 f16 f16", "f16 f32 f32")
 
@@ -28,6 +28,7 @@ def drawn(way: str, seed: int) -> tuple[str, Schedule]:
     """A layer and its schedule: 64 or 128 rows and columns, sizes that they do not divide."""
     rng = Random(f"{way} {seed}")
     behind, types = rng.choice(BEHIND), rng.choice(TYPES)
+    types = "f16 boolean f16" if behind is MASKED else types
     n, o, h, w = rng.randint(1, 3), 8 * rng.randint(8, 24), rng.randint(5, 20), rng.randint(9, 24)
     body, store = behind.partition(MOMENTS)[:2]
     text = layer(n, 16 * rng.randint(2, 5), o, h, w, body, types=types, kernel=rng.choice((1, 3))) + store

@@ -325,14 +325,107 @@ def why_wrong(drawn: Drawn, most: float = 1e-8) -> str:
     return ""
 
 
+# -- on a GPU --------------------------------------------------------------------------------------
+
+AS_TORCH, ROUNDING = 16.0, 1e-4  # of the errors of torch's f32; of the largest element
+
+
+def work(seed: int, device: str) -> dict[str, object]:
+    """What a process of ``main`` answers of a drawn graph: what is wrong with it, and its kernels, which
+    it compiles itself, as all processes have something to do."""
+    import transconv
+    from transconv.errors import Unsupported
+    from transconv.graph import compiled, torch_compile
+
+    transconv.config.fallback = "error"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if device == "cpu":
+        transconv.config.cpu = "interpret"
+    torch_compile.begin = lambda questions: None  # type: ignore[attr-defined]
+    compiled.rank = lambda questions: None  # type: ignore[attr-defined]
+    drawn = Draw(seed).drawn()
+    exact = [_rounded(x) for x in drawn.inputs]
+    given = [x.detach().to(device, torch.float32 if x.is_floating_point() else x.dtype).requires_grad_(
+        x.requires_grad) for x in exact]
+    run = torch_compile.backend(drawn.traced(), given, options={"rest": "eager"})
+    want, own = _made(drawn, exact), _made(drawn, given)
+    try:
+        turns = [_made(run, given) for _ in range(2)]  # the second is not looked at, and writes over
+    except Unsupported as why:
+        return {"refused": str(why)}
+    for turn, made in zip(("first", "second"), turns, strict=True):
+        for i, (a, b, c) in enumerate(zip(want, own, made, strict=True)):
+            if why := _far(a, b, c):
+                return {"problem": f"{turn} call, value {i}: {why}", "text": str(drawn)}
+    return {"kernels": sum(len(g.kernels) for g in run.transconv.graphs)}  # type: ignore[attr-defined]
+
+
+def _rounded(x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        return x
+    return x.detach().float().double().requires_grad_(x.requires_grad)
+
+
+def _made(f: Callable[..., Any], given: Sequence[Tensor]) -> list[Tensor]:
+    """Results, then the gradients of all inputs that have one, on the CPU."""
+    results = [*f(*given)]
+    ends = [r for r in results if r.requires_grad]
+    leaves = [x for x in given if x.requires_grad]
+    random = torch.Generator().manual_seed(1)
+    grads = [torch.randn(r.shape, generator=random, dtype=torch.float64).to(r) for r in ends]
+    found = torch.autograd.grad(ends, leaves, grads, allow_unused=True) if ends else ()
+    return [t.detach().cpu() for t in (*results, *(g for g in found if g is not None))]
+
+
+def _far(want: Tensor, own: Tensor, got: Tensor) -> str:
+    """Why a value is not that of f64, by the errors of torch's f32; empty if it is."""
+    if got.shape != want.shape or not got.is_floating_point():
+        return "" if got.shape == want.shape and torch.equal(got, own) else "another shape or number"
+    if not own.isfinite().all():
+        return ""
+    off, of_torch = ((t.double() - want.double()).abs().max() for t in (got, own))
+    allowed = AS_TORCH * of_torch + ROUNDING * (1 + want.double().abs().max())
+    return "" if off <= allowed else f"off by {off:g}, torch by {of_torch:g}"
+
+
+def on_device(options: argparse.Namespace) -> None:
+    """Draw graphs for kernels of a device, in processes, until the time is over."""
+    from bench.environment import worker_environment
+    from transconv.verify.pool import Group, Pool, Task
+
+    variables = worker_environment() | ({"TRITON_INTERPRET": "1"} if options.device == "cpu" else {})
+    pool = Pool({"draw": Group("tests.graph.draw:work", options.processes, variables)})
+    seeds = range(options.seed, options.seed + options.n)
+    tasks = [Task("draw", {"seed": seed, "device": options.device}, 120.0) for seed in seeds]
+    right = kernels = refused = wrong = 0
+    for task, row in pool.run(tasks, options.time_budget):
+        if "kernels" in row:
+            right, kernels = right + 1, kernels + int(row["kernels"])
+        elif "refused" in row:
+            refused += 1
+            print(f"seed {task.payload['seed']} refused: {row['refused']}", flush=True)
+        elif row.get("error") != "out of budget":
+            wrong += 1
+            why = row.get("problem") or row["error"]
+            print(f"seed {task.payload['seed']}: {why}\n{row.get('text', '')}", flush=True)
+    print(f"{right} graphs with {kernels} kernels as torch's on {options.device}, {refused} refused, "
+          f"{wrong} wrong")
+
+
 def main() -> None:
-    """Try many graphs; show the first wrong one, shrunk."""
+    """Try many graphs; show the first wrong one, shrunk. With a device, by its kernels, all of them."""
     import transconv
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--n", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="", help="cuda: kernels run there; else texts are executed")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--time-budget", type=float, default=90.0)
     args = parser.parse_args()
+    if args.device:
+        on_device(args)
+        return
     transconv.config.cpu, transconv.config.fallback = "interpret", "error"
     for seed in range(args.seed, args.seed + args.n):
         drawn = Draw(seed).drawn()

@@ -24,6 +24,7 @@ class Meant:
 
     texts: tuple[str, ...]
     plan: None = None  # nothing is copied
+    begin: None = None  # results are looked at
 
     def at(self, sizes: Mapping[str, int]) -> Meant:
         """For given sizes, where these are names; one kernel has to take them all."""

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tests.graph.meant import traced
 from transconv.conv import ConvProblem, Prop, Surrounded, compiler
 from transconv.graph import decompositions
 from transconv.graph.compiled import Kernel, launches
@@ -137,3 +138,16 @@ def test_a_copy_of_one_factor_beside_another_that_is_computed() -> None:
                        ((2, 16, 2, 3), (96, 6, 3, 1), torch.float32),
                        ((16, 16, 1, 2), (32, 2, 2, 1), torch.float32))
     assert shortlist(1, found.workload.computations[0], TARGETS["interpreter"], found.workload)
+
+
+def test_a_sum_that_rows_of_the_result_share() -> None:
+    """An image without the result's frames: the product is computed once, and spread by another kernel."""
+    def f(x: Any, w: Any, y: Any) -> Any:
+        x, one, none = x.expand(1, 8, 3, 4, 4), [1, 1, 1], [0, 0, 0]
+        return torch.ops.aten.convolution(x, w, None, one, none, one, False, none, 1) * y
+    given = [torch.randn(1, 8, 1, 4, 4), torch.randn(8, 8, 1, 1, 1), torch.randn(1, 8, 3, 4, 4)]
+    run = traced(lambda x, w, y: (f(x, w, y),), given)
+    with torch.no_grad():
+        (kernel,) = kernels(f, *[(t.shape, t.stride(), t.dtype) for t in given])
+        assert isinstance(kernel.asked, str)
+        torch.testing.assert_close(run(*given)[0], f(*given), rtol=1e-3, atol=1e-3)

@@ -28,8 +28,8 @@ def describe_explicit(tensor: Any, box: Tensor, extents: tuple[int, ...], at: Ly
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     shape, strides = at or lying(box)
-    layout = gl.NVMMASharedLayout.get_default_for(list(extents), getattr(gl, box.dtype.triton))
-    made = TensorDescriptor(tensor, [*shape], [*strides], [*extents], layout)
+    layout = gl.NVMMASharedLayout.get_default_for(list(extents), getattr(gl, box.dtype.boxed.triton))
+    made = TensorDescriptor(_moved(tensor, box), [*shape], [*strides], [*extents], layout)
     return _rounding(made, box)
 
 
@@ -39,7 +39,16 @@ def describe(tensor: Any, box: Tensor, extents: tuple[int, ...], at: Lying | Non
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     shape, strides = at or lying(box)
-    return _rounding(TensorDescriptor(tensor, [*shape], [*strides], [*extents]), box)
+    return _rounding(TensorDescriptor(_moved(tensor, box), [*shape], [*strides], [*extents]), box)
+
+
+def _moved(tensor: Any, box: Tensor) -> Any:
+    """The tensor with elements that the copy engine has a type for."""
+    if box.dtype.boxed is box.dtype:
+        return tensor
+    import torch
+
+    return tensor.view(getattr(torch, box.dtype.boxed.torch))
 
 
 def lying(box: Tensor) -> Lying:

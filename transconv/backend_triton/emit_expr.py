@@ -283,7 +283,13 @@ class ExprSpeller:
         text = f"{box_name(e.tensor.name)}.load([{self.corner(e)}])"
         if len(e.extents) != len(memory):
             text += f".reshape({', '.join(str(x.extent) for x in memory)})"
-        return text + (".T" if list(lanes) != memory else ""), POSTFIX
+        text += ".T" if list(lanes) != memory else ""
+        return self.unboxed(text, e.tensor.dtype)
+
+    @staticmethod
+    def unboxed(text: str, of: DType) -> tuple[str, int]:
+        """What was moved in a box, as its own type."""
+        return (text, POSTFIX) if of.boxed is of else (f"{text} != 0", LEVEL[Ne])
 
     def memory_lanes(self, box: BoxLoad | BoxStore) -> list[Lane]:
         return list(dict.fromkeys(x for w in box.within for x in self.lanes(w)))

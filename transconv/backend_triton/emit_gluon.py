@@ -117,7 +117,8 @@ class GluonEmitter(TlEmitter):
         """A tile that is read from shared memory comes in the layout of the sums."""
         if isinstance(s.value, Piece):
             self.name(s)
-            return [f"{s.var.name} = {self.text(s.value)}.load(sums)"]
+            text, _ = self.unboxed(f"{self.text(s.value)}.load(sums)", s.value.buffer.type)
+            return [f"{s.var.name} = {text}"]
         return super().lines_Let(s)
 
     def lines_Put(self, s: Put) -> list[str]:
@@ -126,7 +127,10 @@ class GluonEmitter(TlEmitter):
         if isinstance(s.value, Piece):
             along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
             value += f".load({turning_layout(lanes, along, self.warps)})"
-        return [f"{self.slot(s.piece, lanes)}.store({value})"]
+        if isinstance(s.value, Piece) or s.piece.buffer.type.boxed is s.piece.buffer.type:
+            return [f"{self.slot(s.piece, lanes)}.store({value})"]
+        return [f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"
+                f".to({self.type(s.piece.buffer.type.boxed)}))"]
 
     def lines_Send(self, s: Send) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)

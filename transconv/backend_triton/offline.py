@@ -158,7 +158,7 @@ def _child(triton: Path | None) -> Child:
 
 def _encoded(job: Job) -> dict[str, Any]:
     """A job as JSON. Element types are Triton's names: the child has no types that users add."""
-    types = [(DTYPES[name], box) for name, box in job.params]
+    types = [(DTYPES[name].boxed if box else DTYPES[name], box) for name, box in job.params]
     return asdict(job) | {"params": [(t.signature, t.triton, box) for t, box in types]}
 
 

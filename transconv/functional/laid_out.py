@@ -44,6 +44,11 @@ class LaidOut:
         for place, halves in self.copied:
             frozen.lay_out(halves, tensors[place])
 
+    def begun(self) -> Callable[..., None] | None:
+        """What starts it on its device, which has to be the current one: a function of its tensors, if
+        nothing is left to look at, neither weights nor results."""
+        return None if self.copied or self.plan is not self.launch.plan else self.launch.begin
+
     def divide(self) -> None:
         """Find what the plan that made a result copies."""
         self.plan, names = self.launch.plan, self.launch.names

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import lru_cache, reduce
+from operator import or_
+from typing import NamedTuple
 
 import torch
 
@@ -238,12 +239,9 @@ def refused(tensors: Sequence[Tensor], whole: Sequence[bool] = ()) -> str:
     return ""
 
 
-def aligned(tensors: Sequence[Any]) -> bool:
+def aligned(tensors: Sequence[Tensor]) -> bool:
     """Whether all tensors begin at multiples of 16 bytes."""
-    bits = 0
-    for t in tensors:
-        bits |= t.data_ptr()
-    return not bits & ALIGNMENT
+    return not reduce(or_, map(Tensor.data_ptr, tensors), 0) & ALIGNMENT
 
 
 settings.on_change(_launches.clear)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 
 from transconv.compute import Workload
+from transconv.compute import kernels as kernels_of
 from transconv.conv import Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.laid_out import LaidOut
@@ -39,6 +41,7 @@ from transconv.graph.placing import Slices, slices
 from transconv.graph.plan import Plan, planned
 from transconv.graph.price import Price
 from transconv.graph.refusals import refusal
+from transconv.graph.running import Line, Place, Run, alike, never, written
 from transconv.graph.sizes import Known, Length, Size, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
@@ -52,7 +55,11 @@ from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 NOT_OVER: dict[int, int] = {}
+NOTHING = nullcontext()
 STEPS = 2  # in which factors are written first: see plan.py
+When = tuple[object, object, bool, tuple[int, ...]]
+"""What launches were asked for: the last change of a setting, the function that finds them, whether the
+same bits are wanted, and the places of inputs that are not aligned."""
 View = tuple[tuple[Length, ...], tuple[Length, ...], Length]
 """Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
 
@@ -75,16 +82,16 @@ class Start(NamedTuple):
 
 @dataclass(slots=True)
 class Bound:
-    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``ran``:
-    the launches that made the last results, and ``when``: what they were asked for; ``over``: which of
-    them write over operands, as none is looked at any more."""
+    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``run``
+    launches the kernels that made the last results, and ``when``: what they were asked for; ``alike``:
+    whether inputs are as those of a call before."""
 
     inputs: tuple[Memory, ...]
     starts: list[Start]
-    views: list[tuple[tuple[int, ...], tuple[int, ...], int] | None]
-    ran: list[LaidOut] = field(default_factory=list)
-    when: tuple[object, ...] = ()
-    over: list[dict[int, int]] = field(default_factory=list)
+    views: list[Place | None]
+    run: Run = list
+    when: When | None = None
+    alike: Callable[..., bool] = never
 
 
 @dataclass(slots=True)
@@ -132,53 +139,66 @@ class Launches:
         raises: Refused where a kernel cannot be had, Unsupported for tensors that no kernel takes."""
         bound = self.bound(sizes)
         tensors = [given[place] for place, _, _ in self.inputs]
-        values: dict[Piece, Tensor] = {
-            piece: as_wanted(node.name, t, wanted)
-            for (_, node, piece), t, wanted in zip(self.inputs, tensors, bound.inputs, strict=True)}
-        whole = aligned([*values.values()])
-        loose = () if whole else tuple(piece for piece, t in values.items() if not aligned([t]))
+        if not bound.alike(*tensors):
+            self.arrange(bound, tensors)
+        loose = () if aligned(tensors) else tuple([i for i, t in enumerate(tensors) if not aligned([t])])
         when = (_since[0], launch, deterministic(), loose)
-        if bound.when == when:
-            tensors.clear()
-            given.clear()
-            self.run(bound, bound.ran, bound.over, values)
-        else:
-            if why := refused(tensors, [True] * len(tensors)) if tensors else "":
-                raise Unsupported(why)
-            tensors.clear()
-            starts = [self.started(start, kernel, sizes, not {*loose} & {*kernel.given})
-                      for kernel, start in zip(self.kernels, bound.starts, strict=True)]
-            fresh = [LaidOut(start) for start in starts]
-            self.run(bound, fresh, [NOT_OVER] * len(fresh), values)
-            bound.ran, bound.when = fresh, when
-            bound.over = [over if over and start.launch.is_known() else NOT_OVER
-                          for over, start in zip(self.over, fresh, strict=True)]
+        with self.here():
+            if bound.when == when:
+                given.clear()
+                made = bound.run(tensors)
+            else:
+                made = self.first(bound, sizes, tensors, when)
         stats.add(True, "graph", len(self.kernels))
-        return [_viewed(values[h.piece], view) for h, view in zip(self.handed, bound.views, strict=True)]
+        return made
 
-    def run(self, bound: Bound, starts: Sequence[LaidOut], overs: Sequence[dict[int, int]],
-            values: dict[Piece, Tensor]) -> None:
-        """Launch the kernels in their order; ``values``: what is in memory. Raises Refused."""
-        here = self.device.type == "cuda" and current_device() == self.device.index
-        empty = quickest() if here else self.empty
-        for kernel, start, begin, over, done in zip(self.kernels, bound.starts, starts, overs, self.last,
-                                                    strict=True):
-            tensors = [values[p] for p in kernel.given]
-            for into, place in over.items():
-                values[kernel.stored[into]] = tensors[place]
-            for p, m in zip(kernel.stored, start.memory, strict=True):
-                if p not in values and (cut := self.cut.get(p)):
-                    values |= cut.made(empty)
-                elif p not in values:  # of others a part is there
-                    values[p] = empty(m.shape, m.strides, m.dtype)
-                tensors.append(values[p])
+    def arrange(self, bound: Bound, tensors: list[Tensor]) -> None:
+        """Have inputs lie as kernels take them; where they do, the next call asks for nothing else."""
+        copied = False
+        for i, (_, node, _) in enumerate(self.inputs):
+            t = tensors[i]
+            tensors[i] = as_wanted(node.name, t, bound.inputs[i])
+            copied |= tensors[i] is not t
+        if not copied:
+            bound.alike = alike(tensors)
+
+    def first(self, bound: Bound, sizes: Mapping[str, int], tensors: list[Tensor],
+              when: When) -> list[Tensor]:
+        """A call in which results of kernels are looked at; the later ones start them without."""
+        if why := refused(tensors, [True] * len(tensors)) if tensors else "":
+            raise Unsupported(why)
+        loose = {self.inputs[i][2] for i in when[-1]}
+        fresh = [LaidOut(self.started(start, kernel, sizes, not loose & {*kernel.given}))
+                 for kernel, start in zip(self.kernels, bound.starts, strict=True)]
+        watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
+        made = self.written(bound, watched, [NOT_OVER] * len(fresh))([*tensors])
+        over = [over if over and start.launch.is_known() else NOT_OVER
+                for over, start in zip(self.over, fresh, strict=True)]
+        begun = [start.begun() or by for start, by in zip(fresh, watched, strict=True)]
+        bound.run, bound.when = self.written(bound, begun, over), when
+        return made
+
+    def written(self, bound: Bound, starts: Sequence[Callable[..., None]],
+                over: Sequence[dict[int, int]]) -> Run:
+        """The function that launches the kernels in their order."""
+        lines = [Line(kernel, by, start.memory, own, done) for kernel, by, start, own, done in zip(
+            self.kernels, starts, bound.starts, over, self.last, strict=True)]
+        handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
+        empty = quickest() if self.device.type == "cuda" else self.empty
+        return written([piece for _, _, piece in self.inputs], lines, handed, empty, self.cut)
+
+    def watched(self, kernel: Kernel, by: LaidOut) -> Callable[..., None]:
+        """What starts a kernel, and looks at results that are new. Raises Refused."""
+        def start(*tensors: Tensor) -> None:
             try:
-                begin.start(tensors)
+                by.start(tensors)
             except Unsupported as error:
                 raise refusal(kernel.group, self.plan, self.region, error) from error
-            tensors.clear()
-            for unused in done:
-                del values[unused]
+        return start
+
+    def here(self) -> AbstractContextManager[object]:
+        """The device as the current one."""
+        return NOTHING if self.device.index in (None, current_device()) else Launch.on(self.device)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory on the device."""
@@ -225,10 +245,6 @@ def _start(kernel: Kernel, sizes: Mapping[str, int], value: Callable[[Length], i
         if named is not None and not named.why_not(own):
             return Start(sized.named, own, memory)
     return Start(sized.at(sizes), None, memory)
-
-
-def _viewed(t: Tensor, view: tuple[tuple[int, ...], tuple[int, ...], int] | None) -> Tensor:
-    return t if view is None else t.as_strided(view[0], view[1], t.storage_offset() + view[2])
 
 
 def launches(region: Region, device: torch.device, target: Target, rates: Price,
@@ -293,9 +309,10 @@ def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
     relation = group.product.relation if group.product else None
     written = [Writer(part, strides, tensors=tensors if relation else {}, known=known).written()
                for part in parts]
-    if relation:
-        texts = tuple(w.text for w in written)
-        asked = surrounded(*relation, [program(t).compute for t in texts])
+    texts = tuple(w.text for w in written)
+    computes = [program(t).compute for t in texts] if relation else []
+    if relation and not any(len(kernels_of(c)) > 1 for c in computes):  # a sum may be a row of the result
+        asked = surrounded(*relation, computes)
         return [_kernel(group, texts, written[-1], asked)]
     return [_kernel(part, (w.text,), w, w.text) for part, w in zip(parts, written, strict=True)]
 

@@ -10,12 +10,11 @@ layer reads all results before it, they are parts of one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
+from transconv.functional.launches import Memory
 from transconv.graph.groups import Group, map_group
 from transconv.graph.lying import ALIGNED, features_last, memory_of
 from transconv.graph.pieces import Chosen, Piece, Seen, Source
@@ -36,28 +35,22 @@ class Place:
     behind: int
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
-    """A tensor that several values lie in: its sizes and strides, and theirs with where they begin."""
+class Slices(NamedTuple):
+    """Memory that several values have together: of which value, how it lies, and which others have slices
+    of it, with their sizes and how many elements behind its beginning they begin."""
 
     whole: Piece
-    strides: tuple[int, ...]
-    parts: tuple[tuple[Piece, int], ...]
-
-    def made(self, empty: Callable[..., torch.Tensor]) -> dict[Piece, torch.Tensor]:
-        """Memory for it, and the views of it."""
-        found = {self.whole: empty(self.whole.shape, self.strides, self.whole.dtype)}
-        for piece, behind in self.parts:
-            found[piece] = found[self.whole].as_strided(piece.shape, self.strides, behind)  # type: ignore[arg-type]
-        return found
+    memory: Memory
+    parts: tuple[tuple[Piece, tuple[int, ...], int], ...]
 
 
 def slices(plan: Plan) -> dict[Piece, Slices]:
-    """The tensors that hold several values, by each of these."""
-    by_whole: dict[Piece, list[tuple[Piece, int]]] = {}
+    """What has memory with others, by each of these."""
+    by_whole: dict[Piece, list[tuple[Piece, tuple[int, ...], int]]] = {}
     for piece, at in plan.places.items():
-        by_whole.setdefault(at.whole, []).append((piece, at.behind))
-    made = {w: Slices(w, _numbers(memory_of(w)), tuple(parts)) for w, parts in by_whole.items()}
+        by_whole.setdefault(at.whole, []).append((piece, _numbers(piece.shape), at.behind))
+    made = {w: Slices(w, Memory(_numbers(w.shape), _numbers(memory_of(w)), w.dtype), tuple(parts))
+            for w, parts in by_whole.items()}
     return {piece: made[at.whole] for piece, at in plan.places.items()}
 
 

@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
-from transconv.graph import decompositions, quantized_products, reporting
+from transconv.graph import decompositions, mutated, quantized_products, reporting
 from transconv.graph.finding import Made, owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
@@ -70,7 +70,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     decompositions.normalized(gm)
     run = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                        inference_compiler=compiler("inference"), decompositions=decompositions.table(),
-                       partition_fn=decompositions.divided)
+                       partition_fn=decompositions.divided, keep_inference_input_mutations=True)
     return _marked(run(gm, example_inputs), made)
 
 
@@ -103,6 +103,7 @@ class _Graph:
                  made: Made, upsampling: str = "auto") -> None:
         decompositions.waiting_for_nothing(gm.graph)
         quantized_products.joined(gm.graph)
+        self.mutated = mutated.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         self.upsampling = upsampling
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
@@ -117,7 +118,13 @@ class _Graph:
         if way.begun is not None:
             way.begun.wait()
             way.begun = None
-        return way.parts(sizes, given, numbers)
+        if not self.mutated:
+            return way.parts(sizes, given, numbers)
+        inputs = [given[place] for place in self.mutated]
+        made = way.parts(sizes, given, numbers)
+        own = len(made) - len(inputs)
+        mutated.write(inputs, made[own:])
+        return made[:own]
 
     def way(self, values: tuple[int, ...]) -> Chosen:
         """What runs for the sizes of a call, these by name, and the values of nodes that are sizes."""

@@ -54,6 +54,11 @@ class DType:
         return self.within or self
 
     @property
+    def boxed(self) -> DType:
+        """The type as which copy engines move these elements: whole bytes for truth values."""
+        return u8 if self.kind == "bool" else self
+
+    @property
     def bytes(self) -> int:
         """Bytes of one number in memory."""
         return max(1, self.bits // 8)

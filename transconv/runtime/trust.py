@@ -105,10 +105,19 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
         return error.why, wrong or plan.steps, True
     except Exception as error:
         # A failure of Triton: the kernel needs too many resources, or the compiler has a bug.
-        if type(error).__module__.partition(".")[0] != "triton":
+        if not _is_tritons(error):
             raise
         return f"{type(error).__name__}: {error}", _suspects(plan, tensors), False
     return reason, blamed, True
+
+
+def _is_tritons(error: BaseException) -> bool:
+    """Whether an error is one of Triton's types, or was raised by its code: a failed assertion."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = last.tb_frame.f_globals.get("__name__", "") if last else ""
+    return "triton" in (type(error).__module__.partition(".")[0], where.partition(".")[0])
 
 
 def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:

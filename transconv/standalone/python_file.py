@@ -119,8 +119,10 @@ def _launch(x: Launch, near: bool) -> list[str]:
 def _box(a: Argument, explicit: bool, near: bool) -> str:
     assert a.box is not None
     b = a.box
-    said = f"{safe(a.tensor)}, {list(b.shape)}, {list(b.strides)}, {list(b.extents)}"
-    said += f", gl.{a.dtype.triton}" if explicit else ""
+    moved = a.dtype.boxed
+    view = "" if moved is a.dtype else f".view(torch.{moved.torch})"
+    said = f"{safe(a.tensor)}{view}, {list(b.shape)}, {list(b.strides)}, {list(b.extents)}"
+    said += f", gl.{moved.triton}" if explicit else ""
     said += ", tf32=True" if b.near else ""
     return f"box({said})" if explicit or near else f"TensorDescriptor({said})"
 
