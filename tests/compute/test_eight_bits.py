@@ -93,7 +93,7 @@ QUOTIENTS = """compute quotients
     ("i8", "store y[n] = i8(round(q))", True), ("f8e4m3", "store y[n] = q", True),
     ("i32", "store y[n] = i32(q*2)", True), ("f32", "store y[n] = f32(i8(q))", True),
     ("f32", "store y[n] = q", False), ("f16", "store y[n] = q*2", False)])
-def test_quotients_that_become_few_bits_are_rounded_to_nearest(held: str, line: str, nearest: bool) -> None:
+def test_quotients_that_become_few_bits_are_exact(held: str, line: str, nearest: bool) -> None:
     """The language's own division may be off in the last place, which decides where halves go."""
     compute = parse(QUOTIENTS.format(held, line))
     made = build_compute(compute, TARGETS["sm_90"]).source.rpartition("@triton.jit")[2]

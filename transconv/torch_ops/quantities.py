@@ -46,6 +46,15 @@ class Quantities:
     use_fast_accum: bool = False
     rounding_seed: Tensor | None = None
 
+    @classmethod
+    def of(cls, name: str, given: dict[str, Any]) -> Quantities:
+        """Those of a call of the function ``name``. TypeError for an argument that none has."""
+        for word in given:
+            if word not in cls.__slots__:
+                raise TypeError(f"{name}: it has no argument '{word}'; expected one of "
+                                f"{' '.join(cls.__slots__)}")
+        return cls(**given)
+
 
 class Reads(NamedTuple):
     """A tensor that a kernel reads beside the operands: its name there, the argument that it is (one of
