@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,7 +47,7 @@ class Quantities:
     rounding_seed: Tensor | None = None
 
     @classmethod
-    def of(cls, name: str, given: dict[str, Any]) -> Quantities:
+    def of(cls, name: str, given: Mapping[str, Any]) -> Quantities:
         """Those of a call of the function ``name``. TypeError for an argument that none has."""
         for word in given:
             if word not in cls.__slots__:
