@@ -44,7 +44,8 @@ HEAVY = ("torch", "triton", "sympy")
 LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "runtime/trust.py",
         "compute/sampled.py", "compute/sampled_statistics.py", "conv/sampling.py", "conv/spotcheck.py",
         "backend_triton/module.py", "backend_triton/launch.py", "backend_triton/descriptors.py",
-        "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/interpreter.py",
+        "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/machine_code.py",
+        "backend_triton/interpreter.py",
         "backend_triton/compiled.py", "backend_triton/fingerprint.py", "backend_triton/reloaded.py")
 # Files above the compiler that import torch at the top, because they are about tensors.
 TENSORS = ("verify/data.py", "verify/oracle.py", "verify/case.py", "verify/computation.py",

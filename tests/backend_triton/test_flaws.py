@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +12,7 @@ import pytest
 
 from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.flaws import Miscompiled, flaw, refuse
+from transconv.backend_triton.machine_code import LISTED, listing
 from transconv.backend_triton.offline import Resources, compile_offline
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.schedule import legality_boxes
@@ -144,3 +147,16 @@ def test_a_kernel_that_was_wrong_on_the_device() -> None:
         (mended,) = compile_offline(jobs[:1], triton=NEWEST)
         assert isinstance(mended, Resources) and not mended.flaw
         assert "add.s16x2" in mended.texts["ptx"]
+
+
+def test_long_machine_code_is_read_to_its_end() -> None:
+    """Triton's listing ends after 4,096 instructions; what is read instead has the same ones."""
+    (job,) = jobs_of(PROBLEM, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(RIGHT), None, "sass")
+    (found,) = compile_offline([replace(job, code=True)])
+    assert isinstance(found, Resources)
+    short = found.texts["sass"]
+    code = re.compile(r"\t(?:@!?\w+ )?([A-Z][\w.]*)")
+    again = listing({"sass": "\n" * LISTED, "cubin": found.code})
+    assert code.findall(again) == code.findall(short) != [] and "/*0010*/" in again
+    assert listing({"sass": short, "cubin": found.code}) == short
+    assert flaw({"sass": "\n" * LISTED, "cubin": b"no file of machine code"}).startswith("it may have")

@@ -76,3 +76,26 @@ def test_short_floats_are_rounded_as_torch_rounds(dtype: ir.DType) -> None:
     x = x.astype(np.float16)
     assert np.array_equal(ir.convert(x, dtype), torch.from_numpy(x).to(torch_dtype(dtype)).half().numpy())
     assert list(ir.convert(np.array([-1e4 * 6, np.nan]), dtype))[0] == -dtype.largest
+
+
+QUOTIENTS = """compute quotients
+    tensor x f32 [n=64]
+    tensor s f32 [one=1]
+    tensor y {} [n=64]
+    axes   n=64
+    read   a = x[n]
+    read   b = s[0]
+    let    q = a/b
+    {}"""
+
+
+@pytest.mark.parametrize(("held", "line", "nearest"), [
+    ("i8", "store y[n] = i8(round(q))", True), ("f8e4m3", "store y[n] = q", True),
+    ("i32", "store y[n] = i32(q*2)", True), ("f32", "store y[n] = f32(i8(q))", True),
+    ("f32", "store y[n] = q", False), ("f16", "store y[n] = q*2", False)])
+def test_quotients_that_become_few_bits_are_exact(held: str, line: str, nearest: bool) -> None:
+    """The language's own division may be off in the last place, which decides where halves go."""
+    compute = parse(QUOTIENTS.format(held, line))
+    made = build_compute(compute, TARGETS["sm_90"]).source.rpartition("@triton.jit")[2]
+    assert ("tl.div_rn(" in made) is nearest and (" / " in made) is not nearest
+    assert parse(str(compute)) == compute

@@ -239,6 +239,8 @@ def test_fast_sums_are_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ["use_fast_accum" in g for g in given] == [True, False]
     with pytest.raises(ValueError, match="use_fast_accum is for products of 8-bit floats"):
         transconv.quantize_(nn.Sequential(layer), "int8", use_fast_accum=True)
+    with pytest.raises(TypeError, match="calibration: expected batches, or a function .* got int"):
+        transconv.quantize_(nn.Sequential(layer), "int8", calibration=5)
 
 
 @pytest.mark.parametrize(("given", "reason"), [

@@ -67,7 +67,7 @@ def test_meaning(words: list[str], problem: str, prop: str, epilogue: str, bia: 
     (["--dir=BWD_D", "--attr-scales=wei:per_oc"], "are summed"),
     (["--attr-zero-points=wei:per_oc"], "no zero points of wei with the mask per_oc"),
     (["--attr-zero-points=src:common:1:s32:1x4"], "groups of zero points"),
-    (["--attr-dropout=0.5"], "no epilogue draws random numbers"),
+    (["--attr-dropout=0.5"], "its mask is a second result"),
     (["--attr-post-ops=add:f4_e2m1:per_oc"], "no tensor has the type f4_e2m1"),
     (["--dir=BWD_W", "--attr-post-ops=relu"], "oneDNN has none either"),
     (["--mode=P"], "times are measured by 'python -m bench'"),

@@ -32,6 +32,7 @@ from transconv.verify.fuzz_run import GOOD, work
 from transconv.verify.fuzz_tally import Tally
 from transconv.verify.fuzz_trial import Trial, draw_trial
 from transconv.verify.shrink import shrink, simpler
+from transconv.verify.trials import SMALL_TYPES
 
 ROOT = Path(__file__).parents[2]
 RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
@@ -425,3 +426,13 @@ def test_trials_with_zero_points_are_drawn_and_right() -> None:
     line = ("--dir=FWD_D --dt=u8:i8:i8 --stag=nhwc --wtag=ohwi --dtag=nhwc --schedule=oh.ow:32+fma "
             "--epilogue=zero:src:per_ic+zero:wei+bias mb1ic3ih7oc3oh5kh3sh2ph3")
     assert work(line=line, way="numpy")["status"] == "passed"
+
+
+def test_trials_of_small_types_alone() -> None:
+    made = [SMALL_TYPES.drawn(3, n, "sm_90") for n in range(30)]
+    assert all(any(t.bits == 8 for t in trial.problem.dtypes) for trial in made)
+    known = {t.name for trial in made for t in trial.problem.dtypes}
+    assert known >= {"i8", "u8", "i32", "f8e4m3", "f8e5m2"}
+    assert all(SMALL_TYPES.read(str(trial)) == trial for trial in made)
+    row = work(3, 0, small=True)
+    assert row["status"] in GOOD and row["line"] == str(made[0])

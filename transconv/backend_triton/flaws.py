@@ -50,6 +50,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transconv.backend_triton.branches import takes_uniform_branches
+from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.reordered import reorders
 from transconv.errors import Unsupported
 
@@ -89,7 +90,7 @@ def flaw(asm: Mapping[str, Any]) -> str:
     if not packed or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):
         return ""
     try:
-        sass = asm["sass"]
+        sass = listing(asm)
     except Exception as error:  # no disassembler: code that cannot be read is refused
         return f"it may have packed 16-bit additions, and the machine code cannot be read ({error})"
     if _LOST.search(sass):

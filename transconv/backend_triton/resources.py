@@ -14,6 +14,8 @@ import tempfile
 from collections import Counter
 from typing import Any
 
+from transconv.backend_triton.machine_code import listing
+
 SASS_WORDS = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "QMMA", "IMMA", "DMMA", "UTCHMMA", "UTCQMMA",
               "UTCIMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "LDGSTS", "LDG", "STG", "RED", "ATOMG",
               "LDSM", "STSM", "LDS", "STS", "FFMA", "FFMA2", "HFMA2", "DFMA", "USETMAXREG", "LDL",
@@ -42,7 +44,7 @@ def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
     if "REG" not in usage:
         raise RuntimeError(f"cuobjdump printed no registers: {usage_text.stderr.strip()[-200:]}")
     found = re.findall(r"^\s*\S+\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)((?:\.\w+)*)",
-                       kernel.asm["sass"], re.MULTILINE)
+                       listing(kernel.asm), re.MULTILINE)
     opcodes = Counter(name for name, _ in found)
     opcodes.update(f"{name}.128" for name, how in found if ".128" in how and name in SASS_WIDE)
     return {"registers": int(usage["REG"]),

@@ -21,7 +21,7 @@ def add_to(verbs: object) -> None:
         "code is 1 if any trial failed.",
         ("fuzz --n 20000 --seed 1 --time-budget 330 --json fuzz.json",
          "fuzz --n 2000 --seed 1 --interpreter", "fuzz --computes 400 --seed 1 --interpreter",
-         "fuzz --kernels 400 --seed 1 --interpreter",
+         "fuzz --small-types 400 --seed 1 --interpreter", "fuzz --kernels 400 --seed 1 --interpreter",
          "fuzz --line='--dir=BWD_D --dt=f16:f16:f16 --schedule=mb.qh.qw:16+ic:16+oc:16+mma "
          "mb2ic16ih9oc16oh5kh3sh2ph1' --interpreter"), run)
     made.add_argument("--n", type=ranges.at_least(0, 10**6), default=None, metavar="N",
@@ -29,6 +29,8 @@ def add_to(verbs: object) -> None:
     made.add_argument("--computes", type=ranges.at_least(1, 10**6), default=0, metavar="N",
                       help="draw N computations as text instead of convolutions; with --interpreter "
                            "their kernels are interpreted after every pass")
+    made.add_argument("--small-types", type=ranges.at_least(1, 10**6), default=0, metavar="N",
+                      help="draw N convolutions with types of 8 bits: their scales, zero points, post-ops")
     made.add_argument("--kernels", type=ranges.at_least(1, 10**6), default=0, metavar="N",
                       help="draw N programs of the kernel API; engines must agree with its simulator: the "
                            "GPU, or with --interpreter Triton's and that of the IR")
@@ -62,10 +64,10 @@ def run(words: argparse.Namespace) -> int:
     from transconv.target import Target
     from transconv.verify.corpus import read
     from transconv.verify.fuzz import Plan, fuzz
-    from transconv.verify.trials import COMPUTES, CONVOLUTIONS
+    from transconv.verify.trials import COMPUTES, CONVOLUTIONS, SMALL_TYPES
 
     Target.parse(words.target)
-    kind = COMPUTES if words.computes else CONVOLUTIONS
+    kind = COMPUTES if words.computes else SMALL_TYPES if words.small_types else CONVOLUTIONS
     if words.kernels or any(line.startswith("kernel ") for line in words.line):
         from transconv.kernel_trials import KERNELS as kind
     lines = [str(kind.read(line)) for line in words.line]
@@ -73,10 +75,12 @@ def run(words: argparse.Namespace) -> int:
         lines += [str(entry.trial) for entry in read(words.file)]
         if not lines:
             raise ValueError(f"{words.file} contains no trial; expected lines in the format of --line")
-    said = [f"--{w}" for w in ("n", "computes", "kernels") if getattr(words, w) not in (0, None)]
+    said = [f"--{w}" for w in ("n", "computes", "small-types", "kernels")
+            if getattr(words, w.replace("-", "_")) not in (0, None)]
     if len(said) > 1:
         raise ValueError(f"{' and '.join(said)} say how many trials; expected one of them")
-    number = words.computes or words.kernels or (words.n if words.n is not None else 0 if lines else 1000)
+    number = words.computes or words.small_types or words.kernels or (
+        words.n if words.n is not None else 0 if lines else 1000)
     if not words.interpreter and not has_gpu():
         raise ValueError("there is no GPU to run kernels on; expected one, or --interpreter, "
                          "which executes them with NumPy and in Triton's interpreter")

@@ -29,7 +29,6 @@ from transconv.ir import (
     View,
     ViewDim,
     at_random,
-    divided,
     f32,
     f64,
     i32,
@@ -139,8 +138,6 @@ class Epilogue:
             value = value if computed is f32 else Cast(value, f32)
             at = _place(c)
             return (*reads, *lets, Write(c, at_random(value, c.tensor.dtype, reads[-1].var, at)))
-        if c.tensor.dtype.kind == "int":
-            lets, value = [replace(x, value=divided(x.value)) for x in lets], divided(value)
         return (*reads, *lets, Write(c, saturated(value, c.tensor.dtype)))
 
     def in_torch(self, acc: torch.Tensor, extra: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

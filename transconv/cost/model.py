@@ -28,7 +28,8 @@ from transconv.target import Constants, Target
 
 STEPS_KEPT = 256  # times of a step, each for so many programs that share a multiprocessor
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
-WAITING = 1.3  # times the matrix unit's time, where each product waits for the one before it
+MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
+WAITING = 1.3  # times that, where each product waits for the one before it, for want of registers
 
 
 def estimate(schedule: Schedule, compute: Compute, target: Target,
@@ -183,8 +184,9 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     if schedule.unit == "mma":
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= c.older if w.small else max(1.0, 64 / w.left)
+        if w.moved:
+            multiply += -(-w.k // EXACT_TERMS) * (w.moved / (chip.cores * chip.clock) + MOVING_NS)
         multiply *= WAITING if w.serial else 1.0
-        multiply += w.moved * -(-w.k // EXACT_TERMS) / (chip.cores * chip.clock)
     else:
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)

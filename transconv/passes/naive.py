@@ -47,6 +47,7 @@ from transconv.ir import (
     store,
     substitute,
 )
+from transconv.passes.quotients import nearest_quotients
 from transconv.simplify import facts_of, range_of
 
 Seen = dict[Step, View]  # the views of steps, with names for their coordinates
@@ -55,7 +56,7 @@ Seen = dict[Step, View]  # the views of steps, with names for their coordinates
 def naive(compute: Compute, name: str) -> Kernel:
     """The loop nest of a computation. A reduction over no elements has no loops: its result is the neutral
     element."""
-    compute = _apart(compute)
+    compute = nearest_quotients(_apart(compute))
     nest = _Nest(compute)
     whole = _sweeps(compute, nest) if compute.sum else _map(compute, nest)
     for x in reversed(compute.axes):

@@ -97,11 +97,12 @@ def _made(key: Hashable, x: Tensor, zero: bool, held: DType, aligned: bool) -> _
 
 def text(count: int, of: DType, zero: bool, held: DType) -> str:
     """The computation, whose elements are those in memory."""
-    value = "a/s" if held.kind == "float" else "round(a/s) + z" if zero else "round(a/s)"
+    value = "q" if held.kind == "float" else "round(q) + z" if zero else "round(q)"
     low, high = (f"{n:g}" for n in held.range)
     return "\n".join([
         "compute quantise",
         f"    tensor x {of} [n={count}]", "    tensor scale f32 [one=1]",
         *["    tensor zero i32 [one=1]"] * zero, f"    tensor y {held} [n={count}]",
         f"    axes   n={count}", "    read   a = x[n]", "    read   s = scale[0]",
-        *["    read   z = zero[0]"] * zero, f"    store  y[n] = {held}(min(max({value}, {low}), {high}))"])
+        *["    read   z = zero[0]"] * zero, "    let    q = a/s",
+        f"    store  y[n] = {held}(min(max({value}, {low}), {high}))"])

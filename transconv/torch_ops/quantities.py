@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -45,6 +45,15 @@ class Quantities:
     activation: str = ""
     use_fast_accum: bool = False
     rounding_seed: Tensor | None = None
+
+    @classmethod
+    def of(cls, name: str, given: Mapping[str, Any]) -> Quantities:
+        """Those of a call of the function ``name``. TypeError for an argument that none has."""
+        for word in given:
+            if word not in cls.__slots__:
+                raise TypeError(f"{name}: it has no argument '{word}'; expected one of "
+                                f"{' '.join(cls.__slots__)}")
+        return cls(**given)
 
 
 class Reads(NamedTuple):

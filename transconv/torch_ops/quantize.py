@@ -62,8 +62,11 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     modules out. ``use_fast_accum``, of "fp8": whether sums stay in the matrix unit (see
     transconv.quantized.conv2d); by default what a configuration says, else False. Returns what was
     quantised and what was left, with reasons. ValueError for an unknown kind, a configuration that means
-    none, or fast sums of another kind."""
+    none, or fast sums of another kind; TypeError for a calibration that is neither."""
     how = kind_of(kind)
+    if not (calibration is None or callable(calibration) or hasattr(calibration, "__iter__")):
+        raise TypeError("quantize_: calibration: expected batches, or a function that runs the model, got "
+                        f"{type(calibration).__name__}")
     fast = _says_fast(kind) if use_fast_accum is None else use_fast_accum
     how.check_fast(fast)
     found, left = _candidates(model, filter_fn)

@@ -97,7 +97,7 @@ def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, st
     if req is None:
         raise quantities.wrong_number(f, stride, padding, output_padding, dilation, groups)
     if not all(isinstance(t, Tensor) for t in (input, weight, input if bias is None else bias)):
-        quantities.check(f.name, f.ndims, input, weight, bias, quantities.Quantities(**given))
+        quantities.check(f.name, f.ndims, input, weight, bias, quantities.Quantities.of(f.name, given))
     if torch.is_grad_enabled():
         quantities.refuse_gradients(f.name, input, weight, bias)
     if not (dispatch.is_plain(input) and dispatch.is_plain(weight)) or input.is_meta:

@@ -31,7 +31,7 @@ operator: Callable[..., Tensor] = torch.ops.transconv.quantized_convolution.defa
 def call(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
          output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
     """A call that is traced, as the operator."""
-    q = quantities.Quantities(**given)
+    q = quantities.Quantities.of(f.name, given)
     quantities.check(f.name, f.ndims, input, weight, bias, q)
     parsed = dispatch.parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:

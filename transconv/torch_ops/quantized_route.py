@@ -157,8 +157,8 @@ def _reasons(made: QuantizedRoute, x: Tensor, w: Tensor) -> list[str]:
 
 def decided(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> QuantizedRoute:
     """A new route of a call whose arguments fit, which has no kernel yet."""
-    q = quantities.Quantities(**given)
     name = req.name or "transconv::quantized_convolution"
+    q = quantities.Quantities.of(name, given)
     quantities.check(name, req.ndims, x, w, bias, q)
     params = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, req.stride,
                                req.padding, req.dilation, req.transposed, req.output_padding, req.groups,

@@ -147,7 +147,7 @@ def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
 # Attributes that have one value here; any other word is a reason.
 FIXED = {
     "attr-acc-mode": (("", "strict", "relaxed", "any", "f32", "f16", "s32"), "accumulators of that type"),
-    "attr-dropout": (("",), "dropout: no epilogue draws random numbers"),
+    "attr-dropout": (("",), "dropout: its mask is a second result, and an epilogue has one"),
     "alg": (("DIRECT", "AUTO", "direct", "auto"), "Winograd: products are summed directly"),
 }
 

@@ -44,13 +44,15 @@ GOOD = ("passed", "refused", "resources")
 
 
 def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "numpy",
-         scratch: str = "", target: str = "sm_90", computes: bool = False) -> Row:
-    """One trial, by its number or its line, in a worker; ``computes``: a drawn one of a computation.
+         scratch: str = "", target: str = "sm_90", computes: bool = False, small: bool = False) -> Row:
+    """One trial, by its number or its line, in a worker; ``computes``: a drawn one of a computation,
+    ``small``: of a convolution with types of 8 bits.
     ``status`` is ``passed``, ``failed`` (with a reason), ``error`` (of our compiler or of Triton),
     ``refused`` or ``resources``. What ends the use of the GPU is raised: the worker is then lost."""
     start = time.perf_counter()
     try:
-        trial = trials.read(line) if line else trials.drawn(seed, number, target, computes)
+        trial = trials.read(line) if line else trials.drawn(
+            seed, number, target, computes, small)
     except Exception as error:  # to choose a schedule is a part of what is tested
         return {"line": "", "facts": {}, "way": way, "status": "error", "seconds": 0.0,
                 "reason": f"{number} of seed {seed} cannot be drawn: {type(error).__name__}: {error}"}

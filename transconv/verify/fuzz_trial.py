@@ -182,12 +182,14 @@ def layout_kind(p: ConvProblem, name: str) -> str:
     ) else "order"
 
 
-def draw_trial(seed: int | str, number: int, target: str = "sm_90") -> Trial:
-    """Trial ``number`` of a seed: the same for everybody."""
+def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool = False) -> Trial:
+    """Trial ``number`` of a seed: the same for everybody. ``small``: of those with a type of 8 bits."""
     rng = Random(f"transconv {seed} {number}")
     while True:
         prop = rng.choice(tuple(Prop))
         problem = draw.drawn(rng, prop)
+        if small and not any(t.bits == 8 for t in problem.dtypes):
+            continue
         kernels = len(computes(problem, prop))
         if kernels <= FEW_KERNELS or chance(rng, 4 if kernels <= MANY_KERNELS else 40):
             break

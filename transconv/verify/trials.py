@@ -13,10 +13,12 @@ from transconv.verify.fuzz_trial import Trial
 Either = Trial | ComputeTrial
 
 
-def drawn(seed: int | str, number: int, target: str = "sm_90", computes: bool = False) -> Either:
-    """Trial ``number`` of a seed, the same for everybody; computations bring the chip with them."""
+def drawn(seed: int | str, number: int, target: str = "sm_90", computes: bool = False,
+          small: bool = False) -> Either:
+    """Trial ``number`` of a seed, the same for everybody; computations bring the chip with them.
+    ``small``: of convolutions with types of 8 bits alone."""
     return fuzz_compute.draw_trial(seed, number) if computes else fuzz_trial.draw_trial(
-        seed, number, target)
+        seed, number, target, small)
 
 
 def read(line: str) -> Either:
@@ -49,3 +51,5 @@ class Kind:
 CONVOLUTIONS = Kind("transconv.verify.fuzz_run:work", drawn, read, simpler, "convolutions", corpus=True)
 COMPUTES = Kind("transconv.verify.fuzz_run:work", lambda s, n, t: drawn(s, n, t, True), read, simpler,
                 "computes", (("computes", True),), True)
+SMALL_TYPES = Kind("transconv.verify.fuzz_run:work", lambda s, n, t: drawn(s, n, t, small=True), read,
+                   simpler, "small-types", (("small", True),))
