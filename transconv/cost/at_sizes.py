@@ -5,7 +5,7 @@ and steps there are, and how many bytes cross the memory's pins, are expressions
 
     us(sizes) = rates(counts of the example, tiles(sizes), steps(sizes), bytes(sizes))
 
-Given numbers, ``us`` is a number; given the texts of the counts (spelled.py), it is the text of an expression.
+Given numbers, ``us`` is a number; given texts of the counts (spelled.py), it is the text of an expression.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def smaller(a: Number, b: Number) -> Number:
 
 
 def _chosen(a: Number, sign: str, b: Number) -> Number:
-    """The one of the two that a comparison prefers; spelled without a call, which takes longer than the comparison."""
+    """The one of the two that a comparison prefers; spelled without a call, which takes longer."""
     if not isinstance(a, Spelled) and not isinstance(b, Spelled):
         return (a if a > b else b) if sign == ">" else (a if a < b else b)
     x, y = _text(kept(a)), _text(kept(b))

@@ -51,7 +51,8 @@ def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[
 
 
 def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
-                result: Callable[[list[str]], tuple[Sequence[tuple[str, str]], str]]) -> Callable[..., Any]:
+                result: Callable[[list[str]], tuple[Sequence[tuple[str, str]], str]],
+                ) -> Callable[..., Any]:
     """A function of sizes, as ``values_of`` makes it, to what Python's text says that ``result`` makes of
     the texts of the expressions' values; before it come texts with names, which may use those of before
     them. Names that begin with ``_`` or ``t`` are taken."""

@@ -64,8 +64,8 @@ class Kernels(Generic[Made]):
 
 class Table(Generic[Made]):
     """What a registry's plans require and what they are estimated to take, as one function of sizes
-    (``find``): the place of the fastest plan that takes them, -1 where none does, and the estimates of all,
-    infinite for those that do not. ``settled``: no other plan may come."""
+    (``find``): the place of the fastest plan that takes them, -1 where none does, and the estimates of
+    all, infinite for those that do not. ``settled``: no other plan may come."""
 
     def __init__(self, kernels: Sequence[Kernels[Made]], settled: bool) -> None:
         self.count, self.settled = len(kernels), settled
