@@ -26,8 +26,9 @@ from bench.run_tables import (
     overhead_table,
     samples_table,
 )
-from bench.size_table import models_table, sizes_table
+from bench.size_table import first_calls_table, models_table, sizes_table
 from bench.small_types import small_types_table
+from bench.start_table import start_table
 from bench.tables import (
     ceilings_table,
     losses_table,
@@ -42,7 +43,7 @@ RESULTS = ROOT / "bench" / "results"
 CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the first are named below
 # A table elsewhere stands in a text that says it.
 WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
-               "docs/functional.md")
+               "docs/functional.md", "docs/start.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
@@ -103,6 +104,9 @@ TABLES = {
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
                          models_table),
+    "first_calls": Table(("h200_first_calls.csv",), ("python -m bench first-calls",), first_calls_table),
+    "start": Table(("h200_start.csv",), ("python -m bench start --models resnet50,audio,detection",),
+                   start_table),
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
 }
