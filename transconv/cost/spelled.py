@@ -45,6 +45,9 @@ class Spelled:
     def __sub__(self, other: Number) -> Spelled:
         return self._with(self, "-", other)
 
+    def __rsub__(self, other: Number) -> Spelled:
+        return self._with(other, "-", self)
+
     def __mul__(self, other: Number) -> Spelled:
         return self._with(self, "*", other)
 
@@ -65,6 +68,7 @@ class Spelled:
 
 
 Number = int | float | Spelled
+"""What the model's formulas compute with."""
 
 
 def _text(number: Number) -> str:
