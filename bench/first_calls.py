@@ -4,7 +4,7 @@ kernels take sizes as arguments.
 Calls come after other work, whose code and data have driven theirs from the processor's caches:
 ``first`` of a new size, ``known`` of the same size. ``later`` calls follow at once. The GPU is not waited
 for; without one nothing is launched, and the driver's part is missing. Rows are in
-``<gpu>_first_calls.csv``.
+``<gpu>_first_calls.csv``; a repeated run adds what is missing.
 """
 
 from __future__ import annotations
@@ -51,14 +51,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure every layer and direction; 0."""
+    """Measure every layer and direction that has no row; 0."""
     about = versions()
     table = Table(Path(options.out) / f"{short(about['device'])}_first_calls.csv", COLUMNS, KEY)
     for name in options.layers.split(","):
+        left = [d for d in DIRECTIONS if not table.has({"layer": name, "direction": d, **about})]
+        if not left:
+            continue
         with calling(), torch.no_grad():
             layer = Layer(name, *LAYERS[name])
             layer.warm()
-            for direction in DIRECTIONS:
+            for direction in left:
                 row = {"layer": name, "direction": direction, **measured(layer, direction, options.sizes),
                        "functions": layer.functions(direction), "sizes": options.sizes, **about}
                 table.add(row)
