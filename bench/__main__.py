@@ -38,6 +38,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "zoo": "compile, check and time torchvision's and timm's convolutional models",
            "overhead": "measure the host time of one warm call, and torch's",
            "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
+           "first-calls": "measure what a new size costs the host, with kernels for any size",
            "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
            "maps": "time maps, reductions and norms, and torch's",
            "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",

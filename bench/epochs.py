@@ -15,6 +15,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+import transconv
+
 Tensor = torch.Tensor
 Step = Callable[[int], Tensor]  # the loss of an input, by its number
 EPOCHS = 3
@@ -30,11 +32,13 @@ def build(name: str, small: bool, device: str) -> tuple[nn.Module, Callable[[nn.
     return (_audio if name == "audio" else _detection)(small, device)
 
 
-def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], object],
-            wait: Callable[[], None], limit: float) -> dict[str, object]:
-    """Epochs of one side, no more than fit ``limit`` seconds: how many inputs, the seconds of the first
-    epoch and of the fastest later one, and the worst step of each in milliseconds. A first epoch that
-    takes longer than the limit ends there, with as many ``inputs`` as it came to."""
+def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], object], prepares: bool,
+            wait: Callable[[], None], left: Callable[[], float],
+            tell: Callable[[dict[str, object]], None]) -> None:
+    """Epochs of one side, no more than fit the seconds that are ``left``; tells how many inputs, the
+    seconds of the first epoch and of the fastest later one, and the worst step of each in milliseconds.
+    A first epoch that does not fit ends there, with as many ``inputs`` as it came to. ``prepares``:
+    transconv compiles kernels for all inputs before."""
     model, step_of, count = build(name, small, device)
     model = model.to(device)
     convert(model)
@@ -52,19 +56,32 @@ def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], 
         wait()
         return time.perf_counter() - begun
 
-    begun = time.perf_counter()
-    first = [train(0)]
-    while len(first) < count and time.perf_counter() - begun < limit:
+    if prepares:
+        begun = time.perf_counter()
+        with torch.autocast(device, torch.bfloat16):
+            transconv.prepare(_Stepping(model, step), torch.zeros((), device=device), progress=False)
+        tell({"prepare_s": round(time.perf_counter() - begun, 3)})
+    first = list[float]()
+    while len(first) < count and (not first or left() > max(first)):
         first.append(train(len(first)))
+        tell({"inputs": len(first), "epoch1_s": round(sum(first), 3),
+              "worst_ms": round(max(first) * 1e3, 2)})
     epochs = [first]
-    while len(epochs) < EPOCHS and time.perf_counter() - begun + sum(epochs[-1]) < limit:
+    while len(first) == count and len(epochs) < EPOCHS and left() > sum(epochs[-1]):
         epochs.append([train(at) for at in range(count)])
-    later = min(epochs[1:], key=sum, default=[])
-    found: dict[str, object] = {"inputs": len(first)}
-    found |= {"epoch1_s": round(sum(first), 3), "worst_ms": round(max(first) * 1e3, 2)}
-    if later:
-        found |= {"later_s": round(sum(later), 3), "later_worst_ms": round(max(later) * 1e3, 2)}
-    return found
+        later = min(epochs[1:], key=sum)
+        tell({"later_s": round(sum(later), 3), "later_worst_ms": round(max(later) * 1e3, 2)})
+
+
+class _Stepping(nn.Module):
+    """A model with its step as forward pass, at the first input: kernels for any size serve all."""
+
+    def __init__(self, model: nn.Module, step: Step) -> None:
+        super().__init__()
+        self.model, self.step = model, step
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.step(0)
 
 
 def _audio(small: bool, device: str) -> tuple[nn.Module, Callable[[nn.Module], Step], int]:

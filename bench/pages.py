@@ -8,7 +8,7 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import ablation_table, plots
@@ -26,8 +26,9 @@ from bench.run_tables import (
     overhead_table,
     samples_table,
 )
-from bench.size_table import models_table, sizes_table
+from bench.size_table import first_calls_table, models_table, sizes_table
 from bench.small_types import small_types_table
+from bench.start_table import start_table
 from bench.tables import (
     ceilings_table,
     losses_table,
@@ -39,9 +40,10 @@ from bench.zoo_table import zoo_table
 from transconv.tuning.table import Row, read
 
 RESULTS = ROOT / "bench" / "results"
+CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the first are named below
 # A table elsewhere stands in a text that says it.
 WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
-               "docs/functional.md")
+               "docs/functional.md", "docs/start.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
@@ -61,6 +63,14 @@ class Table:
 
     def rows(self) -> list[Row]:
         return [row for name in self.files for row in rows_of(RESULTS / name)]
+
+    def on(self, chip: str) -> Table:
+        """The same of the files of another GPU."""
+        return replace(self, files=tuple(re.sub(f"^{CHIPS[0]}_", f"{chip}_", name) for name in self.files))
+
+    def is_there(self) -> bool:
+        """Whether its files are: what was not measured has none."""
+        return all((RESULTS / name).exists() for name in self.files)
 
 
 TABLES = {
@@ -94,6 +104,9 @@ TABLES = {
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
                          models_table),
+    "first_calls": Table(("h200_first_calls.csv",), ("python -m bench first-calls",), first_calls_table),
+    "start": Table(("h200_start.csv",), ("python -m bench start --models resnet50,audio,detection",),
+                   start_table),
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
 }
@@ -135,21 +148,32 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
     return text
 
 
+def written(table: Table, with_origin: bool) -> str:
+    """The table of each GPU that it was measured on, the further ones named; empty where there is none."""
+    parts = []
+    for chip in CHIPS:
+        own = table.on(chip)
+        if not own.is_there() or (chip != CHIPS[0] and own.files == table.files):
+            continue
+        rows = own.rows()
+        if chip != CHIPS[0]:
+            parts.append(f"On {', '.join(sorted({str(r['device']) for r in rows}))}:")
+        parts.append(own.make(rows))
+        if with_origin:
+            parts.append(origin(own, rows))
+    return "\n\n".join(parts)
+
+
 def pages() -> dict[Path, str]:
     """Every page that has such a marker, and ``docs/ablation.md``, as they have to be."""
-    # What was not measured has no file, and its markers hold nothing.
-    there = {name: table for name, table in TABLES.items()
-             if all((RESULTS / file).exists() for file in table.files)}
-    rows = {name: table.rows() for name, table in there.items()}
-    bare = {name: table.make(rows[name]) for name, table in there.items()}
-    whole = {name: f"{bare[name]}\n\n{origin(table, rows[name])}" for name, table in there.items()}
-    nothing = dict.fromkeys({*TABLES} - {*there}, "")
+    bare = {name: written(table, False) for name, table in TABLES.items()}
+    whole = {name: written(table, True) for name, table in TABLES.items()}
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")
         if "<!-- table:" in text:
             own = str(path.relative_to(ROOT)) in WITH_ORIGIN
-            found[path] = fill_markers(text, nothing | (whole if own else bare))
+            found[path] = fill_markers(text, whole if own else bare)
     found[ROOT / "docs" / "ablation.md"] = ablation_table.document(read(RESULTS / ABLATION))
     return found
 

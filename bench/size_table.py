@@ -50,6 +50,14 @@ def _ratios(rows: list[Row], side: str) -> str:
     return f"{two_digits(geometric_mean(found))}, {min(found):.2f} ({len(found)})"
 
 
+def first_calls_table(rows: list[Row]) -> str:
+    """A line for each layer and direction: what calls cost the host, in microseconds."""
+    columns = ("first_us", "worst_us", "known_us", "later_us", "functions")
+    return markdown(["layer", "direction", "new size [us]", "worst", "known size", "again at once",
+                     "functions of Python"],
+                    ([r["layer"], r["direction"], *(r[c] for c in columns)] for r in rows))
+
+
 def models_table(rows: list[Row]) -> str:
     """A line for each side of the calls of a model."""
     def told(row: Row, column: str) -> str:

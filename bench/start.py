@@ -3,9 +3,12 @@ and the epochs of models whose inputs vary in size (epochs.py).
 
 Each row is a process of its own, and is written when it ends; a repeated run adds what is missing.
 ``cold`` begins with empty caches of transconv and Triton, ``warm`` with those that the cold one left,
-``prepared`` with those of ``transconv.prepare``; ``background`` is cold with
-TRANSCONV_COMPILE=background. torch runs with cuDNN's benchmark on and off. Models with varying inputs run
-with TRANSCONV_SIZES=any; ``warm`` has what ``background`` left there.
+``prepare`` calls ``transconv.prepare`` with empty caches before the first step, ``prepared`` begins with
+what that left; ``background`` is cold with TRANSCONV_COMPILE=background. torch runs with cuDNN's benchmark
+on and off. Models with varying inputs run with TRANSCONV_SIZES=any.
+
+A process that its share of the time ends leaves what it had measured: its row then says so in ``stopped``,
+and a repeated run measures it anew.
 """
 
 from __future__ import annotations
@@ -13,28 +16,38 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench import environment, models
 from bench.issues import short
 from transconv.cli import ranges
 from transconv.tuning.table import Table
 
+if TYPE_CHECKING:
+    import torch
+
 COLUMNS = ("model", "side", "start", "import_s", "prepare_s", "step1_s", "step2_s", "step3_s", "last_ms",
-           "inputs", "epoch1_s", "worst_ms", "later_s", "later_worst_ms", "device", "torch", "triton",
-           "commit")
+           "inputs", "epoch1_s", "worst_ms", "later_s", "later_worst_ms", "elsewhere", "stopped", "cores",
+           "device", "torch", "triton", "commit")
 KEY = ("model", "side", "start", "device")
-SIDES = (("torch", "heuristics"), ("torch", "benchmark"), ("transconv", "cold"), ("transconv", "warm"),
-         ("transconv", "prepare"), ("transconv", "prepared"), ("transconv", "background"))
-VARYING = (("torch", "heuristics"), ("torch", "benchmark"), ("transconv", "background"),
-           ("transconv", "warm"), ("transconv", "cold"))
+TORCH = (("torch", "heuristics"), ("torch", "benchmark"))
+SIDES = (*TORCH, ("transconv", "background"), ("transconv", "cold"), ("transconv", "warm"),
+         ("transconv", "prepare"), ("transconv", "prepared"))
+VARYING = (*TORCH, ("transconv", "prepare"), ("transconv", "prepared"), ("transconv", "background"))
 EPOCHS = ("audio", "detection")  # models with inputs of varying size
 STEPS = 20
 SHARE = 0.6  # of the time that is left, at most, for one row: the others are to have some
+ENDING_S = 3.0  # a process stops measuring so long before its time is over
+Found = dict[str, object]
+Tell = Callable[[Found], None]  # what a row has so far
 
 
 def arguments(to: argparse.ArgumentParser) -> None:
@@ -49,72 +62,101 @@ def main(options: argparse.Namespace) -> int:
     end, failed = time.monotonic() + options.limit, 0
     versions = environment.versions()
     table = Table(Path(options.out) / f"{short(versions['device'])}_start.csv", COLUMNS, KEY)
+    table.drop(("after",), "stopped")  # there may be more time
     names = options.models.split(",")
     for name in names:
         if name not in EPOCHS:
             models.size_of(name, options.small)
     for name in names:
-        with tempfile.TemporaryDirectory(prefix="bench-start-") as place:
+        with tempfile.TemporaryDirectory(prefix="bench-start-", ignore_cleanup_errors=True) as place:
             for side, start in VARYING if name in EPOCHS else SIDES:
                 row = {"model": name, "side": side, "start": start, **versions}
                 if table.has(row) or (left := end - time.monotonic()) < 5:
                     continue
                 found = one(name, options.small, side, start, place, SHARE * left)
                 failed += "error" in found
-                print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:14]
+                print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:17]
                                or k == "error"), flush=True)
-                if "error" not in found:
+                if found.keys() - {"error", "stopped"}:
                     table.add({**row, **found})
     print(f"{len(table.rows)} rows are in {table.path}", flush=True)
     return int(bool(failed))
 
 
-def one(name: str, small: bool, side: str, start: str, place: str, limit: float) -> dict[str, object]:
-    """A process of its own, with caches in a folder; ``error`` if it fails or takes longer than the
-    limit, in seconds."""
-    shares = {"warm": "background" if name in EPOCHS else "cold", "prepare": "prepared"}
-    place = f"{place}/{shares.get(start, start)}"
+def one(name: str, small: bool, side: str, start: str, place: str, limit: float) -> Found:
+    """A process of its own, with caches in a folder; ``error`` if it fails, ``stopped`` if it takes longer
+    than the limit, in seconds: what it told before that is there."""
+    place = f"{place}/{({'warm': 'cold', 'prepare': 'prepared'}).get(start, start)}"
     words = {"TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton",
              "TRANSCONV_COMPILE": "background" if start == "background" else "now",
              "TRANSCONV_SIZES": "any" if name in EPOCHS else "exact"}
+    told = (name, str(int(small)), side, start, f"{time.time() + limit:.0f}")
+    # Modules are compiled to bytecode once, as they are where a package was installed.
+    around = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    ran = subprocess.Popen([sys.executable, "-m", "bench.start", *told], env={**around, **words},
+                           stdout=subprocess.PIPE, text=True, start_new_session=True)
+    found: Found = {}
     try:
-        told = (name, str(int(small)), side, start, f"{limit:.0f}")
-        ran = subprocess.run([sys.executable, "-m", "bench.start", *told], env={**os.environ, **words},
-                             stdout=subprocess.PIPE, text=True, check=True, timeout=limit)
-    except subprocess.SubprocessError as error:
-        return {"error": f"{type(error).__name__}: {error}"[:200]}
-    found: dict[str, object] = json.loads(ran.stdout.splitlines()[-1])
+        said, _ = ran.communicate(timeout=limit)
+        if ran.returncode:
+            found = {"error": f"the process ended with {ran.returncode}"}
+    except subprocess.TimeoutExpired:
+        found = {"stopped": f"after {limit:.0f} s"}
+        _end(ran)
+        said, _ = ran.communicate()
+    except BaseException:  # Ctrl-C: nothing may go on beside
+        _end(ran)
+        raise
+    for line in said.splitlines():
+        if line.startswith("{"):
+            with suppress(ValueError):  # it was ended in the middle of a line
+                found |= json.loads(line)
     return found
 
 
-def measure(name: str, small: bool, side: str, start: str, limit: float) -> dict[str, object]:
-    """The first steps, or the epochs, of a model in this process."""
+def _end(ran: subprocess.Popen[str]) -> None:
+    """End a process and those that compile for it."""
+    with suppress(ProcessLookupError):
+        os.killpg(ran.pid, signal.SIGKILL)
+
+
+def measure(name: str, small: bool, side: str, start: str, end: float) -> None:
+    """The first steps, or the epochs, of a model in this process; prints each figure once it is there.
+    ``end``: when the process is ended, in seconds of the system's clock."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = start == "benchmark"
+    torch.empty(1, device=device)  # the driver's own start is the same for all
     begun = time.perf_counter()
     import transconv
 
+    def tell(found: Found) -> None:
+        print(json.dumps(found), flush=True)
+
+    def convert(model: torch.nn.Module) -> None:
+        if side == "transconv":
+            transconv.convert_(model)
+        tell({"import_s": round(time.perf_counter() - begun, 3), "cores": _cores()})
+
     if name not in EPOCHS:
-        return _steps(name, small, side, start, device, begun)
-    from bench import epochs
+        _steps(name, small, start, device, convert, tell)
+    else:
+        from bench import epochs
 
-    return epochs.measure(name, small, device,
-                          transconv.convert_ if side == "transconv" else lambda model: model,
-                          lambda: _wait(device), 0.9 * limit)
+        epochs.measure(name, small, device, convert, start == "prepare", lambda: _wait(device),
+                       lambda: end - time.time() - ENDING_S, tell)
+    tell({"elsewhere": sum(transconv.stats().fallback.values())})
 
 
-def _steps(name: str, small: bool, side: str, start: str, device: str, begun: float) -> dict[str, object]:
+def _steps(name: str, small: bool, start: str, device: str,
+           convert: Callable[[torch.nn.Module], None], tell: Tell) -> None:
     import torch
 
     import transconv
 
-    found: dict[str, object] = {}
     model = models.build(name, small).to(device, memory_format=torch.channels_last)
-    if side == "transconv":
-        transconv.convert_(model)
-    found["import_s"] = round(time.perf_counter() - begun, 3)
+    convert(model)
     size = models.size_of(name, small)
     image = torch.randn(size.batch, *size.image, device=device)
     if image.dim() == 4:
@@ -136,10 +178,17 @@ def _steps(name: str, small: bool, side: str, start: str, device: str, begun: fl
         at = time.perf_counter()
         with torch.autocast(device, torch.bfloat16):
             transconv.prepare(model, image, progress=False)
-        found["prepare_s"] = round(time.perf_counter() - at, 3)
-    seconds = [step() for _ in range(STEPS)]
-    found |= {f"step{i}_s": round(seconds[i - 1], 4) for i in (1, 2, 3)}
-    return {**found, "last_ms": round(min(seconds[-5:]) * 1e3, 3)}
+        tell({"prepare_s": round(time.perf_counter() - at, 3)})
+    seconds: list[float] = []
+    for number in range(1, STEPS + 1):
+        seconds.append(step())
+        if number <= 3:
+            tell({f"step{number}_s": round(seconds[-1], 4)})
+    tell({"last_ms": round(min(seconds[-5:]) * 1e3, 3)})
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _wait(device: str) -> None:
@@ -150,5 +199,4 @@ def _wait(device: str) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], sys.argv[2] == "1", sys.argv[3], sys.argv[4],
-                             float(sys.argv[5]))))
+    measure(sys.argv[1], sys.argv[2] == "1", sys.argv[3], sys.argv[4], float(sys.argv[5]))

@@ -33,7 +33,9 @@ def test_every_result_is_read_and_every_result_that_is_named_exists() -> None:
                      if path != ROOT / "docs/results.md")
     there = {p.name for p in pages.RESULTS.iterdir()}
     named = set(re.findall(r"\b(?:h200|interpreted)_\w+\.(?:csv|json|txt)", text))
-    unmeasured = {name for table in pages.TABLES.values() for name in table.files} - there
+    read = {name for chip in pages.CHIPS for table in pages.TABLES.values()
+            for name in table.on(chip).files}
+    unmeasured, named = read - there, named | read
     assert sorted(there - named) == [] and sorted(named - there - unmeasured) == []
 
 
@@ -41,6 +43,23 @@ def test_what_was_not_measured_leaves_its_markers_empty(monkeypatch: pytest.Monk
     monkeypatch.setitem(pages.TABLES, "sizes", replace(pages.TABLES["sizes"], files=("none.csv",)))
     shown = pages.pages()[ROOT / "docs" / "any_size.md"]
     assert "<!-- table:sizes -->\n<!-- end:sizes -->" in shown
+
+
+def test_another_gpu_has_tables_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They follow those of the first, and name the device; what only it has stands alone."""
+    sizes = (pages.RESULTS / "h200_sizes.csv").read_text(encoding="utf-8")
+    (tmp_path / "h200_sizes.csv").write_text(sizes, encoding="utf-8")
+    (tmp_path / "h100_sizes.csv").write_text("\n".join(
+        sizes.replace("NVIDIA_H200", "NVIDIA_H100_80GB_HBM3").splitlines()[:3]) + "\n", encoding="utf-8")
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    both = pages.written(pages.TABLES["sizes"], True)
+    first, second = both.split("\n\nOn NVIDIA_H100_80GB_HBM3:\n\n")
+    assert "NVIDIA_H200, torch" in first and "h200_sizes.csv" in first and "H100" not in first
+    assert "h100_sizes.csv" in second and second.count("\n| rn50") < first.count("\n| rn50")
+    (tmp_path / "h200_sizes.csv").unlink()
+    assert pages.written(pages.TABLES["sizes"], True) == f"On NVIDIA_H100_80GB_HBM3:\n\n{second}"
+    monkeypatch.setitem(pages.TABLES, "sizes", replace(pages.TABLES["sizes"], files=("one.json",)))
+    assert pages.written(pages.TABLES["sizes"], True) == ""
 
 
 def test_the_commands_under_the_tables_are_understood() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,13 +14,43 @@ from transconv.tuning.table import read
 
 
 def test_epochs_of_a_small_audio_model() -> None:
-    found = epochs.measure("audio", True, "cpu", lambda model: model, lambda: None, 60.0)
-    assert found["inputs"] == 2
-    for column in ("epoch1_s", "later_s", "worst_ms", "later_worst_ms"):
+    found: dict[str, object] = {}
+
+    def measured(left: float) -> dict[str, object]:
+        found.clear()
+        epochs.measure("audio", True, "cpu", lambda model: model, True, lambda: None, lambda: left,
+                       found.update)
+        return found
+
+    assert measured(60.0)["inputs"] == 2
+    for column in ("prepare_s", "epoch1_s", "later_s", "worst_ms", "later_worst_ms"):
         assert float(str(found[column])) > 0
     assert found.keys() <= set(start.COLUMNS)
-    none_left = epochs.measure("audio", True, "cpu", lambda model: model, lambda: None, 0.0)
-    assert "later_s" not in none_left and "epoch1_s" in none_left
+    assert measured(0.0)["inputs"] == 1 and "later_s" not in found
+
+
+def test_a_process_that_is_ended_leaves_what_it_had_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those that it had started are ended; one that fails leaves its row, too."""
+    script = tmp_path / "child.py"
+    script.write_text("import subprocess, sys, time\nprint('{\"step1_s\": 1.5}', flush=True)\n"
+                      "if sys.argv[-2] == 'fails': sys.exit(3)\n"
+                      "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+                      f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))\ntime.sleep(60)\n")
+    popen = subprocess.Popen
+    monkeypatch.setattr(start.subprocess, "Popen", lambda words, **named: popen(
+        [words[0], str(script), *words[3:]], **named))
+    found = start.one("resnet50", True, "transconv", "fails", str(tmp_path), 20.0)
+    assert found == {"step1_s": 1.5, "error": "the process ended with 3"}
+    found = start.one("resnet50", True, "transconv", "cold", str(tmp_path), 2.0)
+    assert found == {"step1_s": 1.5, "stopped": "after 2 s"}
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(50):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("a process that it started goes on")
 
 
 def test_rows_are_written_as_they_come_and_not_measured_again(

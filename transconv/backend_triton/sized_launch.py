@@ -31,9 +31,9 @@ from transconv.ir import (
     For,
     Kernel,
     Sizes,
-    Tensor,
     Values,
     as_expr,
+    function_of,
     minimum,
     values_of,
     walk,
@@ -68,18 +68,24 @@ def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) ->
     return replace(sizes, where=(*sizes.where, *more)) if more else sizes
 
 
-def _lying(box: Tensor, sizes: Sizes) -> Callable[[tuple[int, ...]], Lying]:
-    """A function of sizes that says how a tensor lies."""
-    if not box.extents:
-        given = lying(box)
-        return lambda values: given
-    find, rank = values_of([*box.extents, *box.steps], sizes.names), len(box.shape)
+def _lying(boxes: Sequence[Boxed | None], sizes: Sizes) -> Callable[..., tuple[Lying | None, ...]]:
+    """A function of sizes that says how the tensors of boxes lie; None for arguments that are none."""
+    each = [e for b in boxes if b is not None and b[0].extents for e in (*b[0].extents, *b[0].steps)]
 
-    def at(values: tuple[int, ...]) -> Lying:
-        found = find(*values)
-        return found[:rank], found[rank:]
+    def said(texts: list[str]) -> tuple[list[tuple[str, str]], str]:
+        left, found = iter(texts), []
+        for box in boxes:
+            if box is not None and box[0].extents:
+                found.append(_tuple([_tuple([next(left) for _ in box[0].shape]) for _ in range(2)]))
+            else:
+                found.append(repr(box and lying(box[0])))
+        return [], _tuple(found)
 
-    return at
+    return function_of(each, sizes.names, said)
+
+
+def _tuple(texts: Sequence[str]) -> str:
+    return f"({''.join(f'{text}, ' for text in texts)})"
 
 
 StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
@@ -97,7 +103,7 @@ class SizedLauncher(Launcher):
         self.programs, self.sizes, self.unspecialised = programs, sizes, sizes.names
         self.requires = _countable(programs, sizes, self.boxes)
         self.count = values_of((programs,), sizes.names)
-        self.lying = [b and _lying(b[0], sizes) for b in self.boxes]
+        self.lying = _lying(self.boxes, sizes)
         self.compiled = 0
         self.starts: dict[tuple[int, bool], _Start] = {}
 
@@ -124,7 +130,7 @@ class SizedLauncher(Launcher):
 
     def boxes_at(self, sizes: tuple[int, ...]) -> tuple[Boxed | None, ...]:
         """Which arguments are descriptors, each with its tensor and how it lies for these sizes."""
-        return tuple([b and at and (*b, at(sizes)) for b, at in zip(self.boxes, self.lying, strict=True)])
+        return tuple([b and (*b, at) for b, at in zip(self.boxes, self.lying(*sizes), strict=True)])
 
     def starter_at(self, device: int, aligned: bool, order: tuple[int, ...]) -> StarterAt | None:
         """A function of sizes, in the order of their names, to what ``starter`` returns for them."""
@@ -181,8 +187,7 @@ class _Start:
         if found is None:
             if len(self.known) >= SIZES_KEPT:
                 self.known.clear()
-            found = self.known[sizes] = Encoder(
-                self.encodings, [at and at(sizes) for at in self.launcher.lying])
+            found = self.known[sizes] = Encoder(self.encodings, self.launcher.lying(*sizes))
         return found
 
     def binding(self, order: tuple[int, ...], device: int,

@@ -7,8 +7,10 @@ from transconv.cost.at_sizes import AtSizes
 from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
 from transconv.cost.registers import spills
+from transconv.cost.spelled import Lines, Number
 from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small
 
 __all__ = [
-    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Work", "along_sum", "count", "estimate", "is_small", "spills",
+    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Lines", "Number", "Work", "along_sum", "count", "estimate",
+    "is_small", "spills",
 ]

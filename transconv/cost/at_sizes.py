@@ -4,6 +4,8 @@ What a tile and a step take is counted once, for the sizes that the schedule was
 and steps there are, and how many bytes cross the memory's pins, are expressions of the sizes:
 
     us(sizes) = rates(counts of the example, tiles(sizes), steps(sizes), bytes(sizes))
+
+Given numbers, ``us`` is a number; given texts of the counts (spelled.py), it is the text of an expression.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
 from transconv.cost.model import Timed, copied, interpreted, launched
+from transconv.cost.spelled import Number
 from transconv.cost.work import count
 from transconv.ir import Expr, View, as_expr, minimum
 from transconv.schedule import Schedule, Scheduled, k_steps, programs
@@ -29,7 +32,7 @@ class AtSizes:
     compute: Compute
     target: Target
     counts: tuple[Expr, Expr, Expr] = field(init=False)  # tiles, steps of each, bytes
-    us: Callable[[int, int, int], float] = field(init=False)
+    us: Callable[[Number, Number, Number], Number] = field(init=False)
 
     def __post_init__(self) -> None:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
@@ -49,7 +52,7 @@ class AtSizes:
                       rates.gluon if schedule.via == "gluon" else rates.triton)
         self.us = (lambda *counts: beside + timed(*counts)) if beside else timed
 
-    def _interpreted(self) -> Callable[[int, int, int], float]:
+    def _interpreted(self) -> Callable[[Number, Number, Number], Number]:
         compute, schedule = self.compute, self.schedule
         each = interpreted(schedule, compute) / programs(schedule, compute)
         unit = (each - 2) / max(1, -(-k_steps(schedule, compute) // schedule.split_k))

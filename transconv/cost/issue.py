@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil, prod
+from math import prod
 
 from transconv.compute import Compute, axis_steps, axis_strides, places
+from transconv.cost.spelled import Number, kept, larger, smaller
 from transconv.ir import View
 from transconv.schedule import Block, Schedule, lanes
 from transconv.target import Target
@@ -44,7 +45,8 @@ class _Operand:
         return self.positions * self.elements
 
 
-def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: int, steps: int) -> float:
+def microseconds(schedule: Schedule, compute: Compute, target: Target, tiles: Number,
+                 steps: Number) -> Number:
     """Microseconds of the busiest multiprocessor for its share of ``tiles``, of ``steps`` steps each."""
     return Issued.of(schedule, compute, target)(tiles, steps)
 
@@ -60,14 +62,14 @@ class Issued:
     scattered: float  # bytes that it stores beyond its results
     target: Target
 
-    def __call__(self, tiles: int, steps: int) -> float:
+    def __call__(self, tiles: Number, steps: Number) -> Number:
         chip = self.target.rates.issue
-        rounds = ceil(tiles / self.target.sms)
-        together = min(self.resident, rounds)
-        busy = (rounds * max(self.step, self.alone / together) * steps
+        rounds = kept(-(-tiles // self.target.sms))
+        together = smaller(self.resident, rounds)
+        busy = (rounds * larger(self.step, self.alone / together) * steps
                 + rounds / together * chip.fill_ns)
         cache = rounds * self.distinct / chip.cache_gbs
-        return (max(busy, cache) + rounds * self.scattered / chip.cache_gbs) / 1e3
+        return (larger(busy, cache) + rounds * self.scattered / chip.cache_gbs) / 1e3
 
     @staticmethod
     def of(schedule: Schedule, compute: Compute, target: Target) -> Issued:

@@ -16,17 +16,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+from typing import cast
 
 from transconv.compute import Compute, touched
 from transconv.cost import issue, maps
 from transconv.cost.additions import leaving_us, meeting_us
 from transconv.cost.issue import LINE
+from transconv.cost.spelled import Number, kept, larger, smaller
 from transconv.cost.work import Work, count
 from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
 from transconv.target import Constants, Target
 
-STEPS_KEPT = 256  # times of a step, each for so many programs that share a multiprocessor
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 1.3  # times that, where each product waits for the one before it, for want of registers
@@ -94,7 +95,7 @@ def interpreted(schedule: Schedule, compute: Compute) -> float:
 
 def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> float:
     """Microseconds of the main kernel and of the one that adds partial sums, from counts and rates."""
-    return Timed(w, schedule, target, c)(w.tiles, w.steps, w.traffic)
+    return cast(float, Timed(w, schedule, target, c)(w.tiles, w.steps, w.traffic))
 
 
 @dataclass(slots=True)
@@ -107,7 +108,6 @@ class Timed:
     rates: Constants
     store: float = field(init=False)  # nanoseconds of a tile's
     made: float = field(init=False)  # nanoseconds of a tile's whole results, which no load hides
-    known: dict[tuple[float, int], float] = field(default_factory=dict)  # nanoseconds of a step
 
     def __post_init__(self) -> None:
         stored, c = self.work.stored, self.rates
@@ -120,34 +120,30 @@ class Timed:
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
         self.made = self.work.whole * self.target.rates.issue.whole_ns
 
-    def __call__(self, tiles: int, steps: int, traffic: float) -> float:
+    def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
         schedule, c, store = self.schedule, self.rates, self.store
         slots = schedule.programs or self.target.sms
-        rounds: float = -(-tiles // slots)  # tiles on the busiest multiprocessor
-        if schedule.reduce == "stream":
-            rounds = tiles / slots
-        resident = self.work.resident  # the smaller and the larger are chosen without calls: see AtSizes
-        together = resident if rounds > resident else rounds if rounds > 1.0 else 1.0
+        # tiles on the busiest multiprocessor
+        rounds = kept(tiles / slots if schedule.reduce == "stream" else -(-tiles // slots))
+        together = kept(smaller(self.work.resident, larger(rounds, 1.0)))
         fills = 1.0 if schedule.programs else rounds / together
-        products = steps * (self.known.get((together, steps if schedule.unroll else 0))
-                            or self._step_ns(together, steps))
+        products = kept(steps * self._step_ns(together, steps))
+        last = 0.0
+        each: Number
         if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
-            store += self.made
-            each, last = max(products + c.baton_ns, (products + store) / schedule.consumers), store
+            last = store = store + self.made
+            each = larger(products + c.baton_ns, (products + store) / schedule.consumers)
         elif schedule.programs:
-            each, last = products + store * c.persistent + self.made, 0.0
+            each = products + store * c.persistent + self.made
         else:
-            each, last = products + (store + self.made) / together, 0.0
+            each = products + (store + self.made) / together
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
         return launched(self.work, busy, traffic, schedule, self.target, c)
 
-    def _step_ns(self, together: float, steps: int) -> float:
-        if len(self.known) >= STEPS_KEPT:
-            self.known.clear()
+    def _step_ns(self, together: Number, steps: Number) -> Number:
         found = _step_ns(self.work, self.schedule, self.target, self.rates, together, steps)
         if self.schedule.programs and self.work.positions_summed:
-            found *= self.rates.flat_positions
-        self.known[together, steps if self.schedule.unroll else 0] = found
+            found = found * self.rates.flat_positions
         return found
 
 
@@ -156,26 +152,25 @@ def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) 
     w = count(schedule, compute, target)
     seen = Scheduled(compute, schedule, target).main
     busy = issue.microseconds(schedule, seen, target, w.tiles, w.steps)
-    return launched(w, busy, w.traffic, schedule, target, c)
+    return cast(float, launched(w, busy, w.traffic, schedule, target, c))
 
 
-def launched(w: Work, busy: float, traffic: float, schedule: Schedule, target: Target,
-             c: Constants) -> float:
+def launched(w: Work, busy: Number, traffic: Number, schedule: Schedule, target: Target,
+             c: Constants) -> Number:
     """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of the bytes
     (``traffic``) that cross the memory's pins."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
-    moving = (traffic + w.partial / 2) / bandwidth
-    more, less = (busy, moving) if busy > moving else (moving, busy)
-    total = c.launch_us + more + c.exposed * less
+    busy, moving = kept(busy), kept((traffic + w.partial / 2) / bandwidth)
+    total = c.launch_us + larger(busy, moving) + c.exposed * smaller(busy, moving)
     if schedule.reduce == "stream":
-        total += c.meeting_us
+        total = total + c.meeting_us
     if w.partial:
-        total += c.launch_us + w.partial / 2 / bandwidth
+        total = total + (c.launch_us + w.partial / 2 / bandwidth)
     return total
 
 
-def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together: float,
-             steps: int) -> float:
+def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together: Number,
+             steps: Number) -> Number:
     """Nanoseconds of one of the ``steps`` of a sum, on a multiprocessor that ``together`` programs
     share."""
     macs = w.m * w.n * w.k * w.group
@@ -197,13 +192,13 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
     fetch += sum(f.accesses for f in w.fetched if f.through) * c.through_ns
     ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
-    in_flight = max(1, steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
+    in_flight = larger(1, steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
         work = multiply + fetch
-        return max(work, (work + late) / together) + wait
-    return max(multiply, fetch, late / together, _turning_ns(w, schedule, c)) + wait
+        return larger(work, (work + late) / together) + wait
+    return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait
 
 
 def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:

@@ -124,7 +124,7 @@ from transconv.ir.terms import (
     sum_of,
 )
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
-from transconv.ir.values import Values, value_at, values_of
+from transconv.ir.values import Values, function_of, value_at, values_of
 from transconv.ir.verify import LEVELS, VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,
@@ -158,7 +158,8 @@ __all__ = [
     "SHORT",
     "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
     "chances", "conjuncts", "divided", "dot", "one_of_two",
-    "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "i32", "i64", "i8", "index",
+    "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "function_of", "i32", "i64", "i8",
+    "index",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
     "strictest",

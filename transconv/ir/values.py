@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from transconv.ir import expr as ex
 from transconv.ir.operations import Cast, Select
@@ -46,21 +47,31 @@ def values_of(expressions: Sequence[ex.Expr], names: Sequence[str]) -> Callable[
     """A function of sizes, in the order of their names, that computes expressions as ``value_at`` does, as
     fast as Python can: what occurs more than once is computed once. Any number divided by 0 is itself: a
     size that a condition excludes must not stop the others. KeyError for a name without a size."""
-    text = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)}).text
-    made: Callable[..., tuple[int, ...]] = eval(text, {"__builtins__": {"min": min, "max": max}})
+    return function_of(expressions, names, lambda texts: ([], f"({''.join(f'{t}, ' for t in texts)})"))
+
+
+def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
+                result: Callable[[list[str]], tuple[Sequence[tuple[str, str]], str]],
+                ) -> Callable[..., Any]:
+    """A function of sizes, as ``values_of`` makes it, to what Python's text says that ``result`` makes of
+    the texts of the expressions' values; before it come texts with names, which may use those of before
+    them. Names that begin with ``_`` or ``t`` are taken."""
+    spelled = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)})
+    named, last = result([spelled.of(e) for e in expressions])
+    first = "".join(f"({name} := {text}), " for name, text in (*spelled.first, *named))
+    text = f"lambda {', '.join(spelled.given.values())}: ({first}{last},)[-1]"
+    made: Callable[..., Any] = eval(text, {"__builtins__": {"min": min, "max": max}})
     return made
 
 
 class _Spelled:
-    """Python's text of a function: first what occurs more than once, each under a name of its own."""
+    """Python's texts of expressions; ``first``: of what occurs more than once, each with its name."""
 
     def __init__(self, expressions: Sequence[ex.Expr], given: Mapping[str, str]) -> None:
         self.given, self.uses, self.named = given, dict[ex.Expr, int](), dict[ex.Expr, str]()
         for e in expressions:
             self.count(e)
-        first = [f"({self.name(e)} := {self.spelled(e)}), " for e, n in self.uses.items() if n > 1]
-        texts = "".join(f"{self.of(e)}, " for e in expressions)
-        self.text = f"lambda {', '.join(given.values())}: ({''.join(first)}({texts}),)[-1]"
+        self.first = [(self.name(e), self.spelled(e)) for e, n in self.uses.items() if n > 1]
 
     def count(self, e: ex.Expr) -> None:
         """Note how often an expression is used, and before that how often its parts are. The two sides of

@@ -10,13 +10,14 @@ from transconv.runtime.compiler import build, build_compute, forget, plan, repla
 from transconv.runtime.first_results import first_result
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
-from transconv.runtime.prepared import Begun, Prepared, begin, cores, prepare, rank
+from transconv.runtime.prepared import Begun, Prepared, begin, prepare, rank
 from transconv.runtime.readiness import (
     COMPILING,
     NEVER,
     Question,
     collect,
     collecting,
+    cores,
     expect,
     is_collecting,
     is_ready,

@@ -4,7 +4,6 @@ processes, and a report."""
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +15,7 @@ from transconv.backend_triton import Compilers
 from transconv.errors import TransconvError
 from transconv.runtime import compiler, kept, readiness
 from transconv.runtime.plans import Plan
-from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question
+from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question, cores
 from transconv.selection import is_listed
 
 FEW = 2  # kernels that are compiled here before a process has started
@@ -163,8 +162,3 @@ def _is_ready(question: Question) -> bool:
         return readiness.is_ready(question)
     except TransconvError:  # the call that needs it is refused
         return True
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -35,7 +35,8 @@ COMPILING = "compiling"
 NEVER = "compile:never"
 """The reason why torch computes a call whose kernel is not compiled, with mode ``never``."""
 MODULE = "transconv.runtime.readiness_child"
-WORKERS = 2  # processes that compile in the background
+FEWEST = 2  # processes that compile in the background, where there are few cores
+SHARE = 4  # cores for each of them, where there are more: the others are the program's
 ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
                "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
 log = logging.getLogger("transconv.ready")
@@ -220,9 +221,16 @@ def on_answer(listener: Callable[[], None]) -> None:
     _listeners.append(listener)
 
 
-def compilers(workers: int = WORKERS) -> Compilers:
-    """The processes: as many as ``workers``, if there are as many jobs."""
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def compilers(workers: int = 0) -> Compilers:
+    """The processes: as many as ``workers`` (0: as compile beside a program), if there are as many
+    jobs."""
     global _pool
+    workers = workers or max(FEWEST, cores() // SHARE)
     if _pool is None:
         _pool = Compilers(MODULE, ENVIRONMENT, workers)
     _pool.workers = workers

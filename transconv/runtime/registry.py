@@ -6,16 +6,19 @@ estimates to be the fastest for it is taken. A new size makes no other kernel.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Generic
 
 from transconv.backend_triton import SizedLauncher
-from transconv.cost import AtSizes
+from transconv.cost import AtSizes, Lines, Number
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
-from transconv.ir import Expr, Sizes, values_of
+from transconv.ir import Sizes, function_of
 from transconv.runtime.plans import Made, Plan
 from transconv.runtime.readiness import COMPILING, NEVER, Question, ready
+
+NEVER_US = "1e999"  # infinity, as Python reads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +63,42 @@ class Kernels(Generic[Made]):
 
 
 class Table(Generic[Made]):
-    """What a registry's plans require and what they are estimated to take, as one function of sizes: the
-    conditions of each plan, then the counts of its estimates."""
+    """What a registry's plans require and what they are estimated to take, as one function of sizes
+    (``find``): the place of the fastest plan that takes them, -1 where none does, and the estimates of
+    all, infinite for those that do not. ``settled``: no other plan may come."""
 
-    def __init__(self, kernels: Sequence[Kernels[Made]]) -> None:
-        self.count = len(kernels)
+    def __init__(self, kernels: Sequence[Kernels[Made]], settled: bool) -> None:
+        self.count, self.settled = len(kernels), settled
         different: dict[Hashable, Kernels[Made]] = {}  # two examples may lead to one schedule
         for k in kernels:
             different.setdefault((tuple([s.schedule for s in k.plan.steps]), k.sizes.requirements), k)
-        self.places: list[tuple[Kernels[Made], int, int]] = []
-        each: list[Expr] = []
-        for k in sorted(different.values(), key=lambda k: len(k.plan.steps)):  # of equals the first wins
-            first, conditions = len(each), k.sizes.requirements
-            self.places.append((k, first, first + len(conditions)))
-            each += [*conditions, *(c for e in k.estimates for c in e.counts)]
-        self.found = values_of(each, kernels[0].sizes.names)
+        # Of equals the first wins.
+        self.kernels = sorted(different.values(), key=lambda k: len(k.plan.steps))
+        each = [e for k in self.kernels
+                for e in (*k.sizes.requirements, *(c for e in k.estimates for c in e.counts))]
+        self.find: Callable[..., tuple[int, tuple[float, ...]]] = function_of(
+            each, kernels[0].sizes.names, self._spelled)
+
+    def _spelled(self, texts: list[str]) -> tuple[Sequence[tuple[str, str]], str]:
+        """What ``find`` returns, of the texts of requirements and counts."""
+        lines, left = Lines(), iter(texts)
+        us: list[str] = []
+        for k in self.kernels:
+            takes = " and ".join(next(left) for _ in k.sizes.requirements) or "True"
+            total: Number = 0.0
+            for estimate in k.estimates:
+                total = total + estimate.us(*[lines.number(next(left)) for _ in estimate.counts])
+            us.append(lines.name(lines.number(f"({lines.name(total)} if {takes} else {NEVER_US})")))
+        best = str(len(us) - 1)
+        for at in reversed(range(len(us) - 1)):
+            first = " and ".join(f"{us[at]} <= {other}" for other in us[at + 1:])
+            best = f"{at} if {first} else {best}"
+        among = " and ".join(f"{n} == {NEVER_US}" for n in us)
+        return lines.named, f"(-1 if {among} else {best}, ({', '.join(us)},))"
 
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
         """The plans that take sizes, each with the microseconds that it is estimated to take."""
-        found, taking = self.found(*sizes), []
-        for k, start, stop in self.places:
-            if all(found[start:stop]):
-                us = 0.0
-                for at, estimate in enumerate(k.estimates):
-                    first = stop + 3 * at
-                    us += estimate.us(*found[first:first + 3])
-                taking.append((us, k))
-        return taking
+        return [(us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True) if us < inf]
 
 
 class Registry(Generic[Made]):
@@ -110,7 +122,7 @@ class Registry(Generic[Made]):
         found = self.estimates(sizes)
         if not found:
             raise Unsupported(waits or "sizes:refused", self._why_none(sizes))
-        us, best = _least(found)
+        us, best = min(found, key=lambda one: one[0])
         held = best.plan.held(dict(zip(best.sizes.names, sizes, strict=True)))
         return Chosen(held, best.question, us, len(found), waits == COMPILING, self.kind)
 
@@ -121,18 +133,26 @@ class Registry(Generic[Made]):
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
         """The plans that are there and take sizes, each with the microseconds that it is estimated to
         take."""
-        table = self.table
-        if table is None or table.count < len(self.there):
-            kernels = list(self.there.values())  # other threads may add some
-            if not kernels:
-                return []
-            table = self.table = Table(kernels)
-        return table.estimates(sizes)
+        table = self._tabled()
+        return [] if table is None else table.estimates(sizes)
 
     def fastest(self, sizes: Sequence[int]) -> Kernels[Made] | None:
         """What ``choose`` takes, if no plan may come; None where there is none."""
-        found = self.estimates(sizes) if self.is_settled() else []
-        return _least(found)[1] if found else None
+        table = self.table
+        if table is None or not table.settled:
+            table = self._tabled()
+            if table is None or not table.settled:
+                return None
+        at = table.find(*sizes)[0]
+        return None if at < 0 else table.kernels[at]
+
+    def _tabled(self) -> Table[Made] | None:
+        """The table of the plans that are there, if there is one."""
+        table, settled = self.table, self.is_settled()
+        if table is None or table.count < len(self.there) or table.settled is not settled:
+            kernels = list(self.there.values())  # other threads may add some
+            table = self.table = Table(kernels, settled) if kernels else None
+        return table
 
     def complete(self) -> None:
         """Find or make all plans, so that the next call has nothing left to look up."""
@@ -193,15 +213,6 @@ class Registry(Generic[Made]):
     @staticmethod
     def _why_not(k: Kernels[Made], sizes: Sequence[int]) -> str:
         return k.sizes.why_not(dict(zip(k.sizes.names, sizes, strict=True)))
-
-
-def _least(found: Sequence[tuple[float, Kernels[Made]]]) -> tuple[float, Kernels[Made]]:
-    """The first with the fewest microseconds."""
-    best = found[0]
-    for one in found:
-        if one[0] < best[0]:
-            best = one
-    return best
 
 
 def _digests(plan: Plan) -> set[str]:

@@ -4,18 +4,22 @@ The general way (decide.py) decides a call at one size. Calls of the same layer 
 their shapes alone: the registry that answers them and what starts its plans are kept under a key without
 sizes. A new size then costs this look-up, the choice among the plans, and a route. Where something is open
 (a plan that has not run yet, a size that none takes, shapes that do not fit), the general way decides.
+
+A first call mostly waits for memory that other work pushed out of the processor's caches: what it runs is
+few functions, most of them written for the layer (``values_of``), and it makes few objects.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
-from transconv.torch_ops import execute, shapes
-from transconv.torch_ops.any_size import LIMIT, Order, order_of
+from transconv.ir import values_of
+from transconv.torch_ops import execute, shapes, warm
+from transconv.torch_ops.any_size import LIMIT, order_of
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import BackwardRoutes, Begin, Route
@@ -24,13 +28,14 @@ if TYPE_CHECKING:
     from transconv.conv import Compiled
     from transconv.runtime import Kernels
 
-_layers: dict[Hashable, tuple[_Layer | None, ...]] = {}
+_layers: dict[Hashable, Layer] = {}
+_counting: dict[Route, None] = {}  # each counts the calls of its layer
 _lock = threading.Lock()
 
 
-class _Layer:
-    """One direction of a layer: the route of one size, from which those of other sizes are made.
-    ``names``: the plans' names of a call's tensors, the result last; ``dtype``: that of the result."""
+class _Direction:
+    """A route of one size, from which those of other sizes are made. ``names``: the plans' names of a
+    call's tensors, the result last; ``dtype``: that of the result."""
 
     __slots__ = ("begins", "device", "dtype", "like", "names")
 
@@ -38,20 +43,18 @@ class _Layer:
         self.like, self.device, self.dtype, self.names = like, device, dtype, names
         self.begins: dict[Kernels[Compiled], Begin] = {}
 
-    def route(self, src: Sequence[int], shape: Ints) -> Route | None:
-        """The route whose problem's src has this shape, and whose result has the other; None if a plan is
-        missing or has not run yet."""
-        like, sizes = self.like, (src[0], *src[2:])
-        assert like.registry is not None
-        best = like.registry.fastest(sizes)
+    def route(self, sizes: Ints, shape: Ints, strides: Ints) -> Route | None:
+        """The route for sizes, whose result has this shape and these strides; None if a plan is missing or
+        has not run yet."""
+        like = self.like
+        best = like.registry.fastest(sizes)  # type: ignore[union-attr]
         if best is None:
             return None
-        begin = self.begins.get(best)
+        begin = self.begins.get(best) or self._begin(best)
         if begin is None:
-            begin = self._begin(best)
-            if begin is None:
-                return None
-        return like.resized(shape, best.plan, begin(sizes), self.device.index, len(self.names), self.dtype)
+            return None
+        return like.resized(shape, strides, best.plan, begin(sizes), self.device.index, len(self.names),
+                            self.dtype)
 
     def _begin(self, best: Kernels[Compiled]) -> Begin | None:
         aligned = self.like.aligned
@@ -63,69 +66,89 @@ class _Layer:
         return begin
 
 
+class Layer:
+    """What the calls of a layer share: of its forward pass (``data``), or of its gradients. ``lies``, of
+    sizes: shape and strides of the layer's input, then those of its result."""
+
+    __slots__ = ("channels_last", "data", "lies", "open", "orders", "params", "rank", "weight")
+
+    def __init__(self, x: torch.Tensor, data: _Direction | None, weight: _Direction | None = None) -> None:
+        some = data or weight
+        assert some is not None and some.like.compiled is not None
+        like, required = some.like, some.like.compiled.required
+        assert required is not None
+        self.data, self.weight, self.params, self.rank = data, weight, like.params, x.dim()
+        tensors = {t.name: t for t in required.tensors}
+        both = tensors[like.near], tensors[like.far]
+        self.lies: Callable[..., Ints] = values_of(
+            [e for t in both for e in (*t.bounds, *t.steps)], required.names)
+        self.orders = tuple([tuple([b.dim for b in t.layout.blocks]) for t in both])
+        self.channels_last = like.channels_last
+        # With one channel the same strides may be of both orders: see shapes.suggests_channels_last.
+        self.open = self.rank > 3 and x.shape[1] == 1
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> Route | None:
+        """The route of a forward call."""
+        rank, data, given = self.rank, self.data, x.shape
+        assert data is not None
+        src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
+        sizes = (src[0], *src[2:])
+        at = self.lies(*sizes)
+        if ((x.stride() != at[rank:2 * rank] or self.open) and not self._lie_so(x, w)
+                or given != at[:rank]):
+            return None
+        return data.route(sizes, at[2 * rank:3 * rank], at[3 * rank:])
+
+    def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+                 wants_bias: bool) -> BackwardRoutes | None:
+        """The routes of the gradients."""
+        rank, data, weight, given = self.rank, self.data, self.weight, x.shape
+        src = grad.shape if self.params.transposed else given
+        sizes = (src[0], *src[2:])
+        at = self.lies(*sizes)
+        if ((x.stride() != at[rank:2 * rank] or grad.stride() != at[3 * rank:] or self.open)
+                and not self._lie_so(x, w, grad)
+                or given != at[:rank] or grad.shape != at[2 * rank:3 * rank]):
+            return None
+        dx = dw = None
+        if data is not None and (dx := data.route(sizes, at[:rank], at[rank:2 * rank])) is None:
+            return None
+        if weight is not None:
+            like = weight.like
+            if (dw := weight.route(sizes, like.shape, like.strides)) is None:
+                return None
+        return BackwardRoutes(self.params, self.channels_last, dx, dw, wants_bias, rank)
+
+    def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
+        """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
+        last = shapes.channels_last_result(x, w)
+        return last is self.channels_last and all(
+            order_of(t.shape, t.stride(), last) == order
+            for t, order in zip((x, *grads), self.orders, strict=False))
+
+
 def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                 flags: execute.Flags, aligned: bool) -> Hashable:
-    """What calls of a layer share; None where the input has gaps."""
-    order, channels_last = _lying(x, w)
-    return order and (
-        order, channels_last, req, x.shape[1:2], x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
-        aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
+    """What calls of a layer share."""
+    return (req, x.shape[1], x.stride(1) == 1, x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
+            aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
 
 
-def _lying(x: torch.Tensor, w: torch.Tensor) -> tuple[Order, bool]:
-    channels_last = shapes.channels_last_result(x, w)
-    return order_of(x.shape, x.stride(), channels_last), channels_last
+def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+                 mask: Sequence[bool], flags: execute.Flags, aligned: bool) -> Hashable:
+    """What the gradients of a layer's calls share."""
+    return (params, x.shape[1], x.stride(1) == 1, grad.stride(1) == 1, x.dtype, x.device, grad.dtype,
+            grad.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
 
 
-def lies_so(key: Any, x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Whether the input lies in memory as ``forward_key`` found the layer's."""
-    return bool(_lying(x, w) == key[:2])
-
-
-def forward(key: Hashable, x: torch.Tensor, w: torch.Tensor) -> Route | None:
-    """The route of a forward call, if its layer is known."""
-    (layer,) = _layers.get(key, (None,))
-    if layer is None:
-        return None
-    params = layer.like.params
-    shape = shapes.output_shape(x.shape, w.shape, params)
-    return layer.route(shape if params.transposed else x.shape, shape)
+find = _layers.get
 
 
 def note_forward(key: Hashable, route: Route, x: torch.Tensor, biased: bool) -> None:
     """Keep the layer of a route that the general way made."""
     if key is not None and _serves(route) and not (route.adds_bias or route.copies_bias):
-        _keep(key, _Layer(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far))
-
-
-def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                 mask: Sequence[bool], flags: execute.Flags, aligned: bool) -> Hashable:
-    """What the gradients of a layer's calls share; None where a tensor has gaps."""
-    channels_last = shapes.channels_last_result(x, w)
-    orders = (order_of(x.shape, x.stride(), channels_last),
-              order_of(grad.shape, grad.stride(), channels_last))
-    return None if None in orders else (
-        params, orders, channels_last, x.shape[1:2], x.dtype, x.device, grad.dtype, grad.device, w.shape,
-        w.stride(), w.dtype, w.device, aligned, flags, *mask)
-
-
-def backward(key: Hashable, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-             wants_bias: bool) -> BackwardRoutes | None:
-    """The routes of the gradients, if the layer is known."""
-    layers = _layers.get(key)
-    if layers is None:
-        return None
-    some = next(layer for layer in layers if layer is not None).like
-    params, made = some.params, list[Route | None]()
-    if grad.shape != shapes.output_shape(x.shape, w.shape, params):
-        return None
-    src = grad.shape if params.transposed else x.shape
-    for layer, wanted in zip(layers, (x, w), strict=True):
-        route = None if layer is None else layer.route(src, tuple(wanted.shape))
-        if layer is not None and route is None:
-            return None
-        made.append(route)
-    return BackwardRoutes(params, some.channels_last, made[0], made[1], wants_bias, grad.dim())
+        data = _Direction(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
+        _keep(key, Layer(x, data), route)
 
 
 def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> None:
@@ -134,14 +157,26 @@ def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> Non
     found = [r for r in (data, weight) if r is not None]
     if key is None or not found or routes.aten or not all(map(_serves, found)):
         return
-    _keep(key, None if data is None else _Layer(data, x.device, x.dtype, "wei", data.far, data.near),
-          None if weight is None else _Layer(weight, x.device, x.dtype, weight.near, weight.far, "wei"))
+    _keep(key, Layer(
+        x, None if data is None else _Direction(data, x.device, x.dtype, "wei", data.far, data.near),
+        None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei")),
+        *found)
+
+
+def count() -> None:
+    """Move the calls of all sizes into the totals."""
+    with _lock:
+        counting = list(_counting)
+    for route in counting:
+        route.count()
 
 
 def forget() -> None:
     """Drop all layers."""
+    count()
     with _lock:
         _layers.clear()
+        _counting.clear()
 
 
 def _serves(route: Route) -> bool:
@@ -149,8 +184,10 @@ def _serves(route: Route) -> bool:
     return route.registry is not None and not route.stands_in and route.types is None
 
 
-def _keep(key: Hashable, *layers: _Layer | None) -> None:
+def _keep(key: Hashable, layer: Layer, *routes: Route) -> None:
+    if len(_counting) >= LIMIT:
+        forget()
+        warm.forget()
     with _lock:
-        if len(_layers) >= LIMIT:
-            _layers.clear()
-        _layers[key] = layers
+        _layers[key] = layer
+        _counting.update(dict.fromkeys(routes))

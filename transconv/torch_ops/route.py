@@ -34,7 +34,7 @@ def _laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
     return shapes.with_result_strides(made, channels_last)
 
 
-_empty = allocator.quickest()
+_empty, _new = allocator.quickest(), object.__new__
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
@@ -205,21 +205,25 @@ class Route:
     def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:
         self.device = device
         self.functions.clear()
-        self.start = {3: _two, 4: _three, 5: _four}.get(count, _more)(self, begin, dtype)
+        self.start = _STARTS.get(count, _more)(self, self.shape, self.strides, begin, dtype)
 
-    def resized(self, shape: Ints, compiled: Compiled, begin: Callable[..., None], device: int, count: int,
-                dtype: torch.dtype) -> Route:
+    def resized(self, shape: Ints, strides: Ints, compiled: Compiled, begin: Callable[..., None],
+                device: int, count: int, dtype: torch.dtype) -> Route:
         """The route of a call that differs in its sizes alone, of which ``count`` tensors ``begin`` starts
-        the plan."""
-        made = Route(self.direction, self.params, tuple(shape), self.channels_last)  # no torch.Size
-        made.types, made.aligned, made.registry, made.compiled = (self.types, self.aligned, self.registry,
-                                                                  compiled)
-        made._starts(begin, device, count, dtype)
+        the plan. This one counts its calls."""
+        made: Route = _new(Route)
+        made.direction, made.params, made.channels_last = self.direction, self.params, self.channels_last
+        made.shape, made.strides, made.near, made.far = shape, strides, self.near, self.far
+        made.types, made.aligned, made.registry = self.types, self.aligned, self.registry
+        made.compiled, made.device, made.halves, made.reason = compiled, device, None, ""
+        made.whole = made.stands_in = made.adds_bias = made.copies_bias = False
+        made.functions, made.gradients, made.calls = {}, {}, 0
+        made.start = _STARTS.get(count, _more)(self, shape, strides, begin, dtype)
         return made
 
 
-def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
-    empty, shape, strides = _empty, route.shape, route.strides
+def _two(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+    empty = _empty
 
     def start(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         route.calls += 1
@@ -230,8 +234,9 @@ def _two(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
     return start
 
 
-def _three(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
-    empty, shape, strides = _empty, route.shape, route.strides
+def _three(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None],
+           dtype: torch.dtype) -> Run:
+    empty = _empty
 
     def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> torch.Tensor:
         route.calls += 1
@@ -242,8 +247,8 @@ def _three(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
     return start
 
 
-def _four(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
-    empty, shape, strides = _empty, route.shape, route.strides
+def _four(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+    empty = _empty
 
     def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor,
               fourth: torch.Tensor) -> torch.Tensor:
@@ -255,8 +260,8 @@ def _four(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
     return start
 
 
-def _more(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
-    empty, shape, strides = _empty, route.shape, route.strides
+def _more(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None], dtype: torch.dtype) -> Run:
+    empty = _empty
 
     def start(*given: torch.Tensor) -> torch.Tensor:
         route.calls += 1
@@ -265,6 +270,10 @@ def _more(route: Route, begin: Callable[..., None], dtype: torch.dtype) -> Run:
         return made
 
     return start
+
+
+# By the number of tensors: what makes the result and starts the kernel, and counts on a route.
+_STARTS = {3: _two, 4: _three, 5: _four}
 
 
 class BackwardRoutes:

@@ -55,7 +55,8 @@ def add_sized(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor, b: 
               flags: execute.Flags, aligned: bool, mode: str) -> tuple[Any, Hashable]:
     """``add_forward``, and the key of the layer if the route was made from that of another size."""
     layer = known_layers.forward_key(req, x, w, b, flags, aligned) if settings.sizes == "any" else None
-    route = None if layer is None else known_layers.forward(layer, x, w)
+    known = known_layers.find(layer)
+    route = None if known is None else known.forward(x, w)
     if route is not None:
         return keep(key, route, [route]), layer
     route = make_forward(req.resolve(x, w, b), x, w, b, flags, aligned, mode)
@@ -86,20 +87,28 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
            x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
     routes = _routes.get(key)
     if routes is None:
-        routes = _new_backward(params, grad, x, w, mask, flags, aligned, mode)
-        routes = keep(key, routes, routes.routes())
+        routes = _new_backward(key, params, grad, x, w, mask, flags, aligned, mode)
     return routes, flags, aligned
 
 
-def _new_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+def _new_backward(key: Hashable, params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
                   mask: Sequence[bool], flags: execute.Flags, aligned: bool, mode: str) -> BackwardRoutes:
-    layer = (known_layers.backward_key(params, grad, x, w, mask, flags, aligned)
-             if settings.sizes == "any" else None)
-    found = None if layer is None else known_layers.backward(layer, grad, x, w, mask[2])
-    if found is None:
-        found = make_backward(params, grad, x, w, mask, flags, aligned, mode)
-        known_layers.note_backward(layer, found, x)
-    return found
+    layer = None
+    if settings.sizes == "any":
+        layer = known_layers.backward_key(params, grad, x, w, mask, flags, aligned)
+        known = known_layers.find(layer)
+        found = None if known is None else known.backward(grad, x, w, mask[2])
+        if found is not None:  # with room for it this is all that ``keep`` does
+            there: BackwardRoutes = _routes.setdefault(key, found)
+            return there if len(_routes) <= LIMIT else _kept(key, there)
+    made = make_backward(params, grad, x, w, mask, flags, aligned, mode)
+    known_layers.note_backward(layer, made, x)
+    return _kept(key, made)
+
+
+def _kept(key: Hashable, routes: BackwardRoutes) -> BackwardRoutes:
+    kept: BackwardRoutes = keep(key, routes, routes.routes())
+    return kept
 
 
 def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
@@ -160,6 +169,7 @@ def counted(reset: bool = False) -> stats.Stats:
         items = list(_routes.values())
     for item in items:
         _count(item)
+    known_layers.count()
     return stats.totals(reset)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import autograd, execute, known_layers, routes, warm
+from transconv.torch_ops import autograd, execute, known_layers, warm
 from transconv.torch_ops.arguments import means_more
 from transconv.torch_ops.entries import Call, only_on
 from transconv.torch_ops.route import ALIGNMENT, Route, current_device
@@ -40,16 +40,10 @@ def note(function: Any, x: Tensor, w: Tensor, b: Tensor | None, numbers: tuple[A
     what its calls share. ``numbers`` as in ``warm.note``."""
     if _function_modes() or any(isinstance(n, list) for n in numbers) or not warm.due((id(w), "sizes"), 1):
         return  # after a few sizes: a weight that does not come back gets no entry
-    check = _guard(x, w, *() if b is None else (b,))
-    if check is not None:
+    check, layer = _guard(x, w, *() if b is None else (b,)), known_layers.find(key)
+    if check is not None and layer is not None:
         warm.begin(w, _entry(warm.onward, check, function, numbers, route, flags, aligned, b is not None,
-                             lambda x, w: _found(key, x, w)))
-
-
-def _found(key: Hashable, x: Tensor, w: Tensor) -> Route | None:
-    """The route of a size that the entry does not know."""
-    made = known_layers.forward(key, x, w) if known_layers.lies_so(key, x, w) else None
-    return made and routes.keep((key, x.shape, x.stride()), made, [made])
+                             layer.forward))
 
 
 def _guard(x: Tensor, *others: Tensor) -> Callable[..., bool] | None:

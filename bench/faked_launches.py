@@ -1,0 +1,84 @@
+"""Calls on a machine without a GPU, as if there were one: a call does all that it does before the driver.
+
+Tensors of the CPU are taken for a GPU's on which all kernels are loaded and checked; plans are made for
+sm_90, and instead of a launch its arguments are recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+import transconv
+from transconv.backend_triton import SizedLauncher, launch, sized_launch
+from transconv.runtime import allocator, compiler, trust
+from transconv.target import Target
+from transconv.torch_ops import execute, route
+
+Launched = list[tuple[Any, ...]]
+"""Of each launch the number of programs, then addresses, descriptors and sizes."""
+SM90 = Target.parse("sm_90")
+made, made_sized = launch.Launcher.__init__, SizedLauncher.__init__
+
+
+@contextmanager
+def as_on_gpu() -> Iterator[Launched]:
+    """Within ``with`` calls take kernels for any size and launch nothing; the launches so far."""
+    found: Launched = []
+
+    def started(*given: Any) -> None:
+        found.append((given[0], *given[13:]))
+
+    def init(self: launch.Launcher, *given: Any, **named: Any) -> None:
+        made(self, *given, **named)
+        self.kept[None, True] = launch.Direct(started, self.grid, "f", "p")  # type: ignore[index]
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (execute, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
+        (route, "_empty", _empty), (allocator, "quickest", lambda: _empty),
+        (trust, "is_trusted", lambda *_: True),
+        (sized_launch, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
+        (launch, "encoding", lambda meta, box: lambda address, lying: [lying]),
+        (launch.Launcher, "__init__", init), (launch.Launcher, "_interpret", _interpret),
+        (SizedLauncher, "__init__", _init_sized), (SizedLauncher, "start", _start)]
+    config = transconv.config
+    before = config.cpu, config.sizes, config.fallback
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict("os.environ", {"TRITON_INTERPRET": "1"}))
+        stack.enter_context(patch.object(torch._C, "_cuda_getCurrentRawStream", lambda device: "stream",
+                                         create=True))
+        for home, name, value in replaced:
+            stack.enter_context(patch.object(home, name, value))
+        config.cpu, config.sizes, config.fallback = "interpret", "any", "error"
+        compiler.forget()
+        try:
+            yield found
+        finally:
+            config.cpu, config.sizes, config.fallback = before
+            compiler.forget()
+
+
+def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+    assert type(shape) is tuple and type(strides) is tuple  # the fast allocation takes nothing else
+    return torch.empty_strided(shape, strides, dtype=dtype)
+
+
+def _interpret(self: launch.Launcher, tensors: list[Any]) -> None:
+    self.kept[None, True](tuple(t.data_ptr() for t in tensors), tensors, "stream")  # type: ignore[index]
+
+
+def _init_sized(self: SizedLauncher, *given: Any, **named: Any) -> None:
+    made_sized(self, *given, **named)
+    kernel = SimpleNamespace(function="f", packed_metadata="p")
+    self.starts[None, True] = sized_launch._Start(self, kernel)  # type: ignore[index]
+
+
+def _start(self: SizedLauncher, tensors: list[Any], values: dict[str, int]) -> None:
+    sizes = tuple([values[n] for n in self.sizes.names])
+    (grid,) = self.count(*sizes)
+    self.starts[None, True](grid, sizes, tensors, "stream")  # type: ignore[index]
