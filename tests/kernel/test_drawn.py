@@ -71,7 +71,8 @@ def test_everything_is_drawn() -> None:
     whole = "\n".join(str(t) for t in trials)
     for said in ("vload", "argmax", "argmin", ".mask", "group.empty", "out=", "mixed(", " @ ", "f16",
                  "bool", "i8", "u8", "i64", "else:", "[None]", "[:, None]", "global_id", ">>>> ",
-                 "axis=(0, 2)", ".T"):
+                 "axis=(0, 2)", ".T",
+                 "subgroups", "scoped(", "own(", "atomic_ref(W)", "mapping=create_mapping"):
         assert said in whole, said
 
 

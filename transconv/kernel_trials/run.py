@@ -51,7 +51,7 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
 
 def difference(trial: KernelTrial, way: str, folder: Path, row: Row, target: str) -> str:
     """What differs from the simulator; empty if nothing does."""
-    function, group = loaded(trial.kernel(), folder), Group(trial.work, trial.group)
+    function, group = loaded(trial.kernel(), folder), trial.launch
     wanted = trial.made()
     with np.errstate(all="ignore"):
         function.simulate(group, *wanted.values())
