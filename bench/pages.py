@@ -41,7 +41,7 @@ from transconv.tuning.table import Row, read
 RESULTS = ROOT / "bench" / "results"
 # A table elsewhere stands in a text that says it.
 WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
-               "docs/functional.md")
+               "docs/functional.md", "docs/kernel_api.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from bench import first_launches
 from bench.environment import versions
 from bench.kernels.cases import Arguments, KernelCase, cases, drawing
 from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, masks, recorded
@@ -31,6 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-ms", type=float, default=60.0, help="timing of one call")
     parser.add_argument("--time-budget", type=float, default=500,
                         help="seconds after which no case begins")
+    parser.add_argument("--first", action="store_true",
+                        help="time first launches instead, with empty caches and in a second process")
     parser.add_argument("--limit", type=float, default=60,
                         help="seconds for one case, which has a process of its own")
 
@@ -39,6 +42,8 @@ def main(options: argparse.Namespace) -> int:
     """Time them, each in a child process that has a time limit; 1 if a result is wrong or a case fails."""
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
+    if options.first:
+        return first_launches.write(out, versions())
     began, wrong = time.monotonic(), 0
     tasks = [Task("time", {"name": c.name, "options": options}, options.limit) for c in cases()
              if re.search(options.match, c.name)]

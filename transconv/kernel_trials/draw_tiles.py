@@ -261,7 +261,7 @@ def _added(d: Page) -> None:
     d.say(d.rng.choice((f"atomic_ref(W)[abs({a}) % 13] += {d.pick('e', 'RC')}",
                         f"atomic_ref(W)[{a}] += 1.0",
                         f"atomic_ref(W)[j:] += {d.pick('e', 'RC')}[0]",
-                        "atomic_ref(W)[3] -= group.load(X[i:, j:], shape=(R, C)).sum()")))
+                        "atomic_ref(W)[0] -= group.load(X[i:, j:], shape=(R, C)).sum()")))
 
 
 def _called(d: Page) -> None:
@@ -291,7 +291,7 @@ def stores(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
         d.deep = 0
     made = {"Y": Drawn("f32", (len(found), rows, cols), True)}
     if any("atomic_ref(W)" in line for line in d.lines):
-        made["W"] = Drawn("f32", (d.rng.choice((13, 13, 5, cols)),), True)
+        made["W"] = Drawn("f32", (d.rng.choice((13, 13, 5, cols + 1)),), True)
     if chance(d.rng, 2):
         d.say(f"group.store(S[i:, j:], {d.pick('i')} + group.zeros(shape=(R, C), dtype=np.int32))")
         made["S"] = Drawn("i32", (rows, cols), True)

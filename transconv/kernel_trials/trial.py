@@ -126,8 +126,8 @@ class KernelTrial:
                 "dtype": ":".join(sorted({a.dtype for _, a in self.arrays}))}
         for name, words in (("loops", ("for ",)), ("branches", ("if ",)), ("products", (" @ ",)),
                             ("gathers", ("X[v", "X[abs", "Z[v")), ("writes", ("] = ", "out=")),
-                            ("masks", (".mask",)), ("atomics", ("atomic_ref",)), ("mappings", ("mapping=",)),
-                            ("functions", tuple(f"{n}(" for n in FUNCTIONS)),
+                            ("masks", (".mask",)), ("atomics", ("atomic_ref",)),
+                            ("mappings", ("mapping=",)), ("functions", tuple(f"{n}(" for n in FUNCTIONS)),
                             ("reductions", ("axis=", ".sum()", ".max()"))):
             said[name] = "yes" if any(w in whole for w in words) else "no"
         return said
