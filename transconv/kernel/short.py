@@ -84,9 +84,12 @@ class _Short:
                 self.values[var] = found
         if not self.made_of:
             return self.kernel
-        for var in reversed(self.made_of):  # those that are read come before those that read them
-            if all(r is not None and (r in self.gone or var not in free_vars(self.values[r]))
-                   for r in self.readers[var]):
+        elements = (let.value for made in self.made_of.values() for let in made)
+        whole = {v for value in elements for v in free_vars(value)}
+        for var in reversed(self.made_of):  # what is read comes before what reads it
+            if var not in whole and all(
+                    r is not None and (r in self.gone or var not in free_vars(self.values[r]))
+                    for r in self.readers[var]):
                 self.gone.add(var)
         return _Placed(self).mutate(self.kernel)  # type: ignore[no-any-return]
 
