@@ -169,7 +169,8 @@ class _Element(ExprMutator):
         """Of an element that is inactive nothing is computed."""
         cond = simplify(self.mutate(at.cond))
         if isinstance(cond, Const):
-            return self.mutate(at.yes if cond.value else at.no)
+            chosen: Expr = self.mutate(at.yes if cond.value else at.no)
+            return chosen
         return Select(cond, self.mutate(at.yes), self.mutate(at.no))
 
     def mutate_Renamed(self, at: Renamed) -> Expr:
