@@ -36,7 +36,8 @@ def test_the_pairwise_distances_of_the_proposal(columns: int) -> None:
     x, z, found = floats(90, columns), floats(140, columns, seed=1), []
     for function in (test_proposal.by_hand, test_proposal.of_items, test_proposal.of_other_groups):
         found.append(torch.zeros(90, 140, device="cuda"))
-        function(Group((90, 140), (4, 8)), torch.from_numpy(x).cuda(), torch.from_numpy(z).cuda(), found[-1])
+        given = torch.from_numpy(x).cuda(), torch.from_numpy(z).cuda()
+        function(Group((90, 140), (4, 8)), *given, found[-1])
     assert torch.equal(found[1], found[2])
     torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-6)
 
