@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from bench import first_launches
 from bench.environment import versions
 from bench.kernels.cases import Arguments, KernelCase, cases, drawing
 from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, masks, recorded
 from transconv.tuning.timing import Clock, Make
+from transconv.verify.pool import Group, Pool, Task
 
 COLUMNS = ("kernel", "api_us", "triton_us", "torch_us", "ratio", "torch_ratio", "spread", "api_lines",
            "triton_lines", "api_masks", "triton_masks", "error", "triton_error", "first_s", "schedule",
@@ -30,35 +32,42 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget-ms", type=float, default=60.0, help="timing of one call")
     parser.add_argument("--time-budget", type=float, default=500,
                         help="seconds after which no case begins")
+    parser.add_argument("--first", action="store_true",
+                        help="time first launches instead, with empty caches and in a second process")
+    parser.add_argument("--limit", type=float, default=60,
+                        help="seconds for one case, which has a process of its own")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Time them; 1 if a result is wrong or a case fails."""
+    """Time them, each in a child process that has a time limit; 1 if a result is wrong or a case fails."""
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    began, clock, wrong = time.monotonic(), Clock("cuda", options.budget_ms), 0
+    if options.first:
+        return first_launches.write(out, versions())
+    began, wrong = time.monotonic(), 0
+    tasks = [Task("time", {"name": c.name, "options": options}, options.limit) for c in cases()
+             if re.search(options.match, c.name)]
+    pool = Pool({"time": Group("bench.kernels.measures:timed", 1)})
     with (out / "kernels.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         rows.writeheader()
-        for case in cases():
-            if not re.search(options.match, case.name):
-                continue
-            if time.monotonic() - began > options.time_budget:
-                print(f"no time for {case.name}", flush=True)
-                continue
-            try:
-                made = row(case, clock, options)
-            except Exception as error:  # of a compiler, or of memory: the others are timed all the same
-                print(f"{case.name}: {type(error).__name__}: {str(error)[:600]}", flush=True)
+        for task, made in pool.run(tasks, options.time_budget, options.limit):
+            spent = f"[{time.monotonic() - began:.0f} s]"
+            if "kernel" not in made:  # the compiler, memory or time: the others are timed all the same
+                print(spent, f"{task.payload['name']}: {made['error']}", flush=True)
                 wrong += 1
                 continue
             rows.writerow(made)
             file.flush()
-            print(f"[{time.monotonic() - began:.0f} s]", *(f"{k}={v}" for k, v in made.items()),
-                  flush=True)
+            print(spent, *(f"{k}={v}" for k, v in made.items()), flush=True)
             wrong += float(str(made["error"])) > WRONG
-            torch.cuda.empty_cache()
     return 1 if wrong else 0
+
+
+def timed(name: str, options: argparse.Namespace) -> dict[str, object]:
+    """The row of a case, in a child process."""
+    torch.cuda.empty_cache()
+    return row(next(c for c in cases() if c.name == name), Clock("cuda", options.budget_ms), options)
 
 
 def row(case: KernelCase, clock: Clock, options: argparse.Namespace) -> dict[str, object]:

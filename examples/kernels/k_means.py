@@ -13,7 +13,9 @@ def assigned(group, points, centres, near, sums, counts):
     nearest = ((x[:, None] - c[None])**2).sum(axis=2).argmin(axis=1)
     group.store(near[i:], nearest)
     own = nearest[:, None] == np.arange(centres.shape[0])[None]
-    group.store(sums[g], np.where(own[:, :, None], x[:, None], 0.0).sum(axis=0))
+    for d in tuple(range(points.shape[1])):
+        p = group.load(points[i:, d], shape=(m,))
+        group.store(sums[g, :, d], np.where(own, p[:, None], 0.0).sum(axis=0))
     group.store(counts[g], own.sum(axis=0))
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import cases, item_cases
-from tests.kernel.cases import Case, product
+from tests.kernel import cases, item_cases, test_proposal
+from tests.kernel.cases import Case, floats, product
 from tests.kernel.test_mask_rules import arguments, check, loaded
 from transconv.kernel import Group, kernel
 from transconv.kernel_trials.run import work
@@ -28,6 +28,18 @@ def test_a_case(case: Case) -> None:
             value = np.asarray(wanted.get(at, before), np.float64)
             np.testing.assert_allclose(given[at].cpu().numpy().astype(np.float64), value,
                                        rtol=4 * case.within, atol=4 * case.within)
+
+
+@pytest.mark.parametrize("columns", [3, 16])
+def test_the_pairwise_distances_of_the_proposal(columns: int) -> None:
+    """Those that sum an axis have the same bits; a loop's products may be contracted otherwise."""
+    x, z, found = floats(90, columns), floats(140, columns, seed=1), []
+    for function in (test_proposal.by_hand, test_proposal.of_items, test_proposal.of_other_groups):
+        found.append(torch.zeros(90, 140, device="cuda"))
+        given = torch.from_numpy(x).cuda(), torch.from_numpy(z).cuda()
+        function(Group((90, 140), (4, 8)), *given, found[-1])
+    assert torch.equal(found[1], found[2])
+    torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -19,6 +19,7 @@ from transconv.kernel_trials import KERNELS, KernelTrial
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.run import work
 from transconv.verify.fuzz import kind_of, repeated
+from transconv.verify.fuzz_run import without_kernels
 from transconv.verify.shrink import shrink
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +31,10 @@ FAILED_ONCE = (
     "kernel work=1,6 group=1,5 seed=891 Z=f32[1,9] Y=f32[3,8,14]! ;; i, j = group.work_offset() ;; "
     "R, C = group.shape ;; v1 = group.load(Z[i:, j:], shape=(R, C)) ;; v9 = v1 ;; if j == 0: ;; > v9 = v1 "
     ";; else: ;; > v9 = v9 - group.load(Z[i:, j:], shape=(R, C)) ;; group.store(Y[1, i:, j:], v9)",
+    "kernel work=2 group=1 seed=394 H=f16[2,2] Y=f32[1,2,2]! ;; j, = group.work_offset() ;; "
+    "i, R, C = 0, 2, group.shape[0] ;; v8 = group.load(H[i:, j:], shape=(R, C)) ;; "
+    "v9 = np.minimum(v8, group.full(shape=(R, C), dtype=np.float16, fill_value=1.0)) ;; "
+    "v10 = (v8 @ v9.T).max(axis=1, keepdims=True) * 0.125 ;; group.store(Y[0, i:, j:], v10)",
 )
 
 
@@ -71,7 +76,8 @@ def test_everything_is_drawn() -> None:
     whole = "\n".join(str(t) for t in trials)
     for said in ("vload", "argmax", "argmin", ".mask", "group.empty", "out=", "mixed(", " @ ", "f16",
                  "bool", "i8", "u8", "i64", "else:", "[None]", "[:, None]", "global_id", ">>>> ",
-                 "axis=(0, 2)", ".T"):
+                 "axis=(0, 2)", ".T",
+                 "subgroups", "scoped(", "own(", "atomic_ref(W)", "mapping=create_mapping"):
         assert said in whole, said
 
 
@@ -147,3 +153,15 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "transconv", "fuzz", "--kernels", "6", "--interpreter", "--jobs", "1"]
     told = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True)
     assert "6 trials" in told.stdout and "6 passed" in told.stdout
+
+
+def test_launchers_stay_in_the_cache(tmp_path: Path) -> None:
+    """Compiled kernels leave it, but for those that may still be written."""
+    for name, file, old in (("a", "drawn.cubin", True), ("b", "launcher.so", True),
+                            ("c", "new.cubin", False)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text("")
+        if old:
+            os.utime(tmp_path / name, (1, 1))
+    without_kernels(str(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]

@@ -15,6 +15,7 @@ from transconv.ir import (
     Expr,
     For,
     If,
+    Min,
     Not,
     Reduce,
     Stmt,
@@ -160,6 +161,8 @@ class Blocks(Expressions):
             counter: Expr = var if plain else first + (var if step == 1 else var * step)
             if not isinstance(trips, Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
                 self.b.facts = self.b.facts.assume(counter < last if step > 0 else counter > last)
+            if step > 0 and isinstance(last, Min):  # below the least of two is below both
+                self.b.facts = self.b.facts.assume(counter < last.a).assume(counter < last.b)
             found = lanes_of(counter, self.b.scope)
             lanes = zip(self.items_shape, lanes_along(self.items_shape), strict=True)
             shape = tuple(n if lane in found else 1 for n, lane in lanes) if found else ()

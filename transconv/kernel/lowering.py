@@ -15,7 +15,9 @@ from transconv.ir import (
     TRUE,
     ZERO,
     Alloc,
+    Call,
     Const,
+    Div,
     DType,
     Expr,
     For,
@@ -42,6 +44,7 @@ from transconv.kernel.group import Group
 from transconv.kernel.group_scope import GroupScope
 from transconv.kernel.order import Access, check_order
 from transconv.kernel.products import Chip
+from transconv.kernel.short import written_out
 from transconv.kernel.sizing import Needed, Number, Sizing, sizing
 from transconv.kernel.source import Source
 from transconv.kernel.tracer import Tracer
@@ -55,6 +58,8 @@ MOST_THREADS = 1024  # of a program
 MOST_ELEMENTS = 1 << 20  # of a tile, in Triton
 STAGES = 3  # iterations whose loads are in flight
 PER_WARP = 512  # elements of the largest tile for each warp
+OF_FUNCTIONS = 128  # the same where as many as MANY functions are computed of each
+MANY = 5  # then registers for 16 elements of a thread leave room for half of the threads
 OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
 
 
@@ -124,7 +129,7 @@ def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
             if found.sizes is None:
                 raise
             fixed = frozenset(range(len(numbers)))
-    kernel = written.kernel
+    kernel = written_out(written.kernel)
     warps = group.warps_hint or _warps(kernel)
     _check_limits(source, kernel, warps, target)
     stages = finish(kernel, target)
@@ -254,7 +259,8 @@ def _warps(kernel: Kernel) -> int:
     """The warps of a program, from its largest tile."""
     _, largest, _ = _largest(kernel)
     products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
-    per = OF_PRODUCT if products else PER_WARP
+    functions = [e for e in find(kernel, Expr) if isinstance(e, (Call, Div))]
+    per = OF_PRODUCT if products else OF_FUNCTIONS if len(functions) >= MANY else PER_WARP
     least = 4 if products else 1
     return max(least, min(MOST_WARPS, 1 << max(0, (largest // per).bit_length() - 1)))
 

@@ -113,7 +113,7 @@ def _over(b: Building, row: Reduction, value: Expr, x: Tile, axes: Sequence[int]
     if missing:
         all_lanes = {*lanes_of(value, b.scope), *missing}
         value = Spread(value, tuple(sorted(all_lanes, key=lambda lane: lane.axis)))
-    for lane in lanes:
+    for lane in reversed(lanes):  # the last first: its neighbours are in one thread, or one warp
         value = Reduce(row.op, value, lane)
     return b.let(row.name, value) if lanes else b.named(row.name, value)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from transconv.kernel_trials.draw_items import items
+from transconv.kernel_trials.draw_sub_groups import sub_groups
 from transconv.kernel_trials.draw_tiles import STATEMENTS, begin, stores
 from transconv.kernel_trials.page import Page
 from transconv.kernel_trials.trial import Drawn, KernelTrial
@@ -22,6 +23,8 @@ MOST, MOST_ITEMS = 40, 9  # sizes of the work; the simulator runs items one by o
 def draw_trial(seed: int | str, number: int) -> KernelTrial:
     """Trial ``number`` of a seed: the same for everybody."""
     rng = Random(f"transconv kernels {seed} {number}")
+    if chance(rng, 9):
+        return _of_sub_groups(rng)
     return _of_items(rng) if chance(rng, 4) else _of_tiles(rng)
 
 
@@ -54,7 +57,7 @@ def _of_tiles(rng: Random) -> KernelTrial:
               "H": _array(rng, (rows, cols), least, "f16")}
     page = Page(rng, high, wide, least == 0)
     begin(page, flat, arrays["K"].dtype)
-    for _ in range(rng.randrange(3, 9)):
+    for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5, 8))):  # most are short: they compile in less time
         rng.choice(STATEMENTS)(page)
     stored = stores(page, rows, cols)
     return _trial(rng, (cols,) if flat else (rows, cols), (wide,) if flat else (high, wide),
@@ -68,9 +71,20 @@ def _of_items(rng: Random) -> KernelTrial:
     return _trial(rng, work, group, arrays | items(page, *work), page)
 
 
+def _of_sub_groups(rng: Random) -> KernelTrial:
+    sub = rng.choice((1, 2, 4, 8, 16))
+    group = sub * rng.choice((1, 2, 3, 4))
+    work = min(MOST, max(1, rng.choice((group, 2 * group, rng.randrange(1, 3 * group + 1), group - 1))))
+    shape = max(1, work + rng.choice((0, 0, 3, -2)))
+    page = Page(rng, 1, sub)
+    stored = sub_groups(page, work)
+    arrays = {"X": Drawn("f32", (shape,)), "Z": Drawn("f32", (work,))}
+    return _trial(rng, (work,), (group,), arrays | stored, page, sub)
+
+
 def _trial(rng: Random, work: tuple[int, ...], group: tuple[int, ...], arrays: dict[str, Drawn],
-           page: Page) -> KernelTrial:
+           page: Page, sub: int = 0) -> KernelTrial:
     """With the arrays that statements mention."""
     whole = "\n".join(page.lines)
-    kept = tuple((n, a) for n, a in arrays.items() if f"{n}[" in whole or f"{n}." in whole)
-    return KernelTrial(work, group, rng.randrange(1000), kept, tuple(page.lines))
+    kept = tuple((n, a) for n, a in arrays.items() if any(f"{n}{c}" in whole for c in "[.,)"))
+    return KernelTrial(work, group, rng.randrange(1000), kept, tuple(page.lines), sub)

@@ -42,6 +42,7 @@ def _value(d: Page) -> tuple[str, str]:
         ("Z[i % Z.shape[0]].sum() * 0.125", "f"), ("Z[j % Z.shape[0]].max()", "e"),
         (f"(X[i % X.shape[0]] * np.tanh({f})).sum() * 0.125", "f"), (f"min({f}, 1.5)", "f"),
         (f"mixed({d.pick('e')}, {d.pick('e')} * 1.0)", "e"), (f"np.exp(-abs({f}))", "f"),
+        (f"scoped({f}) * 0.25", "f"), (f"own({d.pick('e')}, {d.pick('e')} * 1.0)", "f"),
         (f"X[{i} % X.shape[0], {d.pick('i')} % X.shape[1]]", "e")))
 
 

@@ -247,9 +247,36 @@ def _multiplied(d: Page) -> None:
         d.new(f"np.clip((({a} + 0.5) @ ({b} - 1.0).T) @ {c} * 0.0625, -8.0, 8.0)", "RCf")
 
 
+def _mapped(d: Page) -> None:
+    """A view from a function of the indices of an element."""
+    there = d.rng.choice(("i + a, j + b + 1", "i + a // 2, j + b - 1", "(a + b) % 5, j + b",
+                          "i + a, (j + b * 2) % 7", "a * 2 - 1, b - a"))
+    view = f"create_mapping(lambda a, b: ({there}))"
+    d.new(f"group.load({d.rng.choice('XZ')}, shape=(R, C), mapping={view})", "RCe")
+
+
+def _added(d: Page) -> None:
+    """Additions to elements that other groups add to, of exact numbers, whose order does not matter."""
+    a = d.pick("i", "RC")
+    d.say(d.rng.choice((f"atomic_ref(W)[abs({a}) % 13] += {d.pick('e', 'RC')}",
+                        f"atomic_ref(W)[{a}] += 1.0",
+                        f"atomic_ref(W)[j:] += {d.pick('e', 'RC')}[0]",
+                        "atomic_ref(W)[0] -= group.load(X[i:, j:], shape=(R, C)).sum()")))
+
+
+def _called(d: Page) -> None:
+    """A function of its own in the text, or one with a body for the scope."""
+    a, b = d.pick("e"), d.pick("e")
+    if chance(d.rng, 2):
+        d.new(f"own({a}, {b})", d.shape(a, b) + "f")
+    else:
+        f = d.pick("fe")
+        d.new(f"scoped({f})", d.shape(f) + "f")
+
+
 STATEMENTS = (_two, _two, _one, _rounded, _half, _whole, _placed, _chosen, _chosen, _reduced, _reduced,
               _folded, _counted, _moved, _gathered, _cut, _written, _looped, _summed, _branched, _branched,
-              _multiplied, _multiplied)
+              _multiplied, _multiplied, _mapped, _added, _called)
 
 
 def stores(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
@@ -263,6 +290,8 @@ def stores(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
         d.say(f"group.store(Y[{n}, i:, j:], {value})")
         d.deep = 0
     made = {"Y": Drawn("f32", (len(found), rows, cols), True)}
+    if any("atomic_ref(W)" in line for line in d.lines):
+        made["W"] = Drawn("f32", (d.rng.choice((13, 13, 5, cols + 1)),), True)
     if chance(d.rng, 2):
         d.say(f"group.store(S[i:, j:], {d.pick('i')} + group.zeros(shape=(R, C), dtype=np.int32))")
         made["S"] = Drawn("i32", (rows, cols), True)

@@ -32,7 +32,7 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
     start = time.perf_counter()
     trial = KernelTrial.parse(line) if line else draw_trial(seed, number)
     row: Row = {"line": str(trial), "facts": trial.facts, "way": way, "kernels": 1}
-    prepare(scratch)
+    prepare(scratch, "triton" if way == "device" else "")
     try:
         with tempfile.TemporaryDirectory(dir=scratch or None) as folder:
             reason = difference(trial, way, Path(folder), row, target)
@@ -51,7 +51,7 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
 
 def difference(trial: KernelTrial, way: str, folder: Path, row: Row, target: str) -> str:
     """What differs from the simulator; empty if nothing does."""
-    function, group = loaded(trial.kernel(), folder), Group(trial.work, trial.group)
+    function, group = loaded(trial.kernel(), folder), trial.launch
     wanted = trial.made()
     with np.errstate(all="ignore"):
         function.simulate(group, *wanted.values())

@@ -14,16 +14,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from transconv.errors import ProblemError
+from transconv.kernel import Group
 
 END = ";;"
 CANARY = -77
 TYPES = {"f32": "float32", "f16": "float16", "i32": "int32", "i8": "int8", "u8": "uint8", "i64": "int64",
          "bool": "bool_"}
-FUNCTION = """@kernel.func
+FUNCTIONS = {"mixed": """@kernel.func
 def mixed(a, b):
     if a.dtype == b.dtype:
         return np.where(a > b, a - b, b)
-    return np.maximum(a, b)"""
+    return np.maximum(a, b)""", "own": """@kernel.func(inline=False)
+def own(a, b):
+    return np.where(a > b, a * 0.5, b - 1.0)""", "scoped": """def scoped(x):
+    pass
+
+
+@kernel.func(scoped, scope=WorkGroup)
+def scoped_of_group(group, x):
+    return x + group.id()[0]
+
+
+@kernel.func(scoped, scope=SubGroup)
+def scoped_of_sub_group(sg, x):
+    return x - sg.subgroup_id()
+
+
+@kernel.func(scoped, scope=WorkItem)
+def scoped_of_item(item, x):
+    return x * 2.0 + item.local_id()[0]"""}
+IMPORTED = ("Group", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "kernel")
 ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)")
 
 
@@ -52,17 +72,19 @@ class Drawn:
 @dataclass(frozen=True, slots=True)
 class KernelTrial:
     """``work``: the sizes of the launch; ``group``: those of a group; ``lines``: statements, with a ``>``
-    for each statement that they are inside of."""
+    for each statement that they are inside of; ``sub``: the items of a sub-group, 0 if nothing is said."""
 
     work: tuple[int, ...]
     group: tuple[int, ...]
     seed: int
     arrays: tuple[tuple[str, Drawn], ...]
     lines: tuple[str, ...]
+    sub: int = 0
 
     def __str__(self) -> str:
         head = [f"work={','.join(map(str, self.work))}", f"group={','.join(map(str, self.group))}",
-                f"seed={self.seed}", *(f"{n}={a}" for n, a in self.arrays)]
+                f"seed={self.seed}", *([f"sub={self.sub}"] if self.sub else []),
+                *(f"{n}={a}" for n, a in self.arrays)]
         return f" {END} ".join(["kernel " + " ".join(head), *self.lines])
 
     @staticmethod
@@ -74,17 +96,18 @@ class KernelTrial:
         arrays: list[tuple[str, Drawn]] = []
         for part in rest.split():
             name, _, value = part.partition("=")
-            if name in ("work", "group", "seed") and re.fullmatch(r"\d+(,\d+)*", value):
+            if name in ("work", "group", "seed", "sub") and re.fullmatch(r"\d+(,\d+)*", value):
                 said[name] = _numbers(value)
             elif found := ARRAY.fullmatch(part):
                 arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]))))
             else:
                 raise ProblemError(f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or "
                                    "an array such as X=f32[4,6]")
-        if word != "kernel" or set(said) != {"work", "group", "seed"} or not lines:
+        if word != "kernel" or {*said, "sub"} != {"work", "group", "seed", "sub"} or not lines:
             raise ProblemError(f"the trial '{line[:80]}'; expected kernel work= group= seed=, arrays, and "
                                f"statements behind {END}")
-        return KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines))
+        return KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines),
+                           said.get("sub", (0,))[0])
 
     @property
     def ragged(self) -> bool:
@@ -95,14 +118,17 @@ class KernelTrial:
     def facts(self) -> dict[str, str]:
         """What the trial is about, to count by."""
         whole = "\n".join(self.lines)
-        said = {"scope": "work-items" if "workitems" in whole else "group",
+        scopes = ("work-items", "workitems"), ("sub-groups", "subgroups"), ("group", "")
+        said = {"scope": next(name for name, word in scopes if word in whole),
                 "groups": f"{len(self.group)}D",
                 "ragged": "yes" if self.ragged else "no",
                 "empty": "yes" if any(0 in a.shape for _, a in self.arrays) else "no",
                 "dtype": ":".join(sorted({a.dtype for _, a in self.arrays}))}
         for name, words in (("loops", ("for ",)), ("branches", ("if ",)), ("products", (" @ ",)),
                             ("gathers", ("X[v", "X[abs", "Z[v")), ("writes", ("] = ", "out=")),
-                            ("masks", (".mask",)), ("reductions", ("axis=", ".sum()", ".max()"))):
+                            ("masks", (".mask",)), ("atomics", ("atomic_ref",)),
+                            ("mappings", ("mapping=",)), ("functions", tuple(f"{n}(" for n in FUNCTIONS)),
+                            ("reductions", ("axis=", ".sum()", ".max()"))):
             said[name] = "yes" if any(w in whole for w in words) else "no"
         return said
 
@@ -113,10 +139,16 @@ class KernelTrial:
         for line in self.lines:
             deep = len(line) - len(line.lstrip(">"))
             lines.append("    " * (deep + 1) + line.lstrip("> "))
-        head = ["import numpy as np", "from transconv.kernel import Group, kernel", ""]
-        if "mixed(" in "".join(self.lines):
-            head += [*FUNCTION.split("\n"), ""]
+        head = ["import numpy as np", f"from transconv.kernel import {', '.join(IMPORTED)}", ""]
+        for name, text in FUNCTIONS.items():
+            if f"{name}(" in "".join(self.lines):
+                head += [*text.split("\n"), ""]
         return "\n".join([*head, "@kernel", f"def drawn({names}):", *lines]) + "\n"
+
+    @property
+    def launch(self) -> Group:
+        """The group of the call."""
+        return Group(self.work, self.group, self.sub or None)
 
     def making(self) -> Iterator[str]:
         """The statements that make the arrays."""
@@ -131,7 +163,7 @@ class KernelTrial:
         given = ", ".join(f"{n}_0" if n in stored else n for n in names)
         lines = [self.kernel(), *self.making(),
                  *(f"{n}_0 = {n}.copy()" for n in stored),
-                 f"group = Group({self.work}, {self.group})",
+                 f"group = Group({self.work}, {self.group}, {self.sub or None})",
                  f"drawn.simulate(group, {given})",
                  f"drawn(group, {', '.join(names)})  # TRITON_INTERPRET=1, or arrays on a GPU",
                  *(f"print(np.argwhere(~np.isclose({n}, {n}_0, 2e-4, 2e-4, True)))" for n in stored)]

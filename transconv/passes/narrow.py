@@ -65,7 +65,7 @@ class _Narrow(Scope):
             return self.fits(e.offset)
         if e.dtype is index:  # other integers keep the type of their tensor
             found = range_of(self.whole(e), self.facts)
-            if found.lo is None or found.hi is None or found.lo < -LIMIT or found.hi > LIMIT:
+            if found.lo is None or found.hi is None or found.lo < -LIMIT - 1 or found.hi > LIMIT:
                 return False
         return all(self.fits(c) for c in e.children() if isinstance(c, Expr))
 

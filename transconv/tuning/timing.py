@@ -20,6 +20,7 @@ Call = Callable[[], object]
 Make = Callable[[int], Call]  # the call on the i-th set of tensors
 
 GRAPH_US = 25.0
+SLOW_US = 1e5  # what the host spends on a call is not worth waiting for twenty of these
 FLUSH_BYTES = 256 << 20
 ROTATE_BYTES = 160 << 20
 SETS = 64
@@ -87,7 +88,7 @@ class Clock:
             return self._on_host(call), f"host, threads={torch.get_num_threads()}", 0.0
         torch.cuda.synchronize()
         estimate = min(self._events(call, 3))
-        host = self._host(call)
+        host = self._host(call, 20 if estimate < SLOW_US else 1)
         if estimate <= GRAPH_US:
             try:
                 return self._graph(make, footprint, estimate), "graph", host
@@ -108,7 +109,7 @@ class Clock:
             return found
         return run
 
-    def _host(self, call: Call, times: int = 20) -> float:
+    def _host(self, call: Call, times: int) -> float:
         """Microseconds the host spends on a call that it does not wait for."""
         torch.cuda.synchronize()
         spent = []

@@ -10,6 +10,7 @@ is guarded.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 GUARD = 1 << 12  # elements on either side: fewer than a check has, there are many small tensors
 KEPT_COMPILED = 64  # trials after which a worker's compiled kernels are thrown away
+TRIMMED = 8  # the same where workers have one cache
 MOST_STEPS = 1000  # of loops in Triton's interpreter, several ms each
 MOST_STEPS_TWICE = 100  # the same, of trials that it runs on float data, too
 GOOD = ("passed", "refused", "resources")
@@ -92,19 +94,33 @@ def _worker() -> dict[str, Any]:
     return {"trials": 0}
 
 
-def prepare(scratch: str) -> None:
-    """Give the worker a cache folder of its own, and empty it from time to time: no trial needs a
-    kernel again."""
+def prepare(scratch: str, launchers: str = "") -> None:
+    """Give the worker a cache folder of its own, and empty it from time to time: no trial needs a kernel
+    again. ``launchers``: a folder in ``scratch`` for a cache of Triton that all workers have, where
+    launchers stay: a C compiler makes one in more time than Triton takes for a small kernel, and kernels
+    of as many arguments have the same."""
     mine = _worker()
     if scratch:
         folder = f"{scratch}/{os.getpid()}"
         if mine["trials"] % KEPT_COMPILED == 0:
             shutil.rmtree(folder, ignore_errors=True)
-            os.makedirs(f"{folder}/triton", exist_ok=True)
             os.makedirs(f"{folder}/transconv", mode=0o700, exist_ok=True)
-        knobs.adopt({"TRITON_CACHE_DIR": f"{folder}/triton",
+        triton = f"{scratch}/{launchers}" if launchers else f"{folder}/triton"
+        os.makedirs(triton, exist_ok=True)
+        if launchers and mine["trials"] % TRIMMED == 0:
+            without_kernels(triton)
+        knobs.adopt({"TRITON_CACHE_DIR": triton,
                      knobs.cache.name: f"{folder}/transconv"})
     mine["trials"] += 1
+
+
+def without_kernels(folder: str, age_s: float = 10.0) -> None:
+    """Remove compiled kernels from a cache of Triton, but for those that may still be written."""
+    for entry in os.scandir(folder):
+        with contextlib.suppress(OSError):  # another worker removes it
+            if time.time() - entry.stat().st_mtime > age_s and any(
+                    name.endswith((".cubin", ".hsaco")) for name in os.listdir(entry.path)):
+                shutil.rmtree(entry.path, ignore_errors=True)
 
 
 def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:

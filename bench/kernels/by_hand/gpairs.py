@@ -13,24 +13,21 @@ def pairs(a_ptr, wa_ptr, b_ptr, wb_ptr, radii_ptr, sums_ptr, n_a, n_b, bins, BIN
     y = tl.load(a_ptr + rows * 3 + 1, mask=rows < n_a, other=0.0)
     z = tl.load(a_ptr + rows * 3 + 2, mask=rows < n_a, other=0.0)
     w = tl.load(wa_ptr + rows, mask=rows < n_a, other=0.0)
-    total = tl.zeros((BINS,), tl.float32)
-    for start in range(0, n_b, BN):
-        cols = start + tl.arange(0, BN)
-        u = tl.load(b_ptr + cols * 3, mask=cols < n_b, other=0.0)
-        v = tl.load(b_ptr + cols * 3 + 1, mask=cols < n_b, other=0.0)
-        t = tl.load(b_ptr + cols * 3 + 2, mask=cols < n_b, other=0.0)
-        g = tl.load(wb_ptr + cols, mask=cols < n_b, other=0.0)
-        dx, dy, dz = x[:, None] - u[None, :], y[:, None] - v[None, :], z[:, None] - t[None, :]
+    total = tl.zeros((BINS, BM), tl.float32)
+    first = tl.program_id(1) * BN
+    for k in range(first, tl.minimum(first + BN, n_b)):
+        dx, dy = x - tl.load(b_ptr + k * 3), y - tl.load(b_ptr + k * 3 + 1)
+        dz = z - tl.load(b_ptr + k * 3 + 2)
         apart = dx * dx + dy * dy + dz * dz
-        weight = w[:, None] * g[None, :]
-        found = tl.where(apart[None, :, :] <= r[:, None, None], weight[None, :, :], 0.0)
-        total += tl.sum(tl.sum(found, axis=2), axis=1)
-    tl.store(sums_ptr + tl.program_id(0) * bins + bin_at, total, mask=bin_at < bins)
+        weight = w * tl.load(wb_ptr + k)
+        total += tl.where(apart[None, :] <= r[:, None], weight[None, :], 0.0)
+    part = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(sums_ptr + part * bins + bin_at, tl.sum(total, axis=1), mask=bin_at < bins)
 
 
 def gpairs(a, wa, b, wb, radii):
-    parts = triton.cdiv(len(a), 32)
-    sums = torch.empty(parts, len(radii), dtype=torch.float32, device=a.device)
-    pairs[(parts,)](a, wa, b, wb, radii, sums, len(a), len(b), len(radii),
-                    BINS=triton.next_power_of_2(len(radii)), BM=32, BN=32, num_warps=8)
-    return sums.sum(0)
+    grid = triton.cdiv(len(a), 64), triton.cdiv(len(b), 512)
+    sums = torch.empty(*grid, len(radii), dtype=torch.float32, device=a.device)
+    pairs[grid](a, wa, b, wb, radii, sums, len(a), len(b), len(radii),
+                BINS=triton.next_power_of_2(len(radii)), BM=64, BN=512, num_warps=4)
+    return sums.sum((0, 1))
