@@ -43,11 +43,7 @@ RESULTS = ROOT / "bench" / "results"
 CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the first are named below
 # A table elsewhere stands in a text that says it.
 WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
-<<<<<<< HEAD
-               "docs/functional.md", "docs/start.md")
-=======
-               "docs/functional.md", "docs/kernel_api.md")
->>>>>>> e29
+               "docs/functional.md", "docs/start.md", "docs/kernel_api.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
