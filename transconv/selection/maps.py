@@ -69,6 +69,8 @@ def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
         yield schedule
         if k_steps(schedule, compute) > 1:
             yield replace(schedule, late=1)
+            if len(compute.sweeps.each) > 1:
+                yield replace(schedule, late=1, turn=1)
             if not compute.again:
                 yield from (replace(schedule, late=1, split_k=parts)
                             for parts in _splits(schedule, compute, target))
@@ -90,7 +92,7 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
     the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
-    one thread adds up all steps of a row, then those whose threads have close to ``USUAL`` elements, then
+    one thread, or at least one warp, adds up all steps of a row, then sweeps in one direction, then those whose threads have close to ``USUAL`` elements, then
     long runs of memory. A sum of few elements is unrolled whatever the estimate: its coordinates are then
     constants, while a loop computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
@@ -102,16 +104,18 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
     free = [x for x in compute.axes if x.size > 1]
     inner = {order[-1] for v in _largest(compute) if (order := _along(free, v, compute))}
 
-    def odd(s: Schedule) -> tuple[bool, bool, bool, float, bool, float]:
+    def odd(s: Schedule) -> tuple[bool, bool, bool, bool, int, float, bool, float]:
         elements = prod(b.extent for b in s.blocks)
         again = compute.again and k_steps(s, compute) > 1
         waits = bool(s.programs) and not ahead(s, compute)
         loops = k_steps(s, compute) > 1
-        meets = loops and divided(s, compute, target) in ("warp", "block")
+        among = divided(s, compute, target) if loops else ""
+        meets = among in ("warp", "block")
         early = loops and not meets and not s.late
-        lanes = abs(log2(elements / (s.warps * target.warp_size * usual)))
+        wanted = 2 * usual if again and len(s.blocks) == 1 else usual  # fewer steps, each a wait
+        lanes = abs(log2(elements / (s.warps * target.warp_size * wanted)))
         short = max((1 / min(b.extent, RUN) for b in s.blocks if inner & {*b.axes}), default=0.0)
-        return again, waits, meets, lanes, early, short if len(s.blocks) > 1 and not loops else 0.0
+        return again, waits, meets, among == "block", s.turn, lanes, early, short if len(s.blocks) > 1 and not loops else 0.0
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
 

@@ -11,6 +11,7 @@ from transconv.compute import Compute, axis_strides, kernels, parted, touched, w
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.selection import heuristics
+from transconv.selection.maps import ALIKE
 from transconv.target import Target
 
 FEW = 2  # rows per multiprocessor with which one kernel is fast enough, if registers hold a row
@@ -47,7 +48,7 @@ def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compu
                         for every in ((compute,), made))
     except ScheduleError:
         return (compute,)
-    return made if apart < whole else (compute,)
+    return made if apart < ALIKE * whole else (compute,)
 
 
 def _along(compute: Compute) -> bool:
