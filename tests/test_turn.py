@@ -40,7 +40,8 @@ CENTRED = """compute centred
 
 @pytest.mark.parametrize("text, words", [
     (SOFTMAX, "k:32 | fma | turn=1 late=1"), (SOFTMAX, "n:4 k:16 | fma | turn=1 late=1"),
-    (SOFTMAX, "k:64 | fma | turn=1 unroll=1"), (SOFTMAX, "n:2 k:64 | fma | turn=1 late=1 programs=2 stages=1"),
+    (SOFTMAX, "k:64 | fma | turn=1 unroll=1"),
+    (SOFTMAX, "n:2 k:64 | fma | turn=1 late=1 programs=2 stages=1"),
     (EXTREME, "n:2 k:16 | fma | turn=1 late=1"), (CENTRED, "n:4 | fma | turn=1"),
     (CENTRED, "w:4 | fma | turn=1 order=w.h"), (SIZED, "n:2 k:32 | fma | turn=1 late=1")])
 def test_every_element_is_in_each_sweep(text: str, words: str) -> None:
@@ -75,7 +76,8 @@ def test_rows_beyond_a_cache_are_cheaper_turned() -> None:
     """A row of 64 KB stays in the L1 cache either way; of one of 256 KB, only what was read last does."""
     def long(k: int) -> Compute:
         tensors = "".join(f"    tensor {t} bf16 [n=4096, k={k}]\n" for t in "XY")
-        return parse(SOFTMAX.replace("n=6 | k=130", f"n=4096 | k={k}").replace("    axes", f"{tensors}    axes"))
+        text = SOFTMAX.replace("n=6 | k=130", f"n=4096 | k={k}")
+        return parse(text.replace("    axes", f"{tensors}    axes"))
 
     plain = Schedule.parse("k:8192 | fma | late=1 stages=1 warps=16")
     turned = replace(plain, turn=1)

@@ -8,12 +8,13 @@ Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
                      + launches and bytes of the kernels that combine statistics
 
 A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
-again come from the L1 cache if the rows of the programs of a multiprocessor fit it, which shares its memory
-with shared memory, or from the L2 cache if all rows in flight fit it. With ``turn=1`` the part of a row that
-fits is a hit also where the whole does not. Persistent programs with ``stages=3`` load the
-next tile while they compute; with 2, Triton (3.6) has one buffer, which is filled when it is free. The
-constants are round figures, fitted to trials on an H200 (bench/results/h200_map_trials.csv,
-h200_part_trials.csv) so that the order of schedules is right.
+again come from the L1 cache if it holds the rows of all programs of a multiprocessor (on NVIDIA's chips it
+is what shared memory leaves), or from the L2 cache if that holds all rows in flight. With ``turn=1`` the
+part of a row that a cache holds is found there also where the whole is too long. Persistent programs with
+``stages=3`` load the next tile while they compute; with 2, Triton (3.6) has one buffer, which is filled
+when it is free. The constants are round figures, fitted to trials on an H200
+(bench/results/h200_map_trials.csv, h200_part_trials.csv) so that the order of schedules is right; none of
+these trials has ``turn=1``.
 """
 
 from __future__ import annotations

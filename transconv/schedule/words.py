@@ -76,7 +76,7 @@ WORDS: tuple[Word, ...] = (
     Word("row", "", "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
          "each (`again`); default: the tile decides.", ("", "held", "again"),
          why_not=reducing.why_not_row, draw=()),
-    Word("turn", 0, "1 lets each sweep over a row that is loaded again begin where the sweep before it ended, "
+    Word("turn", 0, "1 lets each sweep over a row that is loaded again begin where the last one ended, "
          "whose elements the caches still hold (`tl`).", (0, 1),
          "every sweep begins at the first step (0), or every other one at the last (1)",
          why_not=reducing.why_not_turn, draw=(0, 0, 1)),

@@ -92,9 +92,10 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
     the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
-    one thread, or at least one warp, adds up all steps of a row, then sweeps in one direction, then those whose threads have close to ``USUAL`` elements, then
-    long runs of memory. A sum of few elements is unrolled whatever the estimate: its coordinates are then
-    constants, while a loop computes masks for each iteration."""
+    one thread, or at least one warp, adds up all steps of a row, then sweeps in one direction, then those
+    whose threads have close to ``USUAL`` elements (twice as many if rows are loaded again, so that there
+    are fewer steps), then long runs of memory. A sum of few elements is unrolled whatever the estimate:
+    its coordinates are then constants, while a loop computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
         return [*even(written, us, compute, target), *rolled]
@@ -104,7 +105,7 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
     free = [x for x in compute.axes if x.size > 1]
     inner = {order[-1] for v in _largest(compute) if (order := _along(free, v, compute))}
 
-    def odd(s: Schedule) -> tuple[bool, bool, bool, bool, int, float, bool, float]:
+    def odd(s: Schedule) -> tuple[float, ...]:
         elements = prod(b.extent for b in s.blocks)
         again = compute.again and k_steps(s, compute) > 1
         waits = bool(s.programs) and not ahead(s, compute)
@@ -112,10 +113,11 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
         among = divided(s, compute, target) if loops else ""
         meets = among in ("warp", "block")
         early = loops and not meets and not s.late
-        wanted = 2 * usual if again and len(s.blocks) == 1 else usual  # fewer steps, each a wait
+        wanted = 2 * usual if again and len(s.blocks) == 1 else usual
         lanes = abs(log2(elements / (s.warps * target.warp_size * wanted)))
         short = max((1 / min(b.extent, RUN) for b in s.blocks if inner & {*b.axes}), default=0.0)
-        return again, waits, meets, among == "block", s.turn, lanes, early, short if len(s.blocks) > 1 and not loops else 0.0
+        short = short if len(s.blocks) > 1 and not loops else 0.0
+        return again, waits, meets, among == "block", s.turn, lanes, early, short
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
 
