@@ -303,7 +303,9 @@ def _loaded(again: float, steps: int, beside: int, turned: bool, target: Target)
     """Of what a step loads again: bytes of memory that take as long, and the latency in nanoseconds.
     ``beside``: programs of a multiprocessor at a time; ``turned``: each sweep begins where the last one
     ended."""
-    rows = max(1.0, again * steps * beside)
+    if not again:
+        return 0.0, NEAR_NS
+    rows = again * steps * beside
     cache = target.shared_bytes if target.backend == "cuda" else 0
     over = rows * target.sms / (ROOM * target.l2_bytes)
     near = min(1.0, cache / rows)

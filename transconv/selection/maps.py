@@ -32,6 +32,7 @@ FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which 
 LOADED = 16  # bytes that a thread loads at once
 ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
 AHEAD = (1, 3)  # stages of persistent programs: with 3 the next tile is loaded while one is computed
+BESIDE_EACH = 4  # programs whose rows must fill the L1 cache for turns to be proposed
 BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
@@ -69,11 +70,17 @@ def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
         yield schedule
         if k_steps(schedule, compute) > 1:
             yield replace(schedule, late=1)
-            if len(compute.sweeps.each) > 1:
+            if len(compute.sweeps.each) > 1 and _long(schedule, large[0], compute, target):
                 yield replace(schedule, late=1, turn=1)
             if not compute.again:
                 yield from (replace(schedule, late=1, split_k=parts)
                             for parts in _splits(schedule, compute, target))
+
+
+def _long(schedule: Schedule, view: View, compute: Compute, target: Target) -> bool:
+    """Whether the rows of a few programs fill a cache as large as the shared memory."""
+    rows = tile(schedule, compute, "M") * prod(x.size for x in compute.axes_of("K"))
+    return rows * view.tensor.dtype.bytes > target.shared_bytes / BESIDE_EACH
 
 
 def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
