@@ -14,7 +14,8 @@ part of a row that a cache holds is found there also where the whole is too long
 ``stages=3`` load the next tile while they compute; with 2, Triton (3.6) has one buffer, which is filled
 when it is free. The constants are round figures, fitted to trials on an H200
 (bench/results/h200_map_trials.csv, h200_part_trials.csv) so that the order of schedules is right; none of
-these trials has ``turn=1``.
+these trials has ``turn=1``. What windows share is loaded from the caches, what a mask excludes is not
+loaded: of both, a tensor's elements count once, and the rest as loads from the L1 cache.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from transconv.schedule import (
 from transconv.target import Target
 
 WINDOW = 64  # elements of a row up to which lanes beyond its end cost as much as others: as in trials
+WRITTEN = 16  # unrolled steps whose loads are in flight together
 OVERHEAD = 20  # registers of a thread for addresses and masks
 HEAVY = 6  # instructions of exp and the like
 STALL = 2.0  # clocks between two instructions of a warp
@@ -110,7 +112,8 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     loaded = [_loaded(s.again, steps, beside, bool(schedule.turn), target) for s in found]
     moved = steps * sum(s.bytes + again for s, (again, _) in zip(found, loaded, strict=True))
     hit = steps * sum(s.small for s in found) / SMALL_GBS
-    latency = LATENCY_NS if held else steps * sum(
+    at_once = schedule.unroll and steps <= WRITTEN
+    latency = LATENCY_NS if held or at_once else steps * sum(
         LATENCY_NS if s.fresh else ns for s, (_, ns) in zip(found, loaded, strict=True) if s.reads)
     divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
     exchange = EXCHANGE_NS[divided]
@@ -207,6 +210,11 @@ def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
     bytes_of = {v: min(_bytes(f) * (1.0 if windows else _present(v, blocks, compute)),
                        _distinct(v, blocks, compute) * SECTOR,
                        facts.sizes[v] if v in facts.small else 1 << 60) for v, f in moved.items()}
+    if windows:  # elements of overlapping windows are near, and what a mask excludes is not loaded
+        tiled = _tiled(blocks, compute)
+        for v in (r.view for r in compute.reads if r.view not in facts.small):
+            each = facts.sizes[v] / (tiled.programs * tiled.steps)
+            bytes_of[v] = min(bytes_of[v], each + (bytes_of[v] - each) / NEAR)
     return [_Swept(sum([bytes_of[v] for v in r.first]),
                    sum([bytes_of[v] for v in r.again if v not in facts.small]),
                    sum([bytes_of[v] for v in r.again if v in facts.small]),
