@@ -43,7 +43,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-inductor", action="store_true", help="leave torch.compile out")
     parser.add_argument("--tries", type=int, default=0, help="time so many schedules of each case")
     parser.add_argument("--schedule", action="append", default=[], dest="schedules",
-                        help="also time this one, where it is legal; may be repeated")
+                        help="also time this one, where it is legal (rows in parts: also whole); may be "
+                        "repeated")
     parser.add_argument("--workers", type=int, default=12, help="processes that compile")
     parser.add_argument("--time-budget", type=float, default=500,
                         help="seconds after which no case begins")
@@ -63,7 +64,7 @@ def main(options: argparse.Namespace) -> int:
         lines.writeheader()
         trials.writeheader()
         with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-            failed = pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in parts_of(c)
+            failed = pool.starmap(warm, [(str(k), str(s)) for c in chosen for k in kernels_of(c, options)
                                          for s in compiled(k, options)], chunksize=1)
         print(*(f"not compiled: {reason}" for reason in failed if reason), sep="\n", flush=True)
         print(f"compiled after {time.monotonic() - began:.0f} s, copies reach {rate:.0f} GB/s", flush=True)
@@ -98,6 +99,12 @@ def parts_of(case: MapCase) -> list[Compute]:
     """The kernels that the selection makes of it, more than one for a row in parts."""
     return [part for text in case.texts for kernel in kernels(parse(text))
             for part in spread(kernel, detect())]
+
+
+def kernels_of(case: MapCase, options: argparse.Namespace) -> list[Compute]:
+    """Those whose schedules are timed; where schedules are given, also the ones without parts of rows."""
+    whole = [k for text in case.texts for k in kernels(parse(text))] if options.schedules else []
+    return [*dict.fromkeys((*parts_of(case), *whole))]
 
 
 def tried(compute: Compute, count: int, more: Sequence[str] = ()) -> list[Schedule]:
@@ -156,7 +163,7 @@ def row(case: MapCase, clock: Clock, rate: float, options: argparse.Namespace,
              "schedule": " ;; ".join(str(s.schedule) for s in steps),
              "estimate_us": f"{sum(estimate(s.schedule, s.compute, target) for s in steps):.4g}",
              **versions()}
-    for kernel in parts_of(case) if options.tries or options.schedules else ():
+    for kernel in kernels_of(case, options) if options.tries or options.schedules else ():
         for schedule in tried(kernel, options.tries, options.schedules):
             try:
                 plan = build_compute(kernel, target, schedule)

@@ -70,7 +70,7 @@ def test_trials_in_tritons_interpreter() -> None:
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 def test_trials_of_emitted_text() -> None:
     """The same trials in this process."""
-    rows = [work("2", n, way="triton") for n in range(8)]
+    rows = [work("3", n, way="triton") for n in range(8)]
     assert all(r["status"] in GOOD for r in rows), [(r["line"], r["reason"]) for r in rows]
     assert sum(r["way"] == "triton" for r in rows) > 3
 

@@ -8,10 +8,14 @@ Such a kernel is bound by the bandwidth of memory if enough bytes are in flight:
                      + launches and bytes of the kernels that combine statistics
 
 A row that stays in registers is loaded once, with all loads in flight together. Elements that are loaded
-again come from the L2 cache if all rows in flight fit it. Persistent programs with ``stages=3`` load the
-next tile while they compute; with 2, Triton (3.6) has one buffer, which is filled when it is free. The
-constants are round figures, fitted to trials on an H200 (bench/results/h200_map_trials.csv,
-h200_part_trials.csv) so that the order of schedules is right.
+again come from the L1 cache if it holds the rows of all programs of a multiprocessor (on NVIDIA's chips it
+is what shared memory leaves), or from the L2 cache if that holds all rows in flight. With ``turn=1`` the
+part of a row that a cache holds is found there also where the whole is too long. Persistent programs with
+``stages=3`` load the next tile while they compute; with 2, Triton (3.6) has one buffer, which is filled
+when it is free. The constants are round figures, fitted to trials on an H200
+(bench/results/h200_map_trials.csv, h200_part_trials.csv) so that the order of schedules is right; none of
+these trials has ``turn=1``. What windows share is loaded from the caches, what a mask excludes is not
+loaded: of both, a tensor's elements count once, and the rest as loads from the L1 cache.
 """
 
 from __future__ import annotations
@@ -41,11 +45,14 @@ from transconv.schedule import (
 from transconv.target import Target
 
 WINDOW = 64  # elements of a row up to which lanes beyond its end cost as much as others: as in trials
+WRITTEN = 16  # unrolled steps whose loads are in flight together
 OVERHEAD = 20  # registers of a thread for addresses and masks
 HEAVY = 6  # instructions of exp and the like
 STALL = 2.0  # clocks between two instructions of a warp
 ISSUED = 2.5  # counted instructions a clock of a scheduler; above 1, because the counts are too high
-CACHE = 4.0  # the bandwidth of the L2 cache relative to that of memory
+NEAR, FAR = 4.0, 1.4  # the bandwidths of the L1 and L2 caches relative to that of memory
+SMALL_GBS = 130.0  # GB/s of tensors that stay in the caches, beside what comes from memory
+NEAR_NS, FAR_NS = 60.0, 300.0  # latencies of loads that hit them
 ROOM = 0.6  # the fraction of the L2 cache that holds elements until they are read again
 SMALL = 1 / 16  # tensors below this fraction of the L2 cache and of the largest tensor stay in the cache
 EXCHANGE_NS = {"lane": 0.0, "warp": 150.0, "block": 145.0}  # to combine results of threads of a row
@@ -62,12 +69,15 @@ FEW_US = 2.2  # of a launch without work
 @dataclass(frozen=True, slots=True)
 class _Swept:
     """A step of one sweep of a program: bytes that it reads for the first time or writes, bytes that it
-    reads ``again``, instructions of a thread, whether it reads, and the number of its reductions."""
+    reads ``again``, bytes of ``small`` tensors, instructions of a thread, whether it reads, whether
+    something for the first time (``fresh``), and the number of its reductions."""
 
     bytes: float
     again: float
+    small: float
     instructions: float
     reads: bool
+    fresh: bool
     exchanges: int
 
 
@@ -80,7 +90,8 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     held = steps == 1
     found = _sweeps(schedule.blocks, schedule.warps, compute, held, target)
     elements = tiled.elements / threads
-    registers = OVERHEAD + elements * facts.live
+    sums = 0.0 if held or schedule.late else compute.acc.bytes / 4  # each step adds up its own
+    registers = OVERHEAD + elements * (facts.live - sums)
     carries = carried(compute, schedule)
     if carries:
         places = tiled.elements if schedule.late else tiled.reduced
@@ -96,21 +107,26 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
         together = max(1, min(together, fit))
     rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(started, target.sms))
     thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
-    moved = steps * sum(s.bytes + _cached(s.again, steps, together, target) for s in found)
-    waits = 1 if held else sum(s.reads for s in found) * steps
+    each = ceil(started / target.sms)
+    beside = min(each, together)
+    loaded = [_loaded(s.again, steps, beside, bool(schedule.turn), target) for s in found]
+    moved = steps * sum(s.bytes + again for s, (again, _) in zip(found, loaded, strict=True))
+    hit = steps * sum(s.small for s in found) / SMALL_GBS
+    at_once = schedule.unroll and steps <= WRITTEN
+    latency = LATENCY_NS if held or at_once else steps * sum(
+        LATENCY_NS if s.fresh else ns for s, (_, ns) in zip(found, loaded, strict=True) if s.reads)
     divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
     exchange = EXCHANGE_NS[divided]
     meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps) * exchange
-    each = ceil(started / target.sms)
     # Programs of several tiles that are not beside others leave the memory idle while they compute.
     share = EDGE_GBS if turns == 1 else min(EDGE_GBS, rate * min(each, together))
-    works = meets + thread * max(STALL, schedule.warps / chip.schedulers)
-    turn = waits * LATENCY_NS + moved / share + works
+    works = meets + thread * max(STALL, schedule.warps / chip.schedulers / ISSUED)
+    turn = latency + moved / share + hit + works
     if deep > 2:  # the loads of tiles go on beside, but not those of one element for a tile
         turn = max(works + LATENCY_NS * _lone(schedule.blocks, compute), moved / share,
                    (LATENCY_NS + moved / share) / (deep - 2))
     alone = START_NS + turns * turn
-    issued = thread * schedule.warps / chip.schedulers / ISSUED
+    issued = hit + thread * schedule.warps / chip.schedulers / ISSUED
     if compute.statistics and not (carries and schedule.late):
         issued += steps * len(compute.statistics) * _crossing(schedule, tiled, compute, target)
     if divided == "block":
@@ -150,7 +166,7 @@ def _facts(compute: Compute, target: Target) -> _Facts:
     sizes = {v: touched(v, compute) for v in compute.views()}
     largest = max(sizes.values())
     small = {v for v, n in sizes.items() if n < SMALL * min(target.l2_bytes, largest)}
-    return _Facts(sizes, frozenset(small), sum(sizes.values()), _live(compute),
+    return _Facts(sizes, frozenset(small), sum(sizes.values()), _live(compute, small),
                   sum(_words(v) for v in {r.view for r in compute.reads} if not any(
                       axis_strides(v, compute)[x.name] for x in compute.axes_of("M"))),
                   tuple(s.steps for s in compute.sweeps.each) or (compute.sweeps.behind,))
@@ -194,22 +210,30 @@ def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
     bytes_of = {v: min(_bytes(f) * (1.0 if windows else _present(v, blocks, compute)),
                        _distinct(v, blocks, compute) * SECTOR,
                        facts.sizes[v] if v in facts.small else 1 << 60) for v, f in moved.items()}
-    return [_Swept(sum([bytes_of[v] for v in r.first]), sum([bytes_of[v] for v in r.again]),
+    if windows:  # elements of overlapping windows are near, and what a mask excludes is not loaded
+        tiled = _tiled(blocks, compute)
+        for v in (r.view for r in compute.reads if r.view not in facts.small):
+            each = facts.sizes[v] / (tiled.programs * tiled.steps)
+            bytes_of[v] = min(bytes_of[v], each + (bytes_of[v] - each) / NEAR)
+    return [_Swept(sum([bytes_of[v] for v in r.first]),
+                   sum([bytes_of[v] for v in r.again if v not in facts.small]),
+                   sum([bytes_of[v] for v in r.again if v in facts.small]),
                    lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
-                   r.reads, r.exchanges) for r in _roles(compute, held, target)]
+                   r.reads, r.fresh, r.exchanges) for r in _roles(compute, held, target)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Role:
     """Properties of a sweep that do not depend on tiles: views that it reads for the first time or stores,
-    views that it reads ``again``, all of them, instructions of an element, whether it reads, and the
-    number of its reductions."""
+    views that it reads ``again``, all of them, instructions of an element, whether it reads, whether
+    something for the first time, and the number of its reductions."""
 
     first: tuple[View, ...]
     again: tuple[View, ...]
     all: tuple[View, ...]
     instructions: float
     reads: bool
+    fresh: bool
     exchanges: int
 
 
@@ -225,7 +249,7 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
         again = [v for v in reads if v in seen or v in facts.small]
         seen |= {*reads}
         found.append(_Role((*first, *stored), tuple(again), (*reads, *stored),
-                           _instructions(inner), bool(reads),
+                           _instructions(inner), bool(reads), bool(first),
                            sum(isinstance(s, Reduction) for s in inner)))
     return tuple(found)
 
@@ -283,9 +307,21 @@ def _crossing(schedule: Schedule, tiled: _Tiled, compute: Compute, target: Targe
     return CROSSING_NS * tiled.reduced * beside if crosses else 0.0
 
 
-def _cached(again: float, steps: int, together: int, target: Target) -> float:
-    """Bytes of memory that take as long as the bytes that are loaded again."""
-    return again / CACHE if again * steps * together * target.sms < ROOM * target.l2_bytes else again
+def _loaded(again: float, steps: int, beside: int, turned: bool, target: Target) -> tuple[float, float]:
+    """Of what a step loads again: bytes of memory that take as long, and the latency in nanoseconds.
+    ``beside``: programs of a multiprocessor at a time; ``turned``: each sweep begins where the last one
+    ended."""
+    if not again:
+        return 0.0, NEAR_NS
+    rows = again * steps * beside
+    cache = target.shared_bytes if target.backend == "cuda" else 0
+    over = rows * target.sms / (ROOM * target.l2_bytes)
+    near = min(1.0, cache / rows)
+    if not turned:  # rows of several programs are not all read at a time
+        near = min(1.0, max(0.0, 2 - rows / cache)) if again * steps < cache else 0.0
+    either = max(near, min(1.0, 1 / over) if turned else float(over < 1))
+    far, lost = either - near, 1 - either
+    return again * (near / NEAR + far / FAR + lost), near * NEAR_NS + far * FAR_NS + lost * LATENCY_NS
 
 
 @lru_cache(maxsize=256)
@@ -296,14 +332,14 @@ def _instructions(steps: tuple[Step, ...]) -> float:
     return sum(HEAVY if isinstance(e, Call) else 1.0 for e in inner) + len(steps) - len(values)
 
 
-def _live(compute: Compute) -> float:
+def _live(compute: Compute, small: set[View]) -> float:
     """Registers of an element: for its inputs (if there are several sweeps, those that more than one
-    reads), and for the computed value."""
+    reads) that are no ``small`` tensors, whose elements many share, and for the computed value."""
     each = [{s.view for s in sweep.steps if isinstance(s, Read)} for sweep in compute.sweeps.each]
     views = {r.view for r in compute.reads}
     if len(each) > 1:
         views = {v for v in views if sum(v in read for read in each) > 1}
-    return sum(map(_words, views)) + compute.acc.bytes / 4
+    return sum(map(_words, views - small)) + compute.acc.bytes / 4
 
 
 def _words(view: View) -> float:

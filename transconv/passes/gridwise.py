@@ -165,7 +165,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     inner: list[Stmt] = [x for side in outer for x in side.lets]
     taken = {x.var.name for x in inner if isinstance(x, Let)}
     for number, sweep in enumerate(nest.sweeps):
-        loop = _sweep(sweep, sides["K"], guard, schedule)
+        loop = _sweep(sweep, sides["K"], guard, schedule, bool(schedule.turn and number % 2))
         inner += [*statements(guard.mutate(Seq(sweep.before))), _apart(loop, number, taken)]
     whole = seq(*inner, *statements(guard.mutate(Seq(nest.after))))
     for side in reversed(outer):
@@ -178,13 +178,16 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     return replace(kernel, sizes=required, body=partials.dealt(body, schedule, compute))
 
 
-def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule) -> Stmt:
-    """The loop over the steps of a sweep, with the tile loops inside."""
+def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule, turned: bool) -> Stmt:
+    """The loop over the steps of a sweep, with the tile loops inside; ``turned``: from the last step."""
     body = side.wrap(seq(*side.lets, *statements(guard.mutate(sweep.body))))
     if not sweep.loops:
         return body
     kind = "unroll" if schedule.unroll else "serial"
-    loop = For(STEP, 0, seq(*unpack(STEP, side.counts), body), kind, schedule.stages)
+    at = Var("step_from_last") if turned else STEP
+    last = simple(side.count, side.facts) - 1
+    named = [Let(at, last - STEP)] if turned else []
+    loop = For(STEP, 0, seq(*named, *unpack(at, side.counts), body), kind, schedule.stages)
     return counted(loop, side.count, side.facts)
 
 

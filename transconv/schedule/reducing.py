@@ -120,3 +120,15 @@ def why_not_row(c: Schedule, compute: Compute, target: Target) -> str | None:
                 f"expected a tile that covers it, such as {block}")
     return (f"row=again: the tile covers the row of {length} elements, which is loaded once; expected "
             f"one that does not, smaller than {block}")
+
+
+def why_not_turn(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if not c.turn:
+        return None
+    found = kept(c, compute)
+    if found == "again" and c.via == "tl":
+        return None
+    why = {"": f"{compute.name} needs every element of a row in one sweep alone",
+           "held": "the tile covers the row, which is loaded once",
+           "again": "an explicit kernel (via=gluon) has one sweep"}[found]
+    return f"turn=1: {why}; expected several sweeps over rows longer than the tile (row=again)"

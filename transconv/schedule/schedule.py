@@ -65,6 +65,7 @@ class Schedule:
     reduce: str = _DEFAULTS["reduce"]
     red: str = _DEFAULTS["red"]
     row: str = _DEFAULTS["row"]
+    turn: int = _DEFAULTS["turn"]
     programs: int = _DEFAULTS["programs"]
     unroll: int = _DEFAULTS["unroll"]
     regs: str = _DEFAULTS["regs"]

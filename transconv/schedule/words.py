@@ -76,6 +76,10 @@ WORDS: tuple[Word, ...] = (
     Word("row", "", "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
          "each (`again`); default: the tile decides.", ("", "held", "again"),
          why_not=reducing.why_not_row, draw=()),
+    Word("turn", 0, "1 lets each sweep over a row that is loaded again begin where the last one ended, "
+         "whose elements the caches still hold (`tl`).", (0, 1),
+         "every sweep begins at the first step (0), or every other one at the last (1)",
+         why_not=reducing.why_not_turn, draw=(0, 0, 1)),
     Word("programs", 0, "0 starts one program per tile; another number starts this many persistent "
          "programs, which share the tiles.", range(ENDLESS), draw=(0, 1, 2, 5, 132)),
     Word("unroll", 0, "1 unrolls the loop over the steps of the sum.", (0, 1),

@@ -32,6 +32,7 @@ FEW, TURNS = 4, 16  # reduced positions along each axis and in all, up to which 
 LOADED = 16  # bytes that a thread loads at once
 ROUNDS = (1, 2, 4, 8)  # persistent programs of a multiprocessor
 AHEAD = (1, 3)  # stages of persistent programs: with 3 the next tile is loaded while one is computed
+BESIDE_EACH = 4  # programs whose rows must fill the L1 cache for turns to be proposed
 BESIDE = 0.5  # tensors of at least this fraction of the largest one also propose orders of lanes
 
 
@@ -69,9 +70,17 @@ def _each(compute: Compute, target: Target) -> Iterator[Schedule]:
         yield schedule
         if k_steps(schedule, compute) > 1:
             yield replace(schedule, late=1)
+            if len(compute.sweeps.each) > 1 and _long(schedule, large[0], compute, target):
+                yield replace(schedule, late=1, turn=1)
             if not compute.again:
                 yield from (replace(schedule, late=1, split_k=parts)
                             for parts in _splits(schedule, compute, target))
+
+
+def _long(schedule: Schedule, view: View, compute: Compute, target: Target) -> bool:
+    """Whether the rows of a few programs fill a cache as large as the shared memory."""
+    rows = tile(schedule, compute, "M") * prod(x.size for x in compute.axes_of("K"))
+    return rows * view.tensor.dtype.bytes > target.shared_bytes / BESIDE_EACH
 
 
 def with_whole_rows(compute: Compute) -> Iterator[Schedule]:
@@ -90,9 +99,10 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
          target: Target) -> list[Schedule]:
     """Ranked schedules, reordered where the estimate is not precise enough. Of those within ``ALIKE`` of
     the best, schedules that hold rows come first, then those that load tiles ahead, then those in which
-    one thread adds up all steps of a row, then those whose threads have close to ``USUAL`` elements, then
-    long runs of memory. A sum of few elements is unrolled whatever the estimate: its coordinates are then
-    constants, while a loop computes masks for each iteration."""
+    one thread, or at least one warp, adds up all steps of a row, then sweeps in one direction, then those
+    whose threads have close to ``USUAL`` elements (twice as many if rows are loaded again, so that there
+    are fewer steps), then long runs of memory. A sum of few elements is unrolled whatever the estimate:
+    its coordinates are then constants, while a loop computes masks for each iteration."""
     if _few(compute) and 0 < sum(s.unroll for s in ranked) < len(ranked):
         written, rolled = ([s for s in ranked if bool(s.unroll) is on] for on in (True, False))
         return [*even(written, us, compute, target), *rolled]
@@ -102,16 +112,19 @@ def even(ranked: list[Schedule], us: dict[Schedule, float], compute: Compute,
     free = [x for x in compute.axes if x.size > 1]
     inner = {order[-1] for v in _largest(compute) if (order := _along(free, v, compute))}
 
-    def odd(s: Schedule) -> tuple[bool, bool, bool, float, bool, float]:
+    def odd(s: Schedule) -> tuple[float, ...]:
         elements = prod(b.extent for b in s.blocks)
         again = compute.again and k_steps(s, compute) > 1
         waits = bool(s.programs) and not ahead(s, compute)
         loops = k_steps(s, compute) > 1
-        meets = loops and divided(s, compute, target) in ("warp", "block")
+        among = divided(s, compute, target) if loops else ""
+        meets = among in ("warp", "block")
         early = loops and not meets and not s.late
-        lanes = abs(log2(elements / (s.warps * target.warp_size * usual)))
+        wanted = 2 * usual if again and len(s.blocks) == 1 else usual
+        lanes = abs(log2(elements / (s.warps * target.warp_size * wanted)))
         short = max((1 / min(b.extent, RUN) for b in s.blocks if inner & {*b.axes}), default=0.0)
-        return again, waits, meets, lanes, early, short if len(s.blocks) > 1 and not loops else 0.0
+        short = short if len(s.blocks) > 1 and not loops else 0.0
+        return again, waits, meets, among == "block", s.turn, lanes, early, short
 
     return [*sorted(first, key=odd), *ranked[len(first):]]
 

@@ -20,6 +20,7 @@ ALONG = 4096  # elements of a part, if rows are contiguous
 ACROSS = (128, 1024)  # elements of a part, at least and at most, if rows have a stride
 BESIDE = 64  # the fewest rows of a program, if rows have a stride
 FILL = 16 * BESIDE  # parts that keep a multiprocessor busy
+UNTIMED = 1.3  # by how much sweeps in alternating directions must be faster than parts: no trial has them
 SHORT = 64  # innermost reduced axes with fewer elements are left to the second kernel
 
 
@@ -43,8 +44,9 @@ def spread(compute: Compute, target: Target, asked: bool = False) -> tuple[Compu
     if made is None or any(why_not_lowered(k) for k in made):
         return (compute,)
     try:
-        whole, apart = (sum(estimate(heuristics.default(k, target), k, target) for k in every)
-                        for every in ((compute,), made))
+        one = heuristics.default(compute, target)
+        whole = estimate(one, compute, target) * (UNTIMED if one.turn else 1)
+        apart = sum(estimate(heuristics.default(k, target), k, target) for k in made)
     except ScheduleError:
         return (compute,)
     return made if apart < whole else (compute,)
