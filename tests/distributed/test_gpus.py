@@ -1,0 +1,83 @@
+"""Sharded convolutions on two GPUs over NCCL: the probe and the drawn cases for two ranks, each in f32, whose
+integers transconv's kernels multiply exactly. Several pairs of processes share the GPUs and the caches.
+
+    TRANSCONV_VERIFY=0 python -m pytest -m gpu -s tests/distributed/test_gpus.py
+
+Without GPUs a few cases run on two pairs of processes with gloo, in f64.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import init_device_mesh
+
+import transconv
+from tests.distributed import cases, processes
+
+SECONDS = 90  # in which the pairs begin cases
+LONGEST = 100  # a pair that is silent for so long has an error
+
+
+def of_a_pair(todo: list[cases.Case], device: str, until: float) -> dict[str, Any]:
+    """What is wrong in which case, on this rank; how many cases were begun, and who computed."""
+    transconv.config.fallback = "silent"
+    mesh = init_device_mesh(device, (2,))
+    dtype = torch.float32 if device == "cuda" else torch.float64
+    found: dict[str, Any] = {"wrong": [], "done": 0}
+    for case in todo:
+        late = torch.tensor([time.time() > until])
+        torch.distributed.all_reduce(late, torch.distributed.ReduceOp.MAX)  # both ranks end together
+        if late.item():
+            break
+        try:
+            told = cases.wrong(case, mesh, transconv, dtype)
+        except Exception as error:
+            raise RuntimeError(f"{case}: {error}") from error
+        found["wrong"] += [f"{case}: {told}"] if told else []
+        found["done"] += 1
+    stats = transconv.stats()
+    return found | {"ours": sum(stats.native.values()), "torchs": stats.fallback}
+
+
+def over(pairs: int, todo: list[cases.Case], device: str, seconds: float) -> list[Any]:
+    """The answers of the ranks of all pairs, each of which has every so manyth case."""
+    until = time.time() + seconds
+
+    def one(at: int, port: int) -> list[Any]:
+        began = time.time()
+        answers = processes.run(2, of_a_pair, todo[at::pairs], device, until, timeout=LONGEST, port=port)
+        for answer in answers:
+            print(f"pair {at:2}: {time.time() - began:5.1f} s  {str(answer)[:600]}", flush=True)
+        return answers
+
+    with ThreadPoolExecutor(pairs) as threads:
+        return [a for answers in threads.map(one, range(pairs), processes.ports(pairs)) for a in answers]
+
+
+def check(answers: list[Any], wanted: int) -> None:
+    """All cases were computed and are right."""
+    assert all(isinstance(a, dict) for a in answers), [a for a in answers if not isinstance(a, dict)]
+    assert [told for a in answers for told in a["wrong"]] == []
+    assert sum(a["done"] for a in answers) == 2 * wanted, "too slow: some cases were not begun"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_the_cases_for_two_ranks() -> None:
+    drawn = [cases.drawn(seed, 1) for seed in range(2100, 2200)]
+    todo = [*cases.probed(), *drawn]
+    answers = over(max(1, min(14, (os.cpu_count() or 4) // 2 - 2)), todo, "cuda", SECONDS)
+    check(answers, len(todo))
+    assert sum(a["ours"] for a in answers) > 4 * len(todo), "torch computed what transconv should have"
+
+
+@pytest.mark.slow
+def test_pairs_side_by_side() -> None:
+    todo = [*cases.probed()[::40], *(cases.drawn(seed, 1) for seed in range(2))]
+    check(over(2, todo, "cpu", 60), len(todo))
