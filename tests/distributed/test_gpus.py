@@ -1,5 +1,5 @@
-"""Sharded convolutions on two GPUs over NCCL: the probe and the drawn cases for two ranks, each in f32, whose
-integers transconv's kernels multiply exactly. Several pairs of processes share the GPUs and the caches.
+"""Sharded convolutions on two GPUs over NCCL: the probe and the drawn cases for two ranks, each in f32, in
+which transconv's kernels multiply integers exactly. Several pairs of processes share GPUs and caches.
 
     TRANSCONV_VERIFY=0 python -m pytest -m gpu -s tests/distributed/test_gpus.py
 
