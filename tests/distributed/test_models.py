@@ -245,3 +245,29 @@ def pooled(first: int) -> list[str]:
 def test_drawn_pools() -> None:
     found = processes.run(3, pooled, 0)
     assert found == [[]] * 3, found
+
+
+def padding(first: int) -> list[str]:
+    """Borders of any width, also negative ones, along sharded axes and others."""
+    mesh, found = init_device_mesh("cpu", (3,)), []
+    rules.serve_models()
+    for seed in range(first, first + 40):
+        r = random.Random(seed)
+        n = r.choice((1, 2, 3))
+        x = torch.arange(1.0, 1 + 6 * 7**n).reshape(2, 3, *[7] * n)
+        dim, widths = r.randrange(n + 2), [r.randint(-2, 4) for _ in range(2 * r.randint(1, n))]
+        a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
+        want, got = (F.pad(t, widths, value=1.5) for t in (a, b))
+        grad = torch.arange(want.numel()).view(want.shape).to(x)
+        want.backward(grad)
+        got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[attr-defined]
+        if not (torch.equal(got.full_tensor(), want)  # type: ignore[attr-defined]
+                and torch.equal(b.grad.full_tensor(), a.grad)):  # type: ignore[union-attr]
+            found.append(f"{widths} of {list(x.shape)} along {dim}")
+    return found
+
+
+@pytest.mark.slow
+def test_constant_borders() -> None:
+    found = processes.run(3, padding, 0)
+    assert found == [[]] * 3, found

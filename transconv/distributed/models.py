@@ -26,10 +26,10 @@ Tensor = torch.Tensor
 AXES = {"n": 0, "d": -3, "h": -2, "w": -1}
 # Modules that compute each row from the same row of their inputs, or have rules of ours. The others get
 # whole tensors: DTensor's rules for them gather in the best case.
-ROWWISE = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.GroupNorm,
-    nn.UpsamplingNearest2d)
+ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+               nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid)
+PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
+ROWWISE = (*ELEMENTWISE, *PADS, nn.PReLU, nn.Identity, nn.GroupNorm, nn.UpsamplingNearest2d)
 
 
 def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> nn.Module:
@@ -60,6 +60,10 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> n
     for name, module in model.named_modules():
         if forward := padded.convolution if padded.has_border(module) else windows.forward_of(module):
             module.forward = partial(forward, module)
+        elif type(module) in ELEMENTWISE:
+            if getattr(module, "inplace", False):
+                module.inplace = False  # autograd does not let a view of a DTensor change
+            module.forward = partial(windows.by_row, module.forward)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
             stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
@@ -111,7 +115,8 @@ def _dealt(given: Any, mesh: Any, dims: Mapping[int, int]) -> Any:
             return value
         if not isinstance(value, DTensor):
             value = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim)
-        return value.redistribute(mesh, _places(value, mesh, dims))
+        places = _places(value, mesh, dims)
+        return value if list(value.placements) == places else value.redistribute(mesh, places)
 
     return tree_map(one, given)
 
