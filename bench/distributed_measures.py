@@ -52,7 +52,7 @@ class Run:
         self.model = self.model.train() if self.what.trains else self.model.to(
             self.narrow).eval().requires_grad_(False)
         if self.sharded:
-            transconv.distributed.parallelize(self.model, self.mesh, {self.what.plan: 0})
+            transconv.distributed.parallelize(self.model, self.mesh, {self.what.plan: 0}, self.what.whole)
         else:
             transconv.convert_(self.model)
         self.x = self.input(shape)
@@ -64,7 +64,8 @@ class Run:
                 p.data = self.arranged(p.data)
             return thing
         form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(thing.dim())
-        return thing if form is None else thing.contiguous(memory_format=form)
+        # torch 2.13's instance norm has wrong gradients with features last on a CPU.
+        return thing if form is None or self.device.type == "cpu" else thing.contiguous(memory_format=form)
 
     def input(self, shape: tuple[int, ...]) -> Any:
         """Of all ranks together the same, whatever their number; each makes its rows alone."""

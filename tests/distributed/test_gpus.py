@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import transconv
 from tests.distributed import cases, processes
+from transconv.distributed.watch import Watch
 
 SECONDS = 90  # in which the pairs begin cases
 LONGEST = 100  # a pair that is silent for so long has an error
@@ -75,6 +76,51 @@ def test_the_cases_for_two_ranks() -> None:
     answers = over(max(1, min(14, (os.cpu_count() or 4) // 2 - 2)), todo, "cuda", SECONDS)
     check(answers, len(todo))
     assert sum(a["ours"] for a in answers) > 4 * len(todo), "torch computed what transconv should have"
+
+
+def dies() -> None:
+    mesh = init_device_mesh("cuda", (2,))
+    x = distribute_tensor(torch.randn(1, 4, 64, device="cuda"), mesh, [Shard(2)])
+    w = distribute_tensor(torch.randn(4, 4, 3, device="cuda"), mesh, [Replicate()])
+    transconv.conv1d(x, w)
+    torch.cuda.synchronize()
+    if mesh.get_local_rank() == 1:
+        os._exit(1)
+    transconv.conv1d(x, w)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_rank_that_is_gone_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    began = time.time()
+    processes.run(2, dies, timeout=15)
+    assert time.time() - began < 90
+    said = capfd.readouterr().err
+    assert "rank 0 could not" in said and "rank 1 in a sharded convolution" in said, said[-2000:]
+
+
+class Event:
+    """Of a stream, reached at a time."""
+
+    def __init__(self, now: list[float], at: float) -> None:
+        self._now, self._at = now, at
+
+    def query(self) -> bool:
+        return self._now[0] >= self._at
+
+
+def test_what_does_not_come_is_named_once() -> None:
+    now, said = [0.0], list[str]()
+    watch = Watch(said.append, lambda: now[0])
+    watch.add(Event(now, 5), "rank 0 could not receive 1 rows from rank 1", 10)
+    watch.add(Event(now, 100), "rank 0 could not receive 2 rows from rank 1", 10)
+    for now[0] in (4.0, 6.0, 7.9):
+        watch.look()
+    assert said == []
+    for now[0] in (8.1, 9.0):
+        watch.look()
+    assert len(said) == 1 and "receive 2 rows from rank 1 in a sharded convolution, after 8 s" in said[0]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 
 Tensor = torch.Tensor
+_choices: dict[Any, Choice] = {}  # of calls on which all ranks of a mesh agreed
 
 
 class Problem:
@@ -44,10 +45,17 @@ class Problem:
     def choose(self, **operands: DTensor | None) -> Choice:
         """Which axis each mesh dim splits. RuntimeError on all ranks if they disagree on the call."""
         given = {name: t for name, t in operands.items() if t is not None}
+        key = (self.mesh, self.p, self.channels_last, given["weight"].dtype,
+               *((name, t.shape, t.placements) for name, t in given.items()))
+        if (known := _choices.get(key)) is not None:
+            return known
         laid = " ".join(f"{name}{list(t.shape)}{t.placements}" for name, t in given.items())
         transfer.agree(self.mesh, f"{laid} {self.p} {self.channels_last} {given['weight'].dtype}")
         rows = splits(len(self.lines), self.p.transposed, self.p.groups > 1)
-        return placing.choose(self.mesh, given, rows, Sizes(self.shapes, self.p.groups))
+        if len(_choices) >= transfer.MOST:
+            _choices.clear()  # all ranks of a mesh do, at the same call
+        found = placing.choose(self.mesh, given, rows, Sizes(self.shapes, self.p.groups))
+        return _choices.setdefault(key, found)
 
     def local(self, name: str, choice: Choice) -> tuple[int, ...]:
         """The shape of this rank's part of a tensor."""

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from transconv.distributed.halo import Exchange, Rows
+from transconv.distributed.watch import watch
 
 Tensor = torch.Tensor
 
@@ -52,6 +53,19 @@ class Sent:
         for at, work in enumerate(works):  # NCCL has one for all
             with self._named(self._does if len(works) < len(self._does) else self._does[at:at + 1]):
                 work.wait()
+        if works and self._requests[0].tensor.is_cuda:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Let a thread say what the stream waits for if it does not come."""
+        event = torch.cuda.Event()
+        event.record()
+        device = self._requests[0].tensor.device
+        group = self._group or dist.group.WORLD
+        time = getattr(group._get_backend(device).options, "_timeout", dist.default_pg_timeout)
+        watch.add(event, f"rank {dist.get_rank()} could not {' nor '.join(self._does)}",
+                  time.total_seconds())
+        watch.start()
 
     @contextmanager
     def _named(self, does: list[str]) -> Iterator[None]:
