@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ Tensor = torch.Tensor
 _batch: Any = dist.batch_isend_irecv
 _send: Any = dist.isend
 _receive: Any = dist.irecv
+_event: Any = torch.cuda.Event
 
 
 class Sent:
@@ -58,11 +60,11 @@ class Sent:
 
     def _watch(self) -> None:
         """Let a thread say what the stream waits for if it does not come."""
-        event = torch.cuda.Event()
+        event = _event()
         event.record()
         device = self._requests[0].tensor.device
-        group = self._group or dist.group.WORLD
-        time = getattr(group._get_backend(device).options, "_timeout", dist.default_pg_timeout)
+        backend: Any = self._group._get_backend(device)
+        time = getattr(backend.options, "_timeout", timedelta(minutes=10))
         watch.add(event, f"rank {dist.get_rank()} could not {' nor '.join(self._does)}",
                   time.total_seconds())
         watch.start()

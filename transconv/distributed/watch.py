@@ -1,7 +1,7 @@
 """Names the ranks that a GPU waits for in vain, before NCCL ends the process, which names none.
 
-On a GPU the stream waits for rows, not the host: no call of torch can raise the error. A thread looks at an
-event behind each exchange once a second, and writes to standard error if one is late.
+On a GPU the stream waits for rows, not the host: no call of torch can raise the error. A thread looks at
+an event behind each exchange once a second, and writes to standard error if one is late.
 """
 
 from __future__ import annotations
