@@ -92,11 +92,15 @@ class Run:
             with torch.no_grad():
                 return self.model(self.x)
         self.model.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.narrow is torch.bfloat16):
+        with self.autocast():
             y = self.model(self.x)
         loss = y.float().square().sum() / y.numel()
         loss.backward()
         return y.detach()
+
+    def autocast(self) -> Any:
+        narrows = self.what.trains and self.narrow is torch.bfloat16
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=narrows)
 
     # -- measures --------------------------------------------------------------------------------
 
@@ -181,7 +185,9 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     began = time.perf_counter()
     if device == "cuda":
         workers = max(1, (os.cpu_count() or 2) // dist.get_world_size())
-        transconv.prepare(run.model, run.x, workers=workers, progress=False)
+        with run.autocast():
+            prepared = transconv.prepare(run.model, run.x, workers=workers, progress=False)
+        told(str(prepared).replace("\n", "; ")[:300])
         told(f"prepared in {time.perf_counter() - began:.0f} s")
     row: Row = {"says": run.what.says}
     numbers = run.numbers()
