@@ -177,8 +177,8 @@ def no_rows() -> Iterator[None]:
 
 def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds: float,
             folder: str) -> Row:
-    """The row of a network. ``folder``: where the first row of a network leaves its numbers, with which
-    the others are compared."""
+    """The row of a network. ``folder``: where one process leaves its numbers, with which the others are
+    compared."""
     warnings.filterwarnings("ignore")
     transconv.config.fallback = "silent"
     run = Run(model, side, device, small)
@@ -204,15 +204,18 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     row["ours"] = f"{counts.native_share:.3f}"
     told(str(counts).replace("\n", "; "))
     if dist.get_rank() == 0:
-        row |= apart(Path(folder) / f"{model}{'_small' * small}.pt", numbers)
+        path = Path(folder) / f"{model}{'_small' * small}.pt"
+        if side == "plain":
+            torch.save(numbers, path)
+        else:
+            row |= apart(path, numbers)
     return row
 
 
 def apart(path: Path, numbers: dict[str, Tensor]) -> Row:
     """The error against one process relative to the root mean square: of the result, and of all gradients
     together."""
-    if not path.exists():
-        torch.save(numbers, path)
+    if not path.exists():  # one process had no memory for it
         return {}
     want = torch.load(path)
     result, wanted = numbers.pop("result"), want.pop("result")
