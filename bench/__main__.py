@@ -44,6 +44,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
            "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
            "computations": "check and time the computations of bench/computes, and torch's",
+           "distributed": "time whole models split over several GPUs, and on one",
            "issues": "time and check convolutions that public issues report as slow or wrong",
            "quantized": "time, check and train whole models with 8-bit convolutions",
            "pages": "write the tables and pictures of README.md and docs/ from bench/results",

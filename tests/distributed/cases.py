@@ -109,28 +109,35 @@ def function(module: Any, case: Case) -> Callable[..., Any]:
     return found
 
 
-def wrong(case: Case, mesh: Any, module: Any) -> str:
-    """What differs from one process, of the result and the three gradients; empty if nothing does."""
-    given = [None if t is None else t.to(mesh.device_type) for t in case.tensors()]
+def wrong(case: Case, mesh: Any, module: Any, dtype: torch.dtype = torch.float64) -> str:
+    """What differs from one process, of the result and the three gradients; empty if nothing does. One
+    process is torch on the CPU in f64; ``dtype`` is that of the sharded call, which holds all integers
+    here and their sums."""
+    given = case.tensors()
     whole = [None if t is None else t.clone(memory_format=torch.preserve_format).requires_grad_()
              for t in given]
     y = function(torch.nn.functional, case)(*whole, **case.arguments())
     grad = torch.randint(-3, 4, y.shape, generator=torch.Generator().manual_seed(1)).to(y)
     y.backward(grad)
-    parts = [None if t is None else distribute_tensor(t, mesh, [
+
+    def placed(t: Tensor, places: Any) -> Any:
+        return distribute_tensor(t.to(mesh.device_type, dtype), mesh, places)
+
+    parts = [None if t is None else placed(t, [
         Replicate() if dims[at] is None or dims[at] >= t.dim() else Shard(dims[at])
         for dims in case.placed]).requires_grad_() for at, t in enumerate(given)]
     got = function(module, case)(*parts, **case.arguments())
-    found = [] if torch.equal(got.full_tensor(), y) else [f"result, {got.placements}"]
-    places = [Replicate() if p.is_partial() else p for p in got.placements]
-    got.backward(distribute_tensor(grad, mesh, places))
+
+    def same(part: Any, want: Tensor) -> bool:
+        return torch.equal(part.full_tensor().cpu().double(), want)
+
+    found = [] if same(got, y) else [f"result, {got.placements}"]
+    got.backward(placed(grad, [Replicate() if p.is_partial() else p for p in got.placements]))
     for name, part, want in zip(("input", "weight", "bias"), parts, whole, strict=True):
         if part is None or want is None:
             continue
         if part.grad is None:
             found.append(f"no gradient of the {name}")
-        elif not torch.equal(part.grad.full_tensor(), want.grad):
+        elif not same(part.grad, want.grad):
             found.append(f"gradient of the {name}, {part.grad.placements}")
     return ", ".join(found)
-
-

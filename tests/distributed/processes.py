@@ -7,6 +7,7 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -14,12 +15,20 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 
-def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60) -> list[Any]:
+def ports(count: int) -> list[int]:
+    """So many free ports of this machine, each another one."""
+    with ExitStack() as open_:
+        probes = [open_.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60,
+        port: int = 0) -> list[Any]:
     """``function(*arguments)`` on each rank of a process group; what each returned, or the text of its
     error. A rank that is gone has None."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = port or ports(1)[0]
     context = mp.get_context("spawn")
     queue = context.Queue()
     started = [context.Process(target=_one, args=(rank, ranks, port, timeout, queue, function, arguments))
@@ -44,7 +53,10 @@ def _one(rank: int, ranks: int, port: int, timeout: float, queue: Any, function:
          arguments: tuple[Any, ...]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.device_count() >= ranks else "gloo"
+    backend = "gloo"
+    if torch.cuda.device_count() >= ranks:
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(rank)
     dist.init_process_group(backend, rank=rank, world_size=ranks,
                             timeout=datetime.timedelta(seconds=timeout))
     try:

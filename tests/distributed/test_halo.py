@@ -8,7 +8,8 @@ import pytest
 
 from transconv.conv import Prop
 from transconv.distributed.axes import splits
-from transconv.distributed.halo import Line, Rows, exchange, shards
+from transconv.distributed.halo import Line, Rows, exchange, planned, shards
+from transconv.distributed.overlap import apart
 
 
 def drawn(seed: int) -> tuple[Line, int]:
@@ -73,3 +74,37 @@ def test_axes_that_split_follow_from_the_views() -> None:
     transposed = {s.name: (s.input, s.weight, s.bias, s.result) for s in splits(1, True, False)}
     assert transposed == {"mb": (0, None, None, 0), "ow": (2, None, None, 2), "ic": (None, 1, 0, 1),
                           "oc": (1, 0, None, None)}
+
+
+@pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_D])
+def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
+    """Rows away from the edges read none of others; with the rank's own rows, those that it receives are
+    each pair of rows once."""
+    served = 0
+    for seed in range(200):
+        line, _ = drawn(seed)
+        line = Line(8 * line.i, line.o + 7 * line.i // line.stride, *(
+            line.k, line.stride, line.dilation, line.pad))
+        every = pairs(line)
+        every = every if prop is Prop.FWD else [pair[::-1] for pair in every]  # (read, made)
+        for rank in range(3):
+            plan = planned(line, prop, 3, rank)
+            found = apart(line, prop, 3, rank)
+            if found is None:
+                continue
+            served += 1
+            own, mine = found.own
+            here = [pair for pair in every if mine.start <= pair[1] < mine.stop]
+            again = [made for edge in found.edges for made in range(*edge.other)]
+            assert len(again) <= mine.size // 8
+            for read, made in here:
+                assert own.start <= read < own.stop or made in again
+            for edge in found.edges:
+                assert all(edge.read.start <= read < edge.read.stop for read, made in here
+                           if edge.other.start <= made < edge.other.stop)
+            summed = [pair for rows in (found.own, *found.received) for pair in here
+                      if rows.read.start <= pair[0] < rows.read.stop
+                      and rows.other.start <= pair[1] < rows.other.stop]
+            assert sorted(summed) == sorted(here)
+            assert plan.received
+    assert served > 100

@@ -245,3 +245,71 @@ def pooled(first: int) -> list[str]:
 def test_drawn_pools() -> None:
     found = processes.run(3, pooled, 0)
     assert found == [[]] * 3, found
+
+
+def padding(first: int) -> list[str]:
+    """Borders of any width, also negative ones, along sharded axes and others."""
+    mesh, found = init_device_mesh("cpu", (3,)), []
+    rules.serve_models()
+    for seed in range(first, first + 40):
+        r = random.Random(seed)
+        n = r.choice((1, 2, 3))
+        x = torch.arange(1.0, 1 + 6 * 7**n).reshape(2, 3, *[7] * n)
+        dim, widths = r.randrange(n + 2), [r.randint(-2, 4) for _ in range(2 * r.randint(1, n))]
+        a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
+        want, got = (F.pad(t, widths, value=1.5) for t in (a, b))
+        grad = torch.arange(want.numel()).view(want.shape).to(x)
+        want.backward(grad)
+        got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[attr-defined]
+        if not (torch.equal(got.full_tensor(), want)  # type: ignore[attr-defined]
+                and torch.equal(b.grad.full_tensor(), a.grad)):  # type: ignore[union-attr]
+            found.append(f"{widths} of {list(x.shape)} along {dim}")
+    return found
+
+
+@pytest.mark.slow
+def test_constant_borders() -> None:
+    found = processes.run(3, padding, 0)
+    assert found == [[]] * 3, found
+
+
+class Attends(nn.Module):
+    """Each pixel sees all others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 2, 3, padding=1)
+        self.attention = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Flatten(2), nn.Softmax(-1),
+                                       nn.Unflatten(2, (6, 5)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(self.attention(self.first(x)))
+        return y
+
+
+def whole() -> list[object]:
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    model, x = Attends(), torch.randn(1, 2, 6, 5)
+    want = model(x)
+    want.square().sum().backward()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad(set_to_none=True)
+    transconv.distributed.parallelize(model, mesh, {"h": 0}, whole=["attention"])
+    got = model(x)
+    got.square().sum().backward()
+    close = [torch.allclose(p.grad.full_tensor(), g, atol=1e-5)  # type: ignore[union-attr, attr-defined]
+             for p, g in zip(model.parameters(), grads, strict=True)]
+    return [got.placements, torch.allclose(got.full_tensor(), want, atol=1e-5), *close]
+
+
+@pytest.mark.slow
+def test_a_module_that_every_rank_computes() -> None:
+    for found in processes.run(2, whole):
+        assert found == [(Shard(2),), *[True] * 7], found
+    with pytest.raises(ValueError, match="no module middle"):
+        transconv.distributed.parallelize(Attends(), _Mesh(), {"h": 0}, whole=["middle"])
+
+
+class _Mesh:
+    ndim, mesh_dim_names = 1, None

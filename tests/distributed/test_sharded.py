@@ -183,20 +183,3 @@ def dies() -> str:
 def test_a_rank_that_is_gone_is_named() -> None:
     told, gone = processes.run(2, dies, timeout=15)
     assert gone is None and "rank 0 could not" in told and "rank 1 in a sharded convolution" in told
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_two_gpus() -> None:
-    for found in processes.run(2, on_gpus):
-        assert found == [], found
-
-
-def on_gpus() -> list[str]:
-    """Few: each has three kernels to compile."""
-    torch.cuda.set_device(torch.distributed.get_rank())
-    mesh = init_device_mesh("cuda", (2,))
-    todo = [*cases.probed()[::9], *(cases.drawn(seed, 1) for seed in range(12))]
-    return [f"{c}: {told}" for c in todo if (told := cases.wrong(c, mesh, transconv))]
-
-

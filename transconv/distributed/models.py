@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.tensor import (
     Shard,
     distribute_module,
 )
+from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from transconv.distributed import padded, rules, windows
@@ -26,13 +27,14 @@ Tensor = torch.Tensor
 AXES = {"n": 0, "d": -3, "h": -2, "w": -1}
 # Modules that compute each row from the same row of their inputs, or have rules of ours. The others get
 # whole tensors: DTensor's rules for them gather in the best case.
-ROWWISE = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
-    nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid, nn.Identity, nn.GroupNorm,
-    nn.UpsamplingNearest2d)
+ELEMENTWISE = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish,
+               nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardswish, nn.Hardsigmoid)
+PADS = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d)
+ROWWISE = (*ELEMENTWISE, *PADS, nn.PReLU, nn.Identity, nn.GroupNorm, nn.UpsamplingNearest2d)
 
 
-def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> nn.Module:
+def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
+                whole: Sequence[str] = ()) -> nn.Module:
     """Shard the images of a model over the ranks of a mesh, in place.
 
     ``plan`` says which axis of images (n, d, h or w) each mesh dim, by number or name, deals over its
@@ -40,9 +42,13 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> n
     are DTensors, or plain tensors that every rank has whole, of which it keeps its part; outputs are
     DTensors. Convolutions are transconv's and exchange the rows that they need. Modules without a rule for
     sharded rows get whole tensors, with a FallbackWarning that names them; their results are dealt again.
-    ValueError for a plan that the mesh does not have, or models that have parameters elsewhere.
+    ``whole``: names of modules that every rank computes whole, on plain tensors: attention, say, or what
+    DTensor has no rules for. ValueError for a plan that the mesh does not have, names that the
+    model lacks, or models that have parameters elsewhere.
     """
-    dims = _dims(mesh, plan)
+    dims, known = _dims(mesh, plan), dict(model.named_modules())
+    if lacking := [name for name in whole if name not in known]:
+        raise ValueError(f"the model has no module {', '.join(lacking)}")
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.conv._ConvNd) and not exchange.is_ours(type(module)):
             if why := exchange.why_not(module):
@@ -57,9 +63,17 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str]) -> n
         if parameter.requires_grad:
             after_gradient: Any = parameter.register_post_accumulate_grad_hook
             after_gradient(_sum_gradient)
+    for name in whole:
+        _compute_whole(model.get_submodule(name), mesh, dims)
     for name, module in model.named_modules():
+        if any(name == own or name.startswith(f"{own}.") for own in whole):
+            continue
         if forward := padded.convolution if padded.has_border(module) else windows.forward_of(module):
             module.forward = partial(forward, module)
+        elif type(module) in ELEMENTWISE:
+            if getattr(module, "inplace", False):
+                module.inplace = False  # autograd does not let a view of a DTensor change
+            module.forward = partial(windows.by_row, module.forward)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
             stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
@@ -111,7 +125,8 @@ def _dealt(given: Any, mesh: Any, dims: Mapping[int, int]) -> Any:
             return value
         if not isinstance(value, DTensor):
             value = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim)
-        return value.redistribute(mesh, _places(value, mesh, dims))
+        places = _places(value, mesh, dims)
+        return value if list(value.placements) == places else value.redistribute(mesh, places)
 
     return tree_map(one, given)
 
@@ -121,6 +136,30 @@ def _gather(module: nn.Module, mesh: Any, dims: Mapping[int, int]) -> None:
     module.register_forward_pre_hook(
         lambda _module, args, kwargs: (_dealt(args, mesh, {}), _dealt(kwargs, mesh, {})), with_kwargs=True)
     module.register_forward_hook(lambda _module, _args, result: _dealt(result, mesh, dims))
+
+
+def _compute_whole(module: nn.Module, mesh: Any, dims: Mapping[int, int]) -> None:
+    """Let a module compute plain tensors, the same on every rank."""
+    inner = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        own = {name: _plain(p) for name, p in (*module.named_parameters(), *module.named_buffers())}
+        args, kwargs = tree_map(_plain, (args, kwargs))
+        module.forward = inner
+        try:
+            made = functional_call(module, own, args, kwargs)
+        finally:
+            module.forward = forward
+        return _dealt(made, mesh, dims)
+
+    module.forward = forward
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, DTensor):
+        return value
+    whole = all(p.is_replicate() for p in value.placements)
+    return value.to_local() if whole else value.full_tensor()
 
 
 def _sum_gradient(parameter: Tensor) -> None:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from transconv.functional import parts
+
 Tensor = torch.Tensor
 
 
@@ -22,7 +24,9 @@ def _places(x: DTensor) -> tuple[Placement, ...]:
 
 
 def _local(t: DTensor, places: Sequence[Placement]) -> Tensor:
-    return t.redistribute(t.device_mesh, places).to_local()
+    detached: Any = t.detach()  # these are rules below autograd, as in placing.py
+    local: Tensor = detached.redistribute(t.device_mesh, places).to_local()
+    return local
 
 
 def _whole(t: Any, mesh: Any) -> Tensor | None:
@@ -42,31 +46,25 @@ def _by_image(places: Sequence[Placement], otherwise: Placement) -> list[Placeme
     return [p if isinstance(p, Shard) and p.dim == 0 else otherwise for p in places]
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In the type of sums."""
-    return x.float() if x.element_size() < 4 else x
-
-
-def _spread(t: Tensor, like: Tensor) -> Tensor:
-    """One number for each image and channel."""
-    return t.reshape(*t.shape, *[1] * (like.dim() - 2))
-
-
 @torch.no_grad()
 def forward(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int, c: int, rows: int,
             groups: int, eps: float) -> tuple[DTensor, DTensor, DTensor]:
     """aten.native_group_norm: the result, and the mean and 1 / standard deviation of each group."""
     mesh, places = x.device_mesh, _places(x)
-    local = _wide(_local(x, places))
-    count = rows * c // groups
-    grouped = local.reshape(local.shape[0], groups, local.shape[1:].numel() // groups)
-    mean = _summed(grouped.sum(2), mesh, places) / count
-    variance = _summed((grouped - mean[:, :, None]).square().sum(2), mesh, places) / count
+    local = _local(x, places)
+    held, count, size = _held(local), rows * c // groups, local.shape[2:].numel()
+    if local.numel():
+        means, squares = parts.moments(local)
+    else:  # a rank without rows
+        means, squares = local.new_zeros(2, *local.shape[:2], dtype=held)
+    mean = _summed(_grouped(means * size, groups).sum(2), mesh, places) / count
+    apart = _grouped(squares, groups) + size * (_grouped(means, groups) - mean[:, :, None]).square()
+    variance = _summed(apart.sum(2), mesh, places) / count
     rstd = (variance + eps).rsqrt()
     w, b = _whole(weight, mesh), _whole(bias, mesh)
-    scale = rstd.repeat_interleave(c // groups, 1) * (1 if w is None else w)
-    shift = (0 if b is None else b) - mean.repeat_interleave(c // groups, 1) * scale
-    made = torch.addcmul(_spread(shift, local), local, _spread(scale, local)).to(x.dtype)
+    scale = rstd.repeat_interleave(c // groups, 1) * (1 if w is None else w.to(held))
+    shift = (0 if b is None else b.to(held)) - mean.repeat_interleave(c // groups, 1) * scale
+    made = parts.scaled(local, scale, shift) if local.numel() else torch.empty_like(local)
     images = _by_image(places, Replicate())
     shape = torch.Size((x.shape[0], groups))
     kept = [DTensor.from_local(t, mesh, images, shape=shape, stride=(groups, 1)) for t in (mean, rstd)]
@@ -80,30 +78,44 @@ def backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor, weight: DT
     """aten.native_group_norm_backward: gradients of the input, the weight and the bias; None where
     ``mask`` is False."""
     mesh, places = x.device_mesh, _places(x)
-    g, local = _wide(_local(grad, places)), _wide(_local(x, places))
+    g, local = _local(grad, places), _local(x, places)
+    held = _held(local)
     images = _by_image(places, Replicate())
     m, r = (_local(t, images).repeat_interleave(c // groups, 1) for t in (mean, rstd))
     w = _whole(weight, mesh)
-    both = torch.stack([(g * local).flatten(2).sum(2), g.flatten(2).sum(2)])
+    both = (torch.stack(parts.sums(g, local)) if local.numel() else
+            local.new_zeros(2, *local.shape[:2], dtype=held))
     with_x, alone = _summed(both, mesh, places)
-    scaled = r if w is None else r * w
+    scaled = r if w is None else r * w.to(held)
 
     def per_group(t: Tensor) -> Tensor:
-        weighted = t if w is None else t * w
-        found = weighted.reshape(t.shape[0], groups, c // groups).sum(2) * groups / (rows * c)
+        weighted = t if w is None else t * w.to(held)
+        found = _grouped(weighted, groups).sum(2) * groups / (rows * c)
         return found.repeat_interleave(c // groups, 1)
 
     # dx = w*r*g + factor*x + rest, where a group's sums of g and of g*x make factor and rest
     factor = (per_group(alone) * m - per_group(with_x)) * r.pow(3)
     rest = -factor * m - per_group(alone) * r
-    dx = g * _spread(scaled, g) + local * _spread(factor, g) + _spread(rest, g) if mask[0] else None
-    found: list[DTensor | None] = [None if dx is None else _like(dx.to(x.dtype), x, places)]
+    found: list[DTensor | None] = [None]
+    if mask[0]:
+        dx = parts.mixed(g, local, scaled, factor, rest) if local.numel() else torch.empty_like(local)
+        found = [_like(dx, x, places)]
     over_images = _by_image(places, Replicate())
     for wanted, of_image in ((mask[1], (with_x - alone * m) * r), (mask[2], alone)):
         total = of_image.sum(0).to(x.dtype if weight is None else weight.dtype)
         found.append(DTensor.from_local(
             total, mesh, [Partial() if p.is_shard() else p for p in over_images]) if wanted else None)
     return found[0], found[1], found[2]
+
+
+def _held(x: Tensor) -> torch.dtype:
+    """The type of moments."""
+    return torch.float32 if x.element_size() < 4 else x.dtype
+
+
+def _grouped(t: Tensor, groups: int) -> Tensor:
+    """Numbers of channels by groups."""
+    return t.reshape(t.shape[0], groups, t.shape[1] // groups)
 
 
 def _like(local: Tensor, x: DTensor, places: Sequence[Placement]) -> DTensor:

@@ -77,7 +77,9 @@ def brought(tensor: DTensor, name: str, choice: Choice) -> Tensor:
     """The part of an operand on this rank, redistributed if it lies otherwise."""
     places = tuple(wanted(split, name) for split in choice)
     if tuple(tensor.placements) != places:
-        tensor = tensor.redistribute(tensor.device_mesh, places)
+        # Below autograd: torch 2.11 has no detach_ of DTensors, which a redistributed leaf would need.
+        detached: Any = tensor.detach()
+        tensor = detached.redistribute(tensor.device_mesh, places)
     local: Any = tensor.to_local()
     ready: Tensor = local.wait() if hasattr(local, "wait") else local  # it may still be on its way
     return ready

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from transconv.distributed import norms, sharded, upsampling
+from transconv.distributed import norms, padding, sharded, upsampling
 from transconv.errors import Unsupported
 from transconv.torch_ops import operators, subclasses
 
@@ -98,12 +98,14 @@ def replace(devices: frozenset[str]) -> None:
 
 _OF_MODELS: dict[str, Callable[..., Any]] = {
     "aten::native_group_norm": norms.forward,
-    "aten::native_group_norm_backward": norms.backward, **upsampling.RULES}
+    "aten::native_group_norm_backward": norms.backward, "aten::constant_pad_nd": padding.constant,
+    **upsampling.RULES}
 _of_models: list[Any] = []
 
 
 def serve_models() -> None:
-    """Serve group norms and nearest upsampling of DTensors from now on, in place of DTensor's rules."""
+    """Serve group norms, constant padding and nearest upsampling of DTensors from now on, in place of
+    DTensor's rules."""
     if not _of_models:
         _of_models.append(_new_library("aten", "FRAGMENT"))
         for name, function in _OF_MODELS.items():

@@ -18,11 +18,13 @@ from transconv.distributed import placing, transfer
 from transconv.distributed.axes import splits
 from transconv.distributed.halo import Line, Rows, planned, shards
 from transconv.distributed.local import Part, with_bias
+from transconv.distributed.overlap import Halo, apart
 from transconv.distributed.placing import Choice, Sizes, produced
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 
 Tensor = torch.Tensor
+_choices: dict[Any, Choice] = {}  # of calls on which all ranks of a mesh agreed
 
 
 class Problem:
@@ -43,32 +45,45 @@ class Problem:
     def choose(self, **operands: DTensor | None) -> Choice:
         """Which axis each mesh dim splits. RuntimeError on all ranks if they disagree on the call."""
         given = {name: t for name, t in operands.items() if t is not None}
+        key = (self.mesh, self.p, self.channels_last, given["weight"].dtype,
+               *((name, t.shape, t.placements) for name, t in given.items()))
+        if (known := _choices.get(key)) is not None:
+            return known
         laid = " ".join(f"{name}{list(t.shape)}{t.placements}" for name, t in given.items())
         transfer.agree(self.mesh, f"{laid} {self.p} {self.channels_last} {given['weight'].dtype}")
         rows = splits(len(self.lines), self.p.transposed, self.p.groups > 1)
-        return placing.choose(self.mesh, given, rows, Sizes(self.shapes, self.p.groups))
+        if len(_choices) >= transfer.MOST:
+            _choices.clear()  # all ranks of a mesh do, at the same call
+        found = placing.choose(self.mesh, given, rows, Sizes(self.shapes, self.p.groups))
+        return _choices.setdefault(key, found)
 
     def local(self, name: str, choice: Choice) -> tuple[int, ...]:
         """The shape of this rank's part of a tensor."""
         places = [produced(split, name) for split in choice]
         return placing.local_shape(self.mesh, self.shapes[name], places)
 
-    def extend(self, local: Tensor, choice: Choice, has: str, wants: str) -> tuple[Tensor, Part]:
-        """Add to this rank's part of the tensor ``has`` the rows of other ranks that its part of ``wants``
-        is computed from. Returns it with the convolution of these rows."""
+    def extend(self, local: Tensor, choice: Choice, has: str, wants: str) -> Halo:
+        """This rank's part of the tensor ``has`` with the rows of other ranks that its part of ``wants``
+        is computed from. Those along the last axis that is split may still be on their way."""
         reads_src = (has == "input") != self.p.transposed
         prop = Prop.FWD if reads_src else Prop.BWD_D
         owned, mine = ([Rows(0, n) for n in self.shapes[name][2:]] for name in (has, wants))
-        for at, split in enumerate(choice):
-            if split is None or split.spatial is None:
-                continue
-            x, parts, rank = split.spatial, self.mesh.size(at), self.mesh.get_local_rank(at)
-            plan = planned(self.lines[x], prop, parts, rank)
-            local = transfer.extended(local, 2 + x, plan, self.mesh.get_group(at), self.channels_last)
+        split = [(at, s.spatial) for at, s in enumerate(choice) if s is not None and s.spatial is not None]
+        pending: tuple[Any, ...] = ()
+        for at, x in split:
+            parts, rank = self.mesh.size(at), self.mesh.get_local_rank(at)
+            plan, line = planned(self.lines[x], prop, parts, rank), self.lines[x]
+            rows = transfer.started(local, 2 + x, plan, self.mesh.get_group(at), self.channels_last)
+            way = apart(line, prop, parts, rank) if (at, x) == split[-1] else None
+            if way is not None:
+                pending = rows, line, x, way
+            else:
+                local = rows.all()
             owned[x], mine[x] = plan.needed, shards(self.shapes[wants][2 + x], parts)[rank]
         src, dst = (owned, mine) if reads_src else (mine, owned)
         windows = tuple(line.window(*rows) for line, *rows in zip(self.lines, src, dst, strict=True))
-        return local, Part(self.p.stride, self.p.dilation, windows, self._groups(choice))
+        part = Part(self.p.stride, self.p.dilation, windows, self._groups(choice))
+        return Halo(local, part, prop, *pending)
 
     def _groups(self, choice: Choice) -> int:
         """The groups of this rank's channels."""
@@ -93,13 +108,15 @@ def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) ->
     places = [produced(split, "result") for split in choice]
     if any(place.is_partial() and problem.mesh.get_local_rank(at) for at, place in enumerate(places)):
         b = None  # of the parts of a sum, the first has the bias
-    x, part = problem.extend(x, choice, "input", "result")
     shape = problem.local("result", choice)
-    if p.transposed:
-        like = shapes.empty_result(x, shape, problem.channels_last)
-        made = with_bias(part.src(x, w, like), b)
-    else:
-        made = part.dst(x, w, b, shape)
+
+    def of(part: Part, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        if p.transposed:
+            like = shapes.empty_result(rows, shape, problem.channels_last)
+            return with_bias(part.src(rows, w, like), b)
+        return part.dst(rows, w, b, shape)
+
+    made = problem.extend(x, choice, "input", "result").computed(of, shape)
     return problem.whole(made, "result", places)
 
 
@@ -116,20 +133,27 @@ def backward(grad: DTensor, input: DTensor, weight: DTensor, p: Params,
         found[2] = problem.whole(total, "bias", places)
     if mask[0] or mask[1]:
         x, w = placing.brought(input, "input", choice), placing.brought(weight, "weight", choice)
-        g, part = problem.extend(g, choice, "result", "input")
-        parts = _gradients(problem, part, g, x, w, mask)
+        parts = _gradients(problem, problem.extend(g, choice, "result", "input"), x, w, mask)
         for at, name in enumerate(("input", "weight")):
             if parts[at] is not None:
                 found[at] = problem.whole(parts[at], name, [produced(split, name) for split in choice])
     return tuple(found)
 
 
-def _gradients(problem: Problem, part: Part, g: Tensor, x: Tensor, w: Tensor,
-               mask: Sequence[bool]) -> tuple[Any, Any]:
-    if problem.p.transposed:
-        return (part.dst(g, w, None, x.shape) if mask[0] else None,
-                part.wei(x, g, w) if mask[1] else None)
-    return (part.src(g, w, x) if mask[0] else None, part.wei(g, x, w) if mask[1] else None)
+def _gradients(problem: Problem, g: Halo, x: Tensor, w: Tensor, mask: Sequence[bool]) -> tuple[Any, Any]:
+    transposed = problem.p.transposed
+
+    def of_input(part: Part, rows: Tensor, shape: Sequence[int]) -> Tensor:
+        if transposed:
+            return part.dst(rows, w, None, shape)
+        like = x if x.shape == shape else shapes.empty_result(x, shape, problem.channels_last)
+        return part.src(rows, w, like)
+
+    def of_weight(part: Part, rows: Tensor, other: Tensor) -> Tensor:
+        return part.wei(other, rows, w) if transposed else part.wei(rows, other, w)
+
+    return (g.computed(of_input, x.shape) if mask[0] else None,
+            g.summed(of_weight, x) if mask[1] else None)
 
 
 def _of_bias(split: Any) -> Placement:

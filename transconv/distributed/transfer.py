@@ -3,31 +3,121 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from transconv.distributed.halo import Exchange
+from transconv.distributed.halo import Exchange, Rows
+from transconv.distributed.watch import watch
 
 Tensor = torch.Tensor
 
 _batch: Any = dist.batch_isend_irecv
 _send: Any = dist.isend
 _receive: Any = dist.irecv
+_event: Any = torch.cuda.Event
 
 
-def extended(local: Tensor, dim: int, plan: Exchange, group: Any, channels_last: bool) -> Tensor:
-    """The rows that this rank needs along ``dim``, from its own and those of the others of ``group``,
-    whose ranks are numbered as in the plan. All ranks of the group call it with plans of one problem.
-    ``channels_last``: how the whole tensor lies in memory. RuntimeError, which names the rank, if another
-    one is gone or does not answer in time."""
-    peers, requests, parts = [], [], []
+class Sent:
+    """Messages of one exchange: all are started at once and waited for once."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._requests: list[Any] = []
+        self._does: list[str] = []
+        self._works: list[Any] = []
+
+    def send(self, rows: Tensor, peer: int, count: int) -> None:
+        self._add(_send, rows, peer, f"send {count} rows to")
+
+    def receive(self, rows: Tensor, peer: int, count: int) -> None:
+        self._add(_receive, rows, peer, f"receive {count} rows from")
+
+    def _add(self, operation: Any, rows: Tensor, peer: int, does: str) -> None:
+        request = dist.P2POp(operation, rows, group=self._group, group_peer=peer)
+        self._requests.append(request)
+        self._does.append(f"{does} rank {request.peer}")
+
+    def start(self) -> None:
+        """RuntimeError that names the ranks."""
+        if self._requests:
+            with self._named(self._does):
+                self._works = _batch(self._requests)
+
+    def wait(self) -> None:
+        """On a GPU the current stream waits, not the host. RuntimeError that names the ranks."""
+        works, self._works = self._works, []
+        for at, work in enumerate(works):  # NCCL has one for all
+            with self._named(self._does if len(works) < len(self._does) else self._does[at:at + 1]):
+                work.wait()
+        if works and self._requests[0].tensor.is_cuda:
+            self._watch()
+
+    def _watch(self) -> None:
+        """Let a thread say what the stream waits for if it does not come."""
+        event = _event()
+        event.record()
+        device = self._requests[0].tensor.device
+        backend: Any = self._group._get_backend(device)
+        time = getattr(backend.options, "_timeout", timedelta(minutes=10))
+        watch.add(event, f"rank {dist.get_rank()} could not {' nor '.join(self._does)}",
+                  time.total_seconds())
+        watch.start()
+
+    @contextmanager
+    def _named(self, does: list[str]) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RuntimeError(f"rank {dist.get_rank()} could not {' nor '.join(does)} in a sharded "
+                               f"convolution: {error}") from error
+
+
+@dataclass(frozen=True)
+class Travelling:
+    """Rows along ``dim`` that a rank has or will have, as its plan says: ``parts`` in the plan's order."""
+
+    dim: int
+    plan: Exchange
+    parts: tuple[Tensor, ...]
+    local: Tensor
+    sent: Sent
+
+    def all(self) -> Tensor:
+        """The rows that the rank needs, all there, in one tensor."""
+        self.sent.wait()
+        if len(self.parts) == 1:
+            return self.parts[0]
+        return torch.cat(self.parts, self.dim) if self.parts else self.local.narrow(self.dim, 0, 0)
+
+    def some(self, rows: Rows) -> Tensor:
+        """These rows, counted in the whole tensor, of a plan whose pieces ascend. Waits only for those
+        of other ranks."""
+        found = []
+        for (peer, has), part in zip(self.plan.pieces, self.parts, strict=True):
+            both = has.within(rows)
+            if both.size:
+                found.append(part.narrow(self.dim, both.start - has.start, both.size))
+                if peer >= 0:
+                    self.sent.wait()
+        return found[0] if len(found) == 1 else torch.cat(found, self.dim)
+
+
+def started(local: Tensor, dim: int, plan: Exchange, group: Any, channels_last: bool) -> Travelling:
+    """Let the rows travel that this rank needs along ``dim``, from its own and those of the others of
+    ``group``, whose ranks are numbered as in the plan. All ranks of the group call it with plans of one
+    problem. ``channels_last``: how the whole tensor lies in memory. On a GPU rows travel beside what the
+    current stream computes next. RuntimeError, here or when they are waited for, which names the rank, if
+    another one is gone or does not answer in time."""
+    sent, parts = Sent(group), []
     order = _order(local.dim(), channels_last)
     for peer, rows in plan.sends:
-        sent = local.narrow(dim, rows.start, rows.size).permute(order).contiguous()
-        requests.append(dist.P2POp(_send, sent, group=group, group_peer=peer))
-        peers.append(f"send {rows.size} rows to")
+        sent.send(local.narrow(dim, rows.start, rows.size).permute(order).contiguous(), peer, rows.size)
     for peer, rows in plan.pieces:
         if peer < 0:
             parts.append(local.narrow(dim, rows.start - plan.owned.start, rows.size))
@@ -35,13 +125,15 @@ def extended(local: Tensor, dim: int, plan: Exchange, group: Any, channels_last:
         shape = list(local.shape)
         shape[dim] = rows.size
         got = local.new_empty([shape[d] for d in order])
-        requests.append(dist.P2POp(_receive, got, group=group, group_peer=peer))
-        peers.append(f"receive {rows.size} rows from")
+        sent.receive(got, peer, rows.size)
         parts.append(got.permute([order.index(d) for d in range(local.dim())]))
-    _run(requests, peers)
-    if len(parts) == 1:
-        return parts[0]
-    return torch.cat(parts, dim) if parts else local.narrow(dim, 0, 0)
+    sent.start()
+    return Travelling(dim, plan, tuple(parts), local, sent)
+
+
+def extended(local: Tensor, dim: int, plan: Exchange, group: Any, channels_last: bool) -> Tensor:
+    """``started``, and all rows when they are there."""
+    return started(local, dim, plan, group, channels_last).all()
 
 
 def returned(grad: Tensor, size: int, dim: int, plan: Exchange, group: Any, channels_last: bool) -> Tensor:
@@ -51,20 +143,19 @@ def returned(grad: Tensor, size: int, dim: int, plan: Exchange, group: Any, chan
     shape = list(grad.shape)
     shape[dim] = size
     made, at = grad.new_zeros(shape), 0
-    peers, requests, got = [], [], []
+    sent, got = Sent(group), []
     for peer, rows in plan.pieces:
         part, at = grad.narrow(dim, at, rows.size), at + rows.size
         if peer < 0:
             made.narrow(dim, rows.start - plan.owned.start, rows.size).add_(part)
             continue
-        requests.append(dist.P2POp(_send, part.permute(order).contiguous(), group=group, group_peer=peer))
-        peers.append(f"send {rows.size} rows to")
+        sent.send(part.permute(order).contiguous(), peer, rows.size)
     for peer, rows in plan.sends:
         shape[dim] = rows.size
         got.append(grad.new_empty([shape[d] for d in order]))
-        requests.append(dist.P2POp(_receive, got[-1], group=group, group_peer=peer))
-        peers.append(f"receive {rows.size} rows from")
-    _run(requests, peers)
+        sent.receive(got[-1], peer, rows.size)
+    sent.start()
+    sent.wait()
     back = [order.index(d) for d in range(grad.dim())]
     for (_, rows), part in zip(plan.sends, got, strict=True):
         made.narrow(dim, rows.start, rows.size).add_(part.permute(back))
@@ -74,21 +165,6 @@ def returned(grad: Tensor, size: int, dim: int, plan: Exchange, group: Any, chan
 def _order(rank: int, channels_last: bool) -> tuple[int, ...]:
     """The dims as they lie in memory, so that a piece that is sent is dense in this order."""
     return (0, *range(2, rank), 1) if channels_last else tuple(range(rank))
-
-
-def _run(requests: list[Any], does: list[str]) -> None:
-    """Start all and wait for all; on a GPU the current stream waits, not the host."""
-    if not requests:
-        return
-    failed = told = [f"{what} rank {op.peer}" for what, op in zip(does, requests, strict=True)]
-    try:
-        works = _batch(requests)
-        for at, work in enumerate(works):
-            failed = told if len(works) < len(told) else told[at:at + 1]  # NCCL has one for all
-            work.wait()
-    except RuntimeError as error:
-        raise RuntimeError(f"rank {dist.get_rank()} could not {' nor '.join(failed)} in a sharded "
-                           f"convolution: {error}") from error
 
 
 MOST = 1 << 12  # texts of one mesh that are remembered

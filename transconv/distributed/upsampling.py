@@ -67,7 +67,8 @@ class _Call:
         axis, the rows of the input and those of the result that it has then; and the placements."""
         mesh, places = x.device_mesh, list(_places(x))
         last = suggests_channels_last(x.shape, x.stride())
-        local: Tensor = x.redistribute(mesh, places).to_local()
+        detached: Any = x.detach()  # below autograd, as in placing.py
+        local: Tensor = detached.redistribute(mesh, places).to_local()
         have = [(Rows(0, i), Rows(0, o)) for i, o in zip(self.size, self.result, strict=True)]
         for at, place in enumerate(places):
             if isinstance(place, Shard) and place.dim > 1:

@@ -98,8 +98,20 @@ def _dealt(place: Any) -> bool:
 def instance_norm(module: Any, x: DTensor) -> DTensor:
     """InstanceNorm without running statistics: each channel is a group."""
     seen = x.unsqueeze(0) if x.dim() == _ndims(module) + 1 else x
-    made: Any = F.group_norm(seen, seen.shape[1], module.weight, module.bias, module.eps)
+    with torch.autocast(x.device.type, enabled=False):  # which leaves the type to instance norms
+        made: Any = F.group_norm(seen, seen.shape[1], module.weight, module.bias, module.eps)
     return made.squeeze(0) if seen is not x else made  # type: ignore[no-any-return]
+
+
+def by_row(function: Callable[..., Tensor], x: Any, *rest: Any) -> Any:
+    """A function of single elements, on each rank's own: no rule of DTensor's is asked."""
+    if not isinstance(x, DTensor):
+        return function(x, *rest)
+    mesh, places = x.device_mesh, [p if _dealt(p) else Replicate() for p in x.placements]
+    if list(x.placements) != places:
+        x = x.redistribute(mesh, places)
+    made = function(x.to_local(), *rest)
+    return DTensor.from_local(made, mesh, places, shape=x.shape, stride=x.stride())
 
 
 def batch_norm(module: Any, x: DTensor) -> DTensor:

@@ -6,6 +6,7 @@ from transconv.compute.library.batch import batch_norm
 from transconv.compute.library.formula import Formula, Gradient
 from transconv.compute.library.norms import group_norm, layer_norm, rms_norm
 from transconv.compute.library.page import Page, Seen, Strided
+from transconv.compute.library.parts import mixed, moments, scaled, sums
 from transconv.compute.library.pools import (
     adaptive_average_pool,
     adaptive_max_pool,
@@ -32,5 +33,6 @@ __all__ = [
     "Formula", "Gradient", "NORMS", "Named", "Page", "ROWS", "Seen", "Strided", "adaptive_average_pool",
     "adaptive_max_pool", "average_pool", "batch_norm", "cross_entropy", "embedding", "extreme", "flip",
     "fold", "gather", "group_norm", "join", "layer_norm", "linear", "log_softmax", "matmul", "max_pool",
-    "named", "nearest", "normalize", "pad", "reduced", "rms_norm", "shuffle", "softmax", "take", "unfold",
+    "mixed", "moments", "named", "nearest", "normalize", "pad", "reduced", "rms_norm", "scaled", "shuffle",
+    "softmax", "sums", "take", "unfold",
 ]

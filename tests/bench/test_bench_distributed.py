@@ -1,0 +1,57 @@
+"""``python -m bench distributed``: a row by processes with gloo; rows that resume; the table."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import distributed
+from transconv.tuning.table import read
+
+
+def run(out: Path, *words: str) -> int:
+    parser = ArgumentParser()
+    parser.add_argument("--out", default=str(out))
+    distributed.arguments(parser)
+    return distributed.main(parser.parse_args(["--small", "--device", "cpu", "--seconds", "0.1", *words]))
+
+
+@pytest.mark.slow
+def test_small_networks_equal_one_process(tmp_path: Path) -> None:
+    words = ("--models", "unet3d,wan,weather", "--cache", str(tmp_path / "cache"))
+    assert run(tmp_path, *words) == 0
+    rows = read(tmp_path / "cpu_distributed.csv")
+    assert [(r["model"], r["ranks"]) for r in rows] == [
+        (m, n) for m in ("unet3d", "wan", "weather") for n in "12"]
+    for row in rows[1::2]:
+        assert float(row["ms"]) > 0 and float(row["rmse"]) < 1e-5, row
+        assert not row["gradient_rmse"] or float(row["gradient_rmse"]) < 1e-4, row
+
+
+def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[str] = []
+
+    def measured(row: dict[str, str], _options: Any, _device: str) -> dict[str, Any]:
+        asked.append(row["model"] + row["ranks"])
+        if row["model"] == "volume" and row["ranks"] == "1":
+            return {"error": "out of memory: 90 GB"}
+        ms = 30.0 / int(row["ranks"])
+        return {"ms": ms, "host_ms": 1.0, "peak_mb": 600 / int(row["ranks"]), "error": ""}
+
+    monkeypatch.setattr(distributed, "measured", measured)
+    assert run(tmp_path, "--models", "unet3d,volume") == 0
+    out = capsys.readouterr().out
+    assert "| unet3d | 2 | 30 | not run | 15 | 2.00 | 0.00 | 600 → 300 | 0.50 |" in out
+    assert "out of memory" in out.splitlines()[-1]
+    assert run(tmp_path, "--models", "unet3d,volume") == 0
+    assert asked == ["unet3d1", "unet3d2", "volume1", "volume2"]
+
+
+def test_a_row_that_takes_too_long(tmp_path: Path) -> None:
+    words = ("--models", "unet3d", "--limit", "0.5", "--cache", str(tmp_path / "cache"))
+    assert run(tmp_path, *words) == 1
+    assert all(r["error"].startswith("timeout") for r in read(tmp_path / "cpu_distributed.csv"))

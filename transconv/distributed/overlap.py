@@ -1,0 +1,137 @@
+"""Computes a rank's rows while rows of other ranks travel: all of them from its own rows alone, then those
+at the edges again, from the few rows that these read.
+
+    rows of this rank       |-------------------------------|
+    from its own alone      |xxxx=======================xxxx|     x: wrong, for lack of rows
+    computed again          |====|                     |====|     when the others' rows are there
+
+No copy is made of the rank's own rows. The rows at the edges are computed twice, so this is for shards
+that have many more rows than a kernel reaches; else the rows are joined first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from transconv.conv import Prop
+from transconv.distributed.halo import Line, Rows, Window, planned, shards
+from transconv.distributed.local import Part
+from transconv.distributed.transfer import Travelling
+
+Tensor = torch.Tensor
+SHARE = 8  # at most the eighth part of the rows is computed twice
+Kernel = Callable[[Part, Tensor, Sequence[int]], Tensor]
+Sum = Callable[[Part, Tensor, Tensor], Tensor]
+
+
+class Pair(NamedTuple):
+    """Rows of the tensor that is read, and rows of the other one, counted in the whole tensors."""
+
+    read: Rows
+    other: Rows
+
+
+class Apart(NamedTuple):
+    """``own``: all that the rank has with all of its rows of the other tensor. ``edges``: rows that read
+    rows of others, with all that they read. ``received``: rows of others, with the rank's rows that read
+    them: with ``own`` these are each pair of rows once."""
+
+    own: Pair
+    edges: tuple[Pair, ...]
+    received: tuple[Pair, ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def apart(line: Line, prop: Prop, parts: int, rank: int) -> Apart | None:
+    """How one of ``parts`` ranks computes its rows of this direction's result; None if nothing travels,
+    and where its rows are too few."""
+    plan = planned(line, prop, parts, rank)
+    mine = shards(line.o if prop is Prop.FWD else line.i, parts)[rank]
+    own = plan.needed.within(plan.owned)
+    if not (plan.received and own.size and mine.size):
+        return None
+    low, high = mine.start, mine.stop
+    most = mine.size // SHARE
+    while low < mine.stop and low - mine.start <= most and _before(line, prop, low, own):
+        low += 1
+    while high > low and mine.stop - high <= most and _behind(line, prop, high - 1, own):
+        high -= 1
+    if low - mine.start + mine.stop - high > most:
+        return None
+    edges = tuple(Pair(line.needs(prop, rows), rows)
+                  for rows in (Rows(mine.start, low), Rows(high, mine.stop)) if rows.size)
+    back = Prop.BWD_D if prop is Prop.FWD else Prop.FWD
+    others = (Rows(plan.needed.start, own.start), Rows(own.stop, plan.needed.stop))
+    received = tuple(Pair(rows, line.needs(back, rows).within(mine)) for rows in others if rows.size)
+    made = Apart(Pair(own, mine), edges, tuple(pair for pair in received if pair.other.size))
+    pairs = (made.own, *made.edges, *made.received)
+    return made if all(window_of(line, prop, pair).low >= 0 for pair in pairs) else None
+
+
+def _before(line: Line, prop: Prop, row: int, own: Rows) -> bool:
+    read = line.needs(prop, Rows(row, row + 1))
+    return read.size > 0 and read.start < own.start
+
+
+def _behind(line: Line, prop: Prop, row: int, own: Rows) -> bool:
+    read = line.needs(prop, Rows(row, row + 1))
+    return read.size > 0 and read.stop > own.stop
+
+
+def window_of(line: Line, prop: Prop, pair: Pair) -> Window:
+    """The convolution of a pair of rows."""
+    return line.window(*(pair if prop is Prop.FWD else pair[::-1]))
+
+
+@dataclass(frozen=True)
+class Halo:
+    """A rank's rows of one tensor with those of others that its rows of another tensor read. ``part`` is
+    the convolution of all of them. ``rows``: still on their way along the axis of ``line``, with how to
+    compute meanwhile; otherwise ``local`` has them all."""
+
+    local: Tensor
+    part: Part
+    prop: Prop
+    rows: Travelling | None = None
+    line: Line | None = None
+    axis: int = 0
+    way: Apart | None = None
+
+    def computed(self, kernel: Kernel, shape: Sequence[int]) -> Tensor:
+        """The rank's rows of the other tensor, of this shape."""
+        if self.rows is None or self.way is None:
+            return kernel(self.part, self.local, shape)
+        dim, (has, mine) = 2 + self.axis, self.way.own
+        made = kernel(self._part(self.way.own), self.rows.some(has), shape)
+        for pair in self.way.edges:
+            edge = kernel(self._part(pair), self.rows.some(pair.read), _resized(shape, dim, pair.other))
+            made.narrow(dim, pair.other.start - mine.start, pair.other.size).copy_(edge)
+        self.rows.sent.wait()
+        return made
+
+    def summed(self, kernel: Sum, other: Tensor) -> Tensor:
+        """The gradient of the weight, from the rank's rows of the other tensor."""
+        if self.rows is None or self.way is None:
+            return kernel(self.part, self.local, other)
+        dim, (has, mine) = 2 + self.axis, self.way.own
+        made = kernel(self._part(self.way.own), self.rows.some(has), other)
+        for pair in self.way.received:
+            read = other.narrow(dim, pair.other.start - mine.start, pair.other.size)
+            made = made.add_(kernel(self._part(pair), self.rows.some(pair.read), read))
+        self.rows.sent.wait()
+        return made
+
+    def _part(self, pair: Pair) -> Part:
+        assert self.line is not None
+        windows = list(self.part.windows)
+        windows[self.axis] = window_of(self.line, self.prop, pair)
+        return self.part._replace(windows=tuple(windows))
+
+
+def _resized(shape: Sequence[int], dim: int, rows: Rows) -> tuple[int, ...]:
+    return (*shape[:dim], rows.size, *shape[dim + 1:])

@@ -1,0 +1,63 @@
+"""Names the ranks that a GPU waits for in vain, before NCCL ends the process, which names none.
+
+On a GPU the stream waits for rows, not the host: no call of torch can raise the error. A thread looks at
+an event behind each exchange once a second, and writes to standard error if one is late.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+SHARE = 0.8  # of the group's time
+SECONDS = 1.0  # between looks
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+class Watch:
+    """Events in the order in which they are reached, each with what it waits for."""
+
+    def __init__(self, tell: Callable[[str], None] = _tell, clock: Callable[[], float] = time.monotonic):
+        self._tell, self._clock = tell, clock
+        self._pending: deque[tuple[Any, float, float, str]] = deque()
+        self._thread: threading.Thread | None = None
+
+    def add(self, event: Any, does: str, seconds: float) -> None:
+        """``event`` is reached when ``does`` is done; the process group waits so many seconds for it."""
+        now = self._clock()
+        self._pending.append((event, now, now + SHARE * seconds, does))
+
+    def start(self) -> None:
+        """Look from now on, as long as the program runs."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="transconv-watch", daemon=True)
+            self._thread.start()
+
+    def look(self) -> None:
+        """Forget what is done; say what is late, once."""
+        while self._pending and self._pending[0][0].query():
+            self._pending.popleft()
+        if self._pending and self._clock() > self._pending[0][2]:
+            _, since, _, does = self._pending[0]
+            self._tell(f"transconv: {does} in a sharded convolution, after {self._clock() - since:.0f} s. "
+                       "The other rank is gone, or calls something else.")
+            self._pending.clear()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(SECONDS)
+            try:
+                self.look()
+            except RuntimeError:  # the device is lost: torch says so
+                return
+
+
+watch = Watch()
