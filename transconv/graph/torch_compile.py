@@ -12,6 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
 from transconv.graph import decompositions, mutated, quantized_products, reporting
+from transconv.graph.captured import Captures
 from transconv.graph.finding import Made, owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
@@ -27,6 +28,7 @@ from transconv.torch_ops.settings import settings
 Tensor = torch.Tensor
 RESTS = ("inductor", "eager")
 CPU = torch.device("cpu")
+CAPTURING = "reduce-overhead"  # the mode of torch.compile that asks for CUDA graphs
 PRICED = "sm_90"  # whose rates decide where there is no chip
 MOST = 8  # ways to compute a graph, for different sizes
 NO_CPU = ('no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" has Triton\'s interpreter '
@@ -39,15 +41,18 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
     ``options``: ``{"rest": "inductor" | "eager"}``, who computes what kernels of ours do not;
     ``{"upsampling": "auto" | "always" | "never"}``, whether convolutions of upsampled images become
-    ones of the small image: where they round no more often than torch, always, or never; ``mode`` is for
-    torch's own backend and ignored. Returns a function of the graph's inputs. Where no kernel runs,
-    the whole graph is the rest's: with one warning, or as ``transconv.config.fallback`` says. ValueError
-    for options that are unknown."""
+    ones of the small image: where they round no more often than torch, always, or never;
+    ``{"cudagraphs": True}``, or the ``mode`` "reduce-overhead": launches are recorded as CUDA graphs (see
+    captured.py). Other modes are for torch's own backend and ignored. Returns a function of the graph's
+    inputs. Where no kernel runs, the whole graph is the rest's: with one warning, or as
+    ``transconv.config.fallback`` says. ValueError for options that are unknown."""
     given = dict(options or {})
     rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
+    captures = Captures(len(example_inputs)) if given.pop("cudagraphs", mode == CAPTURING) else None
     if given or rest not in RESTS or upsampling not in UPSAMPLING:
         raise ValueError(f"options {options}; expected {{\"rest\": one of {', '.join(RESTS)}, "
-                         f"\"upsampling\": one of {', '.join(UPSAMPLING)}}}")
+                         f"\"upsampling\": one of {', '.join(UPSAMPLING)}, "
+                         "\"cudagraphs\": True or False}")
     made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":
@@ -57,13 +62,15 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
 
     def compiler(phase: str) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
         def compiled(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            recorded = captures.of(graph, inputs, phase) if captures else None
             with unseen():
                 found = _Graph(graph, inputs, phase, rest, made, upsampling)
 
             def call(given: list[Any]) -> list[Any]:
                 return found(given)
-            call._boxed_call = True  # type: ignore[attr-defined]
-            return call
+            run = recorded(call) if recorded else call
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
         return compiled
 
     decompositions.repeated(gm)

@@ -1,0 +1,112 @@
+"""CUDA graphs: what is handed to torch's recorder, and what is left as it is, with the reason."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.graph.meant import by_meaning
+from transconv.graph import backend, captured
+
+
+class Net(nn.Module):
+    """With a buffer that training writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.relu(self.norm(self.conv(x)))
+        return y
+
+
+Asked = list[dict[str, Any]]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """What the recorder was asked for, in the order of the graphs; it records nothing."""
+    from torch._dynamo.backends import cudagraphs
+    from torch._inductor import cudagraph_trees
+
+    found: Asked = []
+
+    def impl(run: Callable[..., Any], inputs: Sequence[Any], static: Sequence[int], **about: Any) -> Any:
+        found.append(about | {"static": [*static], "inputs": len(inputs)})
+        return run
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", impl)
+    monkeypatch.setattr(cudagraphs, "check_for_skip", lambda graph, fixed: None)  # CPU tensors
+    monkeypatch.setattr(captured, "_why_not", lambda inputs: "")
+    return found
+
+
+def compiled(model: nn.Module, **words: Any) -> Any:
+    words.setdefault("options", {"rest": "eager", "cudagraphs": True})
+    return torch.compile(model, backend=backend, **words)
+
+
+def test_parameters_stay_where_they_are(asked: Asked) -> None:
+    """The input alone is copied; results are those without recording."""
+    net, x = Net().eval(), torch.randn(2, 3, 6, 6)
+    with by_meaning(), torch.no_grad():
+        torch.testing.assert_close(compiled(net)(x), net(x), atol=1e-4, rtol=1e-4)
+    (one,) = asked
+    assert (one["is_inference"], one["is_backward"]) == (True, False)
+    assert len(one["static"]) == one["inputs"] - 1 == len([*net.parameters(), *net.buffers()]) - 1
+
+
+def test_a_step_of_training(asked: Asked) -> None:
+    net, x = Net().train(), torch.randn(2, 3, 6, 6)
+    with by_meaning():
+        compiled(net)(x).sum().backward()
+    forward, backward = asked
+    assert not forward["is_backward"] and backward["is_backward"]
+    assert len(backward["static"]) < backward["inputs"]  # saved values; the incoming gradient is copied
+    assert net.conv.weight.grad is not None
+
+
+@pytest.mark.parametrize("words", [{}, {"mode": "reduce-overhead", "options": None}])
+def test_what_is_not_on_a_gpu_runs_as_before(words: dict[str, Any], caplog: pytest.LogCaptureFixture,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x = Net().eval(), torch.randn(2, 3, 6, 6)
+    with by_meaning(), torch.no_grad(), caplog.at_level(logging.WARNING, "transconv.graph"):
+        torch.testing.assert_close(compiled(net, **words)(x), net(x), atol=1e-4, rtol=1e-4)
+    assert "without CUDA graphs: its tensors are not all on a GPU" in caplog.text
+
+
+def test_an_unknown_option_names_the_known_ones() -> None:
+    with pytest.raises(Exception, match="cudagraphs"):
+        compiled(Net(), options={"cuda_graphs": True})(torch.randn(1, 3, 6, 6))
+
+
+@pytest.mark.gpu
+def test_on_the_device() -> None:
+    """Inference and a step of training have the results that they have without CUDA graphs, at every call
+    and on other inputs."""
+    for train in (False, True):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+                            nn.Conv2d(32, 16, 3, padding=1)).cuda().to(memory_format=torch.channels_last)
+        net = net.train(train)
+        plain, recorded = torch.compile(net, backend=backend), compiled(net)
+        for call in range(5):
+            x = torch.randn(4, 16, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+            found = []
+            for run in (plain, recorded):
+                net.zero_grad(set_to_none=True)
+                with torch.set_grad_enabled(train):
+                    torch.compiler.cudagraph_mark_step_begin()
+                    made = run(x)
+                    if train:
+                        made.square().mean().backward()
+                grads = [p.grad.clone() for p in net.parameters() if p.grad is not None]
+                found.append([made.detach().clone(), *grads])
+            for a, b in zip(*found, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=f"train {train}, call {call}")
