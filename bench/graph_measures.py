@@ -26,7 +26,6 @@ from bench.waves import take
 from transconv.graph import KernelRow, Report, TorchRow
 
 Row = dict[str, Any]
-SIDES = ("eager", "inductor", "max-autotune", "transconv")
 LAYOUTS = ("nhwc", "nchw")
 STEPS = 20
 FEWEST, MOST = 5, 50  # calls that are timed
@@ -114,7 +113,10 @@ class Run:
                 return torch.compile(model)
             case "max-autotune":
                 return torch.compile(model, mode="max-autotune-no-cudagraphs")
-        return torch.compile(model, backend=transconv.graph.backend)
+            case "reduce-overhead":
+                return torch.compile(model, mode="reduce-overhead")
+        recorded = {"cudagraphs": True} if self.side == "cudagraphs" else {}
+        return torch.compile(model, backend=transconv.graph.backend, options=recorded)
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -188,7 +190,7 @@ class Run:
     def launched(self) -> Row:
         """Kernels of a call, those of them that only move elements, and the GPU's own time."""
         row: Row = {}
-        if self.side == "transconv":
+        if self.side in ("transconv", "cudagraphs"):
             row = of_report(transconv.graph.report(self.compiled))
         if self.device.type != "cuda":
             return row

@@ -5,18 +5,21 @@ from __future__ import annotations
 from bench.tables import geometric_mean, markdown, two_digits
 from transconv.tuning.table import Row, number
 
-HEAD = ("model", "torch ms", "torch.compile ms", "max-autotune ms", "transconv ms", "torch.compile / ours",
-        "kernels", "copies", "peak of eager's", "RMSE of eager's", "losses apart")
+SIDES = ("eager", "inductor", "max-autotune", "transconv", "reduce-overhead", "cudagraphs")
+"""The last two are recorded as CUDA graphs: torch's compiler and ours."""
+HEAD = ("model", "torch ms", "torch.compile ms", "max-autotune ms", "transconv ms",
+        "reduce-overhead ms", "transconv, CUDA graphs ms", "torch.compile / ours", "kernels", "copies",
+        "peak of eager's", "RMSE of eager's", "losses apart")
 
 
 def graphs_table(rows: list[Row]) -> str:
     """A line for each model: torch's and its compiler's times in their better layouts and ours; the ratio
-    to the faster of torch's compilers; kernels and copies, eager's then ours; peak memory and errors as
-    shares of eager's; how far losses of training are from eager's, torch's compiler's then ours."""
+    to the faster of torch's compilers, without CUDA graphs; kernels and copies, eager's then ours; peak
+    memory and errors as shares of eager's; how far losses of training are from eager's, torch's compiler's then ours."""
     cells, ratios = [], []
     for model in dict.fromkeys(r["model"] for r in rows):
         own = [r for r in rows if r["model"] == model]
-        best = {side: _fastest(own, side) for side in ("eager", "inductor", "max-autotune", "transconv")}
+        best = {side: _fastest(own, side) for side in SIDES}
         times = {side: number(r, "ms") if r else None for side, r in best.items()}
         others = [t for side in ("inductor", "max-autotune") if (t := times[side])]
         ratio = min(others) / times["transconv"] if others and times["transconv"] else None
@@ -27,8 +30,8 @@ def graphs_table(rows: list[Row]) -> str:
                       *(f"{_cell(eager, c)} → {_cell(ours, c)}" for c in ("kernels", "copies")),
                       *(_share(ours, eager, c) for c in ("peak_mb", "rmse")), apart])
     if len(ratios) > 1:
-        cells.append(["geometric mean", "", "", "", "", two_digits(geometric_mean(ratios)),
-                      *[""] * (len(HEAD) - 6)])
+        cells.append(["geometric mean", *[""] * 6, two_digits(geometric_mean(ratios)),
+                      *[""] * (len(HEAD) - 8)])
     return markdown([*HEAD], cells)
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bench import waves
 from bench.environment import at_hand, versions, worker_environment
-from bench.graph_measures import LAYOUTS, SIDES, STEPS, Row
+from bench.graph_measures import LAYOUTS, STEPS, Row
 from bench.graph_models import MODELS
-from bench.graph_table import graphs_table
+from bench.graph_table import SIDES, graphs_table
 from transconv.cli import ranges
 from transconv.tuning.table import Table
 from transconv.verify.pool import Pool
@@ -25,12 +25,14 @@ COLUMNS = ("model", "what", "side", "layout", "ms", "gpu_ms", "peak_mb", "kernel
            "device", "torch", "triton", "commit")
 KEY = ("model", "side", "layout")
 WORK = "bench.graph_measures:work"
-ONE = ("max-autotune", "transconv")  # sides that are measured in the first layout alone
+ONE = ("max-autotune", "transconv", "cudagraphs")  # sides that are measured in the first layout alone
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=ranges.some_of(*MODELS), default=",".join(MODELS))
-    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES))
+    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES[:4]),
+                        help="reduce-overhead and cudagraphs: torch's compiler and ours, recorded as CUDA "
+                             f"graphs (default: {','.join(SIDES[:4])})")
     parser.add_argument("--layouts", type=ranges.some_of(*LAYOUTS), default=",".join(LAYOUTS),
                         help="max-autotune and transconv are measured in the first alone")
     parser.add_argument("--quick", action="store_true", help="a small size of every model")

@@ -83,7 +83,8 @@ def test_the_table() -> None:
         row("eager", "nhwc", "9", peak_mb="100", rmse="0.5", kernels="40", losses="2 1"),
         row("eager", "nchw", "8", peak_mb="200", rmse="0.5", kernels="30", losses="2 1"),
         row("inductor", "nhwc", "4", losses="2 1.1"), row("max-autotune", "nhwc", "", error="timeout"),
+        row("cudagraphs", "nhwc", "1.5"),
         row("transconv", "nhwc", "2", peak_mb="100", rmse="0.25", kernels="10", losses="2 1")])
     cells = [c.strip() for c in made.splitlines()[2].split("|")[1:-1]]
-    assert cells == ["m", "8 (nchw)", "4 (nhwc)", "timeout", "2 (nhwc)", "2.00", "30 → 10", "- → -",
-                     "0.50", "0.50", "1.0e-01 / 0.0e+00"]
+    assert cells == ["m", "8 (nchw)", "4 (nhwc)", "timeout", "2 (nhwc)", "not run", "1.5 (nhwc)", "2.00",
+                     "30 → 10", "- → -", "0.50", "0.50", "1.0e-01 / 0.0e+00"]
