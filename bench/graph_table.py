@@ -15,7 +15,8 @@ HEAD = ("model", "torch ms", "torch.compile ms", "max-autotune ms", "transconv m
 def graphs_table(rows: list[Row]) -> str:
     """A line for each model: torch's and its compiler's times in their better layouts and ours; the ratio
     to the faster of torch's compilers, without CUDA graphs; kernels and copies, eager's then ours; peak
-    memory and errors as shares of eager's; how far losses of training are from eager's, torch's compiler's then ours."""
+    memory and errors as shares of eager's; how far losses of training are from eager's, torch's
+    compiler's then ours."""
     cells, ratios = [], []
     for model in dict.fromkeys(r["model"] for r in rows):
         own = [r for r in rows if r["model"] == model]
