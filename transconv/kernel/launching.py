@@ -215,10 +215,11 @@ class Launches:
 
 def launcher_of(low: Lowered) -> Launcher:
     """What launches a kernel."""
-    words = f"{low.source} {low.warps} {low.num_stages}".encode()
+    kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
+    # The text does not say the types of the arrays.
+    words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)}".encode()
     digest = hashlib.blake2b(words, digest_size=8).hexdigest()
     path = write(low.source, f"kernel_{low.name}_{digest}"[:100])
-    kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
     if kernel.sizes:
         return SizedLauncher(low.source, kernel.name, path, programs(kernel), kernel.sizes, low.warps,
                              low.num_stages, False, types=types, key=digest)
