@@ -80,10 +80,10 @@ class _Narrow(Scope):
             return substitute(e, own)
         if isinstance(e, Const):
             return Const(e.value, index64)
-        if isinstance(e, (Var, Lane)) or self.fits(e):
-            return e if e.dtype is index64 else Cast(e, index64)
         if isinstance(e, Cast) and e.type is index:  # an integer of a tensor, used as an address
             return Cast(e.x, index64)
+        if isinstance(e, (Var, Lane)) or self.fits(e):
+            return e if e.dtype is index64 else Cast(e, index64)
         if isinstance(e, (Arithmetic, Compare)):
             return type(e)(self.widen(e.a), self.widen(e.b))  # type: ignore[call-arg]
         if isinstance(e, Select):
