@@ -10,8 +10,8 @@ from transconv.target import Target
 
 def explained(made: Lowered, meant: Meant, why: str, chip: Target) -> str:
     """The groups of a kernel, their shape and who chose it, warps, sizes that are arguments and what is
-    required of them, masks that were proved away. ``why``: lines about who chose what was not hinted, if it
-    was not the compiler."""
+    required of them, masks that were proved away. ``why``: lines about who chose what was not hinted, if
+    it was not the compiler."""
     group = made.group
     hinted = group.group_shape_hint is not None
     lines = [f"kernel     {made.name}",
