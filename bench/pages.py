@@ -124,7 +124,7 @@ def rows_of(path: Path) -> list[Row]:
 def origin(table: Table, rows: list[Row]) -> str:
     """Device, versions, commits, files and commands, one line."""
     def all_of(column: str) -> str:
-        found = {str(r.get(f"versions_{column}", r.get(column)) or "")[:20] for r in rows} - {""}
+        found = {str(r.get(f"versions_{column}", r.get(column)) or "")[:24] for r in rows} - {""}
         return ", ".join(sorted({x[:7] for x in found} if column == "commit" else found))
 
     files = ", ".join(f"`bench/results/{name}`" for name in table.files)

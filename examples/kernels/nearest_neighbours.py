@@ -11,7 +11,7 @@ def votes(group, known, classes, points, found, k, kinds):
     i, = group.work_offset()
     m, n = group.shape[0], known.shape[0]
     apart = group.zeros(shape=(m, n), dtype=np.float32)
-    for d in range(points.shape[1]):
+    for d in tuple(range(points.shape[1])):
         x, c = group.load(points[i:, d], shape=(m,)), group.load(known[:, d])
         apart += (x[:, None] - c[None])**2
     votes = group.zeros(shape=(m, kinds), dtype=np.int32)

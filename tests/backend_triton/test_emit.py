@@ -14,7 +14,7 @@ from transconv.backend_triton.kernel_text import emit, grid_size, merged
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.ir import Kernel, Lane, Var
+from transconv.ir import FALSE, TRUE, Const, Expr, Kernel, Lane, Not, Var, eq, value_at
 from transconv.runtime import header
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
@@ -124,3 +124,22 @@ def test_lanes_that_count_up_are_not_subtracted() -> None:
     for step_ in compiled.steps:
         body = step_.source.split("gdc_wait()")[1]
         assert "(tw * -1)[None, :]" in body and " - tw" not in body
+
+
+K = Var("k")
+
+
+@pytest.mark.parametrize("e", [Not(TRUE), Not(FALSE), Not(Not(TRUE)), Not(eq(Const(0), Const(0))),
+                               Not(K < 2), Not(K < 3) & (K < 9), Not(Not(K < 2))], ids=str)
+def test_what_python_negates_stays_a_truth_value(e: Expr) -> None:
+    """Where a counter is a number of Python, ``~`` would make -1 or -2 of its comparisons."""
+    speller = ExprSpeller()
+    speller.numbers.add(K)
+    for k in range(4):
+        found = eval(speller.text(e), {"k": k})
+        assert type(found) is bool and found == value_at(e, {"k": k})
+
+
+def test_tiles_are_negated_by_triton() -> None:
+    speller, lane = ExprSpeller(), Lane("m", 8, 0)
+    assert speller.text(Not(lane < 3)) == "~(m < 3)"

@@ -113,7 +113,7 @@ def test_a_branch_of_threads_that_disagree() -> None:
     right, wrong = compile_offline([jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0]
                                     for w in words])
     assert isinstance(right, Resources) and isinstance(wrong, Resources)
-    assert not right.flaw and "threads disagree" in wrong.flaw
+    assert not right.flaw and "threads disagree" in wrong.flaw and "copies boxes" in wrong.flaw
     assert not takes_uniform_branches(b"") and not takes_uniform_branches(b"no file of machine code")
 
 

@@ -64,6 +64,18 @@ def test_a_kernel_comes_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert launcher._compiled([], True).kernel == CODE
 
 
+def test_a_kernel_of_other_types_does_not(place: Path) -> None:
+    """Texts do not say the types of their tensors."""
+    about = SimpleNamespace(constants={}, signature={"z": "*bf16"})
+    kernel = SimpleNamespace(hash=HASH, name="f", asm={"cubin": CODE},
+                             metadata=SimpleNamespace(target=H200), src=about)
+    compiled.note("k", True, kernel, ("bfloat16",))
+    assert compiled.again("k", "f", True, ("bfloat16",)).kernel == CODE
+    assert compiled.again("k", "f", True, ("float16",)) is None
+    launcher = Launcher("", "f", None, 1, 8, 3, types=("bfloat16",), key="k")
+    assert launcher._compiled([], True).kernel == CODE
+
+
 def changed(**words: Any) -> Callable[[Path], None]:
     """What changes the kernel's metadata."""
     def change(place: Path) -> None:
@@ -145,7 +157,7 @@ def test_a_compiling_process_also_builds_what_starts_a_kernel(
     monkeypatch.setattr(nvidia, "library_dirs", missing)
     compiled.build_start(compiled.again("k", "f", True))
     monkeypatch.setattr(compiled, "build_start", lambda kernel: built.append(kernel.name))
-    Launcher("", "f", None, 1, 8, 3, key="k", types=("bfloat16",)).compile(True)
+    Launcher("", "f", None, 1, 8, 3, key="k").compile(True)
     assert built[1:] == ["f"]
 
 
@@ -167,7 +179,8 @@ def test_it_is_what_triton_finds() -> None:
         for run in (step.launcher for plan in plans for step in plan.steps):
             run.compile(True)
             run.jit = None
-            ours, compiled.again = again(run.key, run.function, True), lambda *_: None
+            ours = again(run.key, run.function, True, run.types)
+            compiled.again = lambda *_: None
             theirs = run._compiled([torch.empty(1, dtype=getattr(torch, t), device="meta")
                                     for t in run.types], True)
             compiled.again = again

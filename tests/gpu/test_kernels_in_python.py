@@ -11,6 +11,7 @@ import torch
 
 from tests.kernel import cases, item_cases, test_proposal
 from tests.kernel.cases import Case, floats, product
+from tests.kernel.test_drawn import FAILED_ONCE
 from tests.kernel.test_mask_rules import arguments, check, loaded
 from transconv.kernel import Group, kernel
 from transconv.kernel_trials.run import work
@@ -48,6 +49,12 @@ def test_a_drawn_kernel(seed: int) -> None:
     assert row["status"] == "passed", f"{row['reason']}\n{row['line']}"
 
 
+@pytest.mark.parametrize("line", FAILED_ONCE)
+def test_what_failed_once(line: str) -> None:
+    row = work(line=line, way="device")
+    assert row["status"] == "passed", row["reason"]
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_rules_of_masks(seed: int, tmp_path: Path) -> None:
     rules = loaded(tmp_path / "mask_rules.py")
@@ -70,6 +77,22 @@ def rounded(group: Any, A: Any, B: Any, C: Any) -> None:
         acc += group.load(A[i:, k:], shape=(group.shape[0], 32)) @ group.load(
             B[k:, j:], shape=(32, group.shape[1]))
     group.store(C[i:, j:], acc)
+
+
+@kernel
+def doubled(group: Any, X: Any, Y: Any) -> None:
+    i, = group.work_offset()
+    group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2)
+
+
+def test_one_text_for_several_types() -> None:
+    """The text says no types; each has a kernel of its own, here in this process and its cache."""
+    kinds = (torch.bfloat16, torch.float16, torch.float32, torch.int32)
+    for dtype in (*kinds, *kinds):
+        x = torch.arange(-500, 500, device="cuda").to(dtype)
+        y = torch.zeros_like(x)
+        doubled(Group(1000, 128), x, y)
+        assert torch.equal(y, x * 2), dtype
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "tf32"])

@@ -69,6 +69,13 @@ BREACHES = {
         kernel(ir.FuncCall(ir.ATOMIC_ADD, (T, ir.ZERO, ZERO, ir.ONE))),
         kernel(ir.FuncCall(ir.ASSUME, (ir.ONE,))),
     ],
+    "truth-is-apart": [
+        kernel(ir.Let(ir.Var("x", ir.boolean), ir.Not(ir.ONE))),
+        kernel(ir.Let(X, ir.select(ir.Not(M % 2), ZERO, 1.0))),
+        kernel(ir.Let(ir.Var("x", ir.i32), ir.And(HELD, ir.TRUE))),
+        kernel(ir.Let(ir.Var("x"), ir.Or(ir.TRUE, ir.ONE))),
+        kernel(ir.Let(ir.Var("x"), ir.Xor(M, M < 2))),
+    ],
     "index-is-apart": [
         kernel(ir.Let(ir.Var("x", ir.i32), ir.Add(HELD, ir.ONE))),
         kernel(ir.Let(ir.Var("x", ir.boolean), ir.Lt(ir.ONE, HELD))),

@@ -14,10 +14,12 @@ import pytest
 
 from tests.kernel.planted import BUGS, Bug
 from transconv.__main__ import main
+from transconv.backend_triton import Job, Resources, compile_offline
 from transconv.errors import ProblemError
 from transconv.kernel_trials import KERNELS, KernelTrial
 from transconv.kernel_trials.draw import draw_trial
-from transconv.kernel_trials.run import work
+from transconv.kernel_trials.run import loaded, work
+from transconv.target import Target
 from transconv.verify.fuzz import kind_of, repeated
 from transconv.verify.fuzz_run import without_kernels
 from transconv.verify.shrink import shrink
@@ -35,6 +37,39 @@ FAILED_ONCE = (
     "i, R, C = 0, 2, group.shape[0] ;; v8 = group.load(H[i:, j:], shape=(R, C)) ;; "
     "v9 = np.minimum(v8, group.full(shape=(R, C), dtype=np.float16, fill_value=1.0)) ;; "
     "v10 = (v8 @ v9.T).max(axis=1, keepdims=True) * 0.125 ;; group.store(Y[0, i:, j:], v10)",
+    "kernel work=23 group=8 seed=37 sub=8 X=f32[21] Z=f32[23] Y=f32[2,23]! ;; i, = "
+    "group.work_offset() ;; @group.subgroups ;; def inner(sg): ;; > me, n = sg.subgroup_id(), "
+    "sg.size() ;; > at = i + me * n ;; > v0 = group.vload(X[at:], shape=(n,)) ;; > v1 = "
+    "group.vload(Z[at:], shape=(n,)) ;; > v2 = v0 * 0.5 + v1 ;; > if me % 2 == 0: ;; >> v2 = "
+    "np.minimum(v2, group.vload(Z[at + 1:], shape=(n,))) ;; > else: ;; >> v2 = v2 * 0.25 ;; > "
+    "for k in range(3): ;; >> v2 = np.minimum(v2, group.vload(Z[at + k:], shape=(n,))) ;; > "
+    "v3 = np.clip(v2, -4.0, 4.0) + group.vfull((n,), np.float32, 0.5) ;; > group.store(Y[0, "
+    "at:], v2) ;; > group.store(Y[1, at:], v3) ;; inner()",
+    "kernel work=7 group=8 seed=525 sub=8 X=f32[7] Z=f32[7] Y=f32[2,7]! ;; i, = "
+    "group.work_offset() ;; @group.subgroups ;; def inner(sg): ;; > me, n = sg.subgroup_id(), "
+    "sg.size() ;; > at = i + me * n ;; > v0 = group.vload(X[at:], shape=(n,)) ;; > v1 = "
+    "group.vload(Z[at:], shape=(n,)) ;; > v2 = v0 * 0.5 + v1 ;; > v3 = np.where(v1.mask, 2.0, "
+    "v2) ;; > if me % 2 == 0: ;; >> v2 = np.minimum(v2, group.vload(Z[at + 1:], shape=(n,))) "
+    ";; > else: ;; >> v2 = v2 * 0.25 ;; > if at + 2 < X.shape[0]: ;; >> v2 = np.minimum(v2, "
+    "group.vload(Z[at + 1:], shape=(n,))) ;; > else: ;; >> v2 = v2 * 0.25 ;; > for k in "
+    "range(3): ;; >> v3 = np.minimum(v3, group.vload(Z[at + k:], shape=(n,))) ;; > "
+    "group.store(Y[0, at:], v2) ;; > group.store(Y[1, at:], v3) ;; inner()",
+    "kernel work=3 group=2 seed=318 sub=2 X=f32[1] Z=f32[3] Y=f32[2,3]! ;; i, = "
+    "group.work_offset() ;; @group.subgroups ;; def inner(sg): ;; > me, n = sg.subgroup_id(), "
+    "sg.size() ;; > at = i + me * n ;; > v0 = group.vload(X[at:], shape=(n,)) ;; > v1 = "
+    "group.vload(Z[at:], shape=(n,)) ;; > v2 = v0 * 0.5 + v1 ;; > v3 = np.where(v1 > 0.25, "
+    "v2, v1) ;; > if me % 2 == 0: ;; >> v3 = v3 * 0.5 + group.vload(Z[at + 1:], shape=(n,)) "
+    ";; > v4 = v2 + v0 * 0.5 ;; > v5 = np.clip(v4, -4.0, 4.0) + group.vfull((n,), np.float32, "
+    "0.5) ;; > if me % 2 == 0: ;; >> v4 = v4 + 1.0 ;; > else: ;; >> v4 = v4 * 0.25 ;; > "
+    "group.store(Y[0, at:], v4) ;; > group.store(Y[1, at:], v5) ;; inner()",
+    "kernel work=11,32 group=12,33 seed=32 X=f32[11,1] Z=f32[12,1] K=i8[11,32] "
+    "Y=f32[3,11,32]! W=f32[13]! T=f32[30,9]! ;; i, j = group.work_offset() ;; R, C = "
+    "group.shape ;; v0 = group.load(X[i:, j:], shape=(R, C)) ;; v1 = group.vload(Z[i:, j:], "
+    "shape=(R, C)) ;; v2 = group.load(K[i:, j:], shape=(R, C)).astype(np.int32) ;; v3 = v0 * "
+    "0.5 + v1 ;; atomic_ref(W)[0] -= group.load(X[i:, j:], shape=(R, C)).sum() ;; v4 = v3 + "
+    "v3 ;; v5 = group.load(X, shape=(R, C), mapping=create_mapping(lambda a, b: (i + a // 2, "
+    "j + b - 1))) ;; group.store(Y[0, i:, j:], v3) ;; group.store(Y[1, i:, j:], v4) ;; "
+    "group.store(Y[2, i:, j:], v5) ;; group.store(T[j:, i:], v1.T)",
 )
 
 
@@ -47,6 +82,18 @@ def right(numbers: Sequence[int], way: str) -> None:
 def test_what_failed_once(line: str) -> None:
     for way in ("numpy", "triton") if INTERPRETED else ("numpy",):
         assert work(line=line, way=way)["status"] == "passed"
+
+
+def test_a_branch_around_an_addition_of_one_thread_is_right(tmp_path: Path) -> None:
+    """A warp takes `BRA.U` where all of its threads do, and the others wait at a second branch."""
+    trial, target = KernelTrial.parse(FAILED_ONCE[-1]), Target.parse("sm_90")
+    low = loaded(trial.kernel(), tmp_path).lower(trial.launch, *trial.made().values(), target=target)
+    assert low.kernel.sizes is not None
+    job = Job(low.source, low.kernel.name, tuple((t.dtype.name, ()) for t in low.kernel.params),
+              target.name, target.backend, target.arch, target.warp_size, 1, low.num_stages, ("sass",),
+              sizes=len(low.kernel.sizes.names))
+    (found,) = compile_offline([job])
+    assert isinstance(found, Resources) and "BRA.U" in found.texts["sass"] and not found.flaw
 
 
 def test_in_the_interpreter_of_the_ir() -> None:
@@ -110,7 +157,7 @@ def plant(bug: Bug, patch: pytest.MonkeyPatch) -> None:
                          ids=lambda b: b.what)
 def test_planted_bugs_are_found(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(bug, monkeypatch)
-    assert any(work("plant", n)["status"] == "failed" for n in range(200))
+    assert any(work("plant", n)["status"] == "failed" for n in range(bug.first, bug.first + 200))
 
 
 def test_a_failure_becomes_a_short_program(monkeypatch: pytest.MonkeyPatch,

@@ -15,6 +15,7 @@ from tests.kernel.wrong_launches import declared
 from transconv.errors import KernelError
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Constant, Group, KernelFunction, kernel
+from transconv.kernel.launching import launcher_of
 from transconv.kernel.quick import _spelled, signature
 from transconv.kernel.sizing import Number, sizing, unit_of
 
@@ -230,3 +231,12 @@ def test_numbers_become_arguments() -> None:
         assert not made.fits(other)
     assert made.places(["n0"]) == {0, 3} and made.told == ("n0 = n3 = n0", "n2 = n2_by64 * 64")
     assert sizing(numbers, plain={2}).fits((12, 1, 65, 12, 640, 0)) is True
+
+
+def test_kernels_of_one_text_and_several_types_have_their_own_records() -> None:
+    """The text does not say the types of the arrays: a process may not load one for another."""
+    made = [launcher_of(same.lower(Group(24, 8), torch.empty(24, dtype=t, device="meta"),
+                                   torch.empty(24, dtype=t, device="meta"), target="sm_90"))
+            for t in (torch.bfloat16, torch.float16, torch.float32)]
+    assert made[0].source == made[1].source
+    assert len({m.key for m in made}) == 3

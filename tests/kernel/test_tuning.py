@@ -11,8 +11,9 @@ import torch
 
 from tests.kernel.wrong_launches import declared
 from transconv.__main__ import main
+from transconv.backend_triton import Miscompiled, SizedLauncher
 from transconv.errors import KernelError
-from transconv.kernel import Group, KernelFunction, tuned, tuning
+from transconv.kernel import Group, KernelFunction, kernel, tuned, tuning
 from transconv.kernel.tuned import Found, Words
 from transconv.kernel.tuning import search
 
@@ -100,3 +101,39 @@ def test_the_verb_tunes_and_sets(capsys: pytest.CaptureFixture[str]) -> None:
                         ("--warps 2", "--shape, --warps and --stages need --group")):
         assert main([*call, *words.split(), "--target", "sm_90"]) != 0
         assert said in capsys.readouterr().err
+
+
+@kernel
+def summed(group: Any, X: Any, Y: Any) -> None:
+    i, = group.work_offset()
+    group.store(Y[i:], group.load(X[i:], shape=group.shape) + 1)
+
+
+def test_other_warps_where_those_of_the_compiler_are_miscompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that says its warps is refused; others find what is compiled right, and keep it."""
+    tried: list[int] = []
+    wrong: set[int] = set()
+    right = SizedLauncher.start
+
+    def start(self: SizedLauncher, tensors: list[Any], values: Any) -> None:
+        tried.append(self.warps)
+        if self.warps in wrong:
+            raise Miscompiled("summed", "known mistake")
+        right(self, tensors, values)
+
+    monkeypatch.setattr(SizedLauncher, "start", start)
+    of, x, y = KernelFunction(summed.python), np.arange(2000, dtype=np.float32), np.zeros(2000, np.float32)
+    of(Group(2000, 1024), x, y)
+    (own,) = tried
+    wrong |= {own, 2 * own}
+    of, y = KernelFunction(summed.python), np.zeros(2000, np.float32)
+    for _ in range(2):
+        of(Group(2000, 1024), x, y)
+    assert tried[1:] == [own, 2 * own, own // 2, own // 2] and np.array_equal(y, x + 1)
+    told = of.explain(Group(2000, 1024), x, y)
+    assert f"instead    of {own} warps: known mistake" in told and f"warps      {own // 2}" in told
+    with pytest.raises(Miscompiled):
+        of(Group(2000, 1024, warps_hint=own), x, y)
+    wrong |= {1, 2, 4, 8, 16}
+    with pytest.raises(Miscompiled):
+        KernelFunction(summed.python)(Group(2000, 1024), x, y)

@@ -23,8 +23,9 @@ DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14)
 _there: set[str] = set()  # found by this process
 
 
-def note(key: str, aligned: bool, kernel: Any) -> None:
-    """Record that Triton has compiled the kernel, for aligned tensors or for others."""
+def note(key: str, aligned: bool, kernel: Any, types: tuple[str, ...] = ()) -> None:
+    """Record that Triton has compiled the kernel, for aligned tensors or for others. ``types``: torch's
+    element type of each."""
     digest, name = getattr(kernel, "hash", None), name_of(key, aligned)
     if not key or not digest:
         return
@@ -33,15 +34,16 @@ def note(key: str, aligned: bool, kernel: Any) -> None:
         return
     _there.add(name)
     content = {**more, "triton": triton_version(), "folder": folder_of(digest),
-               "function": str(kernel.name)}
+               "function": str(kernel.name), "types": [*types]}
     if DRAWER.get(name) != content:
         DRAWER.put(name, content)
 
 
-def again(key: str, function: str, aligned: bool) -> Any:
-    """The kernel of this key and name from Triton's cache; None where Triton has to find or compile it."""
+def again(key: str, function: str, aligned: bool, types: tuple[str, ...] = ()) -> Any:
+    """The kernel of this key and name from Triton's cache; None where Triton has to find or compile it, as
+    for tensors of other types than those of the record."""
     found = DRAWER.get(name_of(key, aligned)) if key else None
-    if found is None or found.get("triton") != triton_version():
+    if found is None or (found.get("triton"), found.get("types")) != (triton_version(), [*types]):
         return None
     try:
         digest = digest_of(str(found.get("folder")))

@@ -81,7 +81,8 @@ class ExprSpeller:
 
     def is_number(self, e: Expr) -> bool:
         """Whether Triton's interpreter holds it as a Python number, which has no ``.to``."""
-        return all(isinstance(x, (Const, Neg)) or type(x) in LEVEL or x in self.numbers for x in walk(e))
+        return all(isinstance(x, (Const, Neg, Not)) or type(x) in LEVEL or x in self.numbers
+                   for x in walk(e))
 
     def spell(self, e: Expr) -> tuple[str, int]:
         method = getattr(self, f"spell_{type(e).__name__}", None)
@@ -178,6 +179,11 @@ class ExprSpeller:
         return f"{text} & {bits}", LEVEL[And]
 
     def spell_Not(self, e: Not) -> tuple[str, int]:
+        """Python's ``~`` makes -1 and -2 of its own truth values, both of which Triton takes for true."""
+        if isinstance(e.x, Const):
+            return repr(not e.x.value), ATOM
+        if self.is_number(e.x):
+            return f"{self.fit(e.x, self.lanes(e), LEVEL[Xor])} ^ True", LEVEL[Xor]
         return f"~{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def spell_Min(self, e: Min) -> tuple[str, int]:

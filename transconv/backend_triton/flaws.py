@@ -80,8 +80,8 @@ def flaw(asm: Mapping[str, Any]) -> str:
         return ("the upper half of a pair takes what its lower half runs over by "
                 "(see transconv/backend_triton/flaws.py)")
     if takes_uniform_branches(asm.get("cubin", b"")):
-        return ("a branch of whole warps has a condition about which threads disagree "
-                "(see transconv/backend_triton/branches.py)")
+        return ("it copies boxes, and a branch of whole warps has a condition about which threads "
+                "disagree (see transconv/backend_triton/branches.py)")
     if reorders(asm.get("ttgir", "")):
         return ("a sum in a loop takes elements of other rows "
                 "(see transconv/backend_triton/reordered.py)")

@@ -84,7 +84,7 @@ class Launcher:
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
         """The compiled kernel for such tensors, from Triton's cache where it is there. Raises Miscompiled
         for a known miscompile."""
-        kernel = compiled.again(self.key, self.function, aligned)
+        kernel = compiled.again(self.key, self.function, aligned, self.types)
         if kernel is not None:
             return kernel
         function, args = self._function(), self._arguments(tensors)
@@ -97,7 +97,7 @@ class Launcher:
                                   do_not_specialize_on_alignment=names)
         kernel = function.warmup(*args, grid=(self.grid,), **self._options())
         refuse(kernel, self.function)
-        compiled.note(self.key, aligned, kernel)
+        compiled.note(self.key, aligned, kernel, self.types)
         return kernel
 
     def warm(self, tensors: list[Any]) -> None:

@@ -70,6 +70,17 @@ def mask_is_boolean(site: Site) -> Iterator[str]:
             yield f"the condition `{cond}` is {cond.dtype}"
 
 
+def truth_is_apart(site: Site) -> Iterator[str]:
+    """``~`` takes a boolean, and ``&``, ``|`` and ``^`` two booleans or none: of an integer they give an
+    integer, which a target takes for a true condition unless it is 0."""
+    for e in site.find(ex.Not):
+        if e.x.dtype is not boolean:
+            yield f"`{e}` is of {e.x.dtype}; expected a boolean"
+    for both in site.find(ex.Logic):
+        if (both.a.dtype is boolean) is not (both.b.dtype is boolean):
+            yield f"`{both}` takes {both.a.dtype} and {both.b.dtype}; expected two booleans or none"
+
+
 def offset_is_index(site: Site) -> Iterator[str]:
     """Offsets are of kind index; an element of a tensor must be cast before it is an address."""
     for who, offset, _ in site.accesses():

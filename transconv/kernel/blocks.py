@@ -9,7 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
+    FALSE,
     ONE,
+    TRUE,
     ZERO,
     Const,
     Expr,
@@ -203,9 +205,13 @@ class Blocks(Expressions):
                           True)
 
     def masked_branches(self, s: ast.If, test: Tile) -> None:
-        """A branch of each work-item: its statements are executed under a mask."""
+        """A branch of each work-item: its statements are executed under a mask, if it is ever taken."""
         expr = self.b.let("condition", test.expr) if self.b.changes(test.expr) else test.expr
         for body, holds in ((s.body, expr), (s.orelse, Not(expr))):
+            decided = simplify(holds, self.b.facts)
+            if decided is FALSE:
+                continue
+            holds = TRUE if decided is TRUE else holds
             parts = [*test.mask, *conjuncts(holds)]
             with self.within.holding([p for p in parts if p not in self.within.within]):
                 self.run(body)

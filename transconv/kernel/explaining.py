@@ -10,7 +10,8 @@ from transconv.target import Target
 
 def explained(made: Lowered, meant: Meant, why: str, chip: Target) -> str:
     """The groups of a kernel, their shape and who chose it, warps, sizes that are arguments and what is
-    required of them, masks that were proved away. ``why``: who chose what was not hinted."""
+    required of them, masks that were proved away. ``why``: lines about who chose what was not hinted, if
+    it was not the compiler."""
     group = made.group
     hinted = group.group_shape_hint is not None
     lines = [f"kernel     {made.name}",
@@ -24,7 +25,7 @@ def explained(made: Lowered, meant: Meant, why: str, chip: Target) -> str:
              f"warps      {made.warps}" + (" (as hinted)" if group.warps_hint else ""),
              f"stages     {made.num_stages}" + (" (as hinted)" if group.stages_hint else "")]
     lines += [f"tunable    {n} = {v}" for n, v in meant.tuned.items()]
-    lines += [f"tuned      {why}"] if why else []
+    lines += [why] if why else []
     lines += [f"size       {told}" for told in made.sizing.told]
     sizes = made.kernel.sizes
     lines += [f"requires   {text_of(c)}" for c in (sizes.where if sizes else ())]

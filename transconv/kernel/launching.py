@@ -5,18 +5,35 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
-from transconv.backend_triton import Launcher, SizedLauncher, grid_size, programs, write
+from transconv.backend_triton import (
+    Launcher,
+    Miscompiled,
+    SizedLauncher,
+    grid_size,
+    programs,
+    write,
+)
 from transconv.errors import KernelError
 from transconv.kernel.arguments import Arguments, spanned, tensors_of
 from transconv.kernel.declared import Asked, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.lowering import Lowered, lowered
 from transconv.kernel.quick import Known, known, signature
-from transconv.kernel.tuned import Found, Words, choices, key_of, record, recorded, with_words
+from transconv.kernel.tuned import (
+    WARPS,
+    Found,
+    Words,
+    choices,
+    key_of,
+    record,
+    recorded,
+    with_words,
+)
 from transconv.kernel.tuning import search
 from transconv.target import Target, detect
 
@@ -72,6 +89,7 @@ class Launches:
         self.kinds: dict[Any, Kind] = {}
         self.calls: dict[Any, Known] = {}
         self.found: dict[str, Found | None] = {}
+        self.instead: dict[str, tuple[Words, str]] = {}  # of calls whose own warps are miscompiled
         self.lock = threading.Lock()
 
     def __call__(self, args: tuple[Any, ...], words: dict[str, Any]) -> None:
@@ -83,9 +101,29 @@ class Launches:
         asked = self.owner.asked(args, words)
         arguments = tensors_of(asked.given)
         target = self.target_of(arguments)
-        found = self.start(self.best(asked, arguments, target)[0], arguments, target)
+        found = self.start_right(asked, arguments, target)
         if found and key is not None and not arguments.alike and arguments.device.type == "cuda":
             self.remember(key, *found, arguments, isinstance(args[0], Group))
+
+    def start_right(self, asked: Asked, arguments: Arguments,
+                    target: Target) -> tuple[Compiled, dict[str, int]] | None:
+        """``start`` with the best words. Where the machine code shows a known mistake of the compiler, and
+        the call leaves the warps open, with other warps, which later calls like it have, too. Raises
+        Miscompiled if each number of warps has such code."""
+        best, _ = self.best(asked, arguments, target)
+        try:
+            return self.start(best, arguments, target)
+        except Miscompiled as mistake:
+            if best.group.warps_hint is not None:
+                raise
+            own = self.of(best, arguments, target)[0].low.warps
+            for warps in (w for w in (2 * own, own // 2, 4 * own, own // 4) if w in WARPS):
+                with suppress(Miscompiled, KernelError):
+                    found = self.start(with_words(best, Words(warps)), arguments, target)
+                    key = key_of(self.owner.source, asked, arguments, target, self.owner.precision)
+                    self.instead[key] = Words(warps), f"instead    of {own} warps: {mistake.why}"
+                    return found
+            raise
 
     def start(self, asked: Asked, arguments: Arguments,
               target: Target) -> tuple[Compiled, dict[str, int]] | None:
@@ -142,14 +180,19 @@ class Launches:
         return detect(arguments.device)
 
     def best(self, asked: Asked, arguments: Arguments, target: Target) -> tuple[Asked, str]:
-        """A call with what tuning found fastest for such arguments, where it leaves that open, and how
-        that was found."""
+        """A call with what tuning found fastest for such arguments, or what is compiled right, where it
+        leaves that open, and how that was found."""
         owner = self.owner
         key = key_of(owner.source, asked, arguments, target, owner.precision)
         if key not in self.found:
             self.found[key] = recorded(key, owner.tunables)
         found = self.found[key]
-        return (asked, "") if found is None else (self.worded(asked, found.words), str(found))
+        best, told = (asked, "") if found is None else (
+            self.worded(asked, found.words), f"tuned      {found}")
+        if key not in self.instead:
+            return best, told
+        words, why = self.instead[key]
+        return with_words(best, words), "\n".join(filter(None, (told, why)))
 
     def worded(self, asked: Asked, words: Words) -> Asked:
         """A call with words of tuning."""
@@ -215,10 +258,11 @@ class Launches:
 
 def launcher_of(low: Lowered) -> Launcher:
     """What launches a kernel."""
-    words = f"{low.source} {low.warps} {low.num_stages}".encode()
+    kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
+    # The text does not say the types of the arrays.
+    words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)}".encode()
     digest = hashlib.blake2b(words, digest_size=8).hexdigest()
     path = write(low.source, f"kernel_{low.name}_{digest}"[:100])
-    kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
     if kernel.sizes:
         return SizedLauncher(low.source, kernel.name, path, programs(kernel), kernel.sizes, low.warps,
                              low.num_stages, False, types=types, key=digest)

@@ -16,6 +16,7 @@ import gc
 import os
 import shutil
 import time
+import warnings
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,7 @@ def prepare(scratch: str, launchers: str = "") -> None:
     launchers stay: a C compiler makes one in more time than Triton takes for a small kernel, and kernels
     of as many arguments have the same."""
     mine = _worker()
+    warnings.filterwarnings("error", "tl.where with a non-boolean condition")  # it selects wrongly
     if scratch:
         folder = f"{scratch}/{os.getpid()}"
         if mine["trials"] % KEPT_COMPILED == 0:
