@@ -108,14 +108,14 @@ def test_a_copy_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the copy computes is torch's then, and the concatenation."""
     transconv.config.fallback = "silent"
     run = torch.compile(skipped, backend=backend, options={"rest": "eager"})
-    with by_meaning(), torch.no_grad():
+    with by_meaning(), monkeypatch.context() as patch, torch.no_grad():
         meant = compiled.launch
 
         def launch(asked: Any, *how: Any) -> Any:
             if isinstance(asked, str):  # the others are convolutions
                 raise Unsupported("schedule:refused", "no copies")
             return meant(asked, *how)
-        monkeypatch.setattr(compiled, "launch", launch)
+        patch.setattr(compiled, "launch", launch)
         for _ in range(2):
             compare(skipped, run, [X], 1e-5, gradients=False)
     (graph,) = report(run).graphs
