@@ -113,7 +113,7 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
 
 
 def _is_tritons(error: BaseException) -> bool:
-    """Whether an error is one of Triton's types, or was raised by its code, such as a failed assertion. What
+    """Whether an error is one of Triton's types, or was raised by its code, as a failed assertion is. What
     the driver or torch reports there, such as a device that another kernel has lost, is no kernel's."""
     kind = type(error).__module__.partition(".")[0]
     if kind == "torch" or str(error).startswith(DRIVER):
