@@ -252,6 +252,27 @@ def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) ->
     assert [content["verdict"] for _, content in verdicts.DRAWER.items()] == ["right"]
 
 
+def lost() -> None:
+    """By Triton's launcher, where another kernel has ended the use of the device."""
+    exec("def inside(): raise RuntimeError('Triton Error [CUDA]: an illegal memory access')\ninside()",
+         {"__name__": "triton.backends.nvidia.driver"})
+
+
+def no_memory() -> None:
+    exec("def inside(): raise error\ninside()", {
+        "__name__": "triton.runtime.jit", "error": torch.OutOfMemoryError("no memory")})
+
+
+@interpreted
+@pytest.mark.parametrize("raised", [lost, no_memory])
+def test_what_ails_the_device_is_no_kernels(raised: Callable[[], None]) -> None:
+    first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
+    first.steps[0].launcher._interpret = lambda tensors: raised()  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="illegal memory|no memory"):
+        trust.run(first, tensors_of(PLAIN, Prop.FWD))
+    assert not [*verdicts.DRAWER.items()]
+
+
 def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {t: compiler.build(PLAIN, Prop.FWD, t) for t in (INTERPRETER, SM90)}
     for policy, believed in {"always": [], "check": [INTERPRETER],

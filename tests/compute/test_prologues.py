@@ -11,7 +11,7 @@ from transconv.backend_triton import Resources, compile_offline
 from transconv.compute import execute, parse
 from transconv.errors import ScheduleError, TensorError
 from transconv.runtime import build_compute
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, tile
 from transconv.selection.listing import estimated
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
@@ -32,6 +32,8 @@ WIDE = HEAD.format(t="f16") + " store Y[m, n] = sum(relu(x - s)*w; k)"
 SINGLE = HEAD.format(t="f32") + " store Y[m, n] = sum(relu(x)*tanh(w + s); k)"
 BOTH = HEAD.format(t="f32").replace(" | k=64", " | k=60").replace("64", "60") + (
     " let a = exp(x)\n let b = w*s\n store Y[m, n] = sum(a*b; k)")
+WIDENED = HEAD.format(t="f16").replace("X f16", "X i8") + (
+    " let a = f16(x)*s\n store Y[m, n] = sum(a*w; k)")
 TILE = "m:16 n:16 k:{k} | mma"
 
 
@@ -54,14 +56,16 @@ def test_the_best_schedule_uses_the_matrix_unit() -> None:
 
 
 @pytest.mark.parametrize("text", [TYPED, BOTH.replace("60", "64").replace("f32", "f16")
-                                  .replace("exp(x)", "f16(exp(x))").replace("w*s", "f16(w*s)")],
-                         ids=["left", "both"])
+                                  .replace("exp(x)", "f16(exp(x))").replace("w*s", "f16(w*s)"),
+                                  WIDENED], ids=["left", "both", "widened"])
 def test_a_product_of_computed_factors_is_compiled_right(text: str) -> None:
     """A left side in registers would be overwritten while several products of a step read it: such kernels
     are refused, so the proposals have none."""
     large = parse(text.replace("64", "512").replace("40", "32768").replace("24", "512"))
-    found = [x.schedule for x in estimated(8, large, SM90)]
-    assert all(s.swap == 1 or s.stages == 1 for s in found), [*map(str, found)]
+    found = [x.schedule for x in estimated(60, large, SM90)]
+    assert all(s.swap == 1 or s.stages == 1 for s in found[:8]), [*map(str, found)]
+    assert all(s.swap == 1 or s.stages == 1 or tile(s, large, "M") < 64 or tile(s, large, "K") <= 16
+               for s in found), [*map(str, found)]
     plan = build_compute(large, SM90, found[0])
     (made,) = compile_offline([job_of(plan.steps[0], SM90)])
     assert isinstance(made, Resources) and not made.flaw and "HGMMA" in made.words, made

@@ -123,6 +123,21 @@ def test_what_does_not_come_is_named_once() -> None:
     assert len(said) == 1 and "receive 2 rows from rank 1 in a sharded convolution, after 8 s" in said[0]
 
 
+def test_a_lost_device_is_forgotten() -> None:
+    class Lost:
+        def query(self) -> bool:
+            raise RuntimeError("CUDA error")
+
+    now, said = [9.0], list[str]()
+    watch = Watch(said.append, lambda: now[0])
+    watch.add(Lost(), "rank 0 could not receive 1 rows from rank 1", 10)
+    watch.look()
+    watch.add(Event(now, 100), "rank 0 could not receive 2 rows from rank 1", 10)
+    now[0] = 18.0
+    watch.look()
+    assert len(said) == 1 and "receive 2 rows" in said[0]
+
+
 @pytest.mark.slow
 def test_pairs_side_by_side() -> None:
     todo = [*cases.probed()[::40], *(cases.drawn(seed, 1) for seed in range(2))]

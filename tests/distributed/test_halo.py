@@ -108,3 +108,12 @@ def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
             assert sorted(summed) == sorted(here)
             assert plan.received
     assert served > 100
+
+
+def test_rows_that_lie_in_the_padding_alone() -> None:
+    """The rows before those that read rows of others may read none at all: nothing is computed apart."""
+    line = Line(55, 59, 1, 2, 4, 31)
+    assert line.needs(Prop.FWD, Rows(15, 16)).size == 0
+    assert line.needs(Prop.FWD, Rows(16, 17)) == Rows(1, 2)
+    own = shards(55, 4)[1]
+    assert own == Rows(14, 28) and apart(line, Prop.FWD, 4, 1) is None

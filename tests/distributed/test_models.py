@@ -273,6 +273,27 @@ def test_constant_borders() -> None:
     assert found == [[]] * 3, found
 
 
+def numbers() -> list[bool]:
+    """A group norm of images that are single numbers, and its gradients."""
+    mesh = init_device_mesh("cpu", (2,))
+    rules.serve_models()
+    given = [torch.arange(18.0).reshape(3, 6).sin(), torch.arange(6.0), torch.ones(6)]
+    plain = [t.clone().requires_grad_() for t in given]
+    dealt = [distribute_tensor(t, mesh, [place]).requires_grad_()
+             for t, place in zip(given, (Shard(0), Replicate(), Replicate()), strict=True)]
+    want, got = (F.group_norm(t[0], 2, t[1], t[2]) for t in (plain, dealt))
+    grad = torch.arange(18.0).reshape(3, 6).cos()
+    want.backward(grad)
+    got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[attr-defined]
+    pairs = [(got, want), *((b.grad, a.grad) for a, b in zip(plain, dealt, strict=True))]
+    return [torch.allclose(b.full_tensor(), a, atol=1e-5) for b, a in pairs]  # type: ignore
+
+
+@pytest.mark.slow
+def test_a_norm_of_images_without_rows() -> None:
+    assert processes.run(2, numbers) == [[True] * 4] * 2
+
+
 class Attends(nn.Module):
     """Each pixel sees all others."""
 

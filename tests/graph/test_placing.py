@@ -9,8 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import transconv
 from tests.graph.meant import by_meaning, compare
-from transconv.graph import GraphReport, backend, placing, report
+from transconv.errors import Unsupported
+from transconv.graph import GraphReport, backend, compiled, placing, report
+from transconv.graph.reporting import TorchRow
 
 Tensor = torch.Tensor
 X, W, V = torch.randn(2, 16, 6, 6), torch.randn(16, 16, 3, 3) / 12, torch.randn(8, 32, 1, 1) / 6
@@ -99,6 +102,26 @@ def test_which_parts_are_placed(f: Callable[..., Any], parts: int, kernels: int)
 def test_a_part_is_not_written_over() -> None:
     """Nothing needs the part any more, but the concatenation's memory is the same."""
     assert placed(made(changed_later)) == 2
+
+
+def test_a_copy_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the copy computes is torch's then, and the concatenation."""
+    transconv.config.fallback = "silent"
+    run = torch.compile(skipped, backend=backend, options={"rest": "eager"})
+    with by_meaning(), monkeypatch.context() as patch, torch.no_grad():
+        meant = compiled.launch
+
+        def launch(asked: Any, *how: Any) -> Any:
+            if isinstance(asked, str):  # the others are convolutions
+                raise Unsupported("schedule:refused", "no copies")
+            return meant(asked, *how)
+        patch.setattr(compiled, "launch", launch)
+        for _ in range(2):
+            compare(skipped, run, [X], 1e-5, gradients=False)
+    (graph,) = report(run).graphs
+    assert len(graph.kernels) == 2, graph
+    others = [row.operations for row in graph.rows if isinstance(row, TorchRow)]
+    assert others == ["clone.default", "cat.default"]
 
 
 def test_memory_is_held_once() -> None:

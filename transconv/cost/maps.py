@@ -27,6 +27,7 @@ from math import ceil, prod
 from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
 from transconv.cost.additions import adding_us, meeting_us
 from transconv.cost.issue import ACCESS, SECTOR
+from transconv.cost.reloads import LATENCY_NS, NEAR, loaded
 from transconv.cost.work import Fetch, fetch
 from transconv.ir import Call, Expr, View, find
 from transconv.schedule import (
@@ -50,10 +51,7 @@ OVERHEAD = 20  # registers of a thread for addresses and masks
 HEAVY = 6  # instructions of exp and the like
 STALL = 2.0  # clocks between two instructions of a warp
 ISSUED = 2.5  # counted instructions a clock of a scheduler; above 1, because the counts are too high
-NEAR, FAR = 4.0, 1.4  # the bandwidths of the L1 and L2 caches relative to that of memory
 SMALL_GBS = 130.0  # GB/s of tensors that stay in the caches, beside what comes from memory
-NEAR_NS, FAR_NS = 60.0, 300.0  # latencies of loads that hit them
-ROOM = 0.6  # the fraction of the L2 cache that holds elements until they are read again
 SMALL = 1 / 16  # tensors below this fraction of the L2 cache and of the largest tensor stay in the cache
 EXCHANGE_NS = {"lane": 0.0, "warp": 150.0, "block": 145.0}  # to combine results of threads of a row
 CROSSING_NS = 1.15  # for each place and each group of warps that has it, by way of shared memory
@@ -61,7 +59,6 @@ CROSS = 1 / 120  # of a block's exchange: for each row of each warp, written to 
 FULL = 0.88  # the fraction of the bandwidth that copies reach
 SHORT, LINE = 0.04, 128  # extra time of runs of half a cache line; bytes of a cache line
 EDGE_GBS = 80.0  # GB/s into one multiprocessor
-LATENCY_NS = 600.0  # of a load
 START_NS, NEXT_NS = 1100.0, 77.0  # of a program; the shortest time between two starts
 FEW_US = 2.2  # of a launch without work
 
@@ -109,12 +106,12 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
     each = ceil(started / target.sms)
     beside = min(each, together)
-    loaded = [_loaded(s.again, steps, beside, bool(schedule.turn), target) for s in found]
-    moved = steps * sum(s.bytes + again for s, (again, _) in zip(found, loaded, strict=True))
+    reloads = [loaded(s.again, steps, beside, bool(schedule.turn), target) for s in found]
+    moved = steps * sum(s.bytes + again for s, (again, _) in zip(found, reloads, strict=True))
     hit = steps * sum(s.small for s in found) / SMALL_GBS
     at_once = schedule.unroll and steps <= WRITTEN
     latency = LATENCY_NS if held or at_once else steps * sum(
-        LATENCY_NS if s.fresh else ns for s, (_, ns) in zip(found, loaded, strict=True) if s.reads)
+        LATENCY_NS if s.fresh else ns for s, (_, ns) in zip(found, reloads, strict=True) if s.reads)
     divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
     exchange = EXCHANGE_NS[divided]
     meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps) * exchange
@@ -305,23 +302,6 @@ def _crossing(schedule: Schedule, tiled: _Tiled, compute: Compute, target: Targe
     beside = threads * ACCESS // compute.c.tensor.dtype.bytes / tiled.reduced
     crosses = beside > 1 and tiled.elements > tiled.reduced > 1
     return CROSSING_NS * tiled.reduced * beside if crosses else 0.0
-
-
-def _loaded(again: float, steps: int, beside: int, turned: bool, target: Target) -> tuple[float, float]:
-    """Of what a step loads again: bytes of memory that take as long, and the latency in nanoseconds.
-    ``beside``: programs of a multiprocessor at a time; ``turned``: each sweep begins where the last one
-    ended."""
-    if not again:
-        return 0.0, NEAR_NS
-    rows = again * steps * beside
-    cache = target.shared_bytes if target.backend == "cuda" else 0
-    over = rows * target.sms / (ROOM * target.l2_bytes)
-    near = min(1.0, cache / rows)
-    if not turned:  # rows of several programs are not all read at a time
-        near = min(1.0, max(0.0, 2 - rows / cache)) if again * steps < cache else 0.0
-    either = max(near, min(1.0, 1 / over) if turned else float(over < 1))
-    far, lost = either - near, 1 - either
-    return again * (near / NEAR + far / FAR + lost), near * NEAR_NS + far * FAR_NS + lost * LATENCY_NS
 
 
 @lru_cache(maxsize=256)

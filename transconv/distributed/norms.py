@@ -51,7 +51,7 @@ def forward(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int, c
             groups: int, eps: float) -> tuple[DTensor, DTensor, DTensor]:
     """aten.native_group_norm: the result, and the mean and 1 / standard deviation of each group."""
     mesh, places = x.device_mesh, _places(x)
-    local = _local(x, places)
+    local = _with_rows(_local(x, places))
     held, count, size = _held(local), rows * c // groups, local.shape[2:].numel()
     if local.numel():
         means, squares = parts.moments(local)
@@ -78,7 +78,7 @@ def backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor, weight: DT
     """aten.native_group_norm_backward: gradients of the input, the weight and the bias; None where
     ``mask`` is False."""
     mesh, places = x.device_mesh, _places(x)
-    g, local = _local(grad, places), _local(x, places)
+    g, local = (_with_rows(_local(t, places)) for t in (grad, x))
     held = _held(local)
     images = _by_image(places, Replicate())
     m, r = (_local(t, images).repeat_interleave(c // groups, 1) for t in (mean, rstd))
@@ -113,10 +113,16 @@ def _held(x: Tensor) -> torch.dtype:
     return torch.float32 if x.element_size() < 4 else x.dtype
 
 
+def _with_rows(local: Tensor) -> Tensor:
+    """Images that are single numbers have one row."""
+    return local if local.dim() > 2 else local.unsqueeze(2)
+
+
 def _grouped(t: Tensor, groups: int) -> Tensor:
     """Numbers of channels by groups."""
     return t.reshape(t.shape[0], groups, t.shape[1] // groups)
 
 
 def _like(local: Tensor, x: DTensor, places: Sequence[Placement]) -> DTensor:
+    local = local if x.dim() > 2 else local.squeeze(2)
     return DTensor.from_local(local, x.device_mesh, places, shape=x.shape, stride=x.stride())

@@ -61,7 +61,8 @@ def apart(line: Line, prop: Prop, parts: int, rank: int) -> Apart | None:
         low += 1
     while high > low and mine.stop - high <= most and _behind(line, prop, high - 1, own):
         high -= 1
-    if low - mine.start + mine.stop - high > most:
+    inner = line.needs(prop, Rows(low, high))  # rows in the padding alone may end the search too early
+    if low - mine.start + mine.stop - high > most or inner.within(own).size < inner.size:
         return None
     edges = tuple(Pair(line.needs(prop, rows), rows)
                   for rows in (Rows(mine.start, low), Rows(high, mine.stop)) if rows.size)

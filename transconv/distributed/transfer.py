@@ -59,7 +59,10 @@ class Sent:
             self._watch()
 
     def _watch(self) -> None:
-        """Let a thread say what the stream waits for if it does not come."""
+        """Let a thread say what the stream waits for if it does not come. A graph that is captured waits
+        later, at events that nobody may look at."""
+        if torch.cuda.is_current_stream_capturing():
+            return
         event = _event()
         event.record()
         device = self._requests[0].tensor.device

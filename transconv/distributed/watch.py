@@ -6,15 +6,20 @@ an event behind each exchange once a second, and writes to standard error if one
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+
+import torch
 
 SHARE = 0.8  # of the group's time
 SECONDS = 1.0  # between looks
+RELAXED = 2  # of the driver's modes of capture
 
 
 def _tell(text: str) -> None:
@@ -43,8 +48,11 @@ class Watch:
 
     def look(self) -> None:
         """Forget what is done; say what is late, once."""
-        while self._pending and self._pending[0][0].query():
-            self._pending.popleft()
+        try:
+            while self._pending and self._pending[0][0].query():
+                self._pending.popleft()
+        except RuntimeError:  # the device is lost, as torch says: none of these can be asked any more
+            self._pending.clear()
         if self._pending and self._clock() > self._pending[0][2]:
             _, since, _, does = self._pending[0]
             self._tell(f"transconv: {does} in a sharded convolution, after {self._clock() - since:.0f} s. "
@@ -52,12 +60,19 @@ class Watch:
             self._pending.clear()
 
     def _run(self) -> None:
+        _allow_captures()
         while True:
             time.sleep(SECONDS)
-            try:
-                self.look()
-            except RuntimeError:  # the device is lost: torch says so
-                return
+            self.look()
+
+
+def _allow_captures() -> None:
+    """Let this thread look at events while another one captures a CUDA graph, which the driver would end
+    otherwise. Of this thread alone; without a driver nothing is captured."""
+    prefix, library = ("hip", "libamdhip64.so") if torch.version.hip else ("cu", "libcuda.so.1")
+    with suppress(OSError, AttributeError):
+        exchange = getattr(ctypes.CDLL(library), f"{prefix}ThreadExchangeStreamCaptureMode")
+        exchange(ctypes.byref(ctypes.c_int(RELAXED)))
 
 
 watch = Watch()

@@ -25,7 +25,10 @@ def refusal(group: Group, plan: Plan, region: Region, error: TransconvError) -> 
     """Of the kernel of a group, for a reason."""
     memory = {p for p, by in plan.stored.items() if by.number != group.number}
     computed = {x for p in group.stores for x in price.inside(p, memory)} - memory
-    nodes = frozenset(node.name for piece, node in _origins(region).items() if piece in computed)
+    origins = _origins(region)
+    computed |= {at.whole for p in group.stores if p not in origins  # a copy of a part (see placing.py)
+                 and (at := plan.places.get(p)) is not None}
+    nodes = frozenset(node.name for piece, node in origins.items() if piece in computed)
     reason = error.reason if isinstance(error, Unsupported) else f"error:{type(error).__name__}"
     message = error.message or reason if isinstance(error, Unsupported) else str(error)
     return Refused(group.name, nodes, reason, message)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("transconv.trust")
 Made = TypeVar("Made", bound=Plan)
+DRIVER = "Triton Error ["  # what Triton says of an error of the driver begins so
 
 
 def is_trusted(plan: Plan, aligned: bool = True) -> bool:
@@ -112,12 +113,16 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
 
 
 def _is_tritons(error: BaseException) -> bool:
-    """Whether an error is one of Triton's types, or was raised by its code: a failed assertion."""
+    """Whether an error is one of Triton's types, or was raised by its code, as a failed assertion is. What
+    the driver or torch reports there, such as a device that another kernel has lost, is no kernel's."""
+    kind = type(error).__module__.partition(".")[0]
+    if kind == "torch" or str(error).startswith(DRIVER):
+        return False
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     where = last.tb_frame.f_globals.get("__name__", "") if last else ""
-    return "triton" in (type(error).__module__.partition(".")[0], where.partition(".")[0])
+    return "triton" in (kind, where.partition(".")[0])
 
 
 def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
@@ -180,7 +185,7 @@ def _copies_well(step: Step, device: torch.device) -> bool:
     try:
         step.launcher([given, made])
     except Exception as error:
-        if type(error).__module__.partition(".")[0] != "triton":
+        if not _is_tritons(error):
             raise
         return False
     return torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),

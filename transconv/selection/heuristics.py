@@ -277,7 +277,7 @@ def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Sch
     yield replace(schedule, stages=1) if right else replace(schedule, swap=1)
     rows, _, depth = (prod(b.extent for b in schedule.blocks if compute.kind(b.axes[0]) == kind)
                       for kind in "MNK")
-    if rows < WGMMA_ROWS or depth * compute.a.tensor.dtype.bits <= WGMMA_BITS:
+    if rows < WGMMA_ROWS or depth * _types(compute)[0].bits <= WGMMA_BITS:
         yield schedule
 
 
