@@ -22,9 +22,9 @@ from transconv.graph.keeping import viewed, widens
 from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Index, Mapped, Piece, Product, Reduced
 from transconv.graph.price import Price, sources
-from transconv.graph.seconds import estimated
 from transconv.graph.sizes import Size, like
 from transconv.ir import Const, FloorDiv, Var, free_vars
+from transconv.runtime import estimated
 from transconv.selection import HELD
 
 if TYPE_CHECKING:
