@@ -6,7 +6,6 @@ An expression that mentions lanes is a tile. Its shape has the extents of the la
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Protocol, Union
 
 from transconv.ir.dtype import DType, boolean, f32, index, promote
@@ -388,19 +387,12 @@ ONE = Const(1)
 """1, an index."""
 
 
-@lru_cache(maxsize=1 << 12)
-def _whole(value: int) -> Const:
-    return Const(value)
-
-
 def as_expr(value: Like) -> Expr:
     """A Python or NumPy number as a constant: a bool is ``boolean``, an integer ``index``, a float
     ``f32``. An expression is returned unchanged, as is the one that something stands for. TypeError for
     anything else."""
     if isinstance(value, Expr):
         return value
-    if type(value) is int:
-        return _whole(value)
     if isinstance(held := getattr(value, "expr", None), Expr):
         return held
     if isinstance(number := number_of(value), bool):
