@@ -20,8 +20,17 @@ from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.plans import Compiled
 from transconv.errors import Unsupported
-from transconv.runtime import Plan, kept, readiness, readiness_child, verdicts
-from transconv.selection import forget_lists, is_listed
+from transconv.runtime import (
+    Plan,
+    estimated,
+    estimates,
+    is_estimated,
+    kept,
+    readiness,
+    readiness_child,
+    verdicts,
+)
+from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
 ROOT = Path(__file__).parent.parent
@@ -238,13 +247,17 @@ def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest
 def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Launcher, "compile", None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90)
-    (compute,) = question.workload.computations
-    asked = compute, SM90, question.workload
-    assert not is_listed(*asked)
+    asked = question.workload, SM90
+    estimates.estimated.cache_clear()
+    assert not is_estimated(*asked)
     assert "kernels" not in readiness_child.answer(question.job | {"rank": True})
-    assert is_listed(*asked)
-    forget_lists()
-    assert is_listed(*asked), "it is on disk"
+    assert is_estimated(*asked)
+    us = estimated(*asked)
+    for forget in (estimates.estimated.cache_clear, compiler.forget):
+        forget()
+    monkeypatch.setattr(choice, "ranked", None)
+    assert estimated(*asked) == us > 0, "it is on disk, and so is the list"
+    assert shortlist(1, *question.workload.computations, SM90, question.workload)
 
 
 def test_a_program_ends_while_processes_work(tmp_path: Path) -> None:

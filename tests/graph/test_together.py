@@ -15,8 +15,17 @@ from tests.test_ready import Processes
 from transconv.backend_triton.launch import Launcher
 from transconv.errors import Unsupported
 from transconv.functional import launches
-from transconv.graph import compiled, torch_compile
-from transconv.runtime import Begun, Question, begin, compiler, is_ready, prepared, readiness
+from transconv.graph import compiled, leaving, torch_compile
+from transconv.runtime import (
+    Begun,
+    Question,
+    begin,
+    compiler,
+    estimates,
+    is_ready,
+    prepared,
+    readiness,
+)
 from transconv.selection import choice, listing
 from transconv.target import TARGETS
 
@@ -93,6 +102,42 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
     called(nn.Sequential(*layers).to("meta").eval(), 2, 16, 12, 12)
     kinds = [bool(job.get("rank")) for job in processes.jobs]
     assert kinds == sorted(kinds, reverse=True) and sum(kinds) == 8 < len(kinds)
+
+
+def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[str, int]:
+    """How often a step of planning is done for a network of equal blocks, with nothing in any cache."""
+    counts: dict[str, int] = {}
+
+    def counted(module: Any, name: str, instead: Any = None) -> None:
+        real = instead or getattr(module, name)
+
+        def step(*given: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return real(*given)
+        again.setattr(module, name, step)
+
+    monkeypatch.setenv("TRANSCONV_CACHE", str(cache / str(blocks)))
+    for known in (launches.program, estimates.estimated, compiled._related, leaving.plain):
+        known.cache_clear()
+    layers = [m for _ in range(blocks) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16),
+                                                 nn.ReLU())]
+    with monkeypatch.context() as again:
+        counted(launches, "parse")
+        counted(compiled, "planned")
+        counted(compiled, "surrounded")
+        counted(estimates, "_made", lambda work, target: 9.0 if work.computations[0].statistics else 5.0)
+        called(nn.Sequential(*layers).to("meta"), 2, 16, 12, 12)
+    return counts
+
+
+def test_equal_blocks_are_read_and_estimated_once(chip: None, monkeypatch: pytest.MonkeyPatch,
+                                                  tmp_path: Path) -> None:
+    """A first block and others, with statistics that leave with the product and, in the second plan,
+    without: each is read and becomes a workload once, and each decision is estimated once."""
+    monkeypatch.setattr(prepared, "cores", lambda: 1)
+    few, many = (work_of(n, monkeypatch, tmp_path) for n in (3, 6))
+    assert few == many, "three more blocks are no more work"
+    assert many == {"planned": 2, "parse": 7, "surrounded": 4, "_made": 5}
 
 
 @pytest.mark.parametrize("cores", [1, 4])

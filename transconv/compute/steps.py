@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from transconv.ir import Cast, Expr, Mul, Var, View
+
+variable = lru_cache(maxsize=1 << 12)(Var)
+"""The variable of a name and a type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Axis:
     @property
     def var(self) -> Var:
         """The variable of its positions."""
-        return Var(self.name)
+        return variable(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Read:
     @property
     def var(self) -> Var:
         """The element as a variable of the tensor's type."""
-        return Var(self.name, self.view.tensor.dtype)
+        return variable(self.name, self.view.tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,7 @@ class Value:
     @property
     def var(self) -> Var:
         """The value as a variable of its type."""
-        return Var(self.name, self.value.dtype)
+        return variable(self.name, self.value.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,7 @@ class Reduction:
     @property
     def var(self) -> Var:
         """The result as a variable of the value's type."""
-        return Var(self.name, self.value.dtype)
+        return variable(self.name, self.value.dtype)
 
     @property
     def factors(self) -> tuple[Var, Var] | None:

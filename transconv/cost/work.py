@@ -4,9 +4,10 @@ accesses of each, and the programs that fit a multiprocessor. No constant is fit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
+from typing import NamedTuple
 
 from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.behind import Behind, read_behind
@@ -18,6 +19,7 @@ from transconv.schedule import (
     Schedule,
     Scheduled,
     behind_bytes,
+    by_tile,
     diagonal,
     inner_feature,
     k_steps,
@@ -38,8 +40,7 @@ HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits 
 WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
+class Fetch(NamedTuple):
     """Counts of moving a tile once."""
 
     bytes: float  # in whole sectors
@@ -50,8 +51,7 @@ class Fetch:
     through: bool = False  # whether it goes through registers, to be transposed or rounded
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """The counts of a schedule. Extents in elements, of one program."""
 
     tiles: int  # parts of a split sum counted separately
@@ -96,7 +96,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     if schedule.keep:
         at = "ab".index(schedule.keep)
         kept = fetched[at].bytes * steps
-        fetched = (*fetched[:at], replace(fetched[at], bytes=0), *fetched[at + 1:])
+        fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1:])
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
     sums, moved = m * n * group, _moved(schedule, compute)
@@ -184,18 +184,18 @@ def along_sum(view: View, compute: Compute) -> bool:
 
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
-    elements = _elements(view, schedule.blocks, compute)
+    elements = _elements(schedule.blocks, compute, view)
     widest = min(ACCESS // view.tensor.dtype.bytes, max(1, elements // (schedule.warps * 32)))
-    return _fetched(view, schedule.blocks, widest, compute, word, only_along)
+    return _fetched(schedule.blocks, compute, view, widest, word, only_along)
 
 
-@lru_cache(maxsize=1 << 14)  # many schedules have the same blocks
-def _fetched(view: View, blocks: tuple[Block, ...], widest: int, compute: Compute, word: str,
+@by_tile
+def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: int, word: str,
              only_along: bool) -> Fetch:
     """``fetch`` in accesses of at most so many elements."""
-    elements = _elements(view, blocks, compute)
+    elements = _elements(blocks, compute, view)
     size = view.tensor.dtype.bytes
-    found = _row_of(view, blocks, compute)
+    found = _row_of(blocks, compute, view)
     if only_along and not along_sum(view, compute):
         return Fetch(elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True)
     if word == "box":  # the rates of wider types were fitted without the lines that rows straddle
@@ -208,15 +208,15 @@ def _fetched(view: View, blocks: tuple[Block, ...], widest: int, compute: Comput
                  only_along and wants_rounding(view, compute))
 
 
-@lru_cache(maxsize=1 << 14)
-def _elements(view: View, tiles: tuple[Block, ...], compute: Compute) -> int:
+@by_tile
+def _elements(tiles: tuple[Block, ...], compute: Compute, view: View) -> int:
     """How many elements a view's tile has."""
     strides = axis_strides(view, compute)
     return prod(b.extent for b in tiles if any(strides[a] for a in b.axes))
 
 
-@lru_cache(maxsize=1 << 14)
-def _row_of(view: View, tiles: tuple[Block, ...], compute: Compute) -> _Row:
+@by_tile
+def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> _Row:
     """The row of a view's tile that moves the fewest bytes for each element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     runs = _runs(view, compute) if compute.merge > 1 else compute.sizes
@@ -231,9 +231,9 @@ def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     if schedule.c == "box":
         return stored
     if schedule.swap and stored.alone:
-        return replace(stored, bytes=stored.accesses * SECTOR)
-    row = _row_of(compute.c, schedule.blocks, compute)
-    return replace(stored, bytes=stored.bytes * _straddling(compute.c, row, SECTOR, compute))
+        return stored._replace(bytes=stored.accesses * SECTOR)
+    row = _row_of(schedule.blocks, compute, compute.c)
+    return stored._replace(bytes=stored.bytes * _straddling(compute.c, row, SECTOR, compute))
 
 
 @lru_cache(maxsize=1024)

@@ -18,9 +18,9 @@ from transconv.graph.leaving import plain
 from transconv.graph.pieces import Chosen, Constant, Piece, Product, Source
 from transconv.graph.plan import Plan
 from transconv.graph.price import Price
-from transconv.graph.seconds import estimated
 from transconv.graph.sizes import like
 from transconv.ir import Layout
+from transconv.runtime import estimated
 from transconv.selection import shortlist
 from transconv.target import Target
 

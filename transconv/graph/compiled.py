@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import fx
 
 from transconv.compute import Workload
 from transconv.compute import kernels as kernels_of
-from transconv.conv import Surrounded, surrounded
+from transconv.conv import ConvProblem, Prop, Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.laid_out import LaidOut
 from transconv.functional.launches import (
@@ -310,11 +311,17 @@ def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
     written = [Writer(part, strides, tensors=tensors if relation else {}, known=known).written()
                for part in parts]
     texts = tuple(w.text for w in written)
-    computes = [program(t).compute for t in texts] if relation else []
-    if relation and not any(len(kernels_of(c)) > 1 for c in computes):  # a sum may be a row of the result
-        asked = surrounded(*relation, computes)
+    if relation and (asked := _related(*relation, texts)):
         return [_kernel(group, texts, written[-1], asked)]
     return [_kernel(part, (w.text,), w, w.text) for part, w in zip(parts, written, strict=True)]
+
+
+@lru_cache(maxsize=4096)  # blocks of a network repeat, and each decision has all kernels written anew
+def _related(problem: ConvProblem, prop: Prop, texts: tuple[str, ...]) -> Surrounded | None:
+    """The workload of the texts of a convolution's parts; None where one takes several kernels: a sum may
+    be a row of the result."""
+    computes = [program(t).compute for t in texts]
+    return None if any(len(kernels_of(c)) > 1 for c in computes) else surrounded(problem, prop, computes)
 
 
 def _kernel(group: Group, texts: tuple[str, ...], written: Written, asked: str | Surrounded) -> Kernel:

@@ -10,6 +10,7 @@ may have schedules that statistics rule out, with the time to read its result ag
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,9 +23,9 @@ from transconv.graph.keeping import viewed, widens
 from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Index, Mapped, Piece, Product, Reduced
 from transconv.graph.price import Price, sources
-from transconv.graph.seconds import estimated
 from transconv.graph.sizes import Size, like
 from transconv.ir import Const, FloorDiv, Var, free_vars
+from transconv.runtime import estimated
 from transconv.selection import HELD
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def _is_applied(x: Piece, planner: Planner) -> bool:
     return False
 
 
+@lru_cache(maxsize=4096)  # so that its text is written once
 def plain(work: Workload) -> Workload:
     """A product without what leaves with it."""
     if not any(c.statistics for c in work.computations):

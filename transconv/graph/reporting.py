@@ -15,7 +15,8 @@ from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Piece
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price, counted
-from transconv.graph.seconds import estimated, measured
+from transconv.graph.seconds import measured
+from transconv.runtime import estimated
 from transconv.tuning.timing import Clock
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from transconv.graph.leaving import plain
 from transconv.graph.pieces import Constant, Piece, Product, Source
 from transconv.graph.plan import Plan
 from transconv.graph.price import Price
-from transconv.graph.seconds import estimated
 from transconv.ir import Layout
+from transconv.runtime import estimated
 
 UPSAMPLING = ("auto", "always", "never")
 """Whether such convolutions may become transposed ones: where they round no more often than torch, or even

@@ -32,8 +32,9 @@ def _defaults(cls: type) -> tuple[object, ...]:
     return tuple(f.default for f in fields(cls))
 
 
-_kept: dict[type, set[type]] = {}
-"""Of each class the types of values that it keeps as they are given, such as no NumPy scalar."""
+_kept: dict[type, dict[type, bool]] = {}
+"""Of each class the types of values that it keeps as they are given, such as no NumPy scalar, and whether
+they are keys as they are."""
 
 
 def _key(value: object) -> object:
@@ -50,14 +51,18 @@ class _Interning(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         given = () if kwargs else args + _defaults(cls)[len(args):]
-        known = _kept.get(cls) or _kept.setdefault(cls, set())
-        if given and all([type(a) in known for a in given]):  # it may be there: then none is made
-            found = _interned.get((cls, *map(_key, given)))
+        known = _kept.get(cls)
+        if known is None:
+            known = _kept.setdefault(cls, {})
+        plain = [known.get(type(a)) for a in given]
+        if given and None not in plain:  # it may be there: then none is made
+            found = _interned.get((cls, *(given if all(plain) else map(_key, given))))
             if found is not None:
                 return found
         made = super().__call__(*args, **kwargs)
         values = [getattr(made, name) for name in field_names(cls)]
-        known.update(type(v) for v, a in zip(values, given, strict=False) if v is a)
+        known.update({type(v): not isinstance(v, (tuple, bool, float))
+                      for v, a in zip(values, given, strict=False) if v is a})
         key = (cls, *map(_key, values))
         with _lock:
             return _interned.setdefault(key, made)

@@ -14,9 +14,9 @@ from typing import Any
 from transconv.backend_triton import Compilers
 from transconv.errors import TransconvError
 from transconv.runtime import compiler, kept, readiness
+from transconv.runtime.estimates import is_estimated
 from transconv.runtime.plans import Plan
 from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question, cores
-from transconv.selection import is_listed
 
 FEW = 2  # kernels that are compiled here before a process has started
 log = logging.getLogger("transconv.ready")
@@ -140,10 +140,9 @@ def begin(questions: Iterable[Question]) -> Begun | None:
 
 
 def rank(questions: Iterable[Question]) -> None:
-    """Have processes, one for each core, rank the schedules of questions of which no list is there, and
-    wait: they leave the lists on disk. Does nothing where ``begin`` begins nothing."""
-    waiting = [q for q in _many(questions) if not all(
-        is_listed(c, q.target, q.workload) for c in q.workload.computations)]
+    """Have processes, one for each core, rank the schedules of questions that have no estimate, and wait:
+    they leave both on disk. Does nothing where ``begin`` begins nothing."""
+    waiting = [q for q in _many(questions) if not is_estimated(q.workload, q.target)]
     if len(waiting) > FEW:
         log.info("ranking the schedules of %d problems in processes", len(waiting))
         _Jobs(waiting, readiness.compilers(min(cores(), len(waiting))), rank=True).answers()

@@ -9,6 +9,7 @@ from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
     ahead,
     ahead_bytes,
+    by_tile,
     chain,
     k_steps,
     lanes,
@@ -61,7 +62,7 @@ from transconv.schedule.words import unregister as unregister_word
 __all__ = [
     "Block", "Box", "ENGINE_ALIGN", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
     "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
-    "boxes_behind", "carried", "chain", "diagonal",
+    "boxes_behind", "by_tile", "carried", "chain", "diagonal",
     "divided",
     "finishes", "groups", "in_place", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
     "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",

@@ -81,13 +81,13 @@ def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
     given = schedule.order.split(".") if schedule.order else []
     axes = sorted((x.name for x in compute.axes), key=lambda n: given.index(n) if n in given else 0)
     order = [a for x in axes for b in schedule.blocks if b.first == x for a in b.axes]
+    moved = [(b, (Var("_".join(b.axes)), Var(b.last))) for b in schedule.blocks]
     runs: list[str] = []
     last: dict[str, int] = {}
     for d in dims:
         if d.moving is None or d.extent == 1:
             continue
-        axis = next(a for b in schedule.blocks if d.moving in (Var("_".join(b.axes)), Var(b.last))
-                    for a in b.axes)
+        axis = next(b.first for b, lanes in moved if d.moving in lanes)
         kind = compute.kind(axis)
         if order.index(axis) < last.get(kind, -1):
             return f"memory does not have {d.name} in the order of the tile's lanes"

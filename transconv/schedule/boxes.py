@@ -186,6 +186,7 @@ def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
     return box.kinds[-1] not in ("", "K")
 
 
+@lru_cache(maxsize=4096)
 def _step(coord: Expr, axis: Var, facts: Facts) -> int:
     """The change of a coordinate per step of an axis; 0 unless it is a positive constant."""
     ahead = simplify(substitute(coord, {axis: axis + 1}) - coord, facts)
@@ -307,13 +308,11 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
     pitches = tuple(d.apart for d in dims) if extents and planes else ()
     seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
                    planes=planes, extents=extents, pitches=pitches)
-    return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
-               tuple(d.extent for d in dims), tuple(_kind(d.moving, schedule, compute) for d in dims))
-
-
-def _kind(moving: Var | None, schedule: Schedule, compute: Compute) -> str:
-    """The kind of an axis, or of the fused axes of a block; empty for None."""
-    if moving is None:
-        return ""
     fused = {Var("_".join(b.axes)): b.first for b in schedule.blocks}
-    return compute.kind(fused.get(moving, moving.name))
+    return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
+               tuple(d.extent for d in dims), tuple(_kind(d.moving, fused, compute) for d in dims))
+
+
+def _kind(moving: Var | None, fused: dict[Var, str], compute: Compute) -> str:
+    """The kind of an axis, or of the fused axes of a block; empty for None."""
+    return "" if moving is None else compute.kind(fused.get(moving, moving.name))

@@ -5,9 +5,10 @@ The computation is ``Scheduled.main``, or ``grouped``.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv.compute import Compute, axis_strides
 from transconv.schedule.boxes import transposed
@@ -16,7 +17,32 @@ from transconv.target import Target
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Block, Schedule
 
+Made = TypeVar("Made")
+MOST_TILES = 1 << 13  # whose counts a cache keeps
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
+
+
+def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
+    """A cache of a function of blocks, a computation and more. Proposals differ in their words more often
+    than in their blocks: the last ones are known without a look at what they are."""
+    @lru_cache(maxsize=MOST_TILES)
+    def values(blocks: tuple[Block, ...], compute: Compute) -> dict[tuple[Any, ...], Made]:
+        return {}
+
+    last: tuple[Any, Any, dict[tuple[Any, ...], Made]] = (None, None, {})
+
+    @wraps(f)
+    def cached(blocks: tuple[Block, ...], compute: Compute, *rest: Any) -> Made:
+        nonlocal last
+        before, of, known = last
+        if blocks is not before or compute is not of:
+            known = values(blocks, compute)
+            last = blocks, compute, known
+        found = known.get(rest)
+        if found is None:
+            found = known[rest] = f(blocks, compute, *rest)
+        return found
+    return cached
 
 
 def tile(c: Schedule, compute: Compute, kind: str) -> int:
@@ -29,7 +55,7 @@ def sides(c: Schedule, compute: Compute) -> dict[str, int]:
     return _extents(c.blocks, compute)
 
 
-@lru_cache(maxsize=1 << 14)  # many schedules have the same blocks
+@by_tile
 def _extents(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
     found = dict.fromkeys("BMNK", 1)
     for b in blocks:
@@ -103,7 +129,7 @@ def tiles_along(c: Schedule, compute: Compute, kind: str) -> int:
     return _tiles(c.blocks, compute)[kind]
 
 
-@lru_cache(maxsize=1 << 14)
+@by_tile
 def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
     within = {a for b in blocks for a in b.axes}
     found = dict.fromkeys("BMNK", 1)

@@ -117,13 +117,19 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
         own = Axis(fresh("carried", compute.names.all), count, "")
         lanes = [_of_axis(compute.axis(a), kept) for a, n in compute.sizes.items() if a in kept and n > 1]
         return Along(own.name, count, PROGRAM, (own,), own.var), *lanes
-    points = stat.points(compute)
-    lone = [compute.axis(a) for a, n in points.items() if n > 1
-            and ((block := schedule.block_of(a)) is None or block.extent == 1)]
+    return _of_tile(write, compute, schedule.blocks)
+
+
+@lru_cache(maxsize=4096)  # many schedules have the same blocks
+def _of_tile(write: Write, compute: Compute, tile: tuple[Block, ...]) -> tuple[Along, ...]:
+    """``along``, where no program carries anything from one tile to the next."""
+    kept, points = stat.kept(write) or {}, stat.points(compute)
+    wide = {a for b in tile if b.extent != 1 for a in b.axes}
+    lone = [compute.axis(a) for a, n in points.items() if n > 1 and a not in wide]
     lone.sort(key=lambda x: x.name not in kept)
     parts: list[Along] = []
     lanes = []
-    for blocks in blocks_of_sides(compute, schedule):
+    for blocks in _sides(compute, tile):
         if all(is_within(b, kept, compute) for b in blocks):
             parts += [_of_block(b, kept, compute) for b in blocks]
         else:
@@ -133,9 +139,13 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
 
 def blocks_of_sides(compute: Compute, schedule: Schedule) -> list[list[Block]]:
     """The blocks of each side of the tile, which are lanes of one dimension: without a product each."""
+    return _sides(compute, schedule.blocks)
+
+
+def _sides(compute: Compute, tile: tuple[Block, ...]) -> list[list[Block]]:
     if compute.factors is None:
-        return [[b] for b in schedule.blocks if b.extent > 1]
-    every = [[b for b in schedule.blocks if compute.kind(b.first) == kind and b.extent > 1]
+        return [[b] for b in tile if b.extent > 1]
+    every = [[b for b in tile if compute.kind(b.first) == kind and b.extent > 1]
              for kind in "BMN"]
     return [blocks for blocks in every if blocks]
 

@@ -10,7 +10,9 @@ give the meaning and the values of each word; legality.py says which schedules a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from transconv.errors import ScheduleError
@@ -19,12 +21,26 @@ from transconv.schedule.word import Value
 from transconv.schedule.words import WORDS, by_name, renamed, words
 
 
+class _Hashed:
+    """Remembers its hash: caches and tables ask for it several times."""
+
+    __slots__ = ("_hash",)
+    _hash: int
+
+
 @dataclass(frozen=True, slots=True)
-class Block:
+class Block(_Hashed):
     """Fused axes, outermost first, and the number of consecutive positions in a tile."""
 
     axes: tuple[str, ...]
     extent: int
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", found := hash((self.axes, self.extent)))
+            return found
 
     @property
     def first(self) -> str:
@@ -44,7 +60,7 @@ _DEFAULTS: dict[str, Any] = {w.name: w.default for w in WORDS}
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(_Hashed):
     """Blocks and words. The words of ``WORDS`` have a field here, so that ``schedule.stages`` has a type.
     Registered words are in ``more`` unless they have their default; read them by ``schedule.word(name)``.
     """
@@ -76,6 +92,13 @@ class Schedule:
     warps: int = _DEFAULTS["warps"]
     via: str = _DEFAULTS["via"]
     more: tuple[tuple[str, Value], ...] = ()
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            object.__setattr__(self, "_hash", found := hash(_values(self)))
+            return found
 
     def __str__(self) -> str:
         return self._text({})
@@ -134,20 +157,26 @@ class Schedule:
         return dict(self.more).get(name, by_name()[name].default)
 
     def with_words(self, **changes: Any) -> Schedule:
-        """``dataclasses.replace`` for words, including registered ones."""
-        more = {n: v for n, v in changes.items() if n not in _FIELDS and n != "blocks"}
+        """``dataclasses.replace`` for words, including registered ones; proposals are many, and this is
+        faster."""
+        more = {n: v for n, v in changes.items() if n not in _PUTS}
         if more:
             changes = {n: v for n, v in changes.items() if n not in more}
             for name in more:
                 self.word(name)  # raises if there is no such word
             kept = {**dict(self.more), **more}
             changes["more"] = tuple(sorted((n, v) for n, v in kept.items() if v != by_name()[n].default))
-        return replace(self, **changes)
+        made = object.__new__(Schedule)
+        for put, value in zip(_PUTS.values(), _values(self), strict=True):
+            put(made, value)
+        for name, value in changes.items():
+            _PUTS[name](made, value)
+        return made
 
     if not TYPE_CHECKING:  # so that mypy finds misspelled words
 
         def __getattr__(self, name: str) -> Value:
-            if name in by_name() and name not in _FIELDS:
+            if name != "_hash" and name in by_name() and name not in _FIELDS:
                 return self.word(name)
             raise AttributeError(f"a schedule has no word '{name}'")
 
@@ -175,7 +204,10 @@ class Schedule:
         return next((b for b in self.blocks if axis in b.axes), None)
 
 
-_FIELDS = frozenset(f.name for f in fields(Schedule)) - {"blocks", "more"}
+_PUTS: dict[str, Callable[[Schedule, Any], None]] = {
+    f.name: Schedule.__dict__[f.name].__set__ for f in fields(Schedule)}  # write a field of a new schedule
+_values = attrgetter(*_PUTS)
+_FIELDS = frozenset(_PUTS) - {"blocks", "more"}
 _HEAD = ("unit", "a", "b")  # printed before the other words
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
 from math import prod
 
 from transconv.compute import Axis, Compute
@@ -119,18 +118,18 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
                     via="gluon")
     transposed = transposed_bytes(schedule, compute)
-    schedule = replace(schedule, stages=_stages(m, n, k, c, 1, transposed, compute, target))
+    schedule = schedule.with_words(stages=_stages(m, n, k, c, 1, transposed, compute, target))
     if schedule.stages < (FEWEST_TURNED if transposed else FEWEST):
         return
     tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
     waves = tiles / target.sms
     yield from _persistent(schedule, m, n, k, compute, target) if waves > 1 else [schedule]
     if waves < 1:  # then several programs share each tile
-        yield replace(schedule, reduce="stream", programs=target.sms, group_m=1)
+        yield schedule.with_words(reduce="stream", programs=target.sms, group_m=1)
     parts = [int(waves * target.sms / tiles) for waves in (0.5, 1, 2, 3, 5)]
     for split in (*parts, fewest_parts(schedule, compute, target)):
         if 1 < split <= steps // 2 and c == "gather":
-            made = replace(schedule, split_k=split)
+            made = schedule.with_words(split_k=split)
             fits = tiles * split <= target.sms
             yield from [made] if fits else _persistent(made, m, n, k, compute, target)
 
@@ -139,17 +138,17 @@ def _persistent(schedule: Schedule, m: int, n: int, k: int, compute: Compute,
                 target: Target) -> Iterator[Schedule]:
     """As many programs as are needed; one consumer at each tile, or two in turns; and what all tiles of
     one multiply is kept."""
-    made = [replace(schedule, programs=needed(schedule, compute, target))]
+    made = [schedule.with_words(programs=needed(schedule, compute, target))]
     stages = _stages(m, n, k, schedule.c, 2, 0, compute, target)
     if schedule.warps == 4 and stages >= FEWEST and not transposed_bytes(schedule, compute):
-        made.append(replace(made[0], consumers=2, stages=stages))
+        made.append(made[0].with_words(consumers=2, stages=stages))
     yield from made
     if tiles_along(schedule, compute, "N") == tiles_along(schedule, compute, "B") == schedule.split_k == 1:
         for each in made:
             stays = k_steps(schedule, compute) * k * n * compute.a.tensor.dtype.bytes
             stages = _stages(m, n, k, schedule.c, each.consumers, 0, compute, target, stays)
             if stages >= FEWEST:
-                yield replace(each, keep="b", stages=stages)
+                yield each.with_words(keep="b", stages=stages)
 
 
 def _stages(m: int, n: int, k: int, c: str, consumers: int, transposed: int, compute: Compute,

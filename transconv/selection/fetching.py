@@ -4,7 +4,6 @@ kernel with ``behind=box``, and with as many of its stages as then fit shared me
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from transconv.compute import Compute, Read
 from transconv.schedule import Schedule, k_steps, why_not
@@ -20,7 +19,7 @@ def fetching(schedule: Schedule, compute: Compute, target: Target) -> Iterator[S
         return
     least = min(schedule.stages, FEWEST, max(2, k_steps(schedule, compute)))
     for stages in range(schedule.stages, least - 1, -1):
-        made = replace(schedule, behind="box", stages=stages)
+        made = schedule.with_words(behind="box", stages=stages)
         if (reason := why_not(made, compute, target)) is None:
             yield made
         if reason is None or "shared memory" not in reason:

@@ -132,7 +132,7 @@ def proposals(compute: Compute, target: Target) -> Iterator[Schedule]:
     for merge in merges(compute):
         for schedule in _products(Scheduled(compute, Schedule(merge=merge), target).grouped, target):
             if schedule.unit == "mma":
-                yield replace(schedule, merge=merge)
+                yield schedule.with_words(merge=merge)
 
 
 def merges(compute: Compute) -> list[int]:
@@ -232,7 +232,7 @@ def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
             and not compute.sums_positions
             and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")):
         over = Scheduled(compute, Schedule(pack="a.b"), target).main
-        yield from (replace(c, pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
+        yield from (c.with_words(pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
 
 
 def _summed(compute: Compute, axes: tuple[str, ...], extent: int,
@@ -263,7 +263,7 @@ def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
         if wanted:
             for schedule in _sides(Schedule(blocks, warps=warps, stages=stages), compute, target):
                 for split in splits(schedule, compute, target):
-                    yield replace(schedule, split_k=split)
+                    yield schedule.with_words(split_k=split)
 
 
 def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
@@ -274,7 +274,7 @@ def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Sch
     if "wgmma" not in target.features or not left:
         yield schedule
         return
-    yield replace(schedule, stages=1) if right else replace(schedule, swap=1)
+    yield schedule.with_words(stages=1) if right else schedule.with_words(swap=1)
     rows, _, depth = (prod(b.extent for b in schedule.blocks if compute.kind(b.axes[0]) == kind)
                       for kind in "MNK")
     if rows < WGMMA_ROWS or depth * _types(compute)[0].bits <= WGMMA_BITS:
@@ -319,19 +319,19 @@ def _box_words(blocks: tuple[Block, ...], m: int, n: int, compute: Compute,
     schedule = Schedule(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
                     stages=3 if m * n > 128 * 128 else 4)
     if why_not(schedule, compute, target):
-        schedule = replace(schedule, c="gather")
+        schedule = schedule.with_words(c="gather")
         if why_not(schedule, compute, target):
             return
     ways = [schedule]
     if m * n == 128 * 128:
-        ways.append(replace(schedule, warps=8))
+        ways.append(schedule.with_words(warps=8))
     if schedule.c == "box":  # a stage less makes room for the result
-        ways.append(replace(schedule, c="gather", stages=schedule.stages + 1))
+        ways.append(schedule.with_words(c="gather", stages=schedule.stages + 1))
     if programs(schedule, compute) > target.sms and not compute.sums_positions:
-        yield from (replace(c, programs=target.sms) for c in ways)
+        yield from (c.with_words(programs=target.sms) for c in ways)
     yield from ways
     for split in splits(schedule, compute, target)[1:]:
-        yield replace(schedule, split_k=split, c="gather")
+        yield schedule.with_words(split_k=split, c="gather")
 
 
 def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
@@ -353,8 +353,8 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
         packed = Scheduled(compute, Schedule(pack=pack), target).main
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
             found = found or why_not(schedule, packed, target) is None
-            yield replace(schedule, pack=pack)
+            yield schedule.with_words(pack=pack)
     if before and (half or not found):
         for pack in ways[-1:] if half else ways:
             for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
-                yield replace(schedule, pack=pack)
+                yield schedule.with_words(pack=pack)

@@ -59,15 +59,6 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     return made[:asked]
 
 
-def is_listed(compute: Compute, target: Target, workload: Workload) -> bool:
-    """Whether the shortlist of a computation is there, or none is kept of it."""
-    workload = workload.about(compute)
-    if _is_alone(compute, target, workload) or knobs.schedule() or registered_words():
-        return True
-    key = _key(KEPT, compute, target, workload)
-    return key in _listed or DRAWER.get(key) is not None
-
-
 def _is_alone(compute: Compute, target: Target, workload: Workload) -> bool:
     """Whether the estimate alone ranks schedules, which takes no time worth keeping."""
     return compute.does != "compute" or not workload.group(machine(target))
