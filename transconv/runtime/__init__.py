@@ -15,10 +15,12 @@ from transconv.runtime.readiness import (
     COMPILING,
     NEVER,
     Question,
+    ahead,
     collect,
     collecting,
     cores,
     expect,
+    helpers,
     is_collecting,
     is_ready,
     on_answer,
@@ -30,8 +32,8 @@ from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_s
 
 __all__ = [
     "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER", "Plan",
-    "Planned", "Prepared", "Question", "Registry", "Step", "apart", "begin", "build", "build_compute",
-    "check_indices", "collect", "collecting", "cores", "expect", "first_result", "forget", "header",
-    "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps",
-    "prepare", "quickest", "rank", "ready", "replan", "state", "unpack",
+    "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin", "build",
+    "build_compute", "check_indices", "collect", "collecting", "cores", "expect", "first_result", "forget",
+    "header", "helpers", "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan",
+    "plan_steps", "prepare", "quickest", "rank", "ready", "replan", "state", "unpack",
 ]

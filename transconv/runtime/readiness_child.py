@@ -14,7 +14,7 @@ from transconv.backend_triton import Miscompiled, pretend, serve
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.plans import Plan, Step
-from transconv.selection import shortlist, workload_of
+from transconv.selection import files_digest, shortlist, workload_of
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile
@@ -29,9 +29,14 @@ def main() -> None:
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
     """Make and compile the plan of a request; where it asks for the ``rank`` of schedules alone, these are
-    listed. In the answer, ``wrong``: kernels that failed to compile and were replaced by the next best
+    listed, and where for the ``start``, only what all need is imported. In the answer, ``wrong``: kernels that failed to compile and were replaced by the next best
     ones. Raises Unsupported if no kernel is left, and as ``build``."""
     started = time.perf_counter()
+    if job.get("start"):
+        for name in ("torch", "triton.compiler"):
+            importlib.import_module(name)
+        files_digest()
+        return {}
     importlib.import_module(job["front"])  # registers the front end's parser
     workload = workload_of(job["problem"], job["direction"], job["behind"])
     if workload is None:
