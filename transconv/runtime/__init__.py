@@ -26,6 +26,7 @@ from transconv.runtime.readiness import (
     on_answer,
     ready,
     state,
+    withdraw,
 )
 from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
@@ -36,4 +37,5 @@ __all__ = [
     "build_compute", "check_indices", "collect", "collecting", "cores", "expect", "first_result", "forget",
     "header", "helpers", "info", "is_collecting", "is_ready", "kernel_name", "on_answer", "pack", "plan",
     "plan_steps", "prepare", "quickest", "rank", "ready", "replan", "state", "unpack",
+    "withdraw",
 ]

@@ -132,6 +132,15 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None
                 _submit(question, _Asked(early=True), workers)
 
 
+def withdraw(questions: Iterable[Question]) -> None:
+    """Forget requests that were handed over ahead of need, as far as no process has begun them."""
+    with _lock:
+        for question in questions:
+            asked = _asked.get(question)
+            if asked is not None and asked.early and not asked.done and asked.take():
+                del _asked[question]
+
+
 def expect() -> None:
     """Begin to read what the first request in the background needs, in a thread of its own."""
     threading.Thread(target=files_digest, daemon=True, name="transconv-files").start()

@@ -7,7 +7,8 @@ The backward pass waits for what a process has begun and compiles the rest; it c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,35 +26,50 @@ if TYPE_CHECKING:
 
 def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags, aligned: bool,
               mode: str) -> None:
-    """Have processes compile the gradients of a checked, batched call of which no route is known, where its
-    input or weight requires them. Does nothing in other modes than ``now``, for kernels of any size, for
-    calls that torch computes, while a CUDA graph is captured, and where processes would gain nothing
-    (``runtime.helpers``)."""
-    wanted = x.requires_grad, w.requires_grad
-    if (mode != "now" or settings.sizes == "any" or not any(wanted) or not torch.is_grad_enabled()
-            or is_collecting() or execute.reasons(x, w) or execute.capturing(x.device)):
-        return
-    workers = helpers()
-    if not workers:
-        return
+    """Have processes compile the gradients of a checked, batched call of which no route is known, for the
+    tensors of input and weight that require one."""
+    if workers := processes(x, w, mode):
+        with quietly():
+            compile_ahead(_questions(params, x, w, flags, aligned), workers)
+
+
+def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
+    """How many processes may compile ahead of a call in training. None in other modes than ``now``, for
+    kernels of any size, for calls that torch computes, while a CUDA graph is captured, and where they
+    would gain nothing (``runtime.helpers``)."""
+    if (mode != "now" or settings.sizes == "any" or not (x.requires_grad or w.requires_grad)
+            or not torch.is_grad_enabled() or is_collecting() or execute.reasons(x, w)
+            or execute.capturing(x.device)):
+        return 0
+    return helpers()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """An error ends what is within ``with``: the call that needs the kernel meets it, if it is one."""
+    try:
+        yield
+    except (TransconvError, RuntimeError, OSError) as error:
+        execute.log.debug("not compiled ahead: %s", error)
+
+
+def compile_ahead(questions: Iterable[Question], workers: int) -> None:
+    """Hand questions of convolutions to processes, once each."""
     from transconv.conv import Compiled
 
-    try:
-        ahead(_questions(params, x, w, wanted, flags, aligned), Compiled, workers)
-    except (TransconvError, OSError) as error:  # the backward pass meets it, if it is one
-        execute.log.debug("nothing is compiled ahead: %s", error)
+    ahead(questions, Compiled, workers)
 
 
-def _questions(params: Params, x: torch.Tensor, w: torch.Tensor, wanted: Sequence[bool],
-               flags: execute.Flags, aligned: bool) -> Iterator[Question]:
+def _questions(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags,
+               aligned: bool) -> Iterator[Question]:
     last = shapes.channels_last_result(x, w)
     near, weight = ((tuple(t.shape), t.stride()) for t in (x, w))
     far, of_near, of_weight = (
         (shape, shapes.result_strides(shape, last))
         for shape in (shapes.output_shape(x.shape, w.shape, params), tuple(x.shape), tuple(w.shape)))
     data = Prop.FWD if params.transposed else Prop.BWD_D
-    for on, direction, tensors in ((wanted[0], data, (of_near, weight, far)),
-                                   (wanted[1], Prop.BWD_W, (near, of_weight, far))):
+    for on, direction, tensors in ((x.requires_grad, data, (of_near, weight, far)),
+                                   (w.requires_grad, Prop.BWD_W, (near, of_weight, far))):
         if on and all(far[0]):
             problem = execute.describe(x.dtype, *tensors, params, flags.math)
             yield execute.question(problem, direction, x.device, "", aligned, flags.deterministic)

@@ -21,6 +21,7 @@ from transconv.torch_ops import (
     arguments,
     autograd,
     execute,
+    following,
     library,
     routes,
     sized_entries,
@@ -107,6 +108,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
+        following.layers(given[1], input, weight, flags, settings.mode)
         route, layer = routes.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None and cast is None:
             sized_entries.note(f, input, weight, bias, rest, route, layer, flags, aligned)
