@@ -30,7 +30,8 @@ def main() -> None:
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
     """Make and compile the plan of a request; where it asks for the ``rank`` of schedules alone, these are
     listed, and where for the ``start``, only what all need is imported. In the answer,
-    ``wrong``: kernels that failed to compile and were replaced by the next best ones. Raises Unsupported if no kernel is left, and as ``build``."""
+    ``wrong``: kernels that failed to compile and were replaced by the next best ones. Raises Unsupported
+    if no kernel is left, and as ``build``."""
     started = time.perf_counter()
     if job.get("start"):
         for name in ("torch", "triton.compiler"):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from transconv.conv import Prop
-from transconv.errors import TransconvError
 from transconv.runtime import ahead, helpers, is_collecting
 from transconv.torch_ops import execute, shapes
 from transconv.torch_ops.arguments import Params
@@ -46,11 +45,12 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """An error ends what is within ``with``: the call that needs the kernel meets it, if it is one."""
+    """An error ends what is within ``with``, not the call: that, or the backward pass, meets it if it is
+    about the kernel."""
     try:
         yield
-    except (TransconvError, RuntimeError, OSError) as error:
-        execute.log.debug("not compiled ahead: %s", error)
+    except Exception as error:
+        execute.log.debug("not compiled ahead: %s", error, exc_info=True)
 
 
 def compile_ahead(questions: Iterable[Question], workers: int) -> None:
@@ -62,14 +62,14 @@ def compile_ahead(questions: Iterable[Question], workers: int) -> None:
 
 def _questions(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags,
                aligned: bool) -> Iterator[Question]:
-    last = shapes.channels_last_result(x, w)
+    last, shape = shapes.channels_last_result(x, w), shapes.output_shape(x.shape, w.shape, params)
     near, weight = ((tuple(t.shape), t.stride()) for t in (x, w))
-    far, of_near, of_weight = (
-        (shape, shapes.result_strides(shape, last))
-        for shape in (shapes.output_shape(x.shape, w.shape, params), tuple(x.shape), tuple(w.shape)))
+    of_near, of_weight = ((tuple(t.shape), shapes.result_strides(t.shape, last)) for t in (x, w))
+    # The gradient of one pixel is a sum, which torch leaves contiguous.
+    far = shape, shapes.result_strides(shape, last and any(n != 1 for n in shape[2:]))
     data = Prop.FWD if params.transposed else Prop.BWD_D
     for on, direction, tensors in ((x.requires_grad, data, (of_near, weight, far)),
                                    (w.requires_grad, Prop.BWD_W, (near, of_weight, far))):
-        if on and all(far[0]):
+        if on and all(shape):
             problem = execute.describe(x.dtype, *tensors, params, flags.math)
             yield execute.question(problem, direction, x.device, "", aligned, flags.deterministic)

@@ -12,6 +12,7 @@ the model.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -34,8 +35,8 @@ MOST_WRONG = 2  # wrong guesses after which a model is left alone
 SAME = frozenset((
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.InstanceNorm1d,
     nn.InstanceNorm2d, nn.InstanceNorm3d, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
-    nn.Dropout3d, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.LeakyReLU, nn.Mish, nn.PReLU, nn.ReLU, nn.ReLU6,
-    nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh))
+    nn.Dropout3d, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.LeakyReLU, nn.Mish, nn.PReLU, nn.ReLU,
+    nn.ReLU6, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh))
 # torch's own forward of these, on a tensor without data, tells the size.
 SIZED = frozenset((
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
@@ -60,6 +61,7 @@ class _Network:
     """The modules of a model that have no modules in them, and what was guessed of its first pass."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
         self.leaves = [weakref.ref(m) for m in model.modules() if next(m.children(), None) is None]
         self.expected: dict[int, Question] = {}
         self.given: dict[int, _Given] = {}  # the last tensor of so many channels
@@ -121,6 +123,7 @@ class _Network:
                 if not isinstance(made, torch.Tensor):  # with the places of the largest elements
                     return
                 now = now.of(tuple(made.shape), _is_last(now))
+                self.given[now.shape[1]] = now
             elif type(module) not in SAME:
                 return
 
@@ -146,12 +149,15 @@ def _layer(layer: _ConvNd, x: _Given, flags: execute.Flags) -> tuple[Question, _
                             "" if bias is None else "bias", True, flags.deterministic), y
 
 
-_networks: weakref.WeakKeyDictionary[nn.Module, _Network] = weakref.WeakKeyDictionary()
+_networks: list[_Network] = []
+_lock = threading.Lock()
 
 
 def note(model: nn.Module) -> None:
-    """Remember the modules of a converted model, as far as they live."""
-    _networks[model] = _Network(model)
+    """Remember the modules of a converted model, as long as it lives."""
+    with _lock:
+        _networks[:] = [n for n in _networks if (m := n.model()) is not None and m is not model]
+        _networks.append(_Network(model))
 
 
 def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags,
@@ -160,9 +166,9 @@ def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: execut
     as its call multiplies them. Does nothing where ``ahead.gradients`` does nothing."""
     if not _networks or not (workers := ahead.processes(x, w, mode)):
         return
-    for network in list(_networks.values()):
-        at = network.find(weight)
-        if at is not None:
-            with ahead.quietly():
+    with _lock, ahead.quietly():
+        for network in _networks:
+            at = network.find(weight)
+            if at is not None:
                 network.called(at, _Given(tuple(x.shape), x.stride(), x.dtype, x.device), flags, workers)
-            return
+                return
