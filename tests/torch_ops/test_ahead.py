@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -330,6 +331,19 @@ def test_only_the_first_pass_is_guessed(processes: Processes) -> None:
     del model
     transconv.convert_(nn.Conv2d(3, 4, 3))
     assert noted not in following._networks
+
+
+def test_where_no_process_starts_the_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError("no more processes")
+
+    monkeypatch.setattr(compilers.Child, "ask", refused)
+    answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    pool = compilers.Compilers("m", {}, 1, {"n": 0})
+    pool.submit({"n": 1}, answers.put)
+    answer = answers.get(timeout=30)
+    assert answer["died"] and "no more processes" in answer["reason"]
+    pool.close()
 
 
 # -- jobs that are taken back -----------------------------------------------------------------------

@@ -46,7 +46,7 @@ class Compilers:
 
     def _serve(self, child: Child) -> None:
         if self.first is not None:
-            child.ask(self.first, LIMIT_S)
+            _asked(child, self.first)
         while True:
             try:
                 take, job, done = self.jobs.get(timeout=IDLE_S)
@@ -59,7 +59,7 @@ class Compilers:
                 return
             if not take():
                 continue
-            answer = child.ask(job, LIMIT_S)
+            answer = _asked(child, job)
             if self.closed:
                 return
             done(answer)
@@ -71,3 +71,11 @@ class Compilers:
             children, self.children = self.children, set()
         for child in children:
             child.close()
+
+
+def _asked(child: Child, job: dict[str, Any]) -> dict[str, Any]:
+    """The child's answer; that it died, where the system starts no process."""
+    try:
+        return child.ask(job, LIMIT_S)
+    except OSError as error:
+        return {"reason": f"no process was started: {error}", "log": "", "died": True}
