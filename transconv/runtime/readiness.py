@@ -5,6 +5,7 @@
     background   if kernels are not compiled, the request is refused ("compiling") while a process compiles
                  them; later requests get the plan
     never        if kernels are not compiled, the request is refused ("compile:never")
+    text         the plan is made in this process, for somebody who reads it; nothing is compiled
 
 A process writes the plan (``kept.py``) and the machine code (Triton's cache) to disk, where later requests
 find them. Failures are remembered with their reason. If results must be deterministic, ``background`` is
@@ -106,8 +107,8 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
         raise Unsupported("compile:failed", f"{question}: {asked.reason}")
     if mode == "background" and deterministic:
         mode = "now"
-    if mode == "now" or schedule is not None or not compiles(target):
-        if asked is not None and asked.early and schedule is None:
+    if mode in ("now", "text") or schedule is not None or not compiles(target):
+        if asked is not None and asked.early and schedule is None and mode != "text":
             _wait(question, asked)
         return compiler.plan(workload, target, schedule, deterministic, kind)
     if asked is not None and not asked.done:

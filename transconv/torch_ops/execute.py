@@ -252,14 +252,7 @@ def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epi
                    aligned: bool, deterministic: bool) -> tuple[str, str]:
     """The schedule line of the plan, and why it was chosen; nothing is compiled. Unsupported, with a
     reason, if there is none."""
-    def plan() -> Compiled:
-        from transconv import runtime
-        from transconv.conv import Compiled
-
-        q = question(problem, prop, device, epilogue, aligned, deterministic)
-        return runtime.plan(q.workload, q.target, None, deterministic, Compiled)
-
-    made = or_unsupported(plan, f"{problem} {prop}")
+    made = planned(problem, prop, device, epilogue, aligned, deterministic, mode="text")
     return str(made.schedule), made.why
 
 
