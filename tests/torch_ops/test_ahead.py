@@ -4,6 +4,8 @@ converted one. Kernels are the interpreter's; stand-ins take the place of proces
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from transconv.runtime import compiler as plans
 from transconv.runtime import kept, readiness, readiness_child
 from transconv.torch_ops import ahead, execute, following
 
+counted = importlib.import_module("transconv.runtime.cores")
 X, W = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
 
 
@@ -35,7 +38,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(readiness, "compiles", lambda target: True)
     monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
-    monkeypatch.setattr(readiness, "cores", lambda: 8)
+    monkeypatch.setattr(counted, "cores", lambda: 8)
     monkeypatch.setattr(readiness, "LOOK_S", 0.01)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
     monkeypatch.setattr(Launcher, "compile", lambda self, aligned: None)
@@ -196,7 +199,7 @@ STATES: dict[str, Callable[[Any], Any]] = {
     "never": _mode("never"), "no_grad": lambda m: torch.no_grad(),
     "inference_mode": lambda m: torch.inference_mode(),
     "capture": _patched(execute, "capturing", lambda device: True),
-    "two cores": _patched(readiness, "cores", lambda: 2),
+    "two cores": _patched(counted, "cores", lambda: 2),
     "no folder": _patched(kept.DRAWER.__class__, "path", lambda self, name: None),
     "verify": _set("TRANSCONV_VERIFY", "1"), "a schedule": _set("TRANSCONV_SCHEDULE", "oc:16"),
     "eight processes": _set("LOCAL_WORLD_SIZE", "8"),
@@ -240,6 +243,16 @@ def test_kernels_of_any_size_are_left_alone(processes: Processes) -> None:
     assert ahead.processes(*leaves(), "now") == 7
     transconv.config.sizes = "any"
     assert ahead.processes(*leaves(), "now") == 0
+
+
+@pytest.mark.parametrize("text, cores", [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None),
+                                         ("900000000 100000", None), ("", None), (None, None)])
+def test_a_containers_share_of_time_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+                                           text: str | None, cores: int | None) -> None:
+    monkeypatch.setattr(counted, "QUOTA", tmp_path / "cpu.max")
+    if text is not None:
+        counted.QUOTA.write_text(text)
+    assert counted.cores() == (cores or len(os.sched_getaffinity(0)))
 
 
 def test_explaining_takes_nothing_back(processes: Processes) -> None:

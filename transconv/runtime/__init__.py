@@ -7,6 +7,7 @@ from transconv.runtime.allocator import quickest
 from transconv.runtime.apart import Apart, Copy, apart
 from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
+from transconv.runtime.cores import cores, helpers
 from transconv.runtime.first_results import first_result
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
@@ -18,9 +19,7 @@ from transconv.runtime.readiness import (
     ahead,
     collect,
     collecting,
-    cores,
     expect,
-    helpers,
     is_collecting,
     is_ready,
     on_answer,

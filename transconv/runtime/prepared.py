@@ -14,8 +14,9 @@ from typing import Any
 from transconv.backend_triton import Compilers
 from transconv.errors import TransconvError
 from transconv.runtime import compiler, kept, readiness
+from transconv.runtime.cores import cores
 from transconv.runtime.plans import Plan
-from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question, cores
+from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question
 from transconv.selection import is_listed
 
 FEW = 2  # kernels that are compiled here before a process has started

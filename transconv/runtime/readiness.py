@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from transconv import knobs
 from transconv.backend_triton import BACKENDS, Compilers
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
+from transconv.runtime.cores import cores
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
@@ -40,7 +40,6 @@ NEVER = "compile:never"
 MODULE = "transconv.runtime.readiness_child"
 START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
 FEWEST = 2  # processes that compile in the background, where there are few cores
-ENOUGH, MOST = 4, 15  # cores for which processes compile ahead, and these
 LOOK_S = 0.5  # how often who waits for a process looks whether there still is one
 SHARE = 4  # cores for each of them, where there are more: the others are the program's
 ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
@@ -276,21 +275,6 @@ def _answered(question: Question, answer: dict[str, Any]) -> None:
 def on_answer(listener: Callable[[], None]) -> None:
     """Call ``listener`` whenever a process has answered; it may run in any thread."""
     _listeners.append(listener)
-
-
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def helpers() -> int:
-    """How many processes may compile what this one will soon ask for: one for each core but its own, at
-    most ``MOST``, as far as other processes of the same launcher leave them. None with fewer than
-    ``ENOUGH`` cores, or where they could not leave what they make."""
-    share = cores() // knobs.local_processes()
-    if share < ENOUGH or not kept.keeps() or kept.DRAWER.path("plan") is None:
-        return 0
-    return min(MOST, share - 1)
 
 
 def compilers(workers: int = 0) -> Compilers:
