@@ -309,6 +309,14 @@ def test_the_memory_order_is_guessed_too(processes: Processes) -> None:
     assert transconv.stats(reset=True).native == {"fwd": 3}
 
 
+def test_a_weight_that_is_computed_ends_the_guess(processes: Processes) -> None:
+    normed = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), normed, nn.Conv2d(4, 4, 3), nn.Conv2d(4, 5, 3))
+    transconv.convert_(model)
+    model(torch.randn(1, 3, 14, 14))
+    assert forwards(processes) == ["mb1ic4ih8oc5oh6kh3"], "only behind the third"
+
+
 class Pools(nn.Module):
     """Halves its image where no module says so."""
 

@@ -71,7 +71,7 @@ class _Network:
     def find(self, weight: torch.Tensor) -> int | None:
         """The place of the layer with this weight."""
         return next((at for at, leaf in enumerate(self.leaves)
-                     if isinstance(m := leaf(), _ConvNd) and m.weight is weight), None)
+                     if isinstance(m := leaf(), _ConvNd) and m._parameters.get("weight") is weight), None)
 
     def called(self, at: int, x: _Given, flags: execute.Flags, workers: int) -> None:
         """A call of a layer whose plan is not known in this process."""
@@ -134,10 +134,10 @@ def _is_last(x: _Given) -> bool:
 
 def _layer(layer: _ConvNd, x: _Given, flags: execute.Flags) -> tuple[Question, _Given]:
     """What the call of a layer asks for, and its result. RuntimeError where the input does not fit, or is
-    padded by other than zeros."""
-    if layer.padding_mode != "zeros":
-        raise RuntimeError(layer.padding_mode)
-    w, bias = layer.weight, layer.bias
+    padded by other than zeros, or the weight is computed anew for each call."""
+    w, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
+    if w is None or layer.padding_mode != "zeros":
+        raise RuntimeError(f"the sizes behind {layer} do not follow")
     p = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, layer.stride,
                           layer.padding, layer.dilation, layer.transposed, layer.output_padding,
                           layer.groups)
