@@ -94,6 +94,17 @@ def test_the_forward_call_hands_over_its_gradients(processes: Processes, name: s
     assert directions(processes) == ["bwd_w"], "the input requires none"
 
 
+def test_training_behind_an_evaluation_hands_over_its_gradients(processes: Processes) -> None:
+    x, w = leaves()
+    for _ in range(2):
+        with torch.no_grad():
+            transconv.conv2d(x, w)
+    assert not processes.jobs
+    for _ in range(3):
+        transconv.conv2d(x, w)
+        assert directions(processes) == ["bwd_d", "bwd_w"]
+
+
 def test_the_transposed_layers_gradient_is_a_convolution(processes: Processes) -> None:
     transconv.conv_transpose2d(*leaves())
     assert directions(processes) == ["fwd", "bwd_w"]

@@ -21,6 +21,7 @@ from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.runtime import Question
+    from transconv.torch_ops.route import Route
 
 
 def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags, aligned: bool,
@@ -30,6 +31,14 @@ def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.F
     if workers := processes(x, w, mode):
         with quietly():
             compile_ahead(_questions(params, x, w, flags, aligned), workers)
+
+
+def trained(route: Route, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags, aligned: bool,
+            mode: str) -> None:
+    """``gradients`` of a forward route's first call in training, which may be a later one."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
+        route.trains = True
+        gradients(route.params, x, w, flags, aligned, mode)
 
 
 def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:

@@ -132,9 +132,9 @@ def like(tensor: torch.Tensor) -> execute.Like:
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                  flags: execute.Flags, aligned: bool, mode: str) -> Route:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
-    ahead.gradients(params, x, w, flags, aligned, mode)
     route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
+    ahead.trained(route, x, w, flags, aligned, mode)
     if all(route.shape) and whole.takes(x, w):
         route.whole = True
         return route

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.torch_ops import (
+    ahead,
     arguments,
     autograd,
     execute,
@@ -113,6 +114,8 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
         if layer is not None and cast is None:
             sized_entries.note(f, input, weight, bias, rest, route, layer, flags, aligned)
     else:
+        if not route.trains:
+            ahead.trained(route, input, weight, flags, aligned, settings.mode)
         warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                   aligned, cast)
     route.lay_out(weight)
