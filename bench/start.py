@@ -34,14 +34,15 @@ from transconv.tuning.table import Table
 if TYPE_CHECKING:
     import torch
 
-COLUMNS = ("model", "side", "start", "import_s", "prepare_s", "step1_s", "step2_s", "step3_s", "last_ms",
-           "inputs", "epoch1_s", "worst_ms", "later_s", "later_worst_ms", "elsewhere", "stopped", "cores",
-           "device", "torch", "triton", "commit")
+COLUMNS = ("model", "side", "start", "import_s", "prepare_s", "forward1_s", "step1_s", "step2_s",
+           "step3_s", "last_ms", "inputs", "epoch1_s", "worst_ms", "later_s", "later_worst_ms",
+           "elsewhere", "stopped", "cores", "device", "torch", "triton", "commit")
 KEY = ("model", "side", "start", "device")
 TORCH = (("torch", "heuristics"), ("torch", "benchmark"))
 SIDES = (*TORCH, ("transconv", "background"), ("transconv", "cold"), ("transconv", "warm"),
          ("transconv", "prepare"), ("transconv", "prepared"))
 VARYING = (*TORCH, ("transconv", "prepare"), ("transconv", "prepared"), ("transconv", "background"))
+STARTS = tuple(s for _, s in SIDES)
 EPOCHS = ("audio", "detection")  # models with inputs of varying size
 STEPS = 20
 SHARE = 0.6  # of the time that is left, at most, for one row: the others are to have some
@@ -52,6 +53,8 @@ Tell = Callable[[Found], None]  # what a row has so far
 
 def arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument("--models", default="resnet50", help=f"of {', '.join((*models.NAMES, *EPOCHS))}")
+    to.add_argument("--starts", default="", help=f"of {', '.join(STARTS)} (default: all); warm and "
+                    "prepared begin with what cold and prepare left in the same run")
     to.add_argument("--small", action="store_true", help="sizes for a CPU, where torch computes")
     to.add_argument("--limit", type=ranges.seconds, default=600, help="seconds in all (default: 600)")
 
@@ -64,6 +67,9 @@ def main(options: argparse.Namespace) -> int:
     table = Table(Path(options.out) / f"{short(versions['device'])}_start.csv", COLUMNS, KEY)
     table.drop(("after",), "stopped")  # there may be more time
     names = options.models.split(",")
+    starts = options.starts.split(",") if options.starts else STARTS
+    if unknown := [s for s in starts if s not in STARTS]:
+        raise ValueError(f"start '{unknown[0]}' is unknown; expected one of: {', '.join(STARTS)}")
     for name in names:
         if name not in EPOCHS:
             models.size_of(name, options.small)
@@ -71,11 +77,11 @@ def main(options: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory(prefix="bench-start-", ignore_cleanup_errors=True) as place:
             for side, start in VARYING if name in EPOCHS else SIDES:
                 row = {"model": name, "side": side, "start": start, **versions}
-                if table.has(row) or (left := end - time.monotonic()) < 5:
+                if start not in starts or table.has(row) or (left := end - time.monotonic()) < 5:
                     continue
                 found = one(name, options.small, side, start, place, SHARE * left)
                 failed += "error" in found
-                print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:17]
+                print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:18]
                                or k == "error"), flush=True)
                 if found.keys() - {"error", "stopped"}:
                     table.add({**row, **found})
@@ -163,11 +169,15 @@ def _steps(name: str, small: bool, start: str, device: str,
         image = image.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
+    seconds: list[float] = []
+
     def step() -> float:
         _wait(device)
         at = time.perf_counter()
         with torch.autocast(device, torch.bfloat16):
             loss = model(image).float().square().mean()
+        if not seconds:  # the host's time: the device may still be at work
+            tell({"forward1_s": round(time.perf_counter() - at, 4)})
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -179,7 +189,6 @@ def _steps(name: str, small: bool, start: str, device: str,
         with torch.autocast(device, torch.bfloat16):
             transconv.prepare(model, image, progress=False)
         tell({"prepare_s": round(time.perf_counter() - at, 3)})
-    seconds: list[float] = []
     for number in range(1, STEPS + 1):
         seconds.append(step())
         if number <= 3:

@@ -43,9 +43,11 @@ class Processes:
 
     def __init__(self, *_: Any) -> None:
         self.jobs: list[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = []
+        self.begun = False  # whether processes work on them, so that none can be taken back
 
-    def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
+    def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> Callable[[], bool]:
         self.jobs.append((job, done))
+        return lambda: not self.begun
 
     def answer(self, **said: Any) -> None:
         for _, done in self.jobs:

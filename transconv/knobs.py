@@ -198,6 +198,12 @@ def child_environment(changes: Mapping[str, str | None], python_path: str) -> di
     return made
 
 
+def local_processes() -> int:
+    """How many processes of one program a launcher such as torchrun has started on this machine."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
 def table() -> str:
     """All knobs as a Markdown table, for the documentation."""
     rows = [f"| `{k.name}` | {k.legal} | {f'`{k.default}`' if k.default else 'not set'} "

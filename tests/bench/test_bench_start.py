@@ -63,12 +63,17 @@ def test_rows_are_written_as_they_come_and_not_measured_again(
         return {"epoch1_s": 2.5} if side == "torch" else {"error": "TimeoutExpired"}
 
     monkeypatch.setattr(start, "one", one)
-    options = Namespace(models="audio", small=True, limit=50, out=str(tmp_path))
+    options = Namespace(models="audio", starts="", small=True, limit=50, out=str(tmp_path))
     assert start.main(options) == 1 and asked == list(start.VARYING)
     (path,) = tmp_path.iterdir()
     assert [r["start"] for r in read(path)] == ["heuristics", "benchmark"]
     asked.clear()
     start.main(options)
     assert asked == [s for s in start.VARYING if s[0] == "transconv"], "rows that are there are kept"
+    asked.clear()
+    start.main(Namespace(**{**vars(options), "starts": "prepared,background"}))
+    assert asked == [("transconv", "prepared"), ("transconv", "background")]
+    with pytest.raises(ValueError, match="lukewarm"):
+        start.main(Namespace(**{**vars(options), "starts": "lukewarm"}))
     with pytest.raises(ValueError, match="nothing"):
         start.main(Namespace(**{**vars(options), "models": "nothing"}))

@@ -14,7 +14,8 @@ import torch
 import transconv
 from transconv.backend_triton import compiled
 from transconv.conv import compiler
-from transconv.runtime import readiness, verdicts
+from transconv.runtime import compiler as plans
+from transconv.runtime import cores, readiness, verdicts
 
 pytestmark = pytest.mark.gpu
 
@@ -57,6 +58,29 @@ def test_background_stalls_nobody_and_switches() -> None:
         time.sleep(0.05)
     torch.testing.assert_close(made, torch.conv2d(x, w, padding=1), rtol=2e-2, atol=1e-1)
     assert transconv.stats().fallback["compiling"] > 0 and longest < 0.5
+
+
+@pytest.mark.skipif(cores() < 4, reason="needs four cores")
+def test_the_backward_pass_of_a_first_step_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(64, 64, 3, bias=False), torch.nn.BatchNorm2d(64), torch.nn.ReLU(),
+        torch.nn.Conv2d(64, 128, 3, stride=2), torch.nn.Conv2d(128, 64, 1))
+    model.to("cuda", torch.bfloat16, memory_format=torch.channels_last)
+    x, _ = layer(31)
+    far = torch.randn_like(model(x))
+    want = torch.autograd.grad(model(x), [*model.parameters()], far)
+    transconv.convert_(model)
+    transconv.config.fallback = "error"
+    y = model(x)
+    begun = time.monotonic()
+    while not all(asked.done for asked in list(readiness._asked.values())):
+        assert time.monotonic() - begun < LIMIT_S
+        time.sleep(0.05)
+    assert len(readiness._asked) >= 5, "a gradient of the first layer, two of each other"
+    monkeypatch.setattr(plans, "build", None)
+    found = torch.autograd.grad(y, [*model.parameters()], far)
+    for made, right in zip(found, want, strict=True):
+        torch.testing.assert_close(made, right, rtol=5e-2, atol=5e-2 * right.abs().max().item())
 
 
 def test_a_child_compiles_what_the_launch_looks_for() -> None:

@@ -7,6 +7,7 @@ from transconv.runtime.allocator import quickest
 from transconv.runtime.apart import Apart, Copy, apart
 from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
+from transconv.runtime.cores import cores, helpers
 from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.first_results import first_result
 from transconv.runtime.operands import check_indices
@@ -16,24 +17,25 @@ from transconv.runtime.readiness import (
     COMPILING,
     NEVER,
     Question,
+    ahead,
     collect,
     collecting,
-    cores,
     expect,
     is_collecting,
     is_ready,
     on_answer,
     ready,
     state,
+    withdraw,
 )
 from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
     "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER",
-    "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "apart", "begin", "build",
-    "build_compute", "check_indices", "collect", "collecting", "cores", "estimated", "expect",
-    "first_result", "forget", "header", "info", "is_collecting", "is_estimated", "is_ready",
-    "kernel_name", "on_answer", "pack", "plan", "plan_steps", "prepare", "quickest", "rank",
-    "ready", "replan", "state", "unpack",
+    "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
+    "build", "build_compute", "check_indices", "collect", "collecting", "cores", "estimated",
+    "expect", "first_result", "forget", "header", "helpers", "info", "is_collecting",
+    "is_estimated", "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps",
+    "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
 ]

@@ -1,9 +1,11 @@
 """Beside the compiler. Plans whose kernels are compiled, and processes that compile in the background.
 
-    now          the plan is made and its kernels are compiled in this process
+    now          the plan is made and its kernels are compiled in this process, unless a process has begun
+                 to do so ahead of the request (``ahead``), for which it then waits
     background   if kernels are not compiled, the request is refused ("compiling") while a process compiles
                  them; later requests get the plan
     never        if kernels are not compiled, the request is refused ("compile:never")
+    text         the plan is made in this process, for somebody who reads it; nothing is compiled
 
 A process writes the plan (``kept.py``) and the machine code (Triton's cache) to disk, where later requests
 find them. Failures are remembered with their reason. If results must be deterministic, ``background`` is
@@ -18,13 +20,14 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from transconv.backend_triton import BACKENDS, Compilers
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
+from transconv.runtime.cores import cores
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
@@ -35,7 +38,9 @@ COMPILING = "compiling"
 NEVER = "compile:never"
 """The reason why torch computes a call whose kernel is not compiled, with mode ``never``."""
 MODULE = "transconv.runtime.readiness_child"
+START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
 FEWEST = 2  # processes that compile in the background, where there are few cores
+LOOK_S = 0.5  # how often who waits for a process looks whether there still is one
 SHARE = 4  # cores for each of them, where there are more: the others are the program's
 ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
                "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
@@ -68,12 +73,17 @@ class Question:
 @dataclass(slots=True)
 class _Asked:
     """The state of a request that a process compiles: whether it is done, why it failed, whether a
-    missing record was logged (``told``), and whether the process ``died`` of it."""
+    missing record was logged (``told``), whether the process ``died`` of it, whether it was
+    handed over ahead of the request (``early``); ``take`` is the pool's, ``ended`` is set when it is
+    done."""
 
     done: bool = False
     reason: str = ""
     told: bool = False
     died: bool = False
+    early: bool = False
+    take: Callable[[], bool] = lambda: False
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 _lock = threading.Lock()
@@ -96,7 +106,9 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
         raise Unsupported("compile:failed", f"{question}: {asked.reason}")
     if mode == "background" and deterministic:
         mode = "now"
-    if mode == "now" or schedule is not None or not compiles(target):
+    if mode in ("now", "text") or schedule is not None or not compiles(target):
+        if asked is not None and asked.early and schedule is None and mode != "text":
+            _wait(question, asked)
         return compiler.plan(workload, target, schedule, deterministic, kind)
     if asked is not None and not asked.done:
         raise Unsupported(COMPILING, "a process compiles it")
@@ -106,6 +118,27 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     if mode == "never":
         raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
     return _begin(question, kind)
+
+
+def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None:
+    """Have processes, at most ``workers``, compile the kernels of requests that are about to be made and
+    have none. Failures are forgotten: whoever makes the request compiles, and meets the same error."""
+    for question in questions:
+        if question in _asked or not compiles(question.target) or _there(question, kind) is not None:
+            continue
+        with _lock:
+            if question not in _asked:
+                log.debug("compiling ahead: %s", question)
+                _submit(question, _Asked(early=True), workers)
+
+
+def withdraw(questions: Iterable[Question]) -> None:
+    """Forget requests that were handed over ahead of need, as far as no process has begun them."""
+    with _lock:
+        for question in questions:
+            asked = _asked.get(question)
+            if asked is not None and asked.early and not asked.done and asked.take():
+                del _asked[question]
 
 
 def expect() -> None:
@@ -187,9 +220,9 @@ def _begin(question: Question, kind: type[Made]) -> Made:
     with _lock:
         asked = _asked.get(question)
         if asked is None:
-            asked = _asked[question] = _Asked()
+            asked = _Asked()
             log.info("compiling in the background: %s", question)
-            compilers().submit(question.job, lambda answer: _answered(question, answer))
+            _submit(question, asked)
     if not asked.done:
         raise Unsupported(COMPILING, "a process compiles it")
     if asked.reason:
@@ -201,17 +234,40 @@ def _begin(question: Question, kind: type[Made]) -> Made:
     return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
 
 
+def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
+    """Give a request to a process; the caller has the lock."""
+    _asked[question] = asked
+    asked.take = compilers(workers).submit(question.job, lambda answer: _answered(question, answer))
+
+
+def _wait(question: Question, asked: _Asked) -> None:
+    """Until a process has compiled a request; not if none has begun, as it is then compiled here."""
+    if asked.done:
+        return
+    if asked.take():
+        with _lock:
+            _asked.pop(question, None)
+        return
+    while not asked.ended.wait(LOOK_S) and _asked.get(question) is asked:
+        pass  # the processes may have been ended
+
+
 def _answered(question: Question, answer: dict[str, Any]) -> None:
     asked = _asked.get(question)
     if asked is None:
         return
     compiler.adopt(answer)
-    asked.reason = str(answer.get("reason", ""))
-    if asked.reason:
-        log.warning("not compiled: %s: %s", question, asked.reason)
+    reason = str(answer.get("reason", ""))
+    if asked.early and reason:
+        log.info("not compiled ahead: %s: %s", question, reason)
+        with _lock:
+            _asked.pop(question, None)
+    elif reason:
+        log.warning("not compiled: %s: %s", question, reason)
     else:
         log.info("compiled: %s in %.1f s", question, answer.get("seconds", 0.0))
-    asked.done = True
+    asked.reason, asked.done = reason, True
+    asked.ended.set()
     for listener in _listeners:
         listener()
 
@@ -221,18 +277,13 @@ def on_answer(listener: Callable[[], None]) -> None:
     _listeners.append(listener)
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def compilers(workers: int = 0) -> Compilers:
     """The processes: as many as ``workers`` (0: as compile beside a program), if there are as many
     jobs."""
     global _pool
     workers = workers or max(FEWEST, cores() // SHARE)
     if _pool is None:
-        _pool = Compilers(MODULE, ENVIRONMENT, workers)
+        _pool = Compilers(MODULE, ENVIRONMENT, workers, START)
     _pool.workers = workers
     return _pool
 

@@ -15,7 +15,7 @@ from transconv.errors import TransconvError, Unsupported
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.estimates import estimated
 from transconv.runtime.plans import Plan, Step
-from transconv.selection import workload_of
+from transconv.selection import files_digest, workload_of
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile
@@ -30,9 +30,15 @@ def main() -> None:
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
     """Make and compile the plan of a request; where it asks for the ``rank`` of schedules alone, these are
-    listed, and their time is estimated. In the answer, ``wrong``: kernels that failed to compile and were
-    replaced by the next best ones. Raises Unsupported if no kernel is left, and as ``build``."""
+    listed, and their time is estimated; where for the ``start``, only what all need is imported. In the
+    answer, ``wrong``: kernels that failed to compile and were replaced by the next best ones. Raises
+    Unsupported if no kernel is left, and as ``build``."""
     started = time.perf_counter()
+    if job.get("start"):
+        for name in ("torch", "triton.compiler"):
+            importlib.import_module(name)
+        files_digest()
+        return {}
     importlib.import_module(job["front"])  # registers the front end's parser
     workload = workload_of(job["problem"], job["direction"], job["behind"])
     if workload is None:

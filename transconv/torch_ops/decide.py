@@ -15,7 +15,7 @@ import torch
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING, NEVER, apart, is_collecting
-from transconv.torch_ops import any_size, arguments, execute, shapes, stats, whole
+from transconv.torch_ops import ahead, any_size, arguments, execute, shapes, stats, whole
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import BackwardRoutes, Route
 from transconv.torch_ops.settings import settings
@@ -131,9 +131,10 @@ def like(tensor: torch.Tensor) -> execute.Like:
 
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                  flags: execute.Flags, aligned: bool, mode: str) -> Route:
-    """Decide who computes a checked forward call."""
+    """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
     route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
+    ahead.trained(route, x, w, flags, aligned, mode)
     if all(route.shape) and whole.takes(x, w):
         route.whole = True
         return route

@@ -18,9 +18,11 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
 from transconv.torch_ops import (
+    ahead,
     arguments,
     autograd,
     execute,
+    following,
     library,
     routes,
     sized_entries,
@@ -107,10 +109,13 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
+        following.layers(given[1], input, weight, flags, settings.mode)
         route, layer = routes.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None and cast is None:
             sized_entries.note(f, input, weight, bias, rest, route, layer, flags, aligned)
     else:
+        if not route.trains:
+            ahead.trained(route, input, weight, flags, aligned, settings.mode)
         warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                   aligned, cast)
     route.lay_out(weight)

@@ -250,9 +250,9 @@ def or_unsupported(make: Callable[[], Made], title: str) -> Made:
 
 def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
                    aligned: bool, deterministic: bool) -> tuple[str, str]:
-    """The schedule line of the plan, and why it was chosen. Unsupported, with a reason, if there is
-    none."""
-    made = planned(problem, prop, device, epilogue, aligned, deterministic)
+    """The schedule line of the plan, and why it was chosen; nothing is compiled. Unsupported, with a
+    reason, if there is none."""
+    made = planned(problem, prop, device, epilogue, aligned, deterministic, mode="text")
     return str(made.schedule), made.why
 
 

@@ -15,7 +15,7 @@ import torch
 from transconv.compute import table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
-from transconv.torch_ops import arguments, execute, route, routes, shapes
+from transconv.torch_ops import ahead, arguments, execute, route, routes, shapes
 from transconv.torch_ops.decide import PASSING, compile_route, make_forward, settle
 from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import ALIGNMENT, Route, Run
@@ -91,6 +91,7 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
     shape = shapes.output_shape(x.shape, w.shape, params)
     made = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation, b is not None)
     if not execute.reasons(x, w):
+        ahead.gradients(params, x, w, flags, aligned, mode)
         words = [word for word, on in (("bias", b is not None), ("res", res is not None),
                                        (activation, bool(activation))) if on]
         try:

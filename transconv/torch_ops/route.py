@@ -62,6 +62,7 @@ class Route:
         "stands_in",
         "start",
         "strides",
+        "trains",
         "types",
         "whole",
     )
@@ -82,6 +83,7 @@ class Route:
         self.registry: Registry | None = None  # where sizes are arguments of its kernel
         self.whole = False  # of integers, for which another route is found
         self.stands_in = False  # until another kernel has been compiled
+        self.trains = False  # a call asked for gradients, which were then compiled ahead
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
         self.aligned = False
@@ -216,7 +218,7 @@ class Route:
         made.shape, made.strides, made.near, made.far = shape, strides, self.near, self.far
         made.types, made.aligned, made.registry = self.types, self.aligned, self.registry
         made.compiled, made.device, made.halves, made.reason = compiled, device, None, ""
-        made.whole = made.stands_in = made.adds_bias = made.copies_bias = False
+        made.whole = made.stands_in = made.trains = made.adds_bias = made.copies_bias = False
         made.functions, made.gradients, made.calls = {}, {}, 0
         made.start = _STARTS.get(count, _more)(self, shape, strides, begin, dtype)
         return made

@@ -1,0 +1,174 @@
+"""The layers of a converted model that are about to be called: processes compile their kernels meanwhile.
+
+In the first training step of a model that `convert_` converted, a layer's call tells the sizes of those
+behind it: they follow through torch's own modules, in the order in which the model registered them. No
+code of the model and no hook runs for that. Where a size does not follow (a module of another kind, an
+image of one pixel), the guess ends, and the next layer that was not guessed begins it anew.
+
+A guess may be wrong, as the model's own code is not looked at. That costs processor time alone: calls
+ask for what they need. A wrong one takes back what no process has begun, and the second ends guessing for
+the model.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from transconv.conv import Prop
+from transconv.runtime import withdraw
+from transconv.torch_ops import ahead, arguments, execute, shapes
+from transconv.torch_ops.arguments import Ints
+
+if TYPE_CHECKING:
+    from transconv.runtime import Question
+
+MOST_WRONG = 2  # wrong guesses after which a model is left alone
+# Results are of the input's size. Exact classes, as a subclass may do anything.
+SAME = frozenset((
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.InstanceNorm1d,
+    nn.InstanceNorm2d, nn.InstanceNorm3d, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
+    nn.Dropout3d, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.LeakyReLU, nn.Mish, nn.PReLU, nn.ReLU,
+    nn.ReLU6, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh))
+# torch's own forward of these, on a tensor without data, tells the size.
+SIZED = frozenset((
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ZeroPad2d, nn.ReflectionPad1d,
+    nn.ReflectionPad2d, nn.ReplicationPad2d, nn.Upsample, nn.PixelShuffle))
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What the input of a layer is like."""
+
+    shape: Ints
+    strides: Ints
+    dtype: torch.dtype
+    device: torch.device
+
+    def of(self, shape: Ints, channels_last: bool) -> _Given:
+        return replace(self, shape=shape, strides=shapes.result_strides(shape, channels_last))
+
+
+class _Network:
+    """The modules of a model that have no modules in them, and what was guessed of its first pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
+        self.leaves = [weakref.ref(m) for m in model.modules() if next(m.children(), None) is None]
+        self.expected: dict[int, Question] = {}
+        self.given: dict[int, _Given] = {}  # the last tensor of so many channels
+        self.seen: set[int] = set()
+        self.wrong = 0
+
+    def find(self, weight: torch.Tensor) -> int | None:
+        """The place of the layer with this weight."""
+        return next((at for at, leaf in enumerate(self.leaves)
+                     if isinstance(m := leaf(), _ConvNd) and m._parameters.get("weight") is weight), None)
+
+    def called(self, at: int, x: _Given, flags: execute.Flags, workers: int) -> None:
+        """A call of a layer whose plan is not known in this process."""
+        layer = self.leaves[at]()
+        assert isinstance(layer, _ConvNd)
+        if at in self.seen:  # of other sizes: the first pass is over
+            self._end()
+            return
+        self.seen.add(at)
+        question, y = _layer(layer, x, flags)
+        guessed = self.expected.pop(at, None)
+        if guessed == question:
+            return
+        if guessed is not None:
+            self.wrong += 1
+            withdraw(self.expected.values())
+            self.expected.clear()
+        if self.wrong == MOST_WRONG:
+            self._end()
+            return
+        self.given[x.shape[1]], self.given[y.shape[1]] = x, y
+        self.expected |= self._following(at, y, flags)
+        ahead.compile_ahead(self.expected.values(), workers)
+
+    def _end(self) -> None:
+        withdraw(self.expected.values())
+        self.expected.clear()
+        self.leaves.clear()
+
+    def _following(self, at: int, now: _Given, flags: execute.Flags) -> Iterator[tuple[int, Question]]:
+        """The layers behind one whose result is ``now``, with what their calls will ask for."""
+        for place in range(at + 1, len(self.leaves)):
+            module = self.leaves[place]()
+            if all(n == 1 for n in now.shape[2:]):
+                return
+            if isinstance(module, _ConvNd):
+                channels = module.in_channels
+                if now.shape[1] != channels:  # of an earlier tensor, as in a shortcut, or of several
+                    now = self.given.get(channels) or now.of(
+                        (now.shape[0], channels, *now.shape[2:]), _is_last(now))
+                try:
+                    question, now = _layer(module, now, flags)
+                except RuntimeError:  # it does not fit
+                    return
+                self.given[now.shape[1]] = now
+                yield place, question
+            elif module is not None and type(module) in SIZED:
+                made = type(module).forward(module, torch.empty(now.shape, device="meta"))
+                if not isinstance(made, torch.Tensor):  # with the places of the largest elements
+                    return
+                now = now.of(tuple(made.shape), _is_last(now))
+                self.given[now.shape[1]] = now
+            elif type(module) not in SAME:
+                return
+
+
+def _is_last(x: _Given) -> bool:
+    return shapes.suggests_channels_last(x.shape, x.strides)
+
+
+def _layer(layer: _ConvNd, x: _Given, flags: execute.Flags) -> tuple[Question, _Given]:
+    """What the call of a layer asks for, and its result. RuntimeError where the input does not fit, or is
+    padded by other than zeros, or the weight is computed anew for each call."""
+    w, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
+    if w is None or layer.padding_mode != "zeros":
+        raise RuntimeError(f"the sizes behind {layer} do not follow")
+    p = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, layer.stride,
+                          layer.padding, layer.dilation, layer.transposed, layer.output_padding,
+                          layer.groups)
+    weight = tuple(w.shape), w.stride()
+    last = _is_last(x) or shapes.suggests_channels_last(*weight)
+    y = x.of(shapes.output_shape(x.shape, w.shape, p), last)
+    problem = execute.describe(x.dtype, (x.shape, x.strides), weight, (y.shape, y.strides), p, flags.math)
+    return execute.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
+                            "" if bias is None else "bias", True, flags.deterministic), y
+
+
+_networks: list[_Network] = []
+_lock = threading.Lock()
+
+
+def note(model: nn.Module) -> None:
+    """Remember the modules of a converted model, as long as it lives."""
+    with _lock:
+        _networks[:] = [n for n in _networks if (m := n.model()) is not None and m is not model]
+        _networks.append(_Network(model))
+
+
+def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags,
+           mode: str) -> None:
+    """Have processes compile the kernels of the layers behind the one with this ``weight``. ``x``, ``w``:
+    as its call multiplies them. Does nothing where ``ahead.gradients`` does nothing."""
+    if not _networks or not (workers := ahead.processes(x, w, mode)):
+        return
+    with _lock, ahead.quietly():
+        for network in _networks:
+            at = network.find(weight)
+            if at is not None:
+                network.called(at, _Given(tuple(x.shape), x.stride(), x.dtype, x.device), flags, workers)
+                return
