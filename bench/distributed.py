@@ -25,8 +25,8 @@ from transconv.tuning.table import Row, Table, number
 
 NAMES = ("unet3d", "wan", "weather", "volume")
 SIDES = ("plain", "sharded")
-COLUMNS = ("model", "side", "ranks", "ms", "host_ms", "exchange_ms", "peak_mb", "rmse", "gradient_rmse",
-           "ours", "start_s", "says", "error", "device", "torch", "triton", "commit")
+COLUMNS = ("model", "side", "ranks", "ms", "host_ms", "exchange_ms", "received_mb", "peak_mb", "rmse",
+           "gradient_rmse", "ours", "start_s", "says", "error", "device", "torch", "triton", "commit")
 KEY = ("model", "side", "ranks")
 
 
@@ -109,8 +109,9 @@ def line(row: Row) -> str:
 
 
 def distributed_table(rows: list[Row]) -> str:
-    """A line for each network: times on one rank and several, their ratio, exchanges that are not hidden,
-    peak memory of a rank and its share of one process's, errors against one process."""
+    """A line for each network: times on one rank and several, their ratio, megabytes of rows that the rank
+    with the most receives in a step, exchanges that are not hidden, peak memory of a rank and its share of
+    one process's, errors against one process."""
     cells = []
     for model in dict.fromkeys(r["model"] for r in rows):
         own = [r for r in rows if r["model"] == model]
@@ -123,12 +124,13 @@ def distributed_table(rows: list[Row]) -> str:
             cells.append([
                 model, row["ranks"], _said(one), _said(mesh), _said(row),
                 two_digits(base / ms if base and ms else None),
-                f"{_of(row, 'exchange_ms') or 0:.2f}",
+                *("-" if n is None else f"{n:.{digits}f}" for n, digits in (
+                    (_of(row, "received_mb"), 1), (_of(row, "exchange_ms"), 2))),
                 " → ".join("-" if m is None else f"{m:.0f}" for m in memory),
                 two_digits(memory[1] / memory[0] if memory[0] and memory[1] else None),
                 *("-" if e is None else f"{e:.1e}" for e in errors)])
     return markdown(["network", "ranks", "one process ms", "mesh of one ms", "sharded ms", "times as fast",
-                     "exchange ms", "peak MB", "share", "RMSE", "RMSE of gradients"], cells)
+                     "MB received", "exchange ms", "peak MB", "share", "RMSE", "RMSE of gradients"], cells)
 
 
 def _of(row: Row, column: str) -> float | None:

@@ -150,6 +150,24 @@ class Run:
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return most.item()
 
+    def received(self) -> float:
+        """Megabytes of rows of other ranks that come in a step, to the rank with the most."""
+        real, bytes_ = transfer._batch, 0
+
+        def counted(requests: list[Any]) -> list[Any]:
+            nonlocal bytes_
+            bytes_ += sum(r.tensor.nbytes for r in requests if r.op is transfer._receive)
+            return list(real(requests))
+
+        transfer._batch = counted
+        try:
+            self.step()
+        finally:
+            transfer._batch = real
+        most = torch.tensor(bytes_ / 1e6, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return most.item()
+
     def numbers(self) -> dict[str, Tensor]:
         """Samples of a step's result and gradients, on rank 0."""
         found = {"result": self.step()}
@@ -197,6 +215,7 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     row["host_ms"] = run.host()
     row["peak_mb"] = run.peak()
     if ranks > 1:
+        row["received_mb"] = run.received()
         with no_rows():
             run.step()
             row["exchange_ms"] = row["ms"] - run.milliseconds(seconds / 2)
