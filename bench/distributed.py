@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from bench.environment import ROOT, at_hand, device_name, versions, worker_environment
@@ -86,16 +87,37 @@ def measured(row: Row, options: argparse.Namespace, device: str) -> Row:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
         text = Path(target.name).read_text()
     if text:
         return dict(json.loads(text))
     return {"error": f"timeout: {options.limit:.0f} s" if code is None else f"crash: exit code {code}"}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun and what it started, each in a session of its own."""
+    if process.poll() is not None:
+        return
+    begun = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    for pid in (process.pid, *begun):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process began, and theirs; none where the system does not list them."""
+    parents: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(place.parent.name)] = int(place.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for at in found:  # which grows
+        found += [child for child, parent in parents.items() if parent == at]
+    return found[1:]
 
 
 def line(row: Row) -> str:

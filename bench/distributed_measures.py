@@ -264,10 +264,10 @@ def main() -> None:
         row = measure(**payload)
     except torch.OutOfMemoryError as error:
         row = {"error": f"out of memory: {str(error).splitlines()[0][:120]}"}
+        Path(target).write_text(json.dumps(row))  # of any rank
+        os._exit(3)  # torchrun then ends the others, which may wait for this rank
     if rank == 0:
         Path(target).write_text(json.dumps(row))
-    if "error" in row and row["error"]:
-        os._exit(0)  # the others may wait for this rank
     dist.destroy_process_group()
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
@@ -45,7 +49,7 @@ def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(distributed, "measured", measured)
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     out = capsys.readouterr().out
-    assert "| unet3d | 2 | 30 | not run | 15 | 2.00 | 0.00 | 600 → 300 | 0.50 |" in out
+    assert "| unet3d | 2 | 30 | not run | 15 | 2.00 | - | - | 600 → 300 | 0.50 |" in out
     assert "out of memory" in out.splitlines()[-1]
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     assert asked == ["unet3d1", "unet3d2", "volume1", "volume2"]
@@ -55,3 +59,29 @@ def test_a_row_that_takes_too_long(tmp_path: Path) -> None:
     words = ("--models", "unet3d", "--limit", "0.5", "--cache", str(tmp_path / "cache"))
     assert run(tmp_path, *words) == 1
     assert all(r["error"].startswith("timeout") for r in read(tmp_path / "cpu_distributed.csv"))
+
+
+def test_all_processes_of_a_row_end() -> None:
+    """Those of a session of their own, and those that ignore SIGTERM."""
+    deaf = ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); "
+            "time.sleep(60)")
+    script = ("import subprocess, sys, signal\n"
+              "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+              f"child = subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=subprocess.PIPE, "
+              "start_new_session=True)\n"
+              "child.stdout.readline(); print(child.pid, flush=True); child.wait()")
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert distributed.descendants(process.pid) == [child]
+    distributed._end(process)
+    assert process.returncode == 1
+    for _ in range(100):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError("the child lives")
