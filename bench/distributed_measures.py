@@ -14,8 +14,6 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -28,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import transconv
 from bench.distributed_models import MODELS
-from transconv.distributed import transfer
+from bench.distributed_watching import no_rows, nothing_computed, rows_counted
 from transconv.distributed.halo import shards
 
 Tensor = torch.Tensor
@@ -152,19 +150,9 @@ class Run:
 
     def received(self) -> float:
         """Megabytes of rows of other ranks that come in a step, to the rank with the most."""
-        real, bytes_ = transfer._batch, 0
-
-        def counted(requests: list[Any]) -> list[Any]:
-            nonlocal bytes_
-            bytes_ += sum(r.tensor.nbytes for r in requests if r.op is transfer._receive)
-            return list(real(requests))
-
-        transfer._batch = counted
-        try:
+        with rows_counted() as counted:
             self.step()
-        finally:
-            transfer._batch = real
-        most = torch.tensor(bytes_ / 1e6, device=self.device)
+        most = torch.tensor(sum(counted) / 1e6, device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return most.item()
 
@@ -182,17 +170,6 @@ def _sampled(t: Any) -> Tensor:
     return flat[::max(1, flat.numel() // SAMPLES)].double().cpu()
 
 
-@contextmanager
-def no_rows() -> Iterator[None]:
-    """Convolutions send nothing and wait for nothing; results are wrong."""
-    real = transfer._batch
-    transfer._batch = lambda requests: []
-    try:
-        yield
-    finally:
-        transfer._batch = real
-
-
 def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds: float,
             folder: str) -> Row:
     """The row of a network. ``folder``: where one process leaves its numbers, with which the others are
@@ -203,7 +180,7 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     began = time.perf_counter()
     if device == "cuda":
         workers = max(1, (os.cpu_count() or 2) // dist.get_world_size())
-        with run.autocast():
+        with run.autocast(), nothing_computed():
             prepared = transconv.prepare(run.model, run.x, workers=workers, progress=False)
         told(str(prepared).replace("\n", "; ")[:300])
         told(f"prepared in {time.perf_counter() - began:.0f} s")

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bench import distributed
+from bench import distributed, distributed_watching
+from transconv.torch_ops import execute
+from transconv.torch_ops.arguments import Params
 from transconv.tuning.table import read
 
 
@@ -53,6 +56,26 @@ def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.M
     assert "out of memory" in out.splitlines()[-1]
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     assert asked == ["unet3d1", "unet3d2", "volume1", "volume2"]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_results_that_nothing_computed_look_like_torchs(transposed: bool) -> None:
+    x, bias = torch.randn(2, 4, 9, 7).to(memory_format=torch.channels_last), torch.randn(6)
+    w = torch.randn(*((4, 6) if transposed else (6, 4)), 3, 2)
+    p = Params((2, 1), (1, 0) if transposed else (1, 0, 0, 1), (1, 1), transposed, (1, 0)[:2 * transposed]
+               or (0, 0), 1)
+
+    def answers() -> list[torch.Tensor]:
+        y = execute.aten_forward(x, w, bias, p)
+        return [y, *(t for t in execute.aten_backward(y, x, w, p, (True, True, True)) if t is not None)]
+
+    def looks(t: torch.Tensor) -> Any:
+        return t.shape, t.dtype
+
+    with distributed_watching.nothing_computed():
+        empty = answers()
+    assert list(map(looks, empty)) == list(map(looks, answers())) and len(empty) == 4
+    assert execute.aten_forward.__module__ == "transconv.torch_ops.execute"
 
 
 def test_a_row_that_takes_too_long(tmp_path: Path) -> None:
