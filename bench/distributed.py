@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from bench.environment import ROOT, at_hand, device_name, versions, worker_environment
@@ -25,8 +26,8 @@ from transconv.tuning.table import Row, Table, number
 
 NAMES = ("unet3d", "wan", "weather", "volume")
 SIDES = ("plain", "sharded")
-COLUMNS = ("model", "side", "ranks", "ms", "host_ms", "exchange_ms", "peak_mb", "rmse", "gradient_rmse",
-           "ours", "start_s", "says", "error", "device", "torch", "triton", "commit")
+COLUMNS = ("model", "side", "ranks", "ms", "host_ms", "exchange_ms", "received_mb", "peak_mb", "rmse",
+           "gradient_rmse", "ours", "start_s", "says", "error", "device", "torch", "triton", "commit")
 KEY = ("model", "side", "ranks")
 
 
@@ -86,16 +87,37 @@ def measured(row: Row, options: argparse.Namespace, device: str) -> Row:
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(10)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
+            _end(process)
         text = Path(target.name).read_text()
     if text:
         return dict(json.loads(text))
     return {"error": f"timeout: {options.limit:.0f} s" if code is None else f"crash: exit code {code}"}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End torchrun and what it started, each in a session of its own."""
+    if process.poll() is not None:
+        return
+    begun = descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(10)
+    for pid in (process.pid, *begun):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process began, and theirs; none where the system does not list them."""
+    parents: dict[int, int] = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(place.parent.name)] = int(place.read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for at in found:  # which grows
+        found += [child for child, parent in parents.items() if parent == at]
+    return found[1:]
 
 
 def line(row: Row) -> str:
@@ -109,8 +131,9 @@ def line(row: Row) -> str:
 
 
 def distributed_table(rows: list[Row]) -> str:
-    """A line for each network: times on one rank and several, their ratio, exchanges that are not hidden,
-    peak memory of a rank and its share of one process's, errors against one process."""
+    """A line for each network: times on one rank and several, their ratio, megabytes of rows that the rank
+    with the most receives in a step, exchanges that are not hidden, peak memory of a rank and its share of
+    one process's, errors against one process."""
     cells = []
     for model in dict.fromkeys(r["model"] for r in rows):
         own = [r for r in rows if r["model"] == model]
@@ -123,12 +146,13 @@ def distributed_table(rows: list[Row]) -> str:
             cells.append([
                 model, row["ranks"], _said(one), _said(mesh), _said(row),
                 two_digits(base / ms if base and ms else None),
-                f"{_of(row, 'exchange_ms') or 0:.2f}",
+                *("-" if n is None else f"{n:.{digits}f}" for n, digits in (
+                    (_of(row, "received_mb"), 1), (_of(row, "exchange_ms"), 2))),
                 " → ".join("-" if m is None else f"{m:.0f}" for m in memory),
                 two_digits(memory[1] / memory[0] if memory[0] and memory[1] else None),
                 *("-" if e is None else f"{e:.1e}" for e in errors)])
     return markdown(["network", "ranks", "one process ms", "mesh of one ms", "sharded ms", "times as fast",
-                     "exchange ms", "peak MB", "share", "RMSE", "RMSE of gradients"], cells)
+                     "MB received", "exchange ms", "peak MB", "share", "RMSE", "RMSE of gradients"], cells)
 
 
 def _of(row: Row, column: str) -> float | None:

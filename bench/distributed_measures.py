@@ -14,8 +14,6 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -28,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 import transconv
 from bench.distributed_models import MODELS
-from transconv.distributed import transfer
+from bench.distributed_watching import no_rows, nothing_computed, rows_counted
 from transconv.distributed.halo import shards
 
 Tensor = torch.Tensor
@@ -150,6 +148,14 @@ class Run:
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return most.item()
 
+    def received(self) -> float:
+        """Megabytes of rows of other ranks that come in a step, to the rank with the most."""
+        with rows_counted() as counted:
+            self.step()
+        most = torch.tensor(sum(counted) / 1e6, device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return most.item()
+
     def numbers(self) -> dict[str, Tensor]:
         """Samples of a step's result and gradients, on rank 0."""
         found = {"result": self.step()}
@@ -164,17 +170,6 @@ def _sampled(t: Any) -> Tensor:
     return flat[::max(1, flat.numel() // SAMPLES)].double().cpu()
 
 
-@contextmanager
-def no_rows() -> Iterator[None]:
-    """Convolutions send nothing and wait for nothing; results are wrong."""
-    real = transfer._batch
-    transfer._batch = lambda requests: []
-    try:
-        yield
-    finally:
-        transfer._batch = real
-
-
 def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds: float,
             folder: str) -> Row:
     """The row of a network. ``folder``: where one process leaves its numbers, with which the others are
@@ -185,7 +180,7 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     began = time.perf_counter()
     if device == "cuda":
         workers = max(1, (os.cpu_count() or 2) // dist.get_world_size())
-        with run.autocast():
+        with run.autocast(), nothing_computed():
             prepared = transconv.prepare(run.model, run.x, workers=workers, progress=False)
         told(str(prepared).replace("\n", "; ")[:300])
         told(f"prepared in {time.perf_counter() - began:.0f} s")
@@ -197,6 +192,7 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     row["host_ms"] = run.host()
     row["peak_mb"] = run.peak()
     if ranks > 1:
+        row["received_mb"] = run.received()
         with no_rows():
             run.step()
             row["exchange_ms"] = row["ms"] - run.milliseconds(seconds / 2)
@@ -245,10 +241,10 @@ def main() -> None:
         row = measure(**payload)
     except torch.OutOfMemoryError as error:
         row = {"error": f"out of memory: {str(error).splitlines()[0][:120]}"}
+        Path(target).write_text(json.dumps(row))  # of any rank
+        os._exit(3)  # torchrun then ends the others, which may wait for this rank
     if rank == 0:
         Path(target).write_text(json.dumps(row))
-    if "error" in row and row["error"]:
-        os._exit(0)  # the others may wait for this rank
     dist.destroy_process_group()
 
 

@@ -68,5 +68,5 @@ MODELS = {
                    (lambda: WanDecoder(8, 4, 1), (1, 4, 2, 4, 6)), "w", False, ("levels.1",)),
     "weather": Sharded("training step of a weather network, 721x1440", weather, (1, 69, 721, 1440),
                        (lambda: weather(3, 4, 1), (1, 3, 13, 8)), "h", True),
-    "volume": Sharded("training step of the same U-Net, 416x416x416: not on one GPU of 80 GB", UNet3d,
-                      (1, 1, 416, 416, 416), (_small_unet, (1, 1, 16, 8, 8)), "d", True)}
+    "volume": Sharded("training step of the same U-Net, 480x480x480: not on one GPU of 80 GB", UNet3d,
+                      (1, 1, 480, 480, 480), (_small_unet, (1, 1, 16, 8, 8)), "d", True)}

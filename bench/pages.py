@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import ablation_table, plots
+from bench.distributed import distributed_table
 from bench.environment import ROOT
 from bench.graph_table import graphs_table
 from bench.issue_table import issues_table
@@ -43,7 +44,7 @@ RESULTS = ROOT / "bench" / "results"
 CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the first are named below
 # A table elsewhere stands in a text that says it.
 WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
-               "docs/functional.md", "docs/start.md", "docs/kernel_api.md")
+               "docs/functional.md", "docs/start.md", "docs/kernel_api.md", "docs/scaling.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
@@ -108,6 +109,7 @@ TABLES = {
     "start": Table(("h200_start.csv",), ("python -m bench start --models resnet50,audio,detection",),
                    start_table),
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
+    "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
 }
 

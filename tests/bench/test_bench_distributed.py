@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from bench import distributed
+from bench import distributed, distributed_watching
+from transconv.torch_ops import execute
+from transconv.torch_ops.arguments import Params
 from transconv.tuning.table import read
 
 
@@ -45,13 +52,59 @@ def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(distributed, "measured", measured)
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     out = capsys.readouterr().out
-    assert "| unet3d | 2 | 30 | not run | 15 | 2.00 | 0.00 | 600 → 300 | 0.50 |" in out
+    assert "| unet3d | 2 | 30 | not run | 15 | 2.00 | - | - | 600 → 300 | 0.50 |" in out
     assert "out of memory" in out.splitlines()[-1]
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     assert asked == ["unet3d1", "unet3d2", "volume1", "volume2"]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_results_that_nothing_computed_look_like_torchs(transposed: bool) -> None:
+    x, bias = torch.randn(2, 4, 9, 7).to(memory_format=torch.channels_last), torch.randn(6)
+    w = torch.randn(*((4, 6) if transposed else (6, 4)), 3, 2)
+    p = Params((2, 1), (1, 0) if transposed else (1, 0, 0, 1), (1, 1), transposed, (1, 0)[:2 * transposed]
+               or (0, 0), 1)
+
+    def answers() -> list[torch.Tensor]:
+        y = execute.aten_forward(x, w, bias, p)
+        return [y, *(t for t in execute.aten_backward(y, x, w, p, (True, True, True)) if t is not None)]
+
+    def looks(t: torch.Tensor) -> Any:
+        return t.shape, t.dtype
+
+    with distributed_watching.nothing_computed():
+        empty = answers()
+    assert list(map(looks, empty)) == list(map(looks, answers())) and len(empty) == 4
+    assert execute.aten_forward.__module__ == "transconv.torch_ops.execute"
 
 
 def test_a_row_that_takes_too_long(tmp_path: Path) -> None:
     words = ("--models", "unet3d", "--limit", "0.5", "--cache", str(tmp_path / "cache"))
     assert run(tmp_path, *words) == 1
     assert all(r["error"].startswith("timeout") for r in read(tmp_path / "cpu_distributed.csv"))
+
+
+def test_all_processes_of_a_row_end() -> None:
+    """Those of a session of their own, and those that ignore SIGTERM."""
+    deaf = ("import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); "
+            "time.sleep(60)")
+    script = ("import subprocess, sys, signal\n"
+              "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+              f"child = subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=subprocess.PIPE, "
+              "start_new_session=True)\n"
+              "child.stdout.readline(); print(child.pid, flush=True); child.wait()")
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert distributed.descendants(process.pid) == [child]
+    distributed._end(process)
+    assert process.returncode == 1
+    for _ in range(100):
+        try:
+            os.kill(child, 0)
+        except ProcessLookupError:
+            return
+        if Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError("the child lives")

@@ -9,7 +9,10 @@ import io
 import os
 import subprocess
 import sys
+import tempfile
+import warnings
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +22,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import transconv
 from tests.distributed import cases, processes
 from tests.shown import ROOT, blocks
+from transconv.conv import ConvProblem, ConvWorkload, Prop
+from transconv.distributed import agreement
+from transconv.selection import choice, rows, store
+from transconv.target.records import TARGETS
 
+SM90 = TARGETS["sm_90"]
 PAGE = blocks((ROOT / "docs" / "distributed.md").read_text("utf-8"))  # a program, and what it prints
 
 
@@ -76,8 +84,32 @@ def sample() -> dict[str, Any]:
         found[name] = refusal(lambda plan=plan: transconv.distributed.parallelize(  # type: ignore[misc]
             torch.nn.Conv2d(1, 1, 1), mesh, plan))
     found["unbatched"] = refusal(lambda: _unbatched(mesh))
+    found["schedules"] = chosen(mesh, rank)
+    os.environ["TRANSCONV_SCHEDULE"] = found["schedules"][rank]
+    found["other schedules"] = refusal(lambda: agreement.agree_on_schedules(mesh))
+    del os.environ["TRANSCONV_SCHEDULE"]
     found["page"] = printed(PAGE[0].body)  # the last one: it seeds, and sets torch's default device
     return found
+
+
+def chosen(mesh: Any, rank: int) -> list[str]:
+    """The two best schedules of a problem, of which the database of each rank has another one; and the one
+    that is chosen on this rank."""
+    work = ConvWorkload(ConvProblem.parse("mb2ic32ih8oc32oh8kh3ph1 dt=bf16 tag=nhwc"), Prop.FWD)
+    compute, = work.computations
+    best = [str(c.schedule) for c in choice.ranked(compute, SM90)[:2]]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "tuned.csv"
+        store.save(file, [rows.make(work, SM90, best[rank], 1.0, 2)])
+        os.environ["TRANSCONV_TUNED"] = str(file)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            agreement.agree_on_schedules(mesh)
+        own, *rest = choice.ranked(compute, SM90, work)
+        told = [str(w.message) for w in said if "tuned schedules of" in str(w.message)]
+        del os.environ["TRANSCONV_TUNED"]
+        store.adopt(None)
+    return [*best, f"{own.source} {own.schedule}", *told]
 
 
 def printed(program: str) -> str:
@@ -131,6 +163,13 @@ def test_a_pair() -> None:
     for rank, found in enumerate(processes.run(2, sample)):
         assert isinstance(found, dict), found
         assert found.pop("page").splitlines() == [PAGE[1].body.splitlines()[1 + rank]]
+        first, second, own, *told = found.pop("schedules")
+        assert first != second and own == f"tuned {first}"
+        assert told == ["the tuned schedules of rank 0 differ from those of 1; all ranks use those of "
+                        "rank 0"][rank:]
+        said = found.pop("other schedules")
+        assert all(f"rank {at} has " in said and f"TRANSCONV_SCHEDULE='{text}'" in said
+                   for at, text in enumerate((first, second))), said
         assert found.pop("calls") == [] and found.pop("aten") == []
         for name, words in {"disagree": "disagree about a sharded convolution",
                             "agree again": "no error", "plain": "plain tensor of size [4, 4, 3, 3]",

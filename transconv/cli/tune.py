@@ -6,6 +6,7 @@ import argparse
 import os
 import tempfile
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from os.path import exists
 from pathlib import Path
@@ -26,9 +27,13 @@ from transconv.conv import (
 )
 from transconv.errors import ProblemError
 from transconv.selection import rows, store
-from transconv.target import Target, detect
-from transconv.tuning.session import Job, Limits, Session, log_of, log_path, of_log
+from transconv.target import Target, detect, triton_version
+from transconv.tuning import ranks
+from transconv.tuning.dealing import Dealer, serve
+from transconv.tuning.session import Job, Limits, Session, groups, log_of, log_path, of_log
+from transconv.verify.pool import Pool
 from transconv.verify.stopping import code, terminable
+from transconv.version import __version__
 
 
 def add_to(verbs: object) -> None:
@@ -37,7 +42,8 @@ def add_to(verbs: object) -> None:
         "Compiles, checks and times up to --trials schedules of every problem in child processes.\n"
         "Saves the fastest correct one in the user's cache, where later plans find it, or in a file\n"
         "(--db FILE; TRANSCONV_TUNED=FILE uses it). Trials that the log of --db already has are not\n"
-        "repeated.",
+        "repeated. Started by torchrun, every rank runs trials on a GPU of its own; rank 0 deals them\n"
+        "and writes what was found.",
         ("tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc",
          "tune bench/problems/resnet50.txt --prop fwd --trials 8 --time-budget 300",
          "tune layers.json --db tuned.csv --trials 16 --jobs 14",
@@ -62,8 +68,8 @@ def add_to(verbs: object) -> None:
                       help="the last 40%% of the trials: close to the best so far, or spread over "
                            "the ranking (to fit the estimate to)")
     made.add_argument("--jobs", type=ranges.processes, metavar="J",
-                      default=max(1, (os.cpu_count() or 2) - 2),
-                      help="worker processes that compile (default: cores - 2)")
+                      default=max(1, ranks.own_share(os.cpu_count() or 2) - 2),
+                      help="worker processes that compile, of each rank (default: its cores - 2)")
     made.add_argument("--limit", type=ranges.limit, default=30, metavar="S",
                       help="seconds for one measurement (default: 30)")
     made.add_argument("--compile-limit", type=ranges.limit, default=60, metavar="S",
@@ -72,6 +78,9 @@ def add_to(verbs: object) -> None:
                       help="seconds after which no trial starts; results so far are kept")
     made.add_argument("--budget-ms", type=ranges.milliseconds, default=30, metavar="MS",
                       help="milliseconds of timing for one schedule (default: 30)")
+    made.add_argument("--gone-after", type=ranges.limit, default=30, metavar="S",
+                      help="seconds of silence after which the trials of a rank are dealt again "
+                           "(default: 30)")
     made.add_argument("--db", type=ranges.output, metavar="FILE",
                       help="save results in this CSV file (tuned.csv) instead of the user's cache, and "
                            "every trial beside it (tuned.trials.csv)")
@@ -80,6 +89,29 @@ def add_to(verbs: object) -> None:
 
 
 def tune(words: argparse.Namespace) -> int:
+    if not ranks.started():
+        return _tuned(words, _target())
+    ranks.own_gpu()
+    target = _target()
+    about = {"machine": rows.machine(target), "transconv": __version__, "triton": triton_version()}
+    with ranks.meet(about, words.jobs, words.gone_after) as between:
+        if between.rank == 0:
+            return _tuned(words, target, between)
+        ran, found = serve(groups(words.jobs), between)
+        print(f"rank {between.rank} had {ran} trials", flush=True)
+        if between.writes and not words.db:
+            store.remember(row for x in found if (row := rows.of_mapping(x)))
+    return 0
+
+
+def _target() -> Target:
+    if detect().backend == "interpreter":
+        knobs.use_interpreter()
+    return detect()
+
+
+def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | None = None) -> int:
+    """Tune as the one process that searches and writes."""
     database = words.db
     before = store.load(database) if database else []
     named = {source: computations.given([source]) for source in words.problem}
@@ -87,22 +119,22 @@ def tune(words: argparse.Namespace) -> int:
     jobs = jobs_of(words) if words.problem else []
     options.some_computable([(j.workload.problem, j.workload.prop) for j in jobs
                              if isinstance(j.workload, ConvWorkload)])
-    on_cpu = detect().backend == "interpreter"
+    on_cpu = target.backend == "interpreter"
     if on_cpu:
-        knobs.use_interpreter()
         print("no GPU: kernels run in Triton's interpreter, whose times say nothing about a GPU")
-    target = detect()
     jobs += [job for found in named.values() for c in found for job in _jobs_of_kernels(c, target)]
     limits = Limits(words.trials, words.limit, words.compile_limit, words.time_budget,
                     words.budget_ms, words.jobs)
     what = "computations" if any(named.values()) else "directions of problems"
+    where = f", on each of {between.count} ranks" if between else ""
     print(f"{len(jobs)} {what}, {words.trials} trials each, on "
-          f"{rows.machine(target)}; {words.jobs} processes compile", flush=True)
+          f"{rows.machine(target)}; {words.jobs} processes compile{where}", flush=True)
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
         path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
         log = log_of(path)
         known = len(log.rows)
-        session = Session(jobs, target, limits, log, _versions(on_cpu), words.explore)
+        session = Session(jobs, target, limits, log, _versions(on_cpu), words.explore,
+                          pool=partial(Dealer, ranks=between) if between else Pool)
         stopped = 0
         try:
             with terminable():
@@ -116,6 +148,8 @@ def tune(words: argparse.Namespace) -> int:
         else:
             kept, where = store.remember(found), "the user's cache"
     print(f"{kept} of {len(jobs)} are kept in {where}", flush=True)
+    if between:
+        between.end("rank 0 was stopped" if stopped else "", [rows.mapping(row) for row in found])
     return stopped
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from transconv.conv import Prop
-from transconv.distributed import placing, transfer
+from transconv.distributed import agreement, placing, transfer
 from transconv.distributed.axes import splits
 from transconv.distributed.halo import Line, Rows, planned, shards
 from transconv.distributed.local import Part, with_bias
@@ -50,9 +50,9 @@ class Problem:
         if (known := _choices.get(key)) is not None:
             return known
         laid = " ".join(f"{name}{list(t.shape)}{t.placements}" for name, t in given.items())
-        transfer.agree(self.mesh, f"{laid} {self.p} {self.channels_last} {given['weight'].dtype}")
+        agreement.agree(self.mesh, f"{laid} {self.p} {self.channels_last} {given['weight'].dtype}")
         rows = splits(len(self.lines), self.p.transposed, self.p.groups > 1)
-        if len(_choices) >= transfer.MOST:
+        if len(_choices) >= agreement.MOST:
             _choices.clear()  # all ranks of a mesh do, at the same call
         found = placing.choose(self.mesh, given, rows, Sizes(self.shapes, self.p.groups))
         return _choices.setdefault(key, found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -168,26 +167,3 @@ def returned(grad: Tensor, size: int, dim: int, plan: Exchange, group: Any, chan
 def _order(rank: int, channels_last: bool) -> tuple[int, ...]:
     """The dims as they lie in memory, so that a piece that is sent is dense in this order."""
     return (0, *range(2, rank), 1) if channels_last else tuple(range(rank))
-
-
-MOST = 1 << 12  # texts of one mesh that are remembered
-_agreed: dict[Any, set[str]] = {}
-
-
-def agree(mesh: Any, text: str) -> None:
-    """RuntimeError on every rank of the mesh unless all ranks call it with one text. Asked once for each
-    text; ranks that disagree after that wait for each other until torch.distributed's time is over."""
-    known = _agreed.setdefault(mesh, set())
-    if text in known:
-        return
-    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    both = torch.tensor([number, -number], dtype=torch.int64, device=mesh.device_type)
-    for dim in range(mesh.ndim):
-        dist.all_reduce(both, op=dist.ReduceOp.MAX, group=mesh.get_group(dim))
-    most, least = both.tolist()
-    if most != -least:
-        raise RuntimeError("the ranks of a mesh disagree about a sharded convolution. Rank "
-                           f"{dist.get_rank()} has: {text}")
-    if len(known) >= MOST:
-        known.clear()  # all ranks of a mesh do, at the same call
-    known.add(text)

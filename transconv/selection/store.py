@@ -31,6 +31,7 @@ _readers: list[Reader] = []
 
 _lock = threading.Lock()
 _users: Groups = {}  # the user's records read so far
+_adopted: list[Groups] = []  # one, in place of all of the user's
 _files: dict[tuple[str, bool], Groups] = {}  # by path ("": the package's), and whether for computations
 
 
@@ -72,6 +73,26 @@ def remember(rows: Iterable[Row]) -> int:
     return kept
 
 
+def all_of_user() -> list[Row]:
+    """The current rows of the file that the user names and of the user's cache, of all groups, one per
+    key. None with TRANSCONV_TUNED=0."""
+    switch = knobs.tuned()
+    if switch == "0":
+        return []
+    with _lock:
+        if _adopted:
+            return [row for group in _adopted[0].values() for row in group]
+        named = [] if switch == "1" else _named(switch)
+        kept = [row for _, content in DRAWER.items() for row in _read(content)]
+        return _first_of_each(row for row in (*named, *kept) if row.current)
+
+
+def adopt(rows: Iterable[Row] | None) -> None:
+    """Let this process use these rows in place of those of ``all_of_user``; None ends that."""
+    with _lock:
+        _adopted[:] = [] if rows is None else [grouped(rows)]
+
+
 def load(path: Path) -> list[Row]:
     """The rows of a file, of all versions; none if there is no file. Raises ValueError for a file without
     rows, OSError if it cannot be read."""
@@ -99,6 +120,8 @@ def forget() -> None:
 
 def _of_user(name: str) -> list[Row]:
     """The rows of a group in the file that the user names, then those in the user's cache."""
+    if _adopted:
+        return _adopted[0].get(name, [])
     switch = knobs.tuned()
     if name not in _users:
         _users[name] = [r for r in _read(DRAWER.get(name)) if r.current]

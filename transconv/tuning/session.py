@@ -7,7 +7,7 @@ for its first results. Trials in the log are not measured again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,8 @@ NAME = "layer"  # the column of a workload's name
 WORKLOAD = ("problem", "direction", "behind")  # the columns from which a workload is read
 SECONDS = ("lower_s", "triton_s")
 KEY = (*WORKLOAD, "machine", "schedule", "triton", "lowering")
+
+WORKERS = "transconv.tuning.measure"
 
 Found = dict[str, Any]
 
@@ -82,17 +84,18 @@ class Job:
 
 class Session:
     """Tunes jobs on a target; ``versions``: columns device and torch of the log; ``workers``: the
-    module whose functions the processes run."""
+    module whose functions the processes run; ``pool``: what runs trials, here or over several ranks."""
 
     def __init__(self, jobs: Iterable[Job], target: Target, limits: Limits, log: Table,
                  versions: dict[str, str], explore: str = "near",
                  say: Callable[[str], None] | None = None,
-                 workers: str = "transconv.tuning.measure") -> None:
+                 workers: str = WORKERS, pool: Callable[[dict[str, Group]], Pool] = Pool) -> None:
         self.jobs = list({job.key: job for job in jobs}.values())
         self.target, self.limits, self.log, self.explore = target, limits, log, explore
         self.versions = {**versions, "triton": triton_version(), "lowering": str(rows.LOWERING),
                          "machine": rows.machine(target)}
-        self.say, self.workers = say, workers
+        self.say, self.workers, self.pool = say, workers, pool
+        self.enough = 2 * limits.jobs + 2  # trials under way, so that no process waits
         self.waiting: list[Job] = []
         self.trials: dict[int, tuple[Job, Trial, Task]] = {}  # by the id of a running task
         self.seconds: dict[int, Found] = {}  # compile time of a trial, by its id
@@ -103,10 +106,8 @@ class Session:
         """Run until every job has had its trials or time is up. Returns the winners' rows, those of
         unfinished jobs too. Raises RuntimeError when worker processes do not start."""
         self.waiting = list(self.jobs)
-        variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
-        pool = Pool({
-            "compile": Group(f"{self.workers}:compile_trial", self.limits.jobs, variables),
-            "gpu": Group(f"{self.workers}:measure_trial", 1, variables)})
+        pool = self.pool(groups(self.limits.jobs, self.workers, environment))
+        self.enough = pool.ranks * (2 * self.limits.jobs + 2)
         progress = Progress(self.limits.trials * len(self.jobs), "trial")
         say = self.say or progress.say
         tasks = list(self._refill(say, progress.step))
@@ -139,7 +140,7 @@ class Session:
     def _refill(self, say: Callable[[str], None], skip: Callable[[], None]) -> Iterator[Task]:
         """Start jobs until the compiling processes have enough to do."""
         while self.waiting and sum(len(j.search.waiting) for j in self.jobs
-                                   if j.search is not None) < 2 * self.limits.jobs + 2:
+                                   if j.search is not None) < self.enough:
             job = self.waiting.pop(0)
             try:
                 self._open(job)
@@ -234,6 +235,14 @@ class Session:
         first = job.search.times.get(job.search.ranking[0], float("inf"))
         gain = f"{first / us:5.2f}x" if first < float("inf") else "    -"
         return f"{head} {us:9.1f} us {gain} of the first estimate, {job.tried} right  {best}"
+
+
+def groups(jobs: int, workers: str = WORKERS,
+           environment: Mapping[str, str] | None = None) -> dict[str, Group]:
+    """The processes that run trials: ``jobs`` compile, one measures."""
+    variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
+    return {"compile": Group(f"{workers}:compile_trial", jobs, variables),
+            "gpu": Group(f"{workers}:measure_trial", 1, variables)}
 
 
 def of_log(log: Iterable[Found]) -> list[Row]:

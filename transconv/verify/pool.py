@@ -25,6 +25,7 @@ from transconv.verify.stopping import held_back, leave_to_parent
 
 Row = dict[str, Any]
 STARTUP_S = 240.0
+IDLE_S = 0.02  # between two looks for what other processes did, with no worker at work
 
 
 @dataclass(slots=True)
@@ -95,7 +96,9 @@ def is_fatal(error: Exception) -> bool:
 class Pool:
     """Runs tasks; ``run`` yields (task, row) as they end. A row has ``error`` if there is none:
     ``timeout``, ``crash`` or the exception's text. ``start``: ``fork`` starts workers at once, with
-    all that this process has imported, which must not have touched a GPU."""
+    that this process has imported, which must not have touched a GPU."""
+
+    ranks = 1  # how many processes have a pool that shares the tasks
 
     def __init__(self, groups: dict[str, Group], capacity: float = float("inf"),
                  start: str = "spawn") -> None:
@@ -127,6 +130,12 @@ class Pool:
         """Queue a task; also while ``run`` is being iterated."""
         self.queues[task.group].append(task)
 
+    def exchange(self, late: bool, over: bool) -> Iterable[tuple[Task, Row]]:
+        """For a pool that shares tasks with those of other processes, which ``run`` asks at least twice a
+        second: takes and hands over tasks, and returns what ended elsewhere. ``late``: no task may start
+        any more; ``over``: none is waited for."""
+        return ()
+
     def run(self, tasks: Iterable[Task], budget_s: float = float("inf"),
             grace_s: float = 20.0) -> Generator[tuple[Task, Row], None, None]:
         """No task starts after ``budget_s``; those under way get ``grace_s`` more."""
@@ -135,6 +144,7 @@ class Pool:
             self.add(task)
         try:
             while self._pending(time.monotonic() >= end):
+                yield from self.exchange(time.monotonic() >= end, time.monotonic() >= end + grace_s)
                 self._fill(time.monotonic() >= end)
                 for worker in self._ready():
                     yield from self._answer(worker)
@@ -181,6 +191,7 @@ class Pool:
 
     def _ready(self) -> list[_Worker]:
         if not self.workers:
+            time.sleep(IDLE_S)
             return []
         found = wait([w.pipe for w in self.workers], timeout=0.5)
         return [w for w in self.workers if w.pipe in found]

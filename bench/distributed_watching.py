@@ -1,0 +1,65 @@
+"""Contexts for ``python -m bench distributed``: no rows are sent, rows are counted, nothing computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from transconv.distributed import transfer
+from transconv.torch_ops import execute, shapes
+from transconv.torch_ops.arguments import Params
+
+Tensor = torch.Tensor
+
+
+@contextmanager
+def rows_counted() -> Iterator[list[int]]:
+    """The bytes of each message with rows that this rank receives inside."""
+    real, found = transfer._batch, list[int]()
+
+    def counted(requests: list[Any]) -> Any:
+        found.extend(r.tensor.nbytes for r in requests if r.op is transfer._receive)
+        return real(requests)
+
+    transfer._batch = counted
+    try:
+        yield found
+    finally:
+        transfer._batch = real
+
+
+@contextmanager
+def no_rows() -> Iterator[None]:
+    """Convolutions send nothing and wait for nothing; results are wrong."""
+    real = transfer._batch
+    transfer._batch = lambda requests: []
+    try:
+        yield
+    finally:
+        transfer._batch = real
+
+
+@contextmanager
+def nothing_computed() -> Iterator[None]:
+    """torch's convolutions, which answer while kernels are prepared, leave results as memory has them: of
+    2^31 elements and more they are slow or have no room."""
+    real = execute.aten_forward, execute.aten_backward
+
+    def forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params, dual: bool = False) -> Tensor:
+        shape = shapes.output_shape(x.shape, w.shape, p)
+        return shapes.empty_result(x, shape, shapes.channels_last_result(x, w))
+
+    def backward(grad: Tensor, x: Tensor, w: Tensor, p: Params, mask: Any,
+                 dual: bool = False) -> tuple[Tensor | None, ...]:
+        bias = grad.new_empty(grad.shape[1])
+        return tuple(torch.empty_like(t) if wanted else None
+                     for t, wanted in zip((x, w, bias), mask, strict=True))
+
+    execute.aten_forward, execute.aten_backward = forward, backward
+    try:
+        yield
+    finally:
+        execute.aten_forward, execute.aten_backward = real

@@ -1,0 +1,182 @@
+"""Tuning over ranks: with made-up times in real processes of two ranks, whole, and with one that dies; the
+command under torchrun, in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.processes import ports
+from tests.shown import ROOT
+from tests.test_readme import TUNE
+from tests.test_tune_session import SM90, job
+from tests.tuning_workers import time_of
+from transconv.selection import store
+from transconv.tuning import dealing, ranks
+from transconv.tuning.ranks import Ranks, meet
+from transconv.tuning.session import Limits, Session, groups, log_of, of_log
+from transconv.verify.pool import Task
+
+pytestmark = pytest.mark.usefixtures("nothing_known")
+TRIALS = 12
+
+
+OTHER = """
+import os, sys
+from transconv.tuning import dealing
+from transconv.tuning.ranks import meet
+from transconv.tuning.session import groups
+
+class Dies(dealing.Server):
+    def tell(self, task, row):
+        if self.told >= 3:
+            os._exit(9)
+        super().tell(task, row)
+
+if __name__ == "__main__":
+    dealing.Server = Dies
+    with meet({"machine": "one"}, 1, 30) as between:
+        dealing.serve(groups(1, "tests.tuning_workers"), between)
+"""
+
+
+def started(rank: int, port: int, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2",
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return subprocess.Popen([sys.executable, *words], env=environment, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
+
+
+def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
+    """Two ranks of this process."""
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    machines = "one", about
+    return [Ranks(store, rank, 2, {"machine": machines[rank]}, 1, gone_s) for rank in range(2)]
+
+
+def served(between: Ranks) -> Any:
+    """Rank 1."""
+    with between:
+        return dealing.serve(groups(1, "tests.tuning_workers"), between)
+
+
+def tuned(tmp_path: Path, between: Ranks) -> Session:
+    """A session of rank 0, after the other rank has come."""
+    until = time.monotonic() + 60
+    while between.get("here/1") is None and time.monotonic() < until:
+        time.sleep(0.02)
+    session = Session([job()], SM90, Limits(trials=TRIALS, jobs=1), log_of(tmp_path / "trials.csv"),
+                      {"device": "made up", "torch": "0"}, say=lambda line: None,
+                      workers="tests.tuning_workers", pool=partial(dealing.Dealer, ranks=between))
+    between.end("", [{"schedule": row.schedule} for row in session.run()])
+    return session
+
+
+def test_two_ranks_find_what_one_finds(tmp_path: Path) -> None:
+    first, second = pair()
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(served, second)
+        with first:
+            session = tuned(tmp_path, first)
+        ran, found = answer.result(30)
+    assert 2 <= ran <= TRIALS - 2
+    alone = Session([job()], SM90, Limits(trials=TRIALS, jobs=2), log_of(tmp_path / "alone.csv"),
+                    {"device": "made up", "torch": "0"}, say=lambda line: None,
+                    workers="tests.tuning_workers")
+    assert alone.run() == session.winners() == of_log(session.log.rows)
+    assert found == [{"schedule": row.schedule} for row in session.winners()]
+    assert {x["schedule"] for x in alone.log.rows} == {x["schedule"] for x in session.log.rows}
+    assert len(session.log.rows) == TRIALS and {x["triton_s"] for x in session.log.rows} == {"0.5"}
+
+
+def test_a_rank_that_dies_loses_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                         capsys: pytest.CaptureFixture[str]) -> None:
+    port, = ports(1)
+    script = tmp_path / "dies.py"
+    script.write_text(OTHER)
+    second = started(1, port, str(script))
+    for name, text in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    assert ranks.started()
+    with meet({"machine": "one"}, 1, 2) as between:
+        session = tuned(tmp_path, between)
+    assert second.wait(30) == 9
+    assert "rank 1 is gone (no sign of life for 2 s); " in capsys.readouterr().out
+    assert len({x["schedule"] for x in session.log.rows}) == TRIALS == len(session.log.rows)
+    assert {x["verdict"] for x in session.log.rows} == {"right"}
+    winner, = session.winners()
+    assert winner.schedule == min((x["schedule"] for x in session.log.rows), key=time_of)
+    assert of_log(log_of(tmp_path / "trials.csv").rows) == [winner]
+
+
+def test_ranks_that_disagree_all_end_with_an_error(tmp_path: Path) -> None:
+    first, second = pair(about="another machine")
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(served, second)
+        with pytest.raises(ValueError, match="ranks 0 and 1 cannot tune together.*another machine"), first:
+            tuned(tmp_path, first)
+        with pytest.raises(ValueError, match="rank 1 stops: rank 0 ended with ranks 0 and 1 cannot"):
+            answer.result(30)
+
+
+def test_without_a_sign_of_rank_0_the_others_end_with_an_error() -> None:
+    with pytest.raises(ConnectionError, match="rank 1 stops: rank 0, .*no sign of life for 1 s"):
+        served(pair(gone_s=1)[1])
+
+
+def test_a_trial_with_which_two_ranks_are_gone_is_given_up() -> None:
+    from torch.distributed import HashStore
+
+    store, task = HashStore(), Task("compile", {}, then=Task("gpu", {}))
+    between = [Ranks(store, rank, 3, {}, 1, 30) for rank in range(3)]
+    dealer, ended = dealing.Dealer(groups(1), between[0]), []
+    for rank in (1, 2):
+        between[rank].put(f"here/{rank}", {"jobs": 1, "about": {}})
+    dealer.others[0].out = {0: task}
+    for rank in (1, 2):
+        list(dealer.exchange(False, False))
+        between[rank].put(f"left/{rank}", "out of memory")
+        ended += list(dealer._lost_with(dealer.others[rank - 1]))
+        dealer.others[1].out = {0: task}
+    assert ended == [(task, {"error": "crash"})]
+
+
+@pytest.mark.slow
+def test_the_store_of_rank_0_is_gone(tmp_path: Path) -> None:
+    port, = ports(1)
+    script = ("import os; from transconv.tuning.ranks import meet\n"
+              "with meet({}, 1, 30) as between:\n"
+              "    while between.get('here/1') is None: pass\n"
+              "    os._exit(9)")
+    first = started(0, port, "-c", script)
+    second = started(1, port, "-m", "transconv", "tune", *shlex.split(TUNE)[3:])
+    assert first.wait(60) == 9
+    said = second.communicate(timeout=60)[1]
+    assert second.returncode == 2 and "rank 1 stops: rank 0, which deals trials" in said, said
+
+
+@pytest.mark.slow
+def test_the_command_under_torchrun(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.csv"
+    words = [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1", "--trials", "6", "--db", str(file)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "transconv", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=200,
+        env={**os.environ, "TRANSCONV_VERIFY": "0", "OMP_NUM_THREADS": "1"})
+    assert ran.returncode == 0, ran.stderr
+    assert "1 processes compile, on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
+    assert f"1 of 1 are kept in {file}" in ran.stdout
+    row, = store.load(file)
+    assert row.tried == 6 and len(log_of(tmp_path / "tuned.trials.csv").rows) == 6
