@@ -83,15 +83,14 @@ class Start(NamedTuple):
 
 @dataclass(slots=True)
 class Bound:
-    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``run``
-    launches the kernels that made the last results, and ``when``: what they were asked for; ``alike``:
-    whether inputs are as those of a call before."""
+    """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``ready``:
+    what the kernels that made the last results were asked for, and what launches them, which threads see
+    together; ``alike``: whether inputs are as those of a call before."""
 
     inputs: tuple[Memory, ...]
     starts: list[Start]
     views: list[Place | None]
-    run: Run = list
-    when: When | None = None
+    ready: tuple[When | None, Run] = (None, list)
     alike: Callable[..., bool] = never
 
 
@@ -145,9 +144,10 @@ class Launches:
         loose = () if aligned(tensors) else tuple([i for i, t in enumerate(tensors) if not aligned([t])])
         when = (_since[0], launch, deterministic(), loose)
         with self.here():
-            if bound.when == when:
+            known, run = bound.ready
+            if known == when:
                 given.clear()
-                made = bound.run(tensors)
+                made = run(tensors)
             else:
                 made = self.first(bound, sizes, tensors, when)
         stats.add(True, "graph", len(self.kernels))
@@ -176,7 +176,7 @@ class Launches:
         over = [over if over and start.launch.is_known() else NOT_OVER
                 for over, start in zip(self.over, fresh, strict=True)]
         begun = [start.begun() or by for start, by in zip(fresh, watched, strict=True)]
-        bound.run, bound.when = self.written(bound, begun, over), when
+        bound.ready = when, self.written(bound, begun, over)
         return made
 
     def written(self, bound: Bound, starts: Sequence[Callable[..., None]],
