@@ -25,7 +25,7 @@ from transconv.runtime import compiler as plans
 from transconv.runtime import kept, readiness, readiness_child
 from transconv.torch_ops import ahead, execute, following
 
-counted = importlib.import_module("transconv.runtime.cores")
+counted = importlib.import_module("transconv.runtime.processors")
 X, W = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
 
 

@@ -7,12 +7,12 @@ from transconv.runtime.allocator import quickest
 from transconv.runtime.apart import Apart, Copy, apart
 from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
-from transconv.runtime.cores import cores, helpers
 from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.first_results import first_result
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.prepared import Begun, Prepared, begin, prepare, rank
+from transconv.runtime.processors import cores, helpers
 from transconv.runtime.readiness import (
     COMPILING,
     NEVER,

@@ -14,9 +14,9 @@ from typing import Any
 from transconv.backend_triton import Compilers
 from transconv.errors import TransconvError
 from transconv.runtime import compiler, kept, readiness
-from transconv.runtime.cores import cores
 from transconv.runtime.estimates import is_estimated
 from transconv.runtime.plans import Plan
+from transconv.runtime.processors import cores
 from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question
 
 FEW = 2  # kernels that are compiled here before a process has started

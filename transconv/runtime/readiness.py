@@ -27,8 +27,8 @@ from transconv.backend_triton import BACKENDS, Compilers
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
-from transconv.runtime.cores import cores
 from transconv.runtime.plans import Plan
+from transconv.runtime.processors import cores
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
 from transconv.target import Target
