@@ -67,7 +67,18 @@ def test_what_is_read_is_what_was_ranked(ranked: list[str]) -> None:
     assert made == listed() and ranked == ["fwd"]
     assert made == [Listed(c.schedule, c.why, False)
                     for c in choice.ranked(computes(DENSE, Prop.FWD)[0], SM90,
-                                           ConvWorkload(DENSE, Prop.FWD))[:8]]
+                                           ConvWorkload(DENSE, Prop.FWD), enough=8)[:8]]
+
+
+@pytest.mark.parametrize("prop", list(Prop))
+def test_not_all_are_of_one_kind(prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of a compiler may rule out all explicit kernels, or all that copy boxes; the best estimates
+    stay the first ones."""
+    made = [k.schedule for k in listed(prop)]
+    assert len(made) == 8 and {s.via for s in made} == {"gluon", "tl"}
+    assert any("box" not in (s.a, s.b, s.c) for s in made)
+    monkeypatch.setattr(heuristics, "KINDS", ())
+    assert made[:6] == [k.schedule for k in shortlist.estimated(8, computes(DENSE, prop)[0], SM90)][:6]
 
 
 def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],

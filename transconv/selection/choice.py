@@ -84,9 +84,9 @@ class Choice:
 def ranked(compute: Compute, target: Target, workload: Workload | None = None,
            most: int = heuristics.MOST, enough: int = heuristics.MOST) -> list[Choice]:
     """At most ``most`` legal schedules, the most promising first. Without a workload, and for one without
-    tuned rows, the estimate alone ranks them, and only ``enough`` are returned. Raises ScheduleError if
-    none is legal, or if that of TRANSCONV_SCHEDULE is not; text that is not a schedule is ignored with a
-    warning."""
+    tuned rows, the estimate alone ranks them, and little more than ``enough`` are returned: among the
+    first ``enough`` are some of other kinds than the first. Raises ScheduleError if none is legal, or if
+    that of TRANSCONV_SCHEDULE is not; text that is not a schedule is ignored with a warning."""
     about = None if workload is None or compute.does != "compute" else workload.about(compute)
     group = about.group(machine(target)) if about is not None else ""
     chosen_by_user = about is not None and group and about.by_user and not compute.named
@@ -98,9 +98,23 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
     proposed = heuristics.candidates(compute, target, most if spoken else min(most, enough))
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
     if about is None or not spoken:
-        return choices
+        return _varied(choices, enough)
     first = _tuned(choices, compute, target, about, rows)
-    return [*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))]
+    return _varied([*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))], enough)
+
+
+def _varied(choices: list[Choice], enough: int) -> list[Choice]:
+    """The choices, with the best of other kinds than the first one's as the last of those that are
+    enough."""
+    if len(choices) <= enough or enough <= len(heuristics.KINDS):
+        return choices
+    head, rest, first = choices[:enough], choices[enough:], choices[0].schedule
+    spares: list[Choice] = []
+    for is_other in heuristics.KINDS:
+        if not any(is_other(c.schedule, first) for c in (*head, *spares)):
+            spares += [c for c in rest if is_other(c.schedule, first)][:1]
+    kept = head[:enough - len(spares)]
+    return [*kept, *spares, *(c for c in choices[len(kept):] if c not in spares)]
 
 
 def _given() -> Schedule | None:

@@ -8,7 +8,7 @@ estimate decides which tile a shape gets.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
@@ -54,17 +54,33 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 MOST = 200  # candidates that are checked and tuned
 FEW_FEATURES = 16
 WGMMA_ROWS, WGMMA_BITS = 64, 256  # rows of a product of wgmma, and bits of a row that it sums
+KINDS: tuple[Callable[[Schedule, Schedule], bool], ...] = (
+    lambda other, first: other.via != first.via,
+    lambda other, first: "box" not in (other.a, other.b, other.c))
+"""Schedules of other kinds than a first one: a mistake of a compiler may rule out all kernels of one."""
 ROWS = (64, 32)  # features of merged groups that the copy engine and the matrix unit handle well
 
 
 def candidates(compute: Compute, target: Target, most: int = MOST) -> list[Schedule]:
     """Legal schedules, best estimate first; of equal ones, the one proposed first. At most ``most`` on a
-    GPU. Raises ScheduleError if none is legal."""
-    legal = _legal(compute, target)
-    found = list(legal if target.backend == "interpreter" else itertools.islice(legal, most))
+    GPU, and behind them the best of ``KINDS`` that they lack. Raises ScheduleError if none is legal."""
+    if target.backend == "interpreter":
+        found = list(_legal(compute, target))
+    else:
+        found = list(itertools.islice(_legal(compute, target), most))
+        found += _spares(found, compute, target) if len(found) == most else []
     if not found:
         raise _none(compute, target)
     return found
+
+
+def _spares(found: list[Schedule], compute: Compute, target: Target) -> Iterator[Schedule]:
+    """The best schedules of kinds that are not among some."""
+    seen, ranked = _ranked(compute, target, registered_words())
+    for is_other in KINDS:
+        if not any(is_other(s, found[0]) for s in found):
+            yield from itertools.islice((c for c in ranked if is_other(c, found[0])
+                                         and why_not(c, seen, target) is None), 1)
 
 
 def default(compute: Compute, target: Target) -> Schedule:

@@ -87,7 +87,8 @@ def estimated(count: int, compute: Compute, target: Target) -> list[Listed]:
 @functools.lru_cache(maxsize=1024)
 def _estimated(count: int, compute: Compute, target: Target,
                table: tuple[Word, ...]) -> tuple[Listed, ...]:
-    return tuple(Listed(c.schedule, c.why, False) for c in choice.ranked(compute, target, most=count))
+    made = choice.ranked(compute, target, most=count, enough=count)[:count]
+    return tuple(Listed(c.schedule, c.why, False) for c in made)
 
 
 def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
