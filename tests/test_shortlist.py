@@ -72,8 +72,8 @@ def test_what_is_read_is_what_was_ranked(ranked: list[str]) -> None:
 
 @pytest.mark.parametrize("prop", list(Prop))
 def test_not_all_are_of_one_kind(prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistake of a compiler may rule out all explicit kernels, or all that copy boxes; the best estimates
-    stay the first ones."""
+    """A mistake of a compiler may rule out all explicit kernels, or all that copy boxes; the best
+    estimates stay the first ones."""
     made = [k.schedule for k in listed(prop)]
     assert len(made) == 8 and {s.via for s in made} == {"gluon", "tl"}
     assert any("box" not in (s.a, s.b, s.c) for s in made)
