@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from transconv.distributed.placing import part
 from transconv.functional import parts
 
 Tensor = torch.Tensor
@@ -23,14 +24,8 @@ def _places(x: DTensor) -> tuple[Placement, ...]:
     return tuple(p if isinstance(p, Shard) and p.dim != 1 else Replicate() for p in x.placements)
 
 
-def _local(t: DTensor, places: Sequence[Placement]) -> Tensor:
-    detached: Any = t.detach()  # these are rules below autograd, as in placing.py
-    local: Tensor = detached.redistribute(t.device_mesh, places).to_local()
-    return local
-
-
 def _whole(t: Any, mesh: Any) -> Tensor | None:
-    return None if t is None else _local(t, [Replicate()] * mesh.ndim)
+    return None if t is None else part(t, [Replicate()] * mesh.ndim)
 
 
 def _summed(total: Tensor, mesh: Any, places: Sequence[Placement]) -> Tensor:
@@ -51,7 +46,7 @@ def forward(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int, c
             groups: int, eps: float) -> tuple[DTensor, DTensor, DTensor]:
     """aten.native_group_norm: the result, and the mean and 1 / standard deviation of each group."""
     mesh, places = x.device_mesh, _places(x)
-    local = _with_rows(_local(x, places))
+    local = _with_rows(part(x, places))
     held, count, size = _held(local), rows * c // groups, local.shape[2:].numel()
     if local.numel():
         means, squares = parts.moments(local)
@@ -78,10 +73,10 @@ def backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor, weight: DT
     """aten.native_group_norm_backward: gradients of the input, the weight and the bias; None where
     ``mask`` is False."""
     mesh, places = x.device_mesh, _places(x)
-    g, local = (_with_rows(_local(t, places)) for t in (grad, x))
+    g, local = (_with_rows(part(t, places)) for t in (grad, x))
     held = _held(local)
     images = _by_image(places, Replicate())
-    m, r = (_local(t, images).repeat_interleave(c // groups, 1) for t in (mean, rstd))
+    m, r = (part(t, images).repeat_interleave(c // groups, 1) for t in (mean, rstd))
     w = _whole(weight, mesh)
     both = (torch.stack(parts.sums(g, local)) if local.numel() else
             local.new_zeros(2, *local.shape[:2], dtype=held))

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from transconv.distributed import transfer
 from transconv.distributed.halo import Rows, exchange, shards
+from transconv.distributed.placing import part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -31,8 +32,7 @@ def constant(x: DTensor, pad: Sequence[int], value: Any = 0) -> DTensor:
         raise RuntimeError(f"a border of {list(pad)} leaves no image of {list(x.shape)}")
     places = [p if isinstance(p, Shard) and (p.dim > 1 or not any(widths[p.dim])) else Replicate()
               for p in x.placements]
-    detached: Any = x.detach()  # below autograd, as in placing.py
-    local: Tensor = detached.redistribute(mesh, places).to_local()
+    local = part(x, places)
     last = suggests_channels_last(x.shape, x.stride())
     for at, place in enumerate(places):
         if isinstance(place, Shard) and any(widths[place.dim]):

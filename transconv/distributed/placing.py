@@ -75,8 +75,12 @@ def _moved(has: Placement, wants: Placement, parts: int) -> float:
 
 def brought(tensor: DTensor, name: str, choice: Choice) -> Tensor:
     """The part of an operand on this rank, redistributed if it lies otherwise."""
-    places = tuple(wanted(split, name) for split in choice)
-    if tuple(tensor.placements) != places:
+    return part(tensor, tuple(wanted(split, name) for split in choice))
+
+
+def part(tensor: DTensor, places: Sequence[Placement]) -> Tensor:
+    """What this rank has of a tensor that lies so, redistributed if it does not; gradients are off."""
+    if tuple(tensor.placements) != tuple(places):
         # Below autograd: torch 2.11 has no detach_ of DTensors, which a redistributed leaf would need.
         detached: Any = tensor.detach()
         tensor = detached.redistribute(tensor.device_mesh, places)

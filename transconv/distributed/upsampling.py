@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from transconv.distributed import transfer
 from transconv.distributed.halo import Exchange, Rows, exchange, shards
+from transconv.distributed.placing import part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -67,8 +68,7 @@ class _Call:
         axis, the rows of the input and those of the result that it has then; and the placements."""
         mesh, places = x.device_mesh, list(_places(x))
         last = suggests_channels_last(x.shape, x.stride())
-        detached: Any = x.detach()  # below autograd, as in placing.py
-        local: Tensor = detached.redistribute(mesh, places).to_local()
+        local = part(x, places)
         have = [(Rows(0, i), Rows(0, o)) for i, o in zip(self.size, self.result, strict=True)]
         for at, place in enumerate(places):
             if isinstance(place, Shard) and place.dim > 1:
