@@ -71,12 +71,12 @@ MIXED = declare(Function("mixed", _mixed, _formula("mixed")))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each image and channel of x [n, c, ...] the mean, and the sum of squared deviations from it."""
+    """Of each image and feature of x [n, c, ...] the mean, and the sum of squared deviations from it."""
     return call(MOMENTS, (x,), ())  # type: ignore[no-any-return]
 
 
 def sums(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each image and channel the sum of g*x, and that of g."""
+    """Of each image and feature the sum of g*x, and that of g."""
     return call(SUMS, (_as(g, x), x), ())  # type: ignore[no-any-return]
 
 
