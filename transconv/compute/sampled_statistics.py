@@ -1,8 +1,8 @@
 """Compares statistics in f64: with those of the result as it is stored, or with those of what is read.
 
 The result itself is compared at sampled points. A statistic of a value that no store has, up to rounding,
-is evaluated from what is read, at sampled places, if no other reduction is in it; of others it is only seen
-whether they are numbers.
+is evaluated from what is read, at sampled places, if no other reduction is in it. Of others it is only
+seen whether they are numbers.
 """
 
 from __future__ import annotations
