@@ -168,10 +168,14 @@ def merges(compute: Compute) -> list[int]:
 
 
 def _both_sum(compute: Compute) -> bool:
-    """Whether both factors vary along all summed axes, as the matrix unit requires."""
+    """Whether both factors vary along all summed axes, as the matrix unit requires; along one of them, if
+    each has one position."""
     seen = [{v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
             for view in (compute.a, compute.b) if view is not None]
-    return all(x.size == 1 or all(x.var in names for names in seen) for x in compute.axes_of("K"))
+    summed = [x for x in compute.axes_of("K") if x.size != 1]
+    if not summed:
+        return all(any(x.var in names for x in compute.axes_of("K")) for names in seen)
+    return all(x.var in names for x in summed for names in seen)
 
 
 def _types(compute: Compute) -> tuple[DType, DType]:
