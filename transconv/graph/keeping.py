@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transconv.graph.plan import Planner
 
 STORED_DEARER = "is evaluated {:.3g} times: {:.3g} us, written and read once {:.3g} us"
+COMPARED = "is compared with another value: evaluated again it may be rounded otherwise"
 STORED_ANYWAY = "is handed out: read, not evaluated again"
 SHARED = 0.5  # of reading what the same kernel stores: others behind it read that anyway
 DEEPEST = 24  # operations that are evaluated again at most, one of the other
@@ -88,6 +89,16 @@ def widens(piece: Piece) -> bool:
     return (isinstance(piece, Mapped) and len(piece.inputs) == 1 and piece.work <= 1.0
             and piece.inputs[0].dtype.itemsize < piece.dtype.itemsize
             and same(piece.inputs[0].shape, piece.shape))
+
+
+def compared(piece: Mapped, planner: Planner) -> None:
+    """Store what is compared for equality in another kernel: evaluated again it may be rounded otherwise
+    than where it was reduced."""
+    for x in piece.inputs:
+        while isinstance(x, Seen):
+            x = x.of
+        if not _is_there(x, planner):
+            planner.keep(x, piece, COMPARED, itself=True)
 
 
 # -- what is written once ----------------------------------------------------------------------------
