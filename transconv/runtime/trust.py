@@ -156,10 +156,10 @@ def _in_part(workload: Workload) -> list[str]:
     for compute in workload.computations:
         for write in compute.writes:
             tensor, name = write.view.tensor, write.view.tensor.name
-            axes = {v.name for d in write.view.dims for v in free_vars(d.coord)}
+            seen = {v for d in write.view.dims for v in free_vars(d.coord)}
             whole[name] = prod(tensor.shape)
             stored[name] = stored.get(name, 0) + (whole[name] if write.op else prod(
-                x.size for x in compute.axes if x.name in axes))
+                x.size for x in compute.axes if x.var in seen))
     return [name for name in workload.results if stored.get(name, 0) < whole.get(name, 0)]
 
 
