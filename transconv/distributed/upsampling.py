@@ -50,6 +50,14 @@ def planned(rows: tuple[int, ...], size: int, parts: int, rank: int, back: bool)
     return exchange(inputs, [_read(rows, own) for own in results], rank)
 
 
+@lru_cache(maxsize=1 << 8)
+def _index(rows: tuple[int, ...], read: Rows, own: Rows, device: torch.device) -> Tensor:
+    """The row, counted from the first that is read, of each of a rank's rows of the result. Kept: a copy
+    from the host waits for the device, and cannot be recorded in a CUDA graph."""
+    return torch.tensor([row - read.start for row in rows[own.start:own.stop]], dtype=torch.long,
+                        device=device)
+
+
 def _places(x: DTensor) -> tuple[Placement, ...]:
     return tuple(p if isinstance(p, Shard) else Replicate() for p in x.placements)
 
@@ -84,9 +92,7 @@ def _forward(exact: bool, x: DTensor, result: Sequence[int], *scales: float | No
     call = _Call(exact, x.shape[2:], result, scales)
     local, have, places = call.moved(x, False)
     for axis, (read, own) in enumerate(have):
-        index = torch.tensor([row - read.start for row in call.rows[axis][own.start:own.stop]],
-                             dtype=torch.long, device=local.device)
-        local = local.index_select(2 + axis, index)
+        local = local.index_select(2 + axis, _index(call.rows[axis], read, own, local.device))
     last = suggests_channels_last(x.shape, x.stride())
     shape = torch.Size((*x.shape[:2], *result))
     return DTensor.from_local(local, x.device_mesh, places, shape=shape,

@@ -103,17 +103,6 @@ def instance_norm(module: Any, x: DTensor) -> DTensor:
     return made.squeeze(0) if seen is not x else made  # type: ignore[no-any-return]
 
 
-def by_row(function: Callable[..., Tensor], x: Any, *rest: Any) -> Any:
-    """A function of single elements, on each rank's own: no rule of DTensor's is asked."""
-    if not isinstance(x, DTensor):
-        return function(x, *rest)
-    mesh, places = x.device_mesh, [p if _dealt(p) else Replicate() for p in x.placements]
-    if list(x.placements) != places:
-        x = x.redistribute(mesh, places)
-    made = function(x.to_local(), *rest)
-    return DTensor.from_local(made, mesh, places, shape=x.shape, stride=x.stride())
-
-
 def batch_norm(module: Any, x: DTensor) -> DTensor:
     """BatchNorm: in training one image whose rows are all images; else a scale and a shift."""
     weight, bias = module.weight, module.bias
