@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import (
     DTensor,
+    Partial,
     Placement,
     Replicate,
     Shard,
@@ -19,6 +21,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from transconv.distributed import padded, rowwise, rules, windows
+from transconv.distributed.placing import dealt
 from transconv.torch_ops import convert, exchange, stats
 
 Tensor = torch.Tensor
@@ -178,5 +181,25 @@ def _plain(value: Any) -> Any:
 def _sum_gradient(parameter: Tensor) -> None:
     """Once here, instead of at every use by an optimizer."""
     grad = parameter.grad
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
-        parameter.grad = grad.redistribute(placements=parameter.placements)
+    if not (isinstance(grad, DTensor) and isinstance(parameter, DTensor)):
+        return
+    mesh, wanted = grad.device_mesh, parameter.placements
+    pairs = list(zip(grad.placements, wanted, strict=True))
+    if grad.placements == wanted:
+        return
+    with torch.no_grad():
+        local: Any = grad.to_local()
+        here = all(has == wants or (has == Partial() and wants.is_replicate()) for has, wants in pairs)
+        if not here or not _is_dense(local):
+            parameter.grad = grad.redistribute(placements=wanted)
+            return
+        for dim, (has, _) in enumerate(pairs):
+            if has.is_partial():
+                dist.all_reduce(local, group=mesh.get_group(dim))
+        parameter.grad = dealt(local, mesh, wanted, grad.shape, grad.stride())
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Whether a tensor fills its memory in an order that collectives take."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
+    return t.is_contiguous() or (last is not None and t.is_contiguous(memory_format=last))

@@ -122,4 +122,4 @@ _OWN: dict[str, Callable[..., Any]] = {
     "transconv::convolution_backward": _own_backward}
 for _name, _rule in _OWN.items():
     _add(_name, _rule, operators.library)
-subclasses.serve(DTensor, backward, replace)
+subclasses.serve(DTensor, forward, backward, replace)

@@ -96,7 +96,7 @@ class Problem:
         """The tensor of which every rank has its part."""
         shape = torch.Size(self.shapes[name])
         strides = shapes.result_strides(shape, self.channels_last and len(shape) > 1)
-        return DTensor.from_local(local, self.mesh, places, shape=shape, stride=strides)
+        return placing.dealt(local, self.mesh, places, shape, strides)
 
 
 def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) -> DTensor:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from transconv.distributed import transfer
 from transconv.distributed.halo import Exchange, Rows, exchange, shards
-from transconv.distributed.placing import part
+from transconv.distributed.placing import dealt, part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -95,8 +95,7 @@ def _forward(exact: bool, x: DTensor, result: Sequence[int], *scales: float | No
         local = local.index_select(2 + axis, _index(call.rows[axis], read, own, local.device))
     last = suggests_channels_last(x.shape, x.stride())
     shape = torch.Size((*x.shape[:2], *result))
-    return DTensor.from_local(local, x.device_mesh, places, shape=shape,
-                              stride=result_strides(shape, last))
+    return dealt(local, x.device_mesh, places, shape, result_strides(shape, last))
 
 
 def _forward_of(exact: bool, x: DTensor, result: Sequence[int] | None,
@@ -119,8 +118,7 @@ def _backward(exact: bool, grad: DTensor, result: Sequence[int], size: Sequence[
         local = _summed(local, 2 + axis, counts)
     last = suggests_channels_last(grad.shape, grad.stride())
     shape = torch.Size(size)
-    return DTensor.from_local(local, grad.device_mesh, places, shape=shape,
-                              stride=result_strides(shape, last))
+    return dealt(local, grad.device_mesh, places, shape, result_strides(shape, last))
 
 
 def _summed(grad: Tensor, dim: int, counts: Sequence[int]) -> Tensor:

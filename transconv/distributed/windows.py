@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transconv.conv import Prop
 from transconv.distributed import transfer
 from transconv.distributed.halo import Exchange, Line, Rows, planned, shards
+from transconv.distributed.placing import dealt
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -64,7 +65,7 @@ def pool(module: Any, x: DTensor) -> DTensor:
     maximum = isinstance(module, _MAXIMA)
     made = _pooled(local, lines, src, dst, maximum)
     shape = torch.Size((*x.shape[:2], *(line.o for line in lines)))
-    return DTensor.from_local(made, mesh, places, shape=shape, stride=result_strides(shape, last))
+    return dealt(made, mesh, places, shape, result_strides(shape, last))
 
 
 def _pooled(local: Tensor, lines: list[Line], src: list[Rows], dst: list[Rows], maximum: bool) -> Tensor:
