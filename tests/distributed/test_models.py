@@ -323,12 +323,12 @@ class ByPixel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1), Pixels(4)
-        self.out = nn.Conv2d(4, 2, 3, 2, 1)
+        self.out, self.own = nn.Conv2d(4, 2, 3, 2, 1), nn.Parameter(torch.randn(2, 2, 3, 3))
         self.act = nn.LeakyReLU(0.1, inplace=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.out(self.norm(self.act(input=self.first(x)), times=2.0))
-        return y
+        return F.conv2d(y, self.own, padding=1)
 
 
 def against_one_process(model: nn.Module, words: dict[str, object]) -> list[object]:
@@ -363,7 +363,7 @@ def test_modules_that_are_named() -> None:
     """Those that every rank computes whole, and those whose rows are their own."""
     for attends, by_pixel, refused in processes.run(2, named_modules):
         assert attends == [(Shard(2),), *[True] * 7], attends
-        assert by_pixel == [(Shard(2),), *[True] * 6], by_pixel
+        assert by_pixel == [(Shard(2),), *[True] * 7], by_pixel
         assert "'out' was said to compute row by row" in str(refused[0])
     with pytest.raises(ValueError, match="no module middle"):
         transconv.distributed.parallelize(Attends(), _Mesh(), {"h": 0}, whole=["middle"])
