@@ -104,28 +104,37 @@ class Captured:
         graph: Any = torch.cuda.CUDAGraph()
         gc.collect()
         error, before = "", _torchs(COLD)
+        own: BaseException | None = None
         try:
             # Other threads look at events meanwhile: NCCL's, and the one that watches exchanges.
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 again, named = tree_unflatten(kept, form)
                 made = _detached(self._step(*again, **named))
-        except Exception as found:  # noqa: BLE001 - all ranks are told
-            error = f"{type(found).__name__}: {str(found).splitlines()[0] if str(found) else ''}"
-            own: BaseException | None = found
-        else:
-            own = None
-        told = [f"rank {rank}: {text}" for rank, text in gathered(self._mesh, error) if text]
-        if told:
-            with suppress(RuntimeError):
-                graph.reset()
-            self.why_not = "; ".join(told)
-            raise RuntimeError(
-                "a sharded step cannot be recorded as a CUDA graph: "
-                f"{self.why_not}. Recorded steps may not look at values (item(), print, a branch on a "
-                "tensor) nor copy from the host; the next call runs as it is") from own
+        except Exception as why:  # noqa: BLE001 - all ranks are told
+            error, own = _first(why), why
+        self._tell(error, own, graph)
         if cold := _torchs(COLD) - before:
             log.warning("in a recorded step torch computes %d results of calls that were new to it", cold)
         self._given, self._result, self._graph = (kept, form), made, graph
+
+    def _tell(self, error: str, own: BaseException | None, graph: Any) -> None:
+        """Tell all ranks what this one could not record: RuntimeError on each if there is anything."""
+        try:
+            found = gathered(self._mesh, error)
+        except RuntimeError as lost:  # a failed recording may have spoiled the communicator
+            if own is None:
+                raise
+            found = [(dist.get_rank(), f"{error}; then {_first(lost)}")]
+        told = [f"rank {rank}: {text}" for rank, text in found if text]
+        if not told:
+            return
+        with suppress(RuntimeError):
+            graph.reset()
+        self.why_not = "; ".join(told)
+        raise RuntimeError(
+            f"a sharded step cannot be recorded as a CUDA graph: {self.why_not}. Recorded steps may not look "
+            "at values (item(), print, a branch on a tensor) nor copy from the host; the next call runs as "
+            "it is") from own
 
     def _take(self, args: Any, kwargs: Any) -> None:
         """Copy the arguments to where the graph reads them."""
@@ -177,6 +186,13 @@ def _why_not(mesh: Any) -> str:
     return ""
 
 
+def _first(error: BaseException) -> str:
+    """What went wrong first, in a line: the end of a failed recording has an error of its own."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
 def _torchs(reason: str) -> int:
     """How many results torch computed so far for this reason."""
     return routes.counted().fallback.get(reason, 0)
@@ -185,12 +201,21 @@ def _torchs(reason: str) -> int:
 def _local(t: Any) -> Tensor:
     """What this rank has of a tensor, without a place in autograd."""
     own: Any = t.detach()
-    local: Tensor = own.to_local() if isinstance(own, DTensor) else own
-    return local
+    local: Any = own.to_local() if isinstance(own, DTensor) else own
+    ready: Tensor = local.wait() if hasattr(local, "wait") else local  # it may still be on its way
+    return ready
 
 
 def _detached(result: Any) -> Any:
-    return tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, result)
+    """Results without a place in autograd. What of them is on its way is waited for: a graph ends with
+    all of its messages."""
+    def one(t: Any) -> Any:
+        if not isinstance(t, Tensor):
+            return t
+        _local(t)
+        return t.detach()
+
+    return tree_map(one, result)
 
 
 def _copy(leaf: Any) -> Any:
