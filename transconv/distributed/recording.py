@@ -132,9 +132,9 @@ class Captured:
             graph.reset()
         self.why_not = "; ".join(told)
         raise RuntimeError(
-            f"a sharded step cannot be recorded as a CUDA graph: {self.why_not}. Recorded steps may not look "
-            "at values (item(), print, a branch on a tensor) nor copy from the host; the next call runs as "
-            "it is") from own
+            f"a sharded step cannot be recorded as a CUDA graph: {self.why_not}. Recorded steps may not "
+            "look at values (item(), print, a branch on a tensor) nor copy from the host; the next call "
+            "runs as it is") from own
 
     def _take(self, args: Any, kwargs: Any) -> None:
         """Copy the arguments to where the graph reads them."""

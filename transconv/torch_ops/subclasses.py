@@ -92,7 +92,9 @@ def tell(devices: frozenset[str]) -> None:
 def at_once(tensor: Any, functions: dict[type, Callable[..., Any]]) -> Callable[..., Any] | None:
     """The function for a tensor's class, without the way through torch's dispatcher, on which nobody is to
     see the call."""
-    return None if torch._C._len_torch_dispatch_stack() else functions.get(type(tensor))
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return None
+    return functions.get(type(tensor))
 
 
 def served(tensor: Any) -> bool:
