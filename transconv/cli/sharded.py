@@ -23,6 +23,10 @@ def add_to(verbs: object) -> None:
                       help="the axes of images (n, d, h, w) and the mesh dims that deal them: h=0,w=1")
     made.add_argument("--mesh", default="", metavar="SIZES", type=_sizes,
                       help="ranks along each mesh dim: 2x2; default: all in one")
+    for word, says in (("whole", "that every rank computes whole"),
+                       ("rows", "that make each row from the same rows of their inputs")):
+        made.add_argument(f"--{word}", default=(), metavar="NAMES", type=lambda text: text.split(","),
+                          help=f"modules {says}, with commas between")
     made.add_argument("--exact", action="store_true",
                       help="with small integers as parameters and inputs, and every bit counts")
 
@@ -47,7 +51,8 @@ def run(words: argparse.Namespace) -> int:
     torch.manual_seed(0)
     with torch.device(device):
         model, *inputs = function()
-    found = distributed.verify(model, mesh, words.plan, *inputs, exact=words.exact)
+    found = distributed.verify(model, mesh, words.plan, *inputs, exact=words.exact, whole=words.whole,
+                               rows=words.rows)
     if dist.get_rank() == 0:
         print(found)
     dist.destroy_process_group()
