@@ -41,6 +41,7 @@ from transconv.schedule.packing import (
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target.records import TARGETS, Target
+from transconv.verify.case import Case
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 
@@ -362,6 +363,30 @@ def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     mains = [c for a, c in steps if not is_copy(a)]
     assert len(mains) == 4 and all(c.unpacks for c in mains)
     assert wrong_stages(p, BWD_D, launches_of(steps, target=SM100)) == []
+
+
+SUMS = ConvProblem.parse("mb1ic3ih4oc64oh4kh3ph1 dt=s8:s8:s32 tag=nchw")
+
+
+def test_what_another_kernel_reads_is_not_copied_with_the_result() -> None:
+    """Kernels that store other tensors than the result need not agree about a copy."""
+    schedule = Schedule.parse("mb.oh.ow:16 oc:16 ic:32 | mma | pack=c")
+    steps = compiler.plan_steps(SUMS, FWD, SM90, schedule, Epilogue.parse("zero:src"))
+    assert [a.name for a, _ in steps] == ["zero_src", "zero_src_sum", "fwd", "unpack_dst"]
+
+
+def test_a_copy_between_two_kernels() -> None:
+    """What one stores to a copy is copied back before the other reads it."""
+    case = Case(SUMS, FWD, "zero:src", "cpu", target=SM90, numpy=True)
+
+    def choose(compute: Compute, target: Target) -> Schedule:
+        packs = compute.does == "compute" and why_not_copied(compute, "c") is None
+        return Schedule.parse("ow:8 | fma | pack=c") if packs else heuristics.default(compute, target)
+
+    plan = compiler.build(SUMS, FWD, SM90, None, case.after, choose)
+    assert [s.compute.name for s in plan.steps] == [
+        "zero_src", "unpack_src_zero_sums", "fwd", "unpack_dst"]
+    assert case.judge(plan, "exact").reason == ""
 
 
 def test_each_unit_reads_its_own_copy() -> None:

@@ -8,10 +8,10 @@ integer of 8 bits (0 to 255):
     st.shared.b8 [%r50], %r29;              ->    F2IP.U8.F32.TRUNC.NTZ R7, RZ, R0, RZ;
                                                   STS.U8 [R9], R7;
 
-The lowest bits of 1.5 * 2**23 + n are those of n, and all that is stored is 255. The assemblers of CUDA
-12.8 (sm_80, 89, 90) and 12.9 (sm_100) do so, with floats of 16 bits stored as 8, and with those of 64 as 32
-or fewer, too. They do not where an operation of integers or bits stands between, or the number comes from
-memory or from two branches.
+The lowest bits of 1.5 * 2**23 + n are those of n; what is stored is 255, as an H100 did. The assemblers of
+CUDA 12.8 (sm_80, 89, 90) and 12.9 (sm_100) do so, with floats of 16 bits stored as 8, and with those of 64
+as 32 or fewer, too. They do not where an operation of integers or bits stands between, or the number comes
+from memory or from two branches.
 """
 
 from __future__ import annotations

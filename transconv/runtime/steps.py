@@ -99,16 +99,12 @@ def _in_order(made: Planned, copies: Planned) -> Planned:
     needed = {t.name: i for i, (k, _) in enumerate(made) for t in k.tensors}
     first: Planned = []
     behind: list[Planned] = [[] for _ in made]
-    for copy, chosen in copies:
+    for copy, chosen in sorted(copies, key=lambda m: m[0].does == "pack"):  # packed after it is unpacked
         packs = copy.does == "pack"
         tensor = (copy.a if packs else copy.c).tensor
-        at = stored.get(tensor.name)
-        if packs and at is None:
-            first.append((copy, chosen))
-        elif at is not None and needed[tensor.name] > at:
-            behind[at].insert(len(behind[at]) * packs, (copy, chosen))  # packed after it is unpacked
-        else:
-            behind[-1].append((copy, chosen))
+        at = stored.get(tensor.name, len(made))
+        between = at < needed[tensor.name]
+        (behind[at] if between else first if packs else behind[-1]).append((copy, chosen))
     return [*first, *(m for main, after in zip(made, behind, strict=True) for m in (main, *after))]
 
 
