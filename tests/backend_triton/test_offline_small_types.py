@@ -13,7 +13,7 @@ from transconv.backend_triton import Resources, emit_expr
 from transconv.backend_triton.narrowed import converts
 from transconv.backend_triton.offline import compile_offline
 from transconv.conv import ConvProblem, Epilogue, Prop
-from transconv.ir import DType, i8, i32, u8
+from transconv.ir import DType, f16, i8, i32, u8
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
 from transconv.verify.matrix.jobs import jobs_of
@@ -52,6 +52,7 @@ def test_which_numbers_are_lost(dtype: DType) -> None:
         lost = bits < 32 and put_into_words(bits, pattern) != every
         value = pattern - (1 << bits) * (dtype is i8 and pattern >> bits - 1)
         assert emit_expr.is_lost(dtype, value) == lost, (dtype, value)
+    assert not emit_expr.is_lost(f16, float("inf"))
 
 
 def test_a_load_of_other_numbers_is_chosen_from(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,9 +66,11 @@ def is_lost(dtype: DType, fill: float) -> bool:
     constant of 8 or 16 bits several times into a word, extended with its sign: four of 128 become
     0xffffff80, which is 128 and three times 255. Numbers whose sign bit is 0 are right, and those of ones
     alone."""
+    if dtype.kind != "int" or dtype.bits >= 32:
+        return False
     ones = (1 << dtype.bits) - 1
     bits = int(fill) & ones
-    return dtype.kind == "int" and dtype.bits < 32 and bits >> dtype.bits - 1 == 1 and bits != ones
+    return bits >> dtype.bits - 1 == 1 and bits != ones
 
 
 class ExprSpeller:
