@@ -38,6 +38,8 @@ and so is that of Triton 3.9; the assemblers of both make the same wrong kernel 
 (bench/results/h200_run_over.csv). The check needs the PTX text; a legitimate pair is put together
 from halves that are widened (cvt.u64.u32) and shifted by 32.
 
+**Stores that convert.** See narrowed.py; the check needs the PTX text.
+
 **Branches of whole warps.** See branches.py; the check reads the machine code, without a disassembler.
 
 **Sums whose elements change rows.** See reordered.py; the check needs the TTGIR text.
@@ -51,6 +53,7 @@ from typing import Any
 
 from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.machine_code import listing
+from transconv.backend_triton.narrowed import converts
 from transconv.backend_triton.reordered import reorders
 from transconv.errors import Unsupported
 
@@ -79,6 +82,9 @@ def flaw(asm: Mapping[str, Any]) -> str:
     if _runs_over(ptx):
         return ("the upper half of a pair takes what its lower half runs over by "
                 "(see transconv/backend_triton/flaws.py)")
+    if converts(ptx):
+        return ("ptxas converts a float of which the lowest bits are stored "
+                "(see transconv/backend_triton/narrowed.py)")
     if takes_uniform_branches(asm.get("cubin", b"")):
         return ("it copies boxes, and a branch of whole warps has a condition about which threads "
                 "disagree (see transconv/backend_triton/branches.py)")
