@@ -46,6 +46,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
     DTensor has no rules for. ValueError for a plan that the mesh does not have, names that the
     model lacks, or models that have parameters elsewhere.
     """
+    exchange.expect_module(model, "distributed.parallelize")
     dims, known = _dims(mesh, plan), dict(model.named_modules())
     if lacking := [name for name in whole if name not in known]:
         raise ValueError(f"the model has no module {', '.join(lacking)}")
