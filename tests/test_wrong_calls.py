@@ -54,7 +54,7 @@ def test_operands_without_an_epilogue(fused: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("options", [{"graphs": True}, {"rest": "torch"}, {"cudagraphs": "no"}])
 def test_options_of_torch_compile(options: dict[str, Any]) -> None:
     graph = torch.fx.symbolic_trace(torch.nn.ReLU())
-    with pytest.raises(ValueError, match=r'^options .*; expected \{"rest": .*, "cudagraphs": True or False'):
+    with pytest.raises(ValueError, match=r"^options .*; expected \{.rest.: .*True or False"):
         transconv.graph.backend(graph, [X], options=options)
 
 
