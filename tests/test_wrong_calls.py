@@ -31,6 +31,15 @@ def test_what_is_no_module(function: Callable[[Any], Any], model: Any, said: str
         function(model)
 
 
+@pytest.mark.parametrize(("mesh", "plan", "said"), [
+    (None, {"h": 0}, "mesh: expected a DeviceMesh, .*, got NoneType"), (2, {"h": 0}, "mesh: .*, got int")])
+def test_what_is_no_mesh(mesh: Any, plan: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        transconv.distributed.parallelize(torch.nn.Conv2d(4, 4, 3), mesh, plan)
+    with pytest.raises(TypeError, match=said):
+        transconv.distributed.verify(torch.nn.Conv2d(4, 4, 3), mesh, plan, X)
+
+
 @pytest.mark.parametrize(("call", "said"), [
     (lambda: transconv.compile(3), "compute: expected a Compute or its text, got int"),  # type: ignore[arg-type]
     (lambda: transconv.compile(TEXT, 90), "target: expected a Target or its text, got int"),  # type: ignore[arg-type]
