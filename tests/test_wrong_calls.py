@@ -22,8 +22,7 @@ X = torch.randn(1, 4, 5, 5)
 
 @pytest.mark.parametrize("function", [
     transconv.convert_, transconv.revert_, transconv.fold, transconv.inference, transconv.prepare,
-    transconv.quantize_, lambda model: transconv.distributed.parallelize(model, None, {})],
-    ids=["convert_", "revert_", "fold", "inference", "prepare", "quantize_", "parallelize"])
+    transconv.quantize_], ids=lambda f: str(f.__name__))
 @pytest.mark.parametrize(("model", "said"), [
     (torch.nn.Conv2d, "the class Conv2d"), ([torch.nn.ReLU()], "list"), (None, "NoneType")])
 def test_what_is_no_module(function: Callable[[Any], Any], model: Any, said: str) -> None:

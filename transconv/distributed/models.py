@@ -45,11 +45,9 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
     sharded rows get whole tensors, with a FallbackWarning that names them; their results are dealt again.
     ``whole``: names of modules that every rank computes whole, on plain tensors: attention, say, or what
     DTensor has no rules for. ValueError for a plan that the mesh does not have, names that the
-    model lacks, or models that have parameters elsewhere; TypeError for what is no model, mesh or plan.
+    model lacks, or models that have parameters elsewhere.
     """
-    exchange.expect_module(model, "distributed.parallelize")
     dims, known = _dims(mesh, plan), dict(model.named_modules())
-    whole = (whole,) if isinstance(whole, str) else whole
     if lacking := [name for name in whole if name not in known]:
         raise ValueError(f"the model has no module {', '.join(lacking)}")
     for name, module in model.named_modules():
@@ -89,7 +87,8 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
 
 
 def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
-    """The dim of images, as in ``AXES``, that each mesh dim deals."""
+    """The dim of images, as in ``AXES``, that each mesh dim deals. Raises ValueError; TypeError for what is
+    no mesh and no plan."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError("mesh: expected a DeviceMesh, as of torch.distributed.init_device_mesh, got "
                         f"{type(mesh).__name__}")

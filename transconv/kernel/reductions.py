@@ -52,19 +52,6 @@ class Reduction:
     types: str = "same"
     others: tuple[Any, ...] = ()
 
-    def types_of(self, dtype: DType) -> tuple[DType, DType]:
-        """The type of the result, and that in which it is computed."""
-        if self.types == "bool":
-            return boolean, i32
-        if self.types == "place":
-            return i32, i32 if dtype is boolean else dtype
-        if dtype.kind == "float":
-            gives = f32 if dtype.bits == 8 else dtype
-            return gives, gives if gives.bits >= 32 else f32
-        if dtype.kind in ("index", "bool") or self.types == "sum" and dtype.bits < 32:
-            return i32, i32
-        return dtype, i32 if dtype.bits < 32 else dtype
-
 
 ROWS = (
     Reduction("sum", "sum", np.sum, "sum", (sum,)),
@@ -100,7 +87,7 @@ def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bo
             return as_type(total, x.dtype if x.dtype.kind == "float" else f32)
         mean = named(b, "divide", total, reduced(b, REDUCTIONS["sum"], ones, axis, keepdims))
         return as_type(mean, x.dtype if x.dtype.kind == "float" else f32)
-    gives, work = row.types_of(x.dtype)
+    gives, work = _types(row, x.dtype)
     value = cast(x.expr, work)
     if row.types == "bool":
         value = cast(cast(x.expr, boolean), i32)
@@ -182,6 +169,18 @@ def _without(b: Building, x: Tile, axes: Sequence[int], kept: bool) -> Tile:
         return alone
     left = [i for i in range(len(x.shape)) if i not in axes]
     return replace(b.placed(alone, tuple(x.shape[i] for i in left), tuple(left)), items=x.items)
+
+
+def _types(row: Reduction, dtype: DType) -> tuple[DType, DType]:
+    """The type of the result, and that in which it is computed."""
+    if row.types == "bool":
+        return boolean, i32
+    if dtype.kind == "float":
+        gives = f32 if dtype.bits == 8 else dtype
+        return gives, gives if gives.bits >= 32 else f32
+    if dtype.kind in ("index", "bool") or row.types == "sum" and dtype.bits < 32:
+        return i32, i32
+    return dtype, i32 if dtype.bits < 32 else dtype
 
 
 def _lanes(x: Tile, axes: Sequence[int]) -> list[Lane]:
