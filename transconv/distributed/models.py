@@ -87,8 +87,8 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
 
 
 def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
-    """The dim of images, as in ``AXES``, that each mesh dim deals. Raises ValueError; TypeError for what is
-    no mesh and no plan."""
+    """The dim of images, as in ``AXES``, that each mesh dim deals. Raises ValueError; TypeError for what
+    is no mesh and no plan."""
     if not isinstance(mesh, DeviceMesh):
         raise TypeError("mesh: expected a DeviceMesh, as of torch.distributed.init_device_mesh, got "
                         f"{type(mesh).__name__}")
