@@ -10,7 +10,7 @@ from typing import Any
 from transconv import knobs
 from transconv.backend_triton import CompileFailure, Job, compile_offline
 from transconv.cli import options, python_file, ranges
-from transconv.cli.compile import TEXTS, table
+from transconv.cli.compiled import TEXTS, table
 from transconv.errors import KernelError
 from transconv.ir import type_named
 from transconv.kernel import Group, KernelFunction
