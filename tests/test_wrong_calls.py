@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +23,8 @@ X = torch.randn(1, 4, 5, 5)
 
 @pytest.mark.parametrize("function", [
     transconv.convert_, transconv.revert_, transconv.fold, transconv.inference, transconv.prepare,
-    transconv.quantize_], ids=lambda f: str(f.__name__))
+    transconv.quantize_, partial(transconv.export, directory="never_made")],
+    ids=["convert_", "revert_", "fold", "inference", "prepare", "quantize_", "export"])
 @pytest.mark.parametrize(("model", "said"), [
     (torch.nn.Conv2d, "the class Conv2d"), ([torch.nn.ReLU()], "list"), (None, "NoneType")])
 def test_what_is_no_module(function: Callable[[Any], Any], model: Any, said: str) -> None:
