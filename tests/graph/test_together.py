@@ -176,6 +176,10 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Launcher, "_compiled", here)
     try:
         called(Chain().to("meta"), 2, 16, 8, 8)
+        begun = time.monotonic()
+        while not all(q in readiness._asked and readiness._asked[q].done for q in asked):
+            assert time.monotonic() - begun < 120
+            time.sleep(0.05)
     finally:
         readiness.close()
     assert len(asked) == 7

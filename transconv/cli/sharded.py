@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-from pathlib import Path
 from typing import Any
 
-from transconv.cli import options
+from transconv.cli import options, python_file
 
 
 def add_to(verbs: object) -> None:
@@ -77,14 +75,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _named(text: str) -> Any:
     """The function FILE:NAME. ValueError where there is none."""
-    file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not file or not path.is_file():
-        raise ValueError(f"{text!r} names no file; expected FILE:NAME")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module, name = python_file.loaded(text)
     if not callable(found := getattr(module, name, None)):
-        raise ValueError(f"{file} has no function {name!r}")
+        raise ValueError(f"{module.__file__} has no function {name!r}")
     return found

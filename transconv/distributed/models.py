@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -97,7 +98,14 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
 
 
 def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
-    """The dim of images, as in ``AXES``, that each mesh dim deals."""
+    """The dim of images, as in ``AXES``, that each mesh dim deals. Raises ValueError; TypeError for what
+    is no mesh and no plan."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError("mesh: expected a DeviceMesh, as of torch.distributed.init_device_mesh, got "
+                        f"{type(mesh).__name__}")
+    if not isinstance(plan, Mapping):
+        raise TypeError("plan: expected axes of images with the mesh dim of each, such as {'h': 0}, got "
+                        f"{plan!r}")
     names = mesh.mesh_dim_names or ()
     found: dict[int, int] = {}
     for axis, at in plan.items():
