@@ -3,6 +3,7 @@ chip is one that is not there: tensors are torch's ``meta``, which no kernel run
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
