@@ -76,14 +76,17 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
         _compute_whole(model.get_submodule(name), mesh, dims)
     for name in by_row:
         module = model.get_submodule(name)
-        module.forward = rowwise.named(module, name, lambda given: _dealt(given, mesh, dims))
+        module.forward = partial(rowwise.named, module, name, module.forward,
+                                 partial(_dealt, mesh=mesh, dims=dims))
     for name, module in model.named_modules():
         if _within(name, (*whole, *by_row)):
             continue
         if forward := padded.convolution if padded.has_border(module) else windows.forward_of(module):
             module.forward = partial(forward, module)
         elif type(module) in ELEMENTWISE:
-            module.forward = rowwise.elementwise(module)
+            if getattr(module, "inplace", False):
+                module.inplace = False  # autograd does not let a view of a DTensor change
+            module.forward = partial(rowwise.elementwise, module, module.forward)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
             stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
