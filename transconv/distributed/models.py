@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from transconv.distributed import padded, rowwise, rules, windows
-from transconv.distributed.placing import dealt
+from transconv.distributed.placing import dealt, part
 from transconv.torch_ops import convert, exchange, stats
 
 Tensor = torch.Tensor
@@ -191,7 +191,7 @@ def _sum_gradient(parameter: Tensor) -> None:
     if grad.placements == wanted:
         return
     with torch.no_grad():
-        local: Any = grad.to_local()
+        local: Any = part(grad, grad.placements)
         here = all(has == wants or (has == Partial() and wants.is_replicate()) for has, wants in pairs)
         if not here or not _is_dense(local):
             parameter.grad = grad.redistribute(placements=wanted)

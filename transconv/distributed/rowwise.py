@@ -57,9 +57,11 @@ class _Activated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[Any, None]:
-        (kept,), gradient = ctx.saved_tensors, ctx.activation.gradient
+        (kept,), (made, gradient, of_result) = ctx.saved_tensors, ctx.activation
         if torch.is_grad_enabled():  # it is differentiated again: by DTensor's rules
-            return gradient(grad, kept), None
+            found = (gradient(grad, kept) if of_result else
+                     torch.autograd.grad(made(kept), kept, grad, create_graph=True)[0])
+            return found, None
         return _like(kept, gradient(lying(grad, kept.placements).to_local(), kept.to_local())), None
 
 
