@@ -111,13 +111,15 @@ class Run:
     def record(self) -> float | str:
         """Call the step until it is recorded; the peak of the memory meanwhile, as ``peak``. RuntimeError
         if it is not."""
-        peak: float | str = ""
+        peak, run = self.peak(), self.step
+        assert isinstance(run, Captured)
         for _ in range(10):
-            if not isinstance(self.step, Captured) or self.step.is_recorded or self.step.why_not:
+            if run.is_recorded or run.why_not:
                 break
             peak = self.peak()
-        if isinstance(self.step, Captured) and not self.step.is_recorded and self.device.type == "cuda":
-            raise RuntimeError(f"the step is not recorded: {self.step.why_not or 'kernels are missing'}")
+        told(f"recorded: {run.is_recorded}")
+        if not run.is_recorded and self.device.type == "cuda":
+            raise RuntimeError(f"the step is not recorded: {run.why_not or 'kernels are missing'}")
         return peak
 
     def close(self) -> None:
@@ -216,7 +218,6 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     if side == "captured":
         row["peak_mb"] = run.record()
         numbers = run.numbers()
-        told("recorded")
     row["ms"] = run.milliseconds(seconds)
     row["host_ms"] = run.host()
     if side != "captured":

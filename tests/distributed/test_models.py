@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import pytest
@@ -347,6 +348,22 @@ def against_one_process(model: nn.Module, words: dict[str, object]) -> list[obje
     return [got.placements, torch.allclose(got.full_tensor(), want, atol=1e-5), *close]
 
 
+def differentiated_twice() -> list[object]:
+    """Whether gradients of a gradient of the input are those of one process."""
+    mesh, x = init_device_mesh("cpu", (2,)), torch.randn(1, 2, 6, 5).double()
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 2, 3, padding=1),
+                          nn.LeakyReLU(0.1, True), nn.Conv2d(2, 2, 3), nn.ReLU()).double()
+    alone = copy.deepcopy(model)
+    transconv.distributed.parallelize(model, mesh, {"h": 0})
+    for net, given in ((alone, x.clone()), (model, distribute_tensor(x, mesh, [Shard(2)]))):
+        given.requires_grad_()
+        loss = net(given).square().sum()
+        (first,) = torch.autograd.grad(loss, given, create_graph=True)
+        first.square().sum().backward()  # type: ignore[no-untyped-call]
+    return [torch.allclose(p.grad.full_tensor(), q.grad)  # type: ignore[union-attr, arg-type]
+            for p, q in zip(model.parameters(), alone.parameters(), strict=True)]
+
+
 def named_modules() -> list[list[object]]:
     torch.manual_seed(0)
     found = [against_one_process(Attends(), {"whole": ["attention"]}),
@@ -355,13 +372,14 @@ def named_modules() -> list[list[object]]:
         against_one_process(ByPixel(), {"rows": ["norm", "out"]})
     except ValueError as error:
         found.append([str(error)])
-    return found
+    return [*found, differentiated_twice()]
 
 
 @pytest.mark.slow
 def test_modules_that_are_named() -> None:
-    """Those that every rank computes whole, and those whose rows are their own."""
-    for attends, by_pixel, refused in processes.run(2, named_modules):
+    """Those that every rank computes whole, and those whose rows are their own; gradients of gradients."""
+    for attends, by_pixel, refused, twice in processes.run(2, named_modules):
+        assert twice == [True] * 6, twice
         assert attends == [(Shard(2),), *[True] * 7], attends
         assert by_pixel == [(Shard(2),), *[True] * 7], by_pixel
         assert "'out' was said to compute row by row" in str(refused[0])

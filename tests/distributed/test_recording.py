@@ -54,6 +54,7 @@ class Steps:
 def both_ways(device: str, calls: int) -> dict[str, Any]:
     """What differs between steps that run as they are and recorded ones; the numbers of calls."""
     transconv.config.fallback = "silent"
+    torch.backends.cudnn.deterministic = True  # no sums in the order of atomic additions
     mesh = init_device_mesh(device, (torch.distributed.get_world_size(),))
     plain, recorded = (Steps(mesh, device, r) for r in (False, True))
     wrong = []

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from transconv.distributed import padded, rowwise, rules, windows
-from transconv.distributed.placing import dealt
+from transconv.distributed.placing import dealt, part
 from transconv.torch_ops import convert, exchange, stats
 
 Tensor = torch.Tensor
@@ -77,14 +77,17 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
         _compute_whole(model.get_submodule(name), mesh, dims)
     for name in by_row:
         module = model.get_submodule(name)
-        module.forward = rowwise.named(module, name, lambda given: _dealt(given, mesh, dims))
+        module.forward = partial(rowwise.named, module, name, module.forward,
+                                 partial(_dealt, mesh=mesh, dims=dims))
     for name, module in model.named_modules():
         if _within(name, (*whole, *by_row)):
             continue
         if forward := padded.convolution if padded.has_border(module) else windows.forward_of(module):
             module.forward = partial(forward, module)
         elif type(module) in ELEMENTWISE:
-            module.forward = rowwise.elementwise(module)
+            if getattr(module, "inplace", False):
+                module.inplace = False  # autograd does not let a view of a DTensor change
+            module.forward = partial(rowwise.elementwise, module, module.forward)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
             stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
@@ -196,7 +199,7 @@ def _sum_gradient(parameter: Tensor) -> None:
     if grad.placements == wanted:
         return
     with torch.no_grad():
-        local: Any = grad.to_local()
+        local: Any = part(grad, grad.placements)
         here = all(has == wants or (has == Partial() and wants.is_replicate()) for has, wants in pairs)
         if not here or not _is_dense(local):
             parameter.grad = grad.redistribute(placements=wanted)

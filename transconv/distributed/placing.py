@@ -103,7 +103,7 @@ def dealt(local: Tensor, mesh: Any, places: Sequence[Placement], shape: Sequence
         return DTensor.from_local(local, mesh, places, shape=torch.Size(shape), stride=tuple(stride))
     key = mesh, tuple(places), tuple(shape), tuple(stride), local.dtype
     spec = _specs.get(key)
-    if spec is not None:
+    if spec is not None and spec.mesh is mesh:  # an equal one may have groups that are no more
         made: Any = DTensor
         return made(local, copy(spec), requires_grad=False)  # type: ignore[no-any-return]
     first = DTensor.from_local(local, mesh, places, shape=torch.Size(shape), stride=tuple(stride))

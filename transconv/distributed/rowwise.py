@@ -57,9 +57,11 @@ class _Activated(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: DTensor) -> tuple[Any, None]:
-        (kept,), gradient = ctx.saved_tensors, ctx.activation.gradient
+        (kept,), (made, gradient, of_result) = ctx.saved_tensors, ctx.activation
         if torch.is_grad_enabled():  # it is differentiated again: by DTensor's rules
-            return gradient(grad, kept), None
+            found = (gradient(grad, kept) if of_result else
+                     torch.autograd.grad(made(kept), kept, grad, create_graph=True)[0])
+            return found, None
         return _like(kept, gradient(lying(grad, kept.placements).to_local(), kept.to_local())), None
 
 
@@ -67,51 +69,40 @@ def _like(x: DTensor, local: Tensor) -> DTensor:
     return dealt(local, x.device_mesh, x.placements, x.shape, x.stride())
 
 
-def elementwise(module: Any) -> Callable[..., Any]:
-    """The forward of a module of single elements, on any placements of its input."""
-    if getattr(module, "inplace", False):
-        module.inplace = False  # autograd does not let a view of a DTensor change
-    inner, activation = module.forward, _activation(module)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        leaves, form = tree_flatten((args, kwargs))
-        x = next((t for t in leaves if isinstance(t, DTensor)), None)
-        if x is None:
-            return inner(*args, **kwargs)
-        x = lying(x, [p if isinstance(p, Shard) else Replicate() for p in x.placements])
-        if activation is not None:
-            return _activated(x, activation)
-        own = [x.to_local() if isinstance(t, DTensor) else t for t in leaves]
-        args, kwargs = tree_unflatten(own, form)
-        return _like(x, inner(*args, **kwargs))
-
-    return forward
+def elementwise(module: Any, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The forward of a module of single elements, on any placements of its input. ``inner``: its own."""
+    leaves, form = tree_flatten((args, kwargs))
+    x = next((t for t in leaves if isinstance(t, DTensor)), None)
+    if x is None:
+        return inner(*args, **kwargs)
+    x = lying(x, [p if isinstance(p, Shard) else Replicate() for p in x.placements])
+    activation = _activation(module)
+    if activation is not None:
+        return _activated(x, activation)
+    own = [x.to_local() if isinstance(t, DTensor) else t for t in leaves]
+    args, kwargs = tree_unflatten(own, form)
+    return _like(x, inner(*args, **kwargs))
 
 
 _activated: Callable[..., DTensor] = _Activated.apply
 
 
-def named(module: Any, name: str, dealt: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The forward of a module that its model's owner says to compute row by row. ``dealt`` lays arguments
-    as the plan has them. ValueError if a result has other rows than the rank's."""
-    inner = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        leaves, form = tree_flatten(dealt((args, kwargs)))
-        x = next((t for t in leaves if isinstance(t, DTensor)), None)
-        if x is None:
-            return inner(*args, **kwargs)
-        module.forward = inner
-        try:
-            args, kwargs = tree_unflatten([t.to_local() if isinstance(t, DTensor) else t for t in leaves],
-                                          form)
-            made = functional_call(module, _parameters(module, x.placements), args, kwargs)
-        finally:
-            module.forward = forward
-        found, form = tree_flatten(made)
-        return tree_unflatten([_whole(t, x, name) if isinstance(t, Tensor) else t for t in found], form)
-
-    return forward
+def named(module: Any, name: str, inner: Callable[..., Any], dealt: Callable[[Any], Any], *args: Any,
+          **kwargs: Any) -> Any:
+    """The forward of a module that its model's owner says to compute row by row. ``inner``: its own;
+    ``dealt`` lays arguments as the plan has them. ValueError if a result has other rows than the rank."""
+    leaves, form = tree_flatten(dealt((args, kwargs)))
+    x = next((t for t in leaves if isinstance(t, DTensor)), None)
+    if x is None:
+        return inner(*args, **kwargs)
+    args, kwargs = tree_unflatten([t.to_local() if isinstance(t, DTensor) else t for t in leaves], form)
+    own, module.forward = module.forward, inner
+    try:
+        made = functional_call(module, _parameters(module, x.placements), args, kwargs)
+    finally:
+        module.forward = own
+    found, form = tree_flatten(made)
+    return tree_unflatten([_whole(t, x, name) if isinstance(t, Tensor) else t for t in found], form)
 
 
 def _parameters(module: nn.Module, places: Sequence[Placement]) -> dict[str, Any]:
