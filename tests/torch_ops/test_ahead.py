@@ -301,7 +301,10 @@ def test_the_first_layer_hands_over_those_behind_it(processes: Processes) -> Non
     model(torch.randn(2, 3, 14, 14))
     asked = ["ic4ih6oc6oh3kh3sh2ph1", "ic6ih3oc6oh3kh3ph1", "ic4ih6oc6oh3kh1sh2"]
     assert forwards(processes) == asked, "of one pixel nothing is guessed"
-    assert seen[0] == ("0", "4"), "three, and a gradient of the first"
+    assert seen[0] == ("0", "10"), "three, their gradients, and one of the first"
+    made = [(job["direction"], job["problem"].split()[0]) for job, _ in processes.jobs]
+    assert made[3:10] == [*((d, p) for p in reversed(asked) for d in ("bwd_d", "bwd_w")),
+                          ("bwd_w", "ic3ih14oc4oh12kh3")], "the last layer's first"
     assert len(seen) == len({n for n, _ in seen}) == len(list(model.modules())), "each ran once"
     assert model[3].norm.num_batches_tracked == 1
     assert [q for q in readiness._asked if q.workload.direction == "fwd"] == [], "the calls took them back"

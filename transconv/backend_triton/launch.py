@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from transconv.backend_triton import compiled, fingerprint
+from transconv.backend_triton import absent, compiled, fingerprint
 from transconv.backend_triton.descriptors import (
     Encode,
     Lying,
@@ -108,12 +108,10 @@ class Launcher:
             self._function().warmup(*args, grid=(self.grid,), **self._options())
 
     def compile(self, aligned: bool) -> None:
-        """Compile into Triton's cache, with what starts it, and record it. Needs no GPU after
-        ``compiled.pretend``. Raises Miscompiled, and Triton's errors."""
+        """Compile into Triton's cache, with what starts it, and record it. Needs neither a GPU, after
+        ``compiled.pretend``, nor torch. Raises Miscompiled, and Triton's errors."""
         if self.grid:
-            torch = _torch()
-            made = [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
-            compiled.build_start(self._compiled(made, aligned))
+            compiled.build_start(self._compiled([absent.tensor(t) for t in self.types], aligned))
 
     def is_ready(self, aligned: bool) -> bool:
         """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from transconv.backend_triton import BACKENDS, Compilers
+from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
@@ -236,6 +237,8 @@ def _begin(question: Question, kind: type[Made]) -> Made:
 
 def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
     """Give a request to a process; the caller has the lock."""
+    if _pool is None and question.target.backend in BACKENDS:
+        expect_kernels()
     _asked[question] = asked
     asked.take = compilers(workers).submit(question.job, lambda answer: _answered(question, answer))
 

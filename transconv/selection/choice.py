@@ -42,7 +42,7 @@ from transconv.selection.rows import Row, machine
 from transconv.target import Target
 from transconv.version import __version__
 
-DRAWER = Drawer("estimates", 1, longest=1 << 10)
+DRAWER = Drawer("estimates", 1, longest=1 << 10, lasting=False)
 
 # A tuned schedule is ignored if its estimate exceeds the best estimate by more than this factor:
 # the first for a row of the same workload, the second for another's. `python -m bench trials` measures how
