@@ -137,7 +137,8 @@ def _layer(layer: _ConvNd, x: Given, trains: bool, flags: execute.Flags) -> _Ask
                           layer.groups)
     weight = Given.of(w)
     y = x.sized(shapes.output_shape(x.shape, w.shape, p), x.is_last or weight.is_last)
-    problem = execute.describe(x.dtype, *((t.shape, t.strides) for t in (x, weight, y)), p, flags.math)
+    problem = execute.describe(x.dtype, (x.shape, x.strides), (weight.shape, weight.strides),
+                               (y.shape, y.strides), p, flags.math)
     question = execute.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
                                 "" if bias is None else "bias", True, flags.deterministic)
     return _Asked(question, (*ahead.questions(p, x, weight, trains, w.requires_grad, flags, True),), y)

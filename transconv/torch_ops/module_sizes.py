@@ -28,9 +28,10 @@ def result(module: nn.Module, shape: Ints) -> Ints | None:
     if kind in POOLS:
         if given.get("return_indices"):
             return None
-        words = [_each(given.get(name, 1), len(sides)) for name in
-                 ("kernel_size", "stride", "padding", "dilation")]
-        sides = tuple(_pooled(*s, given["ceil_mode"]) for s in zip(sides, *words, strict=True))
+        kernel, stride, padding, dilation = (_each(given.get(name, 1), len(sides)) for name in (
+            "kernel_size", "stride", "padding", "dilation"))
+        sides = tuple(_pooled(n, k, s, p, d, given["ceil_mode"]) for n, k, s, p, d in zip(
+            sides, kernel, stride, padding, dilation, strict=True))
     elif kind in ADAPTIVE:
         asked = given["output_size"]
         wanted = tuple(asked) if isinstance(asked, Sequence) else (asked,) * len(sides)
