@@ -236,7 +236,7 @@ def test_who_wants_to_see_the_passes_sees_them(there: set[str], monkeypatch: pyt
 
 def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr(Launcher, "compile", lambda self, aligned: done.append(self.key))
+    monkeypatch.setattr(Launcher, "compile", lambda self, *_: done.append(self.key))
     monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90, "bias+relu", aligned=False)
     answer = readiness_child.answer(question.job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,18 @@ def test_what_starts_a_kernel_does_not_depend_on_boxes(types: tuple[str, ...],
 
 def test_one_process_builds_what_starts_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
-    with compiled._only_here("a") as first, compiled._only_here("a") as second, \
-            compiled._only_here("b") as other:
+    with compiled._only_here("a", False) as first, compiled._only_here("a", False) as second, \
+            compiled._only_here("b", False) as other:
         assert first and other and not second
-    with compiled._only_here("a") as again:
-        assert again
+        seen: list[bool] = []
+
+        def wait() -> None:
+            with compiled._only_here("a", True) as alone:
+                seen.append(alone)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.1)
+        assert not seen
+    waiting.join(30)
+    assert seen == [True]

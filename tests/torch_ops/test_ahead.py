@@ -41,7 +41,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     monkeypatch.setattr(counted, "cores", lambda: 8)
     monkeypatch.setattr(readiness, "LOOK_S", 0.01)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
-    monkeypatch.setattr(Launcher, "compile", lambda self, aligned: None)
+    monkeypatch.setattr(Launcher, "compile", lambda *_: None)
     monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
     compiler.forget()
     readiness.forget()

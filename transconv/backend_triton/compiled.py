@@ -102,17 +102,17 @@ def lies_in(found: dict[str, Any]) -> bool:
     return os.path.isfile(os.path.join(place, f"__grp__{str(found.get('function'))[:150]}.json"))
 
 
-def build_start(kernel: Any) -> None:
+def build_start(kernel: Any, patient: bool) -> None:
     """Have Triton build the C function that starts the kernel, one for all kernels with arguments of the
     same types, into its cache: else the first launch waits for a C compiler. Where Triton cannot (for
-    another backend, without a C compiler or the driver's library), or another process does, the launch
-    has it built."""
+    another backend, without a C compiler or the driver's library), the launch does. While another
+    process builds it, who is ``patient`` waits for that, so that no launch has to."""
     with suppress(Exception):
         if kernel.metadata.target.backend == "cuda":
             from triton.backends.nvidia.driver import CudaLauncher
 
             source = reloaded.source_of(kernel)
-            with _only_here(_started_like(source.signature.values())) as alone:
+            with _only_here(_started_like(source.signature.values()), patient) as alone:
                 if alone:
                     CudaLauncher(source, kernel.metadata)
 
@@ -125,8 +125,8 @@ def _started_like(types: Iterable[Any]) -> str:
 
 
 @contextmanager
-def _only_here(name: str) -> Iterator[bool]:
-    """Whether no other process is at this now."""
+def _only_here(name: str, patient: bool) -> Iterator[bool]:
+    """Whether no other process is at this now, for which who is ``patient`` waits."""
     path = DRAWER.path(name)
     if path is None or fcntl is None:
         yield True
@@ -135,7 +135,7 @@ def _only_here(name: str) -> Iterator[bool]:
                      os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
         except OSError:
             yield False
             return

@@ -107,11 +107,13 @@ class Launcher:
             args = self._arguments(tensors)
             self._function().warmup(*args, grid=(self.grid,), **self._options())
 
-    def compile(self, aligned: bool) -> None:
+    def compile(self, aligned: bool, patient: bool = True) -> None:
         """Compile into Triton's cache, with what starts it, and record it. Needs neither a GPU, after
-        ``compiled.pretend``, nor torch. Raises Miscompiled, and Triton's errors."""
+        ``compiled.pretend``, nor torch. ``patient``: as in ``compiled.build_start``. Raises Miscompiled, and
+        Triton's errors."""
         if self.grid:
-            compiled.build_start(self._compiled([absent.tensor(t) for t in self.types], aligned))
+            made = self._compiled([absent.tensor(t) for t in self.types], aligned)
+            compiled.build_start(made, patient)
 
     def is_ready(self, aligned: bool) -> bool:
         """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or

@@ -250,7 +250,8 @@ def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
     if _pool is None and question.target.backend in BACKENDS:
         expect_kernels()
     _asked[question] = asked
-    asked.take = compilers(workers).submit(question.job, lambda answer: _answered(question, answer))
+    job = question.job | ({"early": True} if asked.early else {})
+    asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
 
 
 def _wait(question: Question, asked: _Asked) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import itertools
 import os
 import time
 from contextlib import suppress
@@ -20,15 +21,23 @@ from transconv.selection import files_digest, workload_of
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile
-GARBAGE = 200_000  # objects after which the interpreter looks for cycles: a tenth of the time else
+COLLECT = 32  # jobs after which the interpreter looks for cycles: that takes a tenth of the time else
+
+_jobs = itertools.count(1)
 
 
 def main() -> None:
     """Answer requests until the input ends."""
     with suppress(OSError):
         os.nice(NICE)
-    gc.set_threshold(GARBAGE, 20, 20)
-    serve(answer)
+    gc.disable()
+    serve(_collecting)
+
+
+def _collecting(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
+    if next(_jobs) % COLLECT == 0:
+        gc.collect()
+    return answer(job, noise)
 
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
@@ -52,10 +61,11 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
             estimated(workload, target)
         return {"seconds": round(time.perf_counter() - started, 3)}
     pretend(target.backend, target.arch, target.warp_size)
+    patient = not job.get("early")
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
     wrong: list[dict[str, Any]] = []
     for _ in range(compiler.MOST_REJECTED):
-        found = _compile(plan, job["aligned"])
+        found = _compile(plan, job["aligned"], patient)
         if found is None:
             return {"kernels": len(plan.steps), "wrong": wrong, "schedule": str(plan.schedule),
                     "seconds": round(time.perf_counter() - started, 3)}
@@ -66,11 +76,11 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
                       f"{wrong[-1]['reason']}")
 
 
-def _compile(plan: Plan, aligned: bool) -> dict[str, Any] | None:
+def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:
     """Compile each kernel. Returns a report of the first that fails, or None."""
     for step in plan.steps:
         try:
-            step.launcher.compile(aligned)
+            step.launcher.compile(aligned, patient)
         except Miscompiled as error:
             return _wrong(step, aligned, error.why, True)
         except Exception as error:
