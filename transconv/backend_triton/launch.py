@@ -109,7 +109,7 @@ class Launcher:
 
     def compile(self, aligned: bool, patient: bool = True) -> None:
         """Compile into Triton's cache, with what starts it, and record it. Needs neither a GPU, after
-        ``compiled.pretend``, nor torch. ``patient``: as in ``compiled.build_start``. Raises Miscompiled, and
+        ``compiled.pretend``, nor torch. ``patient``: see ``compiled.build_start``. Raises Miscompiled, and
         Triton's errors."""
         if self.grid:
             made = self._compiled([absent.tensor(t) for t in self.types], aligned)
