@@ -44,6 +44,10 @@ class Processes:
     def __init__(self, *_: Any) -> None:
         self.jobs: list[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = []
         self.begun = False  # whether processes work on them, so that none can be taken back
+        self.there = False  # whether there are processes before there are jobs
+
+    def begin(self) -> None:
+        self.there = True
 
     def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> Callable[[], bool]:
         self.jobs.append((job, done))

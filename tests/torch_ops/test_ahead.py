@@ -272,6 +272,25 @@ def test_explaining_takes_nothing_back(processes: Processes) -> None:
     assert transconv.explain(x, w).native and len(readiness._asked) == 2
 
 
+def test_processes_start_with_the_conversion_where_nothing_is_on_disk(
+        processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starts(model: nn.Module) -> bool:
+        readiness.forget()
+        processes.there = False
+        transconv.convert_(model)
+        return processes.there
+
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    assert starts(model) and not processes.jobs
+    assert not starts(nn.Sequential(nn.Conv2d(4, 4, 3)).eval()), "it does not train"
+    assert not starts(nn.Sequential(nn.Conv2d(4, 4, 3)).requires_grad_(False))
+    with monkeypatch.context() as m:
+        m.setattr(readiness, "compiles", lambda target: False)
+        assert not starts(model)
+    model(X)
+    assert not starts(model), "a plan is on disk"
+
+
 # -- the layers behind a converted one --------------------------------------------------------------
 
 
@@ -408,3 +427,9 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
         assert done.acquire(timeout=30)
     assert asked == [0, 1, 3] and not takes[0]()
     pool.close()
+    asked.clear()
+    early = compilers.Compilers("m", {}, 2, {"n": 0})
+    early.begin()
+    early.submit({"n": 4}, lambda _: done.release())
+    assert done.acquire(timeout=30) and len(early.children) == 2 and asked.count(4) == 1
+    early.close()

@@ -143,6 +143,16 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None
                 _submit(question, _Asked(early=True), workers)
 
 
+def begin_processes(target: Target, workers: int) -> None:
+    """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are not
+    compiled, or a plan is on disk."""
+    if compiles(target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
+        with _lock:
+            if _pool is None:
+                expect_kernels()
+                compilers(workers).begin()
+
+
 def withdraw(questions: Iterable[Question]) -> None:
     """Forget requests that were handed over ahead of need, as far as no process has begun them."""
     with _lock:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from transconv.conv import Prop
-from transconv.runtime import ahead, helpers, is_collecting
+from transconv.runtime import ahead, begin_processes, helpers, is_collecting
 from transconv.torch_ops import execute, shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.settings import settings
@@ -53,6 +53,17 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
             or execute.capturing(x.device)):
         return 0
     return helpers()
+
+
+def expect(model: torch.nn.Module) -> None:
+    """A model was converted: where nothing is on disk, processes start before its first training step has
+    work for them. None for a model that does not train, or whose kernels are not compiled."""
+    some = next((p for p in model.parameters() if p.requires_grad), None)
+    if some is None or not model.training or settings.mode != "now":
+        return
+    if workers := processes(some, some, "now"):
+        with quietly():
+            begin_processes(execute.target_of(some.device), workers)
 
 
 @contextmanager
