@@ -36,7 +36,7 @@ __all__ = [
     "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER",
     "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
     "begin_processes", "build", "build_compute", "check_indices", "collect", "collecting",
-    "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info", "is_collecting",
-    "is_estimated", "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps",
-    "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
+    "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",
+    "is_collecting", "is_estimated", "is_ready", "kernel_name", "on_answer", "pack", "plan",
+    "plan_steps", "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
 ]

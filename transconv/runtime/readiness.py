@@ -144,8 +144,8 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None
 
 
 def begin_processes(target: Target, workers: int) -> None:
-    """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are not
-    compiled, or a plan is on disk."""
+    """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are
+    not compiled, or a plan is on disk."""
     if compiles(target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
         with _lock:
             if _pool is None:
