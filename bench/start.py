@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -58,6 +59,8 @@ def arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument("--models", default="resnet50", help=f"of {', '.join((*models.NAMES, *EPOCHS))}")
     to.add_argument("--starts", default="", help=f"of {', '.join(STARTS)} (default: all); warm and "
                     "prepared begin with what cold and prepare left in the same run")
+    to.add_argument("--log", action="store_true", help="also write a file for each row with what the "
+                    "package logs: what was compiled, waited for and checked, and when")
     to.add_argument("--small", action="store_true", help="sizes for a CPU, where torch computes")
     to.add_argument("--limit", type=ranges.seconds, default=600, help="seconds in all (default: 600)")
 
@@ -84,8 +87,9 @@ def main(options: argparse.Namespace) -> int:
             left, weights = end - time.monotonic(), [WEIGHTS.get(r["start"], 1.0) for r in rows[at:]]
             if left < LEAST_S:
                 break
-            found = one(row["model"], options.small, row["side"], row["start"], f"{place}/{row['model']}",
-                        left * weights[0] / sum(weights))
+            name, log = row["model"], Path(options.out, f"{row['model']}_{row['start']}.log")
+            found = one(name, options.small, row["side"], row["start"], f"{place}/{name}",
+                        left * weights[0] / sum(weights), str(log) if options.log else "")
             failed += "error" in found
             print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:20]
                            or k == "error"), flush=True)
@@ -95,14 +99,14 @@ def main(options: argparse.Namespace) -> int:
     return int(bool(failed))
 
 
-def one(name: str, small: bool, side: str, start: str, place: str, limit: float) -> Found:
+def one(name: str, small: bool, side: str, start: str, place: str, limit: float, log: str = "") -> Found:
     """A process of its own, with caches in a folder; ``error`` if it fails, ``stopped`` if it takes longer
-    than the limit, in seconds: what it told before that is there."""
+    than the limit, in seconds: what it told before that is there. ``log``: a file for what it logs."""
     place = f"{place}/{({'warm': 'cold', 'prepare': 'prepared'}).get(start, start)}"
     words = {"TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton",
              "TRANSCONV_COMPILE": "background" if start == "background" else "now",
              "TRANSCONV_SIZES": "any" if name in EPOCHS else "exact"}
-    told = (name, str(int(small)), side, start, f"{time.time() + limit:.0f}")
+    told = (name, str(int(small)), side, start, f"{time.time() + limit:.0f}", log)
     # Modules are compiled to bytecode once, as they are where a package was installed.
     around = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     ran = subprocess.Popen([sys.executable, "-m", "bench.start", *told], env={**around, **words},
@@ -145,6 +149,7 @@ def measure(name: str, small: bool, side: str, start: str, end: float) -> None:
 
     def tell(found: Found) -> None:
         print(json.dumps(found), flush=True)
+        logging.getLogger("transconv.bench").info("%s", found)
 
     def convert(model: torch.nn.Module) -> None:
         if side == "transconv":
@@ -230,4 +235,8 @@ def _wait(device: str) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[6]:
+        logging.basicConfig(filename=sys.argv[6], filemode="w", format="%(relativeCreated)7d ms %(name)s: "
+                            "%(message)s")
+        logging.getLogger("transconv").setLevel(logging.DEBUG)
     measure(sys.argv[1], sys.argv[2] == "1", sys.argv[3], sys.argv[4], float(sys.argv[5]))

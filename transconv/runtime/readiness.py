@@ -272,8 +272,10 @@ def _wait(question: Question, asked: _Asked) -> None:
         with _lock:
             _asked.pop(question, None)
         return
+    began = time.monotonic()
     while not asked.ended.wait(LOOK_S) and _asked.get(question) is asked:
         pass  # the processes may have been ended
+    log.debug("waited %.3f s: %s", time.monotonic() - began, question)
 
 
 def _answered(question: Question, answer: dict[str, Any]) -> None:
