@@ -112,8 +112,16 @@ class Launcher:
         ``compiled.pretend``, nor torch. ``patient``: see ``compiled.build_start``. Raises Miscompiled, and
         Triton's errors."""
         if self.grid:
-            made = self._compiled([absent.tensor(t) for t in self.types], aligned)
-            compiled.build_start(made, patient)
+            compiled.build_start(self._compiled(self._nowhere(), aligned), patient)
+
+    def _nowhere(self) -> list[Any]:
+        """What stands for the tensors of a launch; without torch for the release that is known."""
+        import triton
+
+        if triton.__version__.startswith(DIRECT):
+            return [absent.tensor(t) for t in self.types]
+        torch = _torch()
+        return [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
 
     def is_ready(self, aligned: bool) -> bool:
         """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or
