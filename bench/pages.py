@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import ablation_table, plots
+from bench.chips_table import chips_table
 from bench.distributed import distributed_table
 from bench.environment import ROOT
 from bench.graph_table import graphs_table
@@ -101,6 +102,9 @@ TABLES = {
         "python -m transconv fuzz --computes 2000 --seed 27 --interpreter --json fuzz.json",
         "python -m transconv fuzz --kernels 5000 --seed 1 --json fuzz.json",
         "python -m bench fuzz-runs fuzz.json"), fuzz_table),
+    "chips": Table(("h200_layers_bf16_nhwc.csv", "h100_layers_bf16_nhwc.csv"), (
+        "python -m bench time layers --sampled",),
+        chips_table),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
@@ -155,7 +159,8 @@ def written(table: Table, with_origin: bool) -> str:
     parts = []
     for chip in CHIPS:
         own = table.on(chip)
-        if not own.is_there() or (chip != CHIPS[0] and own.files == table.files):
+        beside = any(name.startswith(f"{chip}_") for name in table.files)  # of another chip
+        if not own.is_there() or (chip != CHIPS[0] and (beside or own.files == table.files)):
             continue
         rows = own.rows()
         if chip != CHIPS[0]:

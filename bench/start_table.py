@@ -7,7 +7,9 @@ from transconv.tuning.table import Row, number
 
 SHOWN = {"import_s": "import [s]", "prepare_s": "prepare [s]", "forward1_s": "first forward [s]",
          "step1_s": "first step [s]",
-         "step2_s": "second", "last_ms": "last [ms]", "inputs": "inputs", "epoch1_s": "first epoch [s]",
+         "step2_s": "second", "settled_s": "all kernels after [s]",
+         "handover_ms": "slowest step until then [ms]", "last_ms": "last [ms]", "inputs": "inputs",
+         "epoch1_s": "first epoch [s]",
          "worst_ms": "its worst step [ms]", "later_s": "later epoch [s]",
          "later_worst_ms": "its worst step [ms]", "elsewhere": "results by torch", "cores": "cores"}
 

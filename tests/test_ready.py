@@ -44,6 +44,10 @@ class Processes:
     def __init__(self, *_: Any) -> None:
         self.jobs: list[tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = []
         self.begun = False  # whether processes work on them, so that none can be taken back
+        self.there = False  # whether there are processes before there are jobs
+
+    def begin(self) -> None:
+        self.there = True
 
     def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> Callable[[], bool]:
         self.jobs.append((job, done))
@@ -236,7 +240,7 @@ def test_who_wants_to_see_the_passes_sees_them(there: set[str], monkeypatch: pyt
 
 def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    monkeypatch.setattr(Launcher, "compile", lambda self, aligned: done.append(self.key))
+    monkeypatch.setattr(Launcher, "compile", lambda self, *_: done.append(self.key))
     monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90, "bias+relu", aligned=False)
     answer = readiness_child.answer(question.job)

@@ -10,6 +10,7 @@ import pytest
 
 from bench import fuzz_runs, layers, pages, plots, tables
 from bench.__main__ import main, understood
+from bench.chips_table import chips_table
 from tests.bench.test_bench_report import ROWS, row
 from transconv.__main__ import parser
 from transconv.conv import ConvProblem
@@ -43,6 +44,31 @@ def test_what_was_not_measured_leaves_its_markers_empty(monkeypatch: pytest.Monk
     monkeypatch.setitem(pages.TABLES, "sizes", replace(pages.TABLES["sizes"], files=("none.csv",)))
     shown = pages.pages()[ROOT / "docs" / "any_size.md"]
     assert "<!-- table:sizes -->\n<!-- end:sizes -->" in shown
+
+
+def test_two_gpus_are_compared_over_the_layers_of_both(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = [row("a", "fwd", 10, 12, against="cudnn_cl"), row("a", "bwd_d", 10, 15),
+            row("bb", "fwd", 10, 30), row("ccc", "fwd", 10, 11),
+            row("dddd", "fwd", 10, 90, verdict="wrong")]
+    other = [{**r, "device": "NVIDIA_H100", "ratio": str(by * float(r["ratio"]))}
+             for r, by in zip(rows, (0.5, 1.0, 2.0, 1.0, 1.0), strict=True)]
+    text = chips_table([*rows, *other[:3], other[4]])
+    assert [line.split(" | ")[1:] for line in text.splitlines()[2:]] == [
+        ["2", "1.90", "1.90", "1.00", "0.50 `a` |"], ["1", "1.50", "1.50", "1.00", "1.00 `a` |"],
+        ["3", "1.75", "1.75", "1.00", "0.50 `a` |"]]
+    assert chips_table(rows) == ""
+    monkeypatch.setattr(pages, "RESULTS", tmp_path)
+    table = pages.TABLES["chips"]
+    assert pages.written(table, True) == ""
+    text = (ROOT / "bench/results/h200_layers_bf16_nhwc.csv").read_text(encoding="utf-8")
+    (tmp_path / "h200_layers_bf16_nhwc.csv").write_text(text, encoding="utf-8")
+    assert pages.written(table, True) == ""
+    (tmp_path / "h100_layers_bf16_nhwc.csv").write_text(
+        "\n".join(text.replace("NVIDIA_H200", "NVIDIA_H100_80GB_HBM3").splitlines()[:7]) + "\n",
+        encoding="utf-8")
+    shown = pages.written(table, True)
+    assert "| all | 6 |" in shown and "h100_layers_bf16_nhwc.csv" in shown and "\nOn NVIDIA" not in shown
 
 
 def test_another_gpu_has_tables_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_a_process_that_is_ended_leaves_what_it_had_told(
     """Also those that it had started are ended; one that fails leaves its row, too."""
     script = tmp_path / "child.py"
     script.write_text("import subprocess, sys, time\nprint('{\"step1_s\": 1.5}', flush=True)\n"
-                      "if sys.argv[-2] == 'fails': sys.exit(3)\n"
+                      "if sys.argv[4] == 'fails': sys.exit(3)\n"
                       "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
                       f"open({str(tmp_path / 'pid')!r}, 'w').write(str(p.pid))\ntime.sleep(60)\n")
     popen = subprocess.Popen
@@ -56,17 +56,22 @@ def test_a_process_that_is_ended_leaves_what_it_had_told(
 def test_rows_are_written_as_they_come_and_not_measured_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
+    limits: list[float] = []
 
-    def one(name: str, small: bool, side: str, start: str, place: str, limit: float) -> dict[str, object]:
+    def one(name: str, small: bool, side: str, start: str, place: str, limit: float,
+            log: str) -> dict[str, object]:
         asked.append((side, start))
-        assert limit <= 50
-        return {"epoch1_s": 2.5} if side == "torch" else {"error": "TimeoutExpired"}
+        limits.append(limit)
+        found: dict[str, object] = {"import_s": 1.0, "error": "the process ended with 1"}
+        return {"epoch1_s": 2.5} if side == "torch" else found if start == "prepare" else {"error": "?"}
 
     monkeypatch.setattr(start, "one", one)
-    options = Namespace(models="audio", starts="", small=True, limit=50, out=str(tmp_path))
+    options = Namespace(models="audio", starts="", small=True, limit=50, out=str(tmp_path), log=False)
     assert start.main(options) == 1 and asked == list(start.VARYING)
     (path,) = tmp_path.iterdir()
-    assert [r["start"] for r in read(path)] == ["heuristics", "benchmark"]
+    assert [(r["start"], r["stopped"]) for r in read(path)] == [
+        ("heuristics", ""), ("benchmark", ""), ("prepare", "the process ended with 1")]
+    assert all(5 < limit < 30 for limit in limits[:-1]) and 40 < limits[-1] <= 50, "shares"
     asked.clear()
     start.main(options)
     assert asked == [s for s in start.VARYING if s[0] == "transconv"], "rows that are there are kept"

@@ -41,7 +41,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     monkeypatch.setattr(counted, "cores", lambda: 8)
     monkeypatch.setattr(readiness, "LOOK_S", 0.01)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
-    monkeypatch.setattr(Launcher, "compile", lambda self, aligned: None)
+    monkeypatch.setattr(Launcher, "compile", lambda *_: None)
     monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
     compiler.forget()
     readiness.forget()
@@ -272,6 +272,25 @@ def test_explaining_takes_nothing_back(processes: Processes) -> None:
     assert transconv.explain(x, w).native and len(readiness._asked) == 2
 
 
+def test_processes_start_with_the_conversion_where_nothing_is_on_disk(
+        processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def starts(model: nn.Module) -> bool:
+        readiness.forget()
+        processes.there = False
+        transconv.convert_(model)
+        return processes.there
+
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    assert starts(model) and not processes.jobs
+    assert not starts(nn.Sequential(nn.Conv2d(4, 4, 3)).eval()), "it does not train"
+    assert not starts(nn.Sequential(nn.Conv2d(4, 4, 3)).requires_grad_(False))
+    with monkeypatch.context() as m:
+        m.setattr(readiness, "compiles", lambda target: False)
+        assert not starts(model)
+    model(X)
+    assert not starts(model), "a plan is on disk"
+
+
 # -- the layers behind a converted one --------------------------------------------------------------
 
 
@@ -301,7 +320,10 @@ def test_the_first_layer_hands_over_those_behind_it(processes: Processes) -> Non
     model(torch.randn(2, 3, 14, 14))
     asked = ["ic4ih6oc6oh3kh3sh2ph1", "ic6ih3oc6oh3kh3ph1", "ic4ih6oc6oh3kh1sh2"]
     assert forwards(processes) == asked, "of one pixel nothing is guessed"
-    assert seen[0] == ("0", "4"), "three, and a gradient of the first"
+    assert seen[0] == ("0", "10"), "three, their gradients, and one of the first"
+    made = [(job["direction"], job["problem"].split()[0]) for job, _ in processes.jobs]
+    assert made[3:10] == [*((d, p) for p in reversed(asked) for d in ("bwd_d", "bwd_w")),
+                          ("bwd_w", "ic3ih14oc4oh12kh3")], "the last layer's first"
     assert len(seen) == len({n for n, _ in seen}) == len(list(model.modules())), "each ran once"
     assert model[3].norm.num_batches_tracked == 1
     assert [q for q in readiness._asked if q.workload.direction == "fwd"] == [], "the calls took them back"
@@ -405,3 +427,9 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
         assert done.acquire(timeout=30)
     assert asked == [0, 1, 3] and not takes[0]()
     pool.close()
+    asked.clear()
+    early = compilers.Compilers("m", {}, 2, {"n": 0})
+    early.begin()
+    early.submit({"n": 4}, lambda _: done.release())
+    assert done.acquire(timeout=30) and len(early.children) == 2 and asked.count(4) == 1
+    early.close()

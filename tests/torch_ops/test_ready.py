@@ -40,6 +40,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
+    monkeypatch.setattr(readiness, "PAUSE_S", 0.0)
     monkeypatch.setattr(readiness, "compiles", lambda target: True)
     monkeypatch.setattr(readiness, "Compilers", lambda *_: made.processes)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: made.compiled)
@@ -111,6 +112,25 @@ def test_gradients_switch_too(machine: Machine) -> None:
         assert (torchs if compiled else native) == {}
         assert native == ({"fwd": 3, "bwd_d": 3, "bwd_w": 3} if compiled else {})
     transconv.stats(reset=True)
+
+
+def test_kernels_are_taken_over_one_by_one(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a program waits for few of those that became ready at once."""
+    weights = [torch.randn(n, 4, 3, 3) for n in (4, 5, 6)]
+
+    def step() -> dict[str, int]:
+        for w in weights:
+            torch.testing.assert_close(transconv.conv2d(X, w), torch.conv2d(X, w), rtol=1e-3, atol=1e-3)
+        return counts()[0]
+
+    step()
+    machine.finish()
+    monkeypatch.setattr(readiness, "PAUSE_S", 1000.0)
+    assert [step() for _ in range(2)] == [{"fwd": 1}] * 2
+    monkeypatch.setattr(readiness, "_next", 0.0)
+    assert [step() for _ in range(2)] == [{"fwd": 2}] * 2
+    monkeypatch.setattr(readiness, "_next", 0.0)
+    assert step() == {"fwd": 3}
 
 
 def test_never_is_the_fallback_policys(machine: Machine) -> None:

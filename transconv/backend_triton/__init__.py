@@ -7,6 +7,7 @@ from transconv.backend_triton.child import Child, serve
 from transconv.backend_triton.compiled import pretend
 from transconv.backend_triton.compilers import Compilers
 from transconv.backend_triton.emit_tl import spelled_lines
+from transconv.backend_triton.expected import expect
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.kernel_text import emit, grid_size, is_explicit, unspecialised
 from transconv.backend_triton.launch import Launcher
@@ -25,7 +26,7 @@ from transconv.backend_triton.sized_launch import SizedLauncher, StarterAt, prog
 
 __all__ = [
     "Answer", "BACKENDS", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
-    "Resources", "SizedLauncher", "StarterAt", "compile_offline", "emit", "grid_size", "is_explicit",
-    "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version", "unspecialised",
-    "write",
+    "Resources", "SizedLauncher", "StarterAt", "compile_offline", "emit", "expect", "grid_size",
+    "is_explicit", "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version",
+    "unspecialised", "write",
 ]

@@ -8,17 +8,25 @@ With what else a record has, the kernel is read without Triton's front end (relo
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
-from contextlib import suppress
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from transconv.backend_triton import reloaded
+from transconv.backend_triton import absent, reloaded
 from transconv.disk_cache import Drawer
 from transconv.target import triton_version
 
+try:
+    import fcntl
+except ImportError:  # Windows: several processes may build the same
+    fcntl = None  # type: ignore[assignment]
+
 SCHEMA = 2
-DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14)
+DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14, lasting=False)
 
 _there: set[str] = set()  # found by this process
 
@@ -94,15 +102,46 @@ def lies_in(found: dict[str, Any]) -> bool:
     return os.path.isfile(os.path.join(place, f"__grp__{str(found.get('function'))[:150]}.json"))
 
 
-def build_start(kernel: Any) -> None:
+def build_start(kernel: Any, patient: bool) -> None:
     """Have Triton build the C function that starts the kernel, one for all kernels with arguments of the
     same types, into its cache: else the first launch waits for a C compiler. Where Triton cannot (for
-    another backend, without a C compiler or the driver's library), the launch does."""
+    another backend, without a C compiler or the driver's library), the launch does. While another
+    process builds it, who is ``patient`` waits for that, so that no launch has to."""
     with suppress(Exception):
         if kernel.metadata.target.backend == "cuda":
             from triton.backends.nvidia.driver import CudaLauncher
 
-            CudaLauncher(reloaded.source_of(kernel), kernel.metadata)
+            source = reloaded.source_of(kernel)
+            with _only_here(_started_like(source.signature.values()), patient) as alone:
+                if alone:
+                    CudaLauncher(source, kernel.metadata)
+
+
+def _started_like(types: Iterable[Any]) -> str:
+    """A name for the argument types, as far as what starts a kernel depends on them: of a descriptor, the
+    number of its dimensions."""
+    told = [re.sub(r"\[([^]]*)\].*", lambda box: str(box[1].count(",")), str(t)) for t in types]
+    return hashlib.blake2b(" ".join(told).encode(), digest_size=16).hexdigest()
+
+
+@contextmanager
+def _only_here(name: str, patient: bool) -> Iterator[bool]:
+    """Whether no other process is at this now, for which who is ``patient`` waits."""
+    path = DRAWER.path(name)
+    if path is None or fcntl is None:
+        yield True
+        return
+    handle = os.open(path.with_suffix(".lock"),
+                     os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if patient else fcntl.LOCK_NB))
+        except OSError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(handle)  # which unlocks
 
 
 def forget() -> None:
@@ -133,3 +172,8 @@ def pretend(backend: str, arch: int | str, warp_size: int) -> None:
     from triton.runtime.driver import driver
 
     driver.set_active(_Chip(GPUTarget(backend, arch, warp_size)))
+    with suppress(Exception), absent.without_torch():  # other releases look at arguments in other ways
+        from triton.backends.compiler import BaseBackend
+        from triton.runtime.jit import native_specialize_impl
+
+        native_specialize_impl(BaseBackend, 1, False, True, True)  # the first one looks for torch

@@ -31,6 +31,12 @@ class Compilers:
         self.children: set[Child] = set()
         self.closed = False
 
+    def begin(self) -> None:
+        """Start the children before there are jobs, for which they wait ``IDLE_S``."""
+        with self.lock:
+            while len(self.children) < self.workers and not self.closed:
+                self._start()
+
     def submit(self, job: dict[str, Any], done: Done) -> Take:
         """Queue a job; ``done`` is called with the answer in another thread, never after ``close``.
         What comes back takes the job out of the queue."""
@@ -38,11 +44,14 @@ class Compilers:
         with self.lock:
             self.jobs.put((take, job, done))
             if len(self.children) < self.workers and not self.closed:
-                child = Child(self.module, self.environment)
-                self.children.add(child)
-                threading.Thread(target=self._serve, args=(child,), daemon=True,
-                                 name="transconv-compiler").start()
+                self._start()
         return take
+
+    def _start(self) -> None:
+        child = Child(self.module, self.environment)
+        self.children.add(child)
+        threading.Thread(target=self._serve, args=(child,), daemon=True,
+                         name="transconv-compiler").start()
 
     def _serve(self, child: Child) -> None:
         if self.first is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transconv.backend_triton import absent
 from transconv.ir import Tensor, tf32
 
 ELEMENTS = {tf32: 11}  # CUtensorMapDataType's number
@@ -46,6 +47,8 @@ def _moved(tensor: Any, box: Tensor) -> Any:
     """The tensor with elements that the copy engine has a type for."""
     if box.dtype.boxed is box.dtype:
         return tensor
+    if isinstance(tensor, absent.Absent):
+        return absent.tensor(box.dtype.boxed.torch)
     import torch
 
     return tensor.view(getattr(torch, box.dtype.boxed.torch))

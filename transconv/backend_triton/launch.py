@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
-from transconv.backend_triton import compiled, fingerprint
+from transconv.backend_triton import absent, compiled, fingerprint
 from transconv.backend_triton.descriptors import (
     Encode,
     Lying,
@@ -107,13 +107,21 @@ class Launcher:
             args = self._arguments(tensors)
             self._function().warmup(*args, grid=(self.grid,), **self._options())
 
-    def compile(self, aligned: bool) -> None:
-        """Compile into Triton's cache, with what starts it, and record it. Needs no GPU after
-        ``compiled.pretend``. Raises Miscompiled, and Triton's errors."""
+    def compile(self, aligned: bool, patient: bool = True) -> None:
+        """Compile into Triton's cache, with what starts it, and record it. Needs neither a GPU, after
+        ``compiled.pretend``, nor torch. ``patient``: see ``compiled.build_start``. Raises Miscompiled, and
+        Triton's errors."""
         if self.grid:
-            torch = _torch()
-            made = [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
-            compiled.build_start(self._compiled(made, aligned))
+            compiled.build_start(self._compiled(self._nowhere(), aligned), patient)
+
+    def _nowhere(self) -> list[Any]:
+        """What stands for the tensors of a launch; without torch for the release that is known."""
+        import triton
+
+        if triton.__version__.startswith(DIRECT):
+            return [absent.tensor(t) for t in self.types]
+        torch = _torch()
+        return [torch.empty(1, dtype=getattr(torch, t), device="meta") for t in self.types]
 
     def is_ready(self, aligned: bool) -> bool:
         """Whether a launch with such tensors compiles nothing: the kernel is loaded in this process or

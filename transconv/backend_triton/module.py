@@ -28,6 +28,7 @@ def write(source: str, name: str) -> Path | None:
     if folder is None:
         return None
     path = folder / f"{name}.py"
-    if keep.read_text(path, len(source) * 4) == source or keep.keep_text(path, source):
+    if keep.read_text(path, len(source) * 4) == source or keep.keep_text(
+            path, source, lasting=False):
         return path
     return None

@@ -108,21 +108,22 @@ def words(error: OSError) -> str:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def replace_text(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str, lasting: bool = True) -> None:
     """``replace_data`` of a text."""
-    replace_data(path, text.encode("utf-8"))
+    replace_data(path, text.encode("utf-8"), lasting)
 
 
-def replace_data(path: Path, data: bytes) -> None:
+def replace_data(path: Path, data: bytes, lasting: bool = True) -> None:
     """Write a file so that readers see all of the old content or all of the new, whenever the process
-    dies. Raises OSError; the old content then still stands."""
+    dies; if ``lasting``, also when the machine does. Raises OSError; the old content then still stands."""
     _sweep(path.parent)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{PARTIAL}{path.stem[:60]}.")
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -130,10 +131,10 @@ def replace_data(path: Path, data: bytes) -> None:
         raise
 
 
-def keep_text(path: Path, text: str) -> bool:
+def keep_text(path: Path, text: str, lasting: bool = True) -> bool:
     """``replace_text``; a failure of the disk is logged. Whether it succeeded."""
     try:
-        replace_text(path, text)
+        replace_text(path, text, lasting)
     except OSError as error:
         tell(path.parent, f"cannot be written to ({words(error)}); what is not kept is found out "
                           "again by the next process")

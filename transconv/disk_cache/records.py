@@ -34,11 +34,13 @@ class Drawer:
     """Records of one kind: JSON objects by key, safe under many processes and threads.
 
     ``schema`` is the version of their form; another version lives in another folder. A file longer
-    than ``longest`` bytes is not read. Keys are of ``A-Za-z0-9_.-``, at most 120 characters.
+    than ``longest`` bytes is not read. Keys are of ``A-Za-z0-9_.-``, at most 120 characters. Records that
+    can be made again are not ``lasting``: nobody waits until the disk has them, and the few that a
+    machine without power damages are ignored for their checksums.
     """
 
-    def __init__(self, kind: str, schema: int, longest: int = 1 << 23) -> None:
-        self.name, self.longest = f"{kind}-{schema}", longest
+    def __init__(self, kind: str, schema: int, longest: int = 1 << 23, lasting: bool = True) -> None:
+        self.name, self.longest, self.lasting = f"{kind}-{schema}", longest, lasting
 
     def path(self, key: str) -> Path | None:
         """Where a record is kept; None when there is no trusted folder. Raises ValueError for a
@@ -58,9 +60,9 @@ class Drawer:
             tell(path, f"{reason}; the file is ignored, and replaced when there is news")
         return content
 
-    def put(self, key: str, content: Content) -> bool:
-        """Write or replace a record. Whether the disk has it now; one longer than ``longest`` is not
-        written."""
+    def put(self, key: str, content: Content, lasting: bool = True) -> bool:
+        """Write or replace a record, which lasts only in a drawer whose records do. Whether it was
+        written; one longer than ``longest`` is not."""
         path = self.path(key)
         if path is None:
             return False
@@ -68,16 +70,17 @@ class Drawer:
         if len(text.encode()) > self.longest:
             tell(path, f"would have more than {self.longest} bytes; news are not kept")
             return False
-        return keep_text(path, text)
+        return keep_text(path, text, lasting and self.lasting)
 
-    def update(self, key: str, change: Callable[[Content | None], Content]) -> Content:
+    def update(self, key: str, change: Callable[[Content | None], Content],
+               lasting: bool = True) -> Content:
         """Replace a record by the result of ``change`` (given None: there is none) under a lock against
         other threads and processes. Returns the new record, also where writing it fails."""
         with self._alone():
             old = self.get(key)
             new = change(None if old is None else dict(old))
             if new != old:
-                self.put(key, new)
+                self.put(key, new, lasting)
         return new
 
     def items(self) -> Iterator[tuple[str, Content]]:

@@ -18,6 +18,7 @@ from transconv.runtime.readiness import (
     NEVER,
     Question,
     ahead,
+    begin_processes,
     collect,
     collecting,
     expect,
@@ -34,8 +35,8 @@ from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_s
 __all__ = [
     "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER",
     "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
-    "build", "build_compute", "check_indices", "collect", "collecting", "cores", "estimated",
-    "expect", "first_result", "forget", "header", "helpers", "info", "is_collecting",
-    "is_estimated", "is_ready", "kernel_name", "on_answer", "pack", "plan", "plan_steps",
-    "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
+    "begin_processes", "build", "build_compute", "check_indices", "collect", "collecting",
+    "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",
+    "is_collecting", "is_estimated", "is_ready", "kernel_name", "on_answer", "pack", "plan",
+    "plan_steps", "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
 ]

@@ -23,7 +23,7 @@ from transconv.selection import shortlist, stamp
 from transconv.target import Target
 
 SCHEMA = 1
-DRAWER = Drawer("microseconds", SCHEMA, longest=1 << 12)
+DRAWER = Drawer("microseconds", SCHEMA, longest=1 << 12, lasting=False)
 LONGEST = 1000  # characters of the reason why there is none
 
 

@@ -28,7 +28,7 @@ from transconv.selection import files_digest, stamp
 from transconv.target import Target, triton_version
 
 SCHEMA = 1
-DRAWER = Drawer("plans", SCHEMA, longest=1 << 22)
+DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False)
 Made = TypeVar("Made", bound=Plan)
 Again = Callable[[], Plan]  # makes the plan by running the passes
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from transconv.backend_triton import Compilers
+from transconv.backend_triton import Compilers, expect
 from transconv.errors import TransconvError
 from transconv.runtime import compiler, kept, readiness
 from transconv.runtime.estimates import is_estimated
@@ -83,6 +83,7 @@ def _made_here(question: Question) -> None:
 def _compiled(questions: list[Question], workers: int,
               step: Callable[[], None]) -> list[dict[str, Any]]:
     """The answers, in the order of the questions."""
+    expect()
     pool = Compilers(MODULE, ENVIRONMENT, min(workers, len(questions)))
     try:
         return _Jobs(questions, pool).answers(step)

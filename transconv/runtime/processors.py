@@ -9,7 +9,7 @@ from pathlib import Path
 from transconv import knobs
 from transconv.runtime import kept
 
-ENOUGH, MOST = 4, 15  # cores for which processes compile ahead of need, and these processes
+ENOUGH, MOST = 4, 31  # cores for which processes compile ahead of need, and these processes
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processors in each period
 
 

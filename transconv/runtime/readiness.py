@@ -3,7 +3,7 @@
     now          the plan is made and its kernels are compiled in this process, unless a process has begun
                  to do so ahead of the request (``ahead``), for which it then waits
     background   if kernels are not compiled, the request is refused ("compiling") while a process compiles
-                 them; later requests get the plan
+                 them; later requests get the plan, one in each tenth of a second
     never        if kernels are not compiled, the request is refused ("compile:never")
     text         the plan is made in this process, for somebody who reads it; nothing is compiled
 
@@ -18,12 +18,14 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from transconv.backend_triton import BACKENDS, Compilers
+from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
@@ -41,6 +43,7 @@ MODULE = "transconv.runtime.readiness_child"
 START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
 FEWEST = 2  # processes that compile in the background, where there are few cores
 LOOK_S = 0.5  # how often who waits for a process looks whether there still is one
+PAUSE_S = 0.1  # between two kernels that calls take over from processes
 SHARE = 4  # cores for each of them, where there are more: the others are the program's
 ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
                "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
@@ -90,6 +93,7 @@ _lock = threading.Lock()
 _asked: dict[Question, _Asked] = {}
 _collected: dict[Question, None] | None = None
 _pool: Compilers | None = None
+_next = 0.0  # when the next kernel may be taken over
 _listeners: list[Callable[[], None]] = []
 
 
@@ -97,6 +101,7 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
           kind: type[Made], aligned: bool, mode: str) -> Made:
     """The plan of a request, by the mode. Raises as ``build``; Unsupported if the kernels are not compiled
     yet, or could not be compiled."""
+    global _next
     question = Question(workload, target, deterministic, aligned)
     if _collected is not None and schedule is None:
         _collected[question] = None
@@ -112,8 +117,14 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
         return compiler.plan(workload, target, schedule, deterministic, kind)
     if asked is not None and not asked.done:
         raise Unsupported(COMPILING, "a process compiles it")
+    if asked is not None and mode == "background" and time.monotonic() < _next:
+        raise Unsupported(COMPILING, "another kernel was just taken over")
     found = _there(question, kind)
     if found is not None:
+        if asked is not None:
+            # A kernel is read, loaded and checked by the call that gets it: not all calls of one step of
+            # a program are to wait for theirs.
+            _next = time.monotonic() + PAUSE_S
         return found
     if mode == "never":
         raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
@@ -130,6 +141,16 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None
             if question not in _asked:
                 log.debug("compiling ahead: %s", question)
                 _submit(question, _Asked(early=True), workers)
+
+
+def begin_processes(target: Target, workers: int) -> None:
+    """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are
+    not compiled, or a plan is on disk."""
+    if compiles(target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
+        with _lock:
+            if _pool is None:
+                expect_kernels()
+                compilers(workers).begin()
 
 
 def withdraw(questions: Iterable[Question]) -> None:
@@ -236,8 +257,11 @@ def _begin(question: Question, kind: type[Made]) -> Made:
 
 def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
     """Give a request to a process; the caller has the lock."""
+    if _pool is None and question.target.backend in BACKENDS:
+        expect_kernels()
     _asked[question] = asked
-    asked.take = compilers(workers).submit(question.job, lambda answer: _answered(question, answer))
+    job = question.job | ({"early": True} if asked.early else {})
+    asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
 
 
 def _wait(question: Question, asked: _Asked) -> None:
@@ -248,8 +272,10 @@ def _wait(question: Question, asked: _Asked) -> None:
         with _lock:
             _asked.pop(question, None)
         return
+    began = time.monotonic()
     while not asked.ended.wait(LOOK_S) and _asked.get(question) is asked:
         pass  # the processes may have been ended
+    log.debug("waited %.3f s: %s", time.monotonic() - began, question)
 
 
 def _answered(question: Question, answer: dict[str, Any]) -> None:
@@ -301,8 +327,10 @@ def close() -> None:
 
 def forget() -> None:
     """End the processes and forget all requests and failures."""
+    global _next
     close()
     _asked.clear()
+    _next = 0.0
 
 
 def _forked() -> None:

@@ -3,7 +3,9 @@ JSON, makes their plans, compiles the kernels into Triton's cache, and answers w
 
 from __future__ import annotations
 
+import gc
 import importlib
+import itertools
 import os
 import time
 from contextlib import suppress
@@ -19,13 +21,23 @@ from transconv.selection import files_digest, workload_of
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile
+COLLECT = 32  # jobs after which the interpreter looks for cycles: that takes a tenth of the time else
+
+_jobs = itertools.count(1)
 
 
 def main() -> None:
     """Answer requests until the input ends."""
     with suppress(OSError):
         os.nice(NICE)
-    serve(answer)
+    gc.disable()
+    serve(_collecting)
+
+
+def _collecting(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
+    if next(_jobs) % COLLECT == 0:
+        gc.collect()
+    return answer(job, noise)
 
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
@@ -35,9 +47,9 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
     Unsupported if no kernel is left, and as ``build``."""
     started = time.perf_counter()
     if job.get("start"):
-        for name in ("torch", "triton.compiler"):
-            importlib.import_module(name)
+        importlib.import_module("triton.compiler")
         files_digest()
+        gc.freeze()
         return {}
     importlib.import_module(job["front"])  # registers the front end's parser
     workload = workload_of(job["problem"], job["direction"], job["behind"])
@@ -49,10 +61,11 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
             estimated(workload, target)
         return {"seconds": round(time.perf_counter() - started, 3)}
     pretend(target.backend, target.arch, target.warp_size)
+    patient = not job.get("early")
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
     wrong: list[dict[str, Any]] = []
     for _ in range(compiler.MOST_REJECTED):
-        found = _compile(plan, job["aligned"])
+        found = _compile(plan, job["aligned"], patient)
         if found is None:
             return {"kernels": len(plan.steps), "wrong": wrong, "schedule": str(plan.schedule),
                     "seconds": round(time.perf_counter() - started, 3)}
@@ -63,11 +76,11 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
                       f"{wrong[-1]['reason']}")
 
 
-def _compile(plan: Plan, aligned: bool) -> dict[str, Any] | None:
+def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:
     """Compile each kernel. Returns a report of the first that fails, or None."""
     for step in plan.steps:
         try:
-            step.launcher.compile(aligned)
+            step.launcher.compile(aligned, patient)
         except Miscompiled as error:
             return _wrong(step, aligned, error.why, True)
         except Exception as error:

@@ -12,6 +12,7 @@ result to check.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from math import prod
@@ -69,7 +70,9 @@ def run(plan: Made, tensors: Tensors) -> Made:
         if is_trusted(plan, aligned) or _capturing(tensors):
             plan.launch(**tensors)
             return plan
+        began = time.perf_counter()
         reason, blamed, keep = _try(plan, tensors)
+        log.debug("first result in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
         if not reason:
             _record(plan, plan.steps, verdicts.RIGHT, aligned, tensors)
             return plan

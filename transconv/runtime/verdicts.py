@@ -60,7 +60,8 @@ def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
         _proved.add(name)
     if keep:
         news = {**about, "verdict": verdict, "triton": triton_version()}
-        DRAWER.update(name, lambda old: old if old and _verdict(old) == WRONG else news)
+        DRAWER.update(name, lambda old: old if old and _verdict(old) == WRONG else news,
+                      lasting=verdict == WRONG)  # what was right is checked again
 
 
 def _read(name: str) -> str:

@@ -42,7 +42,7 @@ from transconv.selection.rows import Row, machine
 from transconv.target import Target
 from transconv.version import __version__
 
-DRAWER = Drawer("estimates", 1, longest=1 << 10)
+DRAWER = Drawer("estimates", 1, longest=1 << 10, lasting=False)
 
 # A tuned schedule is ignored if its estimate exceeds the best estimate by more than this factor:
 # the first for a row of the same workload, the second for another's. `python -m bench trials` measures how
@@ -201,8 +201,13 @@ def of_neighbour(schedule: Schedule, here: Schedule, row: Row, away: float, othe
     no larger factor than the winner's did for the other workload. ``here``: the winner with the axes that
     the computation has."""
     found = relatives(here, choices, compute, target)
-    factor = surprise(schedule, compute, target, other) if found else 0.0
-    return _cheap(found, min(NEAR_FACTOR, SLACK * factor), row, away, choices, compute, target)
+    made = _cheap(found, NEAR_FACTOR, row, away, choices, compute, target)
+    if not made:
+        return []
+    slow = made[0].us / choices[0].us if choices[0].us else 1.0
+    if slow <= SLACK:  # whatever the factor is: all schedules of the other workload need not be ranked
+        return made if _there(schedule, compute, target, other) else []
+    return made if slow <= SLACK * surprise(schedule, compute, target, other) else []
 
 
 def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
@@ -219,14 +224,23 @@ def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
 def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload) -> float:
     """The estimate of another workload's winner relative to the best estimate for that workload, at least
     1; 0 if it is not a legal schedule there."""
-    there = other.named(compute.name)
-    if there is None or any(x.size == 0 for x in there.axes):
+    found = _there(winner, compute, target, other)
+    if found is None:
         return 0.0
-    winner = fitted(winner, there, target)
-    if not believable(winner, there, target):
-        return 0.0
+    there, winner = found
     best = _best(there, target, registered_words())
     return max(1.0, estimate(winner, there, target) / best) if best else 0.0
+
+
+def _there(winner: Schedule, compute: Compute, target: Target,
+           other: Workload) -> tuple[Compute, Schedule] | None:
+    """The computation of another workload that has the name of this one, and its winner; None if that is
+    not a legal schedule there."""
+    there = other.named(compute.name)
+    if there is None or any(x.size == 0 for x in there.axes):
+        return None
+    winner = fitted(winner, there, target)
+    return (there, winner) if believable(winner, there, target) else None
 
 
 @lru_cache(maxsize=256)

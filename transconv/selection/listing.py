@@ -27,7 +27,7 @@ from transconv.version import __version__
 SCHEMA = 3
 KEPT = 8  # schedules of a record: whoever asks for fewer ranks as many
 LIMIT = 4096  # lists in memory
-DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16)
+DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16, lasting=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from transconv.conv import Prop
-from transconv.runtime import ahead, helpers, is_collecting
+from transconv.runtime import ahead, begin_processes, helpers, is_collecting
 from transconv.torch_ops import execute, shapes
-from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
@@ -30,7 +31,9 @@ def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.F
     tensors of input and weight that require one."""
     if workers := processes(x, w, mode):
         with quietly():
-            compile_ahead(_questions(params, x, w, flags, aligned), workers)
+            asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
+                              aligned)
+            compile_ahead(asked, workers)
 
 
 def trained(route: Route, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags, aligned: bool,
@@ -52,6 +55,17 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
     return helpers()
 
 
+def expect(model: torch.nn.Module) -> None:
+    """A model was converted: where nothing is on disk, processes start before its first training step has
+    work for them. None for a model that does not train, or whose kernels are not compiled."""
+    some = next((p for p in model.parameters() if p.requires_grad), None)
+    if some is None or not model.training or settings.mode != "now":
+        return
+    if workers := processes(some, some, "now"):
+        with quietly():
+            begin_processes(execute.target_of(some.device), workers)
+
+
 @contextmanager
 def quietly() -> Iterator[None]:
     """An error ends what is within ``with``, not the call: that, or the backward pass, meets it if it is
@@ -69,16 +83,41 @@ def compile_ahead(questions: Iterable[Question], workers: int) -> None:
     ahead(questions, Compiled, workers)
 
 
-def _questions(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags,
-               aligned: bool) -> Iterator[Question]:
-    last, shape = shapes.channels_last_result(x, w), shapes.output_shape(x.shape, w.shape, params)
-    near, weight = ((tuple(t.shape), t.stride()) for t in (x, w))
-    of_near, of_weight = ((tuple(t.shape), shapes.result_strides(t.shape, last)) for t in (x, w))
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a tensor of a call is like."""
+
+    shape: Ints
+    strides: Ints
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Given:
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether torch takes it for channels_last."""
+        return shapes.suggests_channels_last(self.shape, self.strides)
+
+    def sized(self, shape: Ints, channels_last: bool) -> Given:
+        """A tensor of its type that a call makes."""
+        return replace(self, shape=shape, strides=shapes.result_strides(shape, channels_last))
+
+
+def questions(params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags: execute.Flags,
+              aligned: bool) -> Iterator[Question]:
+    """What the gradients of a call will ask for: that of its input if ``of_x``, of its weight if
+    ``of_w``."""
+    last, shape = x.is_last or w.is_last, shapes.output_shape(x.shape, w.shape, params)
+    near, weight = ((t.shape, t.strides) for t in (x, w))
+    of_near, of_weight = ((t.shape, shapes.result_strides(t.shape, last)) for t in (x, w))
     # The gradient of one pixel is a sum, which torch leaves contiguous.
     far = shape, shapes.result_strides(shape, last and any(n != 1 for n in shape[2:]))
     data = Prop.FWD if params.transposed else Prop.BWD_D
-    for on, direction, tensors in ((x.requires_grad, data, (of_near, weight, far)),
-                                   (w.requires_grad, Prop.BWD_W, (near, of_weight, far))):
+    for on, direction, tensors in ((of_x, data, (of_near, weight, far)),
+                                   (of_w, Prop.BWD_W, (near, of_weight, far))):
         if on and all(shape):
             problem = execute.describe(x.dtype, *tensors, params, flags.math)
             yield execute.question(problem, direction, x.device, "", aligned, flags.deterministic)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import exchange, execute, following, routes, stats, subclasses
+from transconv.torch_ops import ahead, exchange, execute, following, routes, stats, subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.requests import request
 from transconv.torch_ops.settings import settings
@@ -65,6 +65,7 @@ def convert_(model: torch.nn.Module,
         skipped[name] = why
         stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
     following.note(model)
+    ahead.expect(model)
     return Report(tuple(converted), skipped)
 
 

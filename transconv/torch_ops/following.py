@@ -3,7 +3,8 @@
 In the first training step of a model that `convert_` converted, a layer's call tells the sizes of those
 behind it: they follow through torch's own modules, in the order in which the model registered them. No
 code of the model and no hook runs for that. Where a size does not follow (a module of another kind, an
-image of one pixel), the guess ends, and the next layer that was not guessed begins it anew.
+image of one pixel), the guess ends, and the next layer that was not guessed begins it anew. Kernels of
+the gradients are handed over behind all others, the last layer's first, as the backward pass needs them.
 
 A guess may be wrong, as the model's own code is not looked at. That costs processor time alone: calls
 ask for what they need. A wrong one takes back what no process has begun, and the second ends guessing for
@@ -16,8 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -25,8 +25,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from transconv.conv import Prop
 from transconv.runtime import withdraw
-from transconv.torch_ops import ahead, arguments, execute, shapes
-from transconv.torch_ops.arguments import Ints
+from transconv.torch_ops import ahead, arguments, execute, module_sizes, shapes
+from transconv.torch_ops.ahead import Given
 
 if TYPE_CHECKING:
     from transconv.runtime import Question
@@ -38,24 +38,14 @@ SAME = frozenset((
     nn.InstanceNorm2d, nn.InstanceNorm3d, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
     nn.Dropout3d, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.LeakyReLU, nn.Mish, nn.PReLU, nn.ReLU,
     nn.ReLU6, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh))
-# torch's own forward of these, on a tensor without data, tells the size.
-SIZED = frozenset((
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.ZeroPad2d, nn.ReflectionPad1d,
-    nn.ReflectionPad2d, nn.ReplicationPad2d, nn.Upsample, nn.PixelShuffle))
 
 
-@dataclass(frozen=True, slots=True)
-class _Given:
-    """What the input of a layer is like."""
+class _Asked(NamedTuple):
+    """What the call of a layer asks for, and its ``result``; the ``gradients`` of those that train."""
 
-    shape: Ints
-    strides: Ints
-    dtype: torch.dtype
-    device: torch.device
-
-    def of(self, shape: Ints, channels_last: bool) -> _Given:
-        return replace(self, shape=shape, strides=shapes.result_strides(shape, channels_last))
+    question: Question
+    gradients: tuple[Question, ...]
+    result: Given
 
 
 class _Network:
@@ -64,8 +54,8 @@ class _Network:
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model)
         self.leaves = [weakref.ref(m) for m in model.modules() if next(m.children(), None) is None]
-        self.expected: dict[int, Question] = {}
-        self.given: dict[int, _Given] = {}  # the last tensor of so many channels
+        self.expected: dict[int, _Asked] = {}
+        self.given: dict[int, Given] = {}  # the last tensor of so many channels
         self.seen: set[int] = set()
         self.wrong = 0
 
@@ -74,7 +64,7 @@ class _Network:
         return next((at for at, leaf in enumerate(self.leaves)
                      if isinstance(m := leaf(), _ConvNd) and m._parameters.get("weight") is weight), None)
 
-    def called(self, at: int, x: _Given, flags: execute.Flags, workers: int) -> None:
+    def called(self, at: int, x: Given, trains: bool, flags: execute.Flags, workers: int) -> None:
         """A call of a layer whose plan is not known in this process."""
         layer = self.leaves[at]()
         assert isinstance(layer, _ConvNd)
@@ -82,27 +72,33 @@ class _Network:
             self._end()
             return
         self.seen.add(at)
-        question, y = _layer(layer, x, flags)
+        here = _layer(layer, x, trains, flags)
         guessed = self.expected.pop(at, None)
-        if guessed == question:
+        if guessed is not None and guessed.question == here.question:
             return
         if guessed is not None:
             self.wrong += 1
-            withdraw(self.expected.values())
-            self.expected.clear()
+            withdraw(guessed.gradients)
+            self._forget()
         if self.wrong == MOST_WRONG:
             self._end()
             return
-        self.given[x.shape[1]], self.given[y.shape[1]] = x, y
-        self.expected |= self._following(at, y, flags)
-        ahead.compile_ahead(self.expected.values(), workers)
+        self.given[x.shape[1]], self.given[here.result.shape[1]] = x, here.result
+        self.expected |= self._following(at, here.result, flags)
+        asked = self.expected.values()
+        ahead.compile_ahead((a.question for a in asked), workers)
+        # The backward pass comes after all of the forward pass, and begins with the last layer.
+        ahead.compile_ahead((q for a in (*reversed(asked), here) for q in a.gradients), workers)
+
+    def _forget(self) -> None:
+        withdraw(q for asked in self.expected.values() for q in (asked.question, *asked.gradients))
+        self.expected.clear()
 
     def _end(self) -> None:
-        withdraw(self.expected.values())
-        self.expected.clear()
+        self._forget()
         self.leaves.clear()
 
-    def _following(self, at: int, now: _Given, flags: execute.Flags) -> Iterator[tuple[int, Question]]:
+    def _following(self, at: int, now: Given, flags: execute.Flags) -> Iterator[tuple[int, _Asked]]:
         """The layers behind one whose result is ``now``, with what their calls will ask for."""
         for place in range(at + 1, len(self.leaves)):
             module = self.leaves[place]()
@@ -111,43 +107,42 @@ class _Network:
             if isinstance(module, _ConvNd):
                 channels = module.in_channels
                 if now.shape[1] != channels:  # of an earlier tensor, as in a shortcut, or of several
-                    now = self.given.get(channels) or now.of(
-                        (now.shape[0], channels, *now.shape[2:]), _is_last(now))
+                    now = self.given.get(channels) or now.sized(
+                        (now.shape[0], channels, *now.shape[2:]), now.is_last)
                 try:
-                    question, now = _layer(module, now, flags)
+                    asked = _layer(module, now, True, flags)
                 except RuntimeError:  # it does not fit
                     return
+                now = asked.result
                 self.given[now.shape[1]] = now
-                yield place, question
-            elif module is not None and type(module) in SIZED:
-                made = type(module).forward(module, torch.empty(now.shape, device="meta"))
-                if not isinstance(made, torch.Tensor):  # with the places of the largest elements
+                yield place, asked
+            elif module is not None and type(module) in module_sizes.KNOWN:
+                shape = module_sizes.result(module, now.shape)
+                if shape is None:
                     return
-                now = now.of(tuple(made.shape), _is_last(now))
+                now = now.sized(shape, now.is_last)
                 self.given[now.shape[1]] = now
             elif type(module) not in SAME:
                 return
 
 
-def _is_last(x: _Given) -> bool:
-    return shapes.suggests_channels_last(x.shape, x.strides)
-
-
-def _layer(layer: _ConvNd, x: _Given, flags: execute.Flags) -> tuple[Question, _Given]:
-    """What the call of a layer asks for, and its result. RuntimeError where the input does not fit, or is
-    padded by other than zeros, or the weight is computed anew for each call."""
+def _layer(layer: _ConvNd, x: Given, trains: bool, flags: execute.Flags) -> _Asked:
+    """What the call of a layer asks for; ``trains``: its input requires a gradient. RuntimeError where
+    the input does not fit, or is padded by other than zeros, or the weight is computed anew for each
+    call."""
     w, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
     if w is None or layer.padding_mode != "zeros":
         raise RuntimeError(f"the sizes behind {layer} do not follow")
     p = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, layer.stride,
                           layer.padding, layer.dilation, layer.transposed, layer.output_padding,
                           layer.groups)
-    weight = tuple(w.shape), w.stride()
-    last = _is_last(x) or shapes.suggests_channels_last(*weight)
-    y = x.of(shapes.output_shape(x.shape, w.shape, p), last)
-    problem = execute.describe(x.dtype, (x.shape, x.strides), weight, (y.shape, y.strides), p, flags.math)
-    return execute.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
-                            "" if bias is None else "bias", True, flags.deterministic), y
+    weight = Given.of(w)
+    y = x.sized(shapes.output_shape(x.shape, w.shape, p), x.is_last or weight.is_last)
+    problem = execute.describe(x.dtype, (x.shape, x.strides), (weight.shape, weight.strides),
+                               (y.shape, y.strides), p, flags.math)
+    question = execute.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
+                                "" if bias is None else "bias", True, flags.deterministic)
+    return _Asked(question, (*ahead.questions(p, x, weight, trains, w.requires_grad, flags, True),), y)
 
 
 _networks: list[_Network] = []
@@ -171,7 +166,7 @@ def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: execut
         for network in _networks:
             at = network.find(weight)
             if at is not None:
-                network.called(at, _Given(tuple(x.shape), x.stride(), x.dtype, x.device), flags, workers)
+                network.called(at, Given.of(x), x.requires_grad, flags, workers)
                 return
 
 

@@ -1,0 +1,83 @@
+"""A process without torch compiles under the keys of one that has tensors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from transconv import knobs
+from transconv.backend_triton import compiled
+
+ROOT = Path(__file__).parents[2]
+PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]
+PROGRAM = f"""
+import json, sys
+from transconv.backend_triton import absent, launch, pretend
+from transconv.runtime import compiler
+from transconv.runtime.plans import Plan
+from transconv.selection import workload_of
+from transconv.target import Target
+import transconv.conv
+
+pretend("cuda", 90, 32)
+if sys.argv[1] == "tensors":
+    import torch
+    absent.tensor = lambda name: torch.empty(1, dtype=getattr(torch, name), device="meta")
+seen = []
+launch.refuse = lambda kernel, function: seen.append(kernel.hash)
+for problem in {PROBLEMS}:
+    plan = compiler.plan(workload_of(problem, "fwd", ""), Target.parse("sm_90"), None, False, Plan)
+    for step in plan.steps:
+        step.launcher.compile(True)
+boxes = any(s.launcher.boxes for s in plan.steps)
+print(json.dumps([seen, boxes, "torch" in sys.modules]))
+"""
+
+
+def test_the_keys_are_the_same(tmp_path: Path) -> None:
+    found = {}
+    for word in ("absent", "tensors"):
+        environment = knobs.child_environment(
+            {"TRANSCONV_CACHE": str(tmp_path / word), "TRITON_INTERPRET": None,
+             "TRITON_CACHE_DIR": str(tmp_path / "triton")}, str(ROOT))
+        ran = subprocess.run([sys.executable, "-c", PROGRAM, word], env=environment, capture_output=True,
+                             text=True, check=False, timeout=120)
+        assert ran.returncode == 0, ran.stderr[-2000:]
+        keys, boxes, torch_there = json.loads(ran.stdout.splitlines()[-1])
+        found[word] = keys
+        assert boxes and torch_there is (word == "tensors")
+    assert found["absent"] == found["tensors"] and len(found["absent"]) >= 2
+
+
+@pytest.mark.parametrize("types, same", [
+    (("*bf16", "tensordesc<bf16[64, 64],NVMMA(128)>"), ("*bf16", "tensordesc<bf16[128, 32],NVMMA(64)>")),
+    (("*bf16", "*f32"), ("*bf16", "*f32"))])
+def test_what_starts_a_kernel_does_not_depend_on_boxes(types: tuple[str, ...],
+                                                       same: tuple[str, ...]) -> None:
+    assert compiled._started_like(types) == compiled._started_like(same)
+    assert compiled._started_like(types) != compiled._started_like(types[::-1])
+    assert compiled._started_like(types) != compiled._started_like((types[0], "tensordesc<bf16[1, 2, 3]>"))
+
+
+def test_one_process_builds_what_starts_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    with compiled._only_here("a", False) as first, compiled._only_here("a", False) as second, \
+            compiled._only_here("b", False) as other:
+        assert first and other and not second
+        seen: list[bool] = []
+
+        def wait() -> None:
+            with compiled._only_here("a", True) as alone:
+                seen.append(alone)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.1)
+        assert not seen
+    waiting.join(30)
+    assert seen == [True]
