@@ -1,5 +1,5 @@
 """torch's own samples, a share of them; tests/gpu/test_samples.py and, here,
-``python -m tests.functional.test_samples`` try all."""
+``TRITON_INTERPRET=1 python -m tests.functional.test_samples`` try all."""
 
 from __future__ import annotations
 
