@@ -121,8 +121,7 @@ def test_every_function_compiles(chip: str) -> None:
 def test_every_function_compiles_in_gluon(name: str) -> None:
     """In a kernel of its own, emitted as the expressions of a warp-specialised role are."""
     speller = emit_gluon.GluonEmitter((), 4, 0)
-    dtype = ir.f32 if CALLS[name].floats else ir.i32
-    lane, v = ir.Lane("i", N, 1), ir.Var("v", dtype)
+    lane, v = ir.Lane("i", N, 1), ir.Var("v", ir.f32)
     speller.scope[v] = (lane,)
     text = speller.text(called(name)(v))  # type: ignore[operator]
     layout = "gl.BlockedLayout([1], [32], [4], [0])"
@@ -132,7 +131,7 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
         f"    i = gl.arange(0, {N}, {layout})", "    v = gl.load(x + i)",
         f"    gl.store(y + i, {text})", ""])
     t = TARGETS["sm_90"]
-    (found,) = compile_offline([Job(source, "each", ((str(dtype), ()),) * 2, "sm_90", t.backend, t.arch,
+    (found,) = compile_offline([Job(source, "each", (("f32", ()), ("f32", ())), "sm_90", t.backend, t.arch,
                                     t.warp_size, explicit=True)])
     assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
