@@ -87,7 +87,7 @@ docs: $(ready)
 check-all: check matrix mutants
 	$(PYTEST) -m "slow and not gpu"
 	$(PYTHON) -m transconv fuzz --n 2000 --seed 1 --interpreter
-	$(PYTHON) -m tests.functional.test_samples
+	TRITON_INTERPRET=1 $(PYTHON) -m tests.functional.test_samples
 	$(PYTHON) -m tests.graph.draw --n 500
 	$(PYTHON) -m transconv check --engine=numpy --mb=1 --dir=FWD_B,BWD_D,BWD_W --dt=f32,f16 --tag=abx,axb \
 	    --batch=bench/problems/edge_cases.txt

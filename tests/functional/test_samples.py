@@ -1,5 +1,5 @@
 """torch's own samples, a share of them; tests/gpu/test_samples.py and, here,
-``python -m tests.functional.test_samples`` try all."""
+``TRITON_INTERPRET=1 python -m tests.functional.test_samples`` try all."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ if __name__ == "__main__":
     import os
     import sys
 
-    os.environ["TRITON_INTERPRET"] = "1"
+    if os.environ.get("TRITON_INTERPRET") != "1":  # Triton has read it by now
+        raise SystemExit("kernels are interpreted: expected TRITON_INTERPRET=1 in the environment")
     transconv.config.cpu = "interpret"
     wrong = 0
     for name in sys.argv[1:] or sorted({*functional.__all__} - NONE):
