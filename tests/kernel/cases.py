@@ -307,7 +307,32 @@ def _softmax(x: Array, y: Array) -> dict[int, Any]:
     return {1: e / e.sum(1, keepdims=True)}
 
 
+@kernel
+def in_place(group, X, Z, Y):
+    i, = group.work_offset()
+    x, z = group.load(X[i:], shape=group.shape), group.load(Z[i:], shape=group.shape)
+    y = x
+    y += z
+    y *= x
+    y -= 2.0
+    n = i
+    n *= 0
+    for _ in range(X.shape[0] // 4):
+        y += z
+        y -= x
+        y /= 2.0
+    group.store(Y[n + i:], y)
+
+
+def _in_place(x, z, y):
+    y = (x + z) * x - 2
+    for _ in range(len(x) // 4):
+        y = (y + z - x) / 2
+    return {2: y}
+
+
 CASES = (
+    Case(in_place, Group(13, 8), (floats(13), floats(13, seed=1), out(13)), _in_place),
     Case(pairwise, Group((9, 11), (4, 8)), (floats(9, 5), floats(11, 5), out(9, 11)),
          lambda a, b, d: {2: np.sqrt(((a[:, None] - b[None])**2).sum(2))}),
     Case(product, Group((20, 37), (16, 32)), (floats(20, 45), floats(45, 37), out(20, 37)),

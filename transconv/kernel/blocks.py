@@ -68,7 +68,6 @@ class Blocks(Expressions):
         self.fixed: set[str] = set()
         self.depth = 0
         self.counters: list[Var] = []
-        self.last: Any = None
         self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
         self.base = 0  # the depth at which the current one began
         self.returns = False  # whether the current function has a result

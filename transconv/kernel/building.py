@@ -136,6 +136,8 @@ class Building:
         tile (None: a new one of one element)."""
         self.not_of_elements("another shape")
         before, after = lanes_along(tile.shape), lanes_along(shape)
+        found = {x for e in (tile.expr, *tile.mask) for x in lanes_of(e, self.scope)}
+        assert found <= {*before}, f"{tile} varies along {found - {*before}}"
         lanes: dict[Lane, Lane] = {}
         for at, source in enumerate(of):
             lane, new = (None if source is None else before[source]), after[at]

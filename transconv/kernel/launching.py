@@ -259,12 +259,12 @@ class Launches:
 def launcher_of(low: Lowered) -> Launcher:
     """What launches a kernel."""
     kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
-    # The text does not say the types of the arrays.
-    words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)}".encode()
+    # The text says neither the types of the arrays nor how products are rounded.
+    words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)} as written".encode()
     digest = hashlib.blake2b(words, digest_size=8).hexdigest()
     path = write(low.source, f"kernel_{low.name}_{digest}"[:100])
     if kernel.sizes:
         return SizedLauncher(low.source, kernel.name, path, programs(kernel), kernel.sizes, low.warps,
-                             low.num_stages, False, types=types, key=digest)
+                             low.num_stages, False, types=types, key=digest, fuse=False)
     return Launcher(low.source, kernel.name, path, grid_size(kernel), low.warps, low.num_stages,
-                    types=types, key=digest)
+                    types=types, key=digest, fuse=False)
