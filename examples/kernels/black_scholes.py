@@ -3,13 +3,15 @@
 import math
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel, symbols
+
+N = symbols("N")
 
 
-@kernel
-def options(group, price, strike, years, call, put, rate, volatility):
+@kernel(work_shape=N, group_shape=512, results=("call", "put"))
+def black_scholes(group, price: Buffer[N], strike: Buffer[N], years: Buffer[N], call: Buffer[N],
+                  put: Buffer[N], rate=0.1, volatility=0.2):
     i, = group.work_offset()
     p, s, t = (group.load(price[i:], shape=group.shape), group.load(strike[i:], shape=group.shape),
                group.load(years[i:], shape=group.shape))
@@ -21,9 +23,3 @@ def options(group, price, strike, years, call, put, rate, volatility):
     c = p * n1 - now * n2
     group.store(call[i:], c)
     group.store(put[i:], c - p + now)
-
-
-def black_scholes(price, strike, years, rate=0.1, volatility=0.2):
-    call, put = torch.empty_like(price), torch.empty_like(price)
-    options(Group(len(price), 512), price, strike, years, call, put, rate, volatility)
-    return call, put

@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel, symbols
 
 FAR = 2**31 - 1
+N, C = symbols("N C")
 
 
 @kernel.func
@@ -18,8 +19,8 @@ def near(group, X, i, k, m, n, radius):
     return apart <= radius * radius
 
 
-@kernel
-def counts(group, X, found, radius):
+@kernel(work_shape=N, group_shape=64, results={"found": np.int32})
+def counts(group, X: Buffer[N, C], found: Buffer[N], radius):
     i, = group.work_offset()
     total = group.zeros(shape=group.shape, dtype=np.int32)
     for k in range(0, X.shape[0], 64):
@@ -27,8 +28,8 @@ def counts(group, X, found, radius):
     group.store(found[i:], total)
 
 
-@kernel
-def reached(group, X, found, labels, new, radius, least):
+@kernel(work_shape=N, group_shape=64, results={"new": np.int32})
+def reached(group, X: Buffer[N, C], found: Buffer[N], labels: Buffer[N], new: Buffer[N], radius, least):
     i, = group.work_offset()
     lowest = group.load(labels[i:], shape=group.shape)
     for k in range(0, X.shape[0], 64):
@@ -41,11 +42,9 @@ def reached(group, X, found, labels, new, radius, least):
 
 def dbscan(x, radius, least):
     """The lowest number of a core point of each point's cluster; FAR for points of none."""
-    found = torch.empty(len(x), dtype=torch.int32, device=x.device)
-    counts(Group(len(x), 64), x, found, radius)
+    found = counts(x, radius)
     places = torch.arange(len(x), dtype=torch.int32, device=x.device)
     labels, before = torch.where(found >= least, places, FAR), None
     while before is None or not torch.equal(labels, before):
-        before, labels = labels, torch.empty_like(labels)
-        reached(Group(len(x), 64), x, found, before, labels, radius, least)
+        before, labels = labels, reached(x, found, labels, radius, least)
     return labels

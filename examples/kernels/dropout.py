@@ -1,9 +1,10 @@
 """Dropout: a hash of the place and a seed tells what is kept, so nothing is stored for the gradient."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel, symbols
+
+N = symbols("N")
 
 
 @kernel.func
@@ -15,15 +16,9 @@ def uniform(place, seed):
     return (h >> 8 & 0xffffff) * 2.0**-24
 
 
-@kernel
-def parts(group, X, Y, seed, p):
+@kernel(work_shape=N, results="Y")
+def dropout(group, X: Buffer[N], Y: Buffer[N], p, seed):
     i, = group.work_offset()
     x = group.load(X[i:], shape=group.shape)
     kept = uniform((i + np.arange(group.shape[0])).astype(np.int32), seed) >= p
     group.store(Y[i:], np.where(kept, x / (1.0 - p), 0.0))
-
-
-def dropout(x, p, seed):
-    y = torch.empty_like(x)
-    parts(Group(len(x)), x, y, seed, p)
-    return y

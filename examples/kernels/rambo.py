@@ -3,14 +3,13 @@
 import math
 
 import numpy as np
-import torch
 
-from transconv.kernel import Buffer, Group, kernel, symbols
+from transconv.kernel import Buffer, kernel, symbols
 
 N = symbols("N")
 
 
-@kernel
+@kernel(work_shape=N, group_shape=512, results="out")
 def momenta(group, cosines: Buffer[N], angles: Buffer[N], energies: Buffer[N], out: Buffer[N, 4]):
     i, = group.work_offset()
     c = 2.0 * group.load(cosines[i:], shape=group.shape) - 1.0
@@ -24,7 +23,4 @@ def momenta(group, cosines: Buffer[N], angles: Buffer[N], energies: Buffer[N], o
 
 
 def rambo(cosines, angles, energies):
-    out = torch.empty(*cosines.shape, 4, device=cosines.device)
-    n = cosines.numel()
-    momenta(Group(n, 512), cosines.view(n), angles.view(n), energies.view(n), out.view(n, 4))
-    return out
+    return momenta(*(t.flatten() for t in (cosines, angles, energies))).view(*cosines.shape, 4)

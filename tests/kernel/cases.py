@@ -324,6 +324,16 @@ def in_place(group, X, Z, Y):
     group.store(Y[n + i:], y)
 
 
+@kernel
+def bounds_that_change(group, X, N, Y):
+    n, m = N[0], 0
+    for j in range(2):
+        m = n + j
+        for k in range(0, min(m, X.shape[0])):
+            m = m - 1
+            group.store(Y[j, k:], group.load(X[k:m], shape=(1,)))
+
+
 def _in_place(x, z, y):
     y = (x + z) * x - 2
     for _ in range(len(x) // 4):
@@ -332,6 +342,8 @@ def _in_place(x, z, y):
 
 
 CASES = (
+    Case(bounds_that_change, Group(1), (floats(9), np.array([7], np.int32), out(2, 9)),
+         lambda x, n, y: {2: np.where(np.arange(9) < [[3], [4]], x, y)}),
     Case(in_place, Group(13, 8), (floats(13), floats(13, seed=1), out(13)), _in_place),
     Case(pairwise, Group((9, 11), (4, 8)), (floats(9, 5), floats(11, 5), out(9, 11)),
          lambda a, b, d: {2: np.sqrt(((a[:, None] - b[None])**2).sum(2))}),
