@@ -12,11 +12,8 @@ N, C = symbols("N C")
 @kernel.func
 def near(group, X, i, k, m, n, radius):
     """Which of n points from k on are at most a radius away from m points from i on."""
-    apart = group.zeros(shape=(m, n), dtype=np.float32)
-    for c in tuple(range(X.shape[1])):
-        a, b = group.load(X[i:, c], shape=(m,)), group.load(X[k:, c], shape=(n,))
-        apart += (a[:, None] - b[None])**2
-    return apart <= radius * radius
+    a, b = group.load(X[i:], shape=(m, X.shape[1])), group.load(X[k:], shape=(n, X.shape[1]))
+    return ((a[:, None] - b[None])**2).sum(axis=2) <= radius * radius
 
 
 @kernel(work_shape=N, group_shape=64, results={"found": np.int32})

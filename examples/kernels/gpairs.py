@@ -12,8 +12,7 @@ G, H = (M + 63) // 64, (N + 511) // 512
 def pairs(group, A: Buffer[M, 3], wa: Buffer[M], B: Buffer[N, 3], wb: Buffer[N], radii: Buffer[R],
           sums: Buffer[G, H, R]):
     (g, h), (i, j), (m, n) = group.id(), group.work_offset(), group.shape
-    x, y, z = (group.load(A[i:, 0], shape=(m,)), group.load(A[i:, 1], shape=(m,)),
-               group.load(A[i:, 2], shape=(m,)))
+    x, y, z = (group.load(A[i:, c], shape=(m,)) for c in range(3))
     w, r = group.load(wa[i:], shape=(m,)), group.load(radii)
     total = group.zeros(shape=(r.shape[0], m))
     for k in range(j, min(j + n, B.shape[0])):

@@ -12,10 +12,8 @@ def nearest_neighbours(group, known: Buffer[N, C], classes: Buffer[N], points: B
                        found: Buffer[M], k, kinds):
     i, = group.work_offset()
     m, n = group.shape[0], known.shape[0]
-    apart = group.zeros(shape=(m, n), dtype=np.float32)
-    for d in tuple(range(points.shape[1])):
-        x, c = group.load(points[i:, d], shape=(m,)), group.load(known[:, d])
-        apart += (x[:, None] - c[None])**2
+    x = group.load(points[i:], shape=(m, points.shape[1]))
+    apart = ((x[:, None] - group.load(known)[None])**2).sum(axis=2)
     votes = group.zeros(shape=(m, kinds), dtype=np.int32)
     for _ in range(k):
         best = apart.argmin(axis=1)

@@ -185,8 +185,8 @@ class Blocks(Expressions):
                 self.env[n] = held.now(mask)
 
     def assume(self, fact: Expr) -> None:
-        """A fact of positions inside of a loop, whose bounds are those at its begin: none of a name that may
-        change before the loop ends."""
+        """A fact of positions inside of a loop, whose bounds are those at its begin: none of a name that
+        may change before the loop ends."""
         if not self.b.changes(fact):
             self.b.facts = self.b.facts.assume(fact)
 

@@ -19,8 +19,8 @@ from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered
 from transconv.kernel.operators import Results, as_operator
-from transconv.kernel.simulator import simulate
 from transconv.kernel.results import AskedResults, Recipe, makers, results_of, returned
+from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
 from transconv.kernel.tuned import Found
 from transconv.target import Target, detect

@@ -38,8 +38,8 @@ def results_of(name: str, parameters: Sequence[str], asked: AskedResults) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What calls with such arguments leave out, by its place among the arguments in increasing order: what
-    makes a result, or None and a default."""
+    """What calls with such arguments leave out, by its place among the arguments in increasing order:
+    what makes a result, or None and a default."""
 
     each: tuple[tuple[int, Callable[[], Any] | None, Any], ...]
 
@@ -62,8 +62,8 @@ def returned(made: Sequence[Any]) -> Any:
 
 def makers(name: str, results: Mapping[str, DType | None], declared: Declared, given: Mapping[str, Any],
            sizes: Mapping[str, int]) -> dict[str, Callable[[], Any]]:
-    """What makes each result: as large as its annotation says, else as the first array; beside that, and of
-    its type unless the kernel says another. ``sizes``: the values of symbols. Raises KernelError."""
+    """What makes each result: as large as its annotation says, else as the first array; beside that, and
+    of its type unless the kernel says another. ``sizes``: the values of symbols. Raises KernelError."""
     first = next((n for n, v in given.items() if n not in results and hasattr(v, "shape")
                   and plain_number(v) is None), None)
     if first is None:

@@ -118,6 +118,16 @@ def converted(x: Part, dtype: DType) -> Part:
     return Part(data, x.active, dtype, vector=x.vector)
 
 
+def stacked(parts: Sequence[Part], axis: int = 0) -> Part:
+    """Values of one shape along a new dimension."""
+    if len({p.data.shape for p in parts}) > 1:
+        raise Refusal(f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}",
+                      "equal shapes")
+    held = [converted(p, common([q.dtype for q in parts], [])) for p in parts]
+    return Part(np.stack([p.data for p in held], axis), np.stack([p.active for p in held], axis),
+                held[0].dtype, vector=any(p.vector for p in parts))
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ from transconv.kernel.simulator_math import (
     power,
     product,
     reduced,
+    stacked,
 )
 from transconv.kernel.simulator_order import Order, Trace
 from transconv.kernel.simulator_products import Written, summed, written
@@ -64,10 +65,12 @@ class Operand:
         elif (reduction := reduction_of(function)) is not None:
             made = self.wrapped(reduced(reduction, part_of(args[0]), *args[1:], **words
                                         | {"factors": factors_of(args[0])}))
+        elif name == "stack":
+            made = self.wrapped(stacked([part_of(v) for v in args[0]], *args[1:], **words))
         elif name in NAMED:
             made = NAMED[name](self.wrapped(part_of(args[0])), *args[1:], **words)
         else:
-            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED)),
+            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED, "stack")),
                           "np.maximum(x, 0.0)")
         return made if out is None else _written_out(out, made)
 
