@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
-
-H, M, N, C, E = symbols("H M N C E")
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, E, H, M, N
 
 
 @kernel(work_shape=(H, M), group_shape=(1, 128), results="out")

@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
-
-N = symbols("N")
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import N
 
 
 @kernel(work_shape=N, group_shape=512, results=("call", "put"))

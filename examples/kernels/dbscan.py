@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
-from transconv.kernel import Buffer, kernel, symbols
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, N
 
 FAR = 2**31 - 1
-N, C = symbols("N C")
 
 
 @kernel.func

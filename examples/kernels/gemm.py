@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, Group, kernel, symbols
-
-M, N, K = symbols("M N K")
+from transconv.kernel import Buffer, Group, kernel
+from transconv.kernel.sizes import K, M, N
 
 
 @kernel(results="C")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import M, N, R
 
-M, N, R = symbols("M N R")
 G, H = (M + 63) // 64, (N + 511) // 512
 
 

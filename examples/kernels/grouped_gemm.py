@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import E, K, M, N, T
 
 ROWS = 128
-M, N, K, E, T = symbols("M N K E T")
 
 
 @kernel(work_shape=(T, N), group_shape=(1, 128), results="C")

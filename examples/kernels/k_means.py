@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, K, N
 
-N, K, C = symbols("N K C")
 G = (N + 255) // 256
 
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
-
-N, C = symbols("N C")
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, N
 
 
 @kernel(work_shape=N, group_shape=512, results="Y")

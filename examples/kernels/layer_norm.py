@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
-
-M, N = symbols("M N")
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import M, N
 
 
 @kernel(work_shape=M, group_shape=1, results="Y")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import M, N
 
-M, N = symbols("M N")
 PARTS = (M + 15) // 16
 
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from transconv.kernel import Buffer, kernel, symbols
-
-M, N, C = symbols("M N C")
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, M, N
 
 
 @kernel(work_shape=M, group_shape=16, results={"found": np.int32})

@@ -1,8 +1,7 @@
 """The sum of two vectors."""
 
-from transconv.kernel import Buffer, kernel, symbols
-
-N = symbols("N")
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import N
 
 
 @kernel(work_shape=N, results="Z")

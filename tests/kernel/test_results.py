@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel.cases import floats
+from tests.kernel.cases import Case, floats
+from tests.kernel.test_engines import interpreted as interpreted_by
 from transconv.errors import KernelError
-from transconv.kernel import Buffer, Group, kernel, symbols
+from transconv.kernel import Buffer, Group, kernel, uniform
 from transconv.kernel.launching import Launches
+from transconv.kernel.sizes import C, M, N
 
-M, N, C = symbols("M N C")
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1",
                                  reason="needs Triton's interpreter")
 
@@ -117,3 +118,26 @@ def test_wrong_results(results, said) -> None:
 
     with pytest.raises(KernelError, match=said):
         wrong(Group(1), X, X)
+
+
+@kernel
+def noise(group, Y, seed):
+    i, = group.work_offset()
+    group.store(Y[i:], uniform(i + np.arange(group.shape[0]), seed))
+
+
+def test_random_numbers() -> None:
+    """Equally distributed, other ones for another seed, and the same in compiled kernels."""
+    found = []
+    for seed in (7, 8):
+        y = np.zeros(4096, np.float32)
+        noise.simulate(Group(4096, 1024), y, seed)
+        found.append(y)
+        parts, _ = np.histogram(y, 16, (0, 1))
+        assert 0 <= y.min() and y.max() < 1 and abs(y.mean() - 0.5) < 0.02
+        assert parts.min() > 200 and parts.max() < 320 and abs(np.corrcoef(y[1:], y[:-1])[0, 1]) < 0.05
+    assert abs(np.corrcoef(*found)[0, 1]) < 0.05
+    low = noise.lower(Group(4096, 1024), found[0], 7, target="sm_90")
+    case = Case(noise, Group(4096, 1024), (np.zeros(4096, np.float32), 7), None)
+    compiled = interpreted_by(case, low.kernel)
+    np.testing.assert_array_equal(compiled[0], found[0])
