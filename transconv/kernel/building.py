@@ -58,6 +58,7 @@ class Building:
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
         self.values: dict[Var, Expr] = {}  # of names that vary along lanes
         self.elements = ""  # the function of its own that is read, which knows single elements alone
+        self.multiplied: set[Expr] = set()  # the values of matrix products
         self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
 
     def fresh(self, stem: str) -> str:

@@ -52,10 +52,13 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
 
 def _with_product(b: Building, row: Function, values: list[Any]) -> Tile | None:
     """A sum or difference of float32 in which a product is written, rounded once; of two products the
-    second is not rounded. None for other rows and operands. A product that has a name is rounded."""
+    second is not rounded. None for other rows and operands. A product that has a name is rounded, and one
+    beside a matrix product, which the matrix unit adds."""
     given = [tile_of(v) for v in values]
     at = next((i for i in (1, 0) if row.name in SUMS and isinstance(given[i].expr, Mul)), None)
-    if at is None or _shared(given, values) is not f32 or given[at].dtype is not f32:
+    if at is None or given[1 - at].expr in b.multiplied:
+        return None
+    if _shared(given, values) is not f32 or given[at].dtype is not f32:
         return None
     product, other = given[at].expr, given[1 - at]
     assert isinstance(product, Mul)

@@ -55,6 +55,7 @@ class Operand:
             raise Refusal(f"np.{ufunc.__name__} with {how}", "out= alone; reductions are methods",
                           "x.sum(axis=0)")
         made = self.wrapped(*_called(ufunc, inputs))
+        made.matrix = ufunc is np.matmul
         return made if out is None else _written_out(out[0] if isinstance(out, tuple) else out, made)
 
     def __array_function__(self, function: Any, types: Any, args: Any, words: dict[str, Any]) -> Any:
@@ -93,7 +94,9 @@ class Operand:
 
     def dot(self, other: Any) -> Masked:
         """The product of matrices."""
-        return self.wrapped(product(self.part(), part_of(other)))
+        made = self.wrapped(product(self.part(), part_of(other)))
+        made.matrix = True
+        return made
 
     def clip(self, low: Any = None, high: Any = None) -> Masked:
         """The values between limits; None for no limit."""
@@ -151,6 +154,7 @@ class Masked(Operand):
         self.data, self.active = np.array(data), np.array(active)
         self.trace: Trace | None = None  # of items that access elements of a tile of the group
         self.product: Written | None = None  # if it is one of float32
+        self.matrix = False  # whether it is a product of matrices
 
     def part(self) -> Part:
         self.touched(...)
@@ -301,7 +305,8 @@ def _called(ufunc: Any, inputs: Any) -> tuple[Part, Written | None]:
         made = applied(row, parts)
         factors = Products(*(converted(p, f32) for p in (parts[0], parts[-1])))
         return made, written(factors) if made.dtype is f32 else None
-    return summed(row, parts, [factors_of(v) for v in inputs]), None
+    alone = not any(isinstance(v, Masked) and v.matrix for v in inputs)
+    return summed(row, parts, [factors_of(v) if alone else None for v in inputs]), None
 
 
 def _written_out(out: Any, made: Masked) -> Masked:
