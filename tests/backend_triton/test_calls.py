@@ -121,7 +121,8 @@ def test_every_function_compiles(chip: str) -> None:
 def test_every_function_compiles_in_gluon(name: str) -> None:
     """In a kernel of its own, emitted as the expressions of a warp-specialised role are."""
     speller = emit_gluon.GluonEmitter((), 4, 0)
-    lane, v = ir.Lane("i", N, 1), ir.Var("v", ir.f32)
+    kind = ir.f32 if 32 in CALLS[name].floats else ir.i32
+    lane, v = ir.Lane("i", N, 1), ir.Var("v", kind)
     speller.scope[v] = (lane,)
     text = speller.text(called(name)(v))  # type: ignore[operator]
     layout = "gl.BlockedLayout([1], [32], [4], [0])"
@@ -131,8 +132,8 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
         f"    i = gl.arange(0, {N}, {layout})", "    v = gl.load(x + i)",
         f"    gl.store(y + i, {text})", ""])
     t = TARGETS["sm_90"]
-    (found,) = compile_offline([Job(source, "each", (("f32", ()), ("f32", ())), "sm_90", t.backend, t.arch,
-                                    t.warp_size, explicit=True)])
+    (found,) = compile_offline([Job(source, "each", ((kind.name, ()), (kind.name, ())), "sm_90", t.backend,
+                                    t.arch, t.warp_size, explicit=True)])
     assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 
