@@ -4,7 +4,7 @@ for GPairs and nearest neighbours (see there), and k-means, of which one step is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +54,25 @@ def _centred(draw: Draw, *shape: int, dtype: torch.dtype = torch.float16) -> tor
     return (draw(*shape) * 2 - 1).to(dtype)
 
 
-def _expert_rows(draw: Draw, experts: int, rows: int, inner: int, columns: int) -> Arguments:
-    from bench.kernels.sides import example
+TILE = 128  # rows of grouped products
 
+
+def tiles(sizes: Sequence[int], device: torch.device) -> tuple[torch.Tensor, ...]:
+    """Which expert has each tile of rows, where the tile begins, and where the expert's rows end."""
+    found, begin = [], 0
+    for expert, size in enumerate(sizes):
+        found += [(expert, first, begin + size) for first in range(begin, begin + size, TILE)]
+        begin += size
+    return torch.tensor(found, dtype=torch.int32, device=device).reshape(-1, 3).unbind(1)
+
+
+def _expert_rows(draw: Draw, experts: int, rows: int, inner: int, columns: int) -> Arguments:
     sizes = [max(1, rows * (n + 1) * 2 // (experts + 1)) for n in range(experts)]
     # Triton's interpreter does not multiply bfloat16
     dtype = torch.bfloat16 if draw(1).is_cuda else torch.float16
     a = _centred(draw, sum(sizes), inner, dtype=dtype)
     b = _centred(draw, experts, inner, columns, dtype=dtype)
-    return a, b, *(t.contiguous() for t in example("grouped_gemm").tiles(sizes, a.device))
+    return a, b, *(t.contiguous() for t in tiles(sizes, a.device))
 
 
 def _ends(experts: torch.Tensor, ends: torch.Tensor) -> list[int]:

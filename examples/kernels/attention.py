@@ -3,15 +3,17 @@
 import math
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, E, H, M, N
 
 
-@kernel
-def queries(group, Q, K, V, out, scale):
+@kernel(work_shape=(H, M), group_shape=(1, 128), results="out")
+def attention(group, Q: Buffer[H, M, C], K: Buffer[H, N, C], V: Buffer[H, N, E], out: Buffer[H, M, E]):
+    """Heads (or images times heads), places, channels."""
     (h, _), (_, i) = group.id(), group.work_offset()
     m, d = group.shape[1], Q.shape[2]
+    scale = d**-0.5 / math.log(2)
     q = group.load(Q[h, i:], shape=(m, d))
     largest = group.full(shape=(m,), dtype=np.float32, fill_value=-np.inf)
     total = group.zeros(shape=(m,), dtype=np.float32)
@@ -24,10 +26,3 @@ def queries(group, Q, K, V, out, scale):
         acc = acc * old[:, None] + e.astype(V.dtype) @ group.load(V[h, k:], shape=(64, V.shape[2]))
         largest = most
     group.store(out[h, i:], acc / total[:, None])
-
-
-def attention(q, k, v):
-    """q, k, v: heads (or images times heads), places, channels."""
-    out = torch.empty(*q.shape[:2], v.shape[2], dtype=q.dtype, device=q.device)
-    queries(Group(tuple(q.shape[:2]), (1, 128)), q, k, v, out, q.shape[2]**-0.5 / math.log(2))
-    return out

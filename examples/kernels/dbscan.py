@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, N
 
 FAR = 2**31 - 1
 
@@ -11,15 +12,12 @@ FAR = 2**31 - 1
 @kernel.func
 def near(group, X, i, k, m, n, radius):
     """Which of n points from k on are at most a radius away from m points from i on."""
-    apart = group.zeros(shape=(m, n), dtype=np.float32)
-    for c in tuple(range(X.shape[1])):
-        a, b = group.load(X[i:, c], shape=(m,)), group.load(X[k:, c], shape=(n,))
-        apart += (a[:, None] - b[None])**2
-    return apart <= radius * radius
+    a, b = group.load(X[i:], shape=(m, X.shape[1])), group.load(X[k:], shape=(n, X.shape[1]))
+    return ((a[:, None] - b[None])**2).sum(axis=2) <= radius * radius
 
 
-@kernel
-def counts(group, X, found, radius):
+@kernel(work_shape=N, group_shape=64, results={"found": np.int32})
+def counts(group, X: Buffer[N, C], found: Buffer[N], radius):
     i, = group.work_offset()
     total = group.zeros(shape=group.shape, dtype=np.int32)
     for k in range(0, X.shape[0], 64):
@@ -27,8 +25,8 @@ def counts(group, X, found, radius):
     group.store(found[i:], total)
 
 
-@kernel
-def reached(group, X, found, labels, new, radius, least):
+@kernel(work_shape=N, group_shape=64, results={"new": np.int32})
+def reached(group, X: Buffer[N, C], found: Buffer[N], labels: Buffer[N], new: Buffer[N], radius, least):
     i, = group.work_offset()
     lowest = group.load(labels[i:], shape=group.shape)
     for k in range(0, X.shape[0], 64):
@@ -41,11 +39,9 @@ def reached(group, X, found, labels, new, radius, least):
 
 def dbscan(x, radius, least):
     """The lowest number of a core point of each point's cluster; FAR for points of none."""
-    found = torch.empty(len(x), dtype=torch.int32, device=x.device)
-    counts(Group(len(x), 64), x, found, radius)
+    found = counts(x, radius)
     places = torch.arange(len(x), dtype=torch.int32, device=x.device)
     labels, before = torch.where(found >= least, places, FAR), None
     while before is None or not torch.equal(labels, before):
-        before, labels = labels, torch.empty_like(labels)
-        reached(Group(len(x), 64), x, found, before, labels, radius, least)
+        before, labels = labels, reached(x, found, labels, radius, least)
     return labels

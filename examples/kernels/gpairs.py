@@ -1,16 +1,18 @@
 """The weights of all pairs of points that are nearer than each of some radii (squared)."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import M, N, R
+
+G, H = (M + 63) // 64, (N + 511) // 512
 
 
-@kernel
-def pairs(group, A, wa, B, wb, radii, sums):
+@kernel(work_shape=(M, N), group_shape=(64, 512), results="sums")
+def pairs(group, A: Buffer[M, 3], wa: Buffer[M], B: Buffer[N, 3], wb: Buffer[N], radii: Buffer[R],
+          sums: Buffer[G, H, R]):
     (g, h), (i, j), (m, n) = group.id(), group.work_offset(), group.shape
-    x, y, z = (group.load(A[i:, 0], shape=(m,)), group.load(A[i:, 1], shape=(m,)),
-               group.load(A[i:, 2], shape=(m,)))
+    x, y, z = (group.load(A[i:, c], shape=(m,)) for c in range(3))
     w, r = group.load(wa[i:], shape=(m,)), group.load(radii)
     total = group.zeros(shape=(r.shape[0], m))
     for k in range(j, min(j + n, B.shape[0])):
@@ -21,7 +23,4 @@ def pairs(group, A, wa, B, wb, radii, sums):
 
 def gpairs(a, wa, b, wb, radii):
     """a, b: points of three numbers; wa, wb: weights. Groups have sums of their own, which torch adds."""
-    group = Group((len(a), len(b)), (64, 512))
-    sums = torch.empty(*group.groups, len(radii), device=a.device)
-    pairs(group, a, wa, b, wb, radii, sums)
-    return sums.sum((0, 1))
+    return pairs(a, wa, b, wb, radii).sum((0, 1))

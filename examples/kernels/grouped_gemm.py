@@ -1,15 +1,17 @@
 """Products of several matrices with several others: rows of A belong to experts, each with its own B."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import E, K, M, N, T
 
 ROWS = 128
 
 
-@kernel
-def parts(group, A, B, C, experts, firsts, ends):
+@kernel(work_shape=(T, N), group_shape=(1, 128), results="C")
+def grouped_gemm(group, A: Buffer[M, K], B: Buffer[E, K, N], C: Buffer[M, N], experts: Buffer[T],
+                 firsts: Buffer[T], ends: Buffer[T]):
+    """For each tile of 128 rows of A: its expert, where it begins, and where the expert's rows end."""
     (t, _), (_, j) = group.id(), group.work_offset()
     e, i, end = experts[t], firsts[t], ends[t]
     n = group.shape[1]
@@ -19,19 +21,3 @@ def parts(group, A, B, C, experts, firsts, ends):
         b = group.load(B[e, k:, j:], shape=(64, n))
         acc += a @ b
     group.store(C[i:end, j:], acc)
-
-
-def tiles(sizes, device):
-    """Which expert has each tile of rows, where the tile begins, and where the expert's rows end."""
-    found, begin = [], 0
-    for expert, size in enumerate(sizes):
-        found += [(expert, first, begin + size) for first in range(begin, begin + size, ROWS)]
-        begin += size
-    return torch.tensor(found, dtype=torch.int32, device=device).reshape(-1, 3).unbind(1)
-
-
-def grouped_gemm(a, b, experts, firsts, ends):
-    """a: all rows, those of an expert behind each other; b: experts, inner, columns."""
-    c = torch.empty(len(a), b.shape[2], dtype=a.dtype, device=a.device)
-    parts(Group((len(experts), b.shape[2]), (1, 128)), a, b, c, experts, firsts, ends)
-    return c

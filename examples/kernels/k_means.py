@@ -1,13 +1,16 @@
 """k-means: each point goes to the nearest centre; the means of what went there are the next centres."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, K, N
+
+G = (N + 255) // 256
 
 
-@kernel
-def assigned(group, points, centres, near, sums, counts):
+@kernel(work_shape=N, group_shape=256, results={"near": np.int32, "sums": None, "counts": np.int32})
+def assigned(group, points: Buffer[N, C], centres: Buffer[K, C], near: Buffer[N], sums: Buffer[G, K, C],
+             counts: Buffer[G, K]):
     (g,), (i,), (m,) = group.id(), group.work_offset(), group.shape
     x, c = group.load(points[i:], shape=(m, points.shape[1])), group.load(centres)
     nearest = ((x[:, None] - c[None])**2).sum(axis=2).argmin(axis=1)
@@ -20,11 +23,7 @@ def assigned(group, points, centres, near, sums, counts):
 
 
 def k_means(points, centres, steps):
-    group = Group(len(points), 256)
-    near = torch.empty(len(points), dtype=torch.int32, device=points.device)
-    sums = torch.empty(group.count, *centres.shape, device=points.device)
-    counts = torch.empty(group.count, len(centres), dtype=torch.int32, device=points.device)
     for _ in range(steps):
-        assigned(group, points, centres, near, sums, counts)
+        near, sums, counts = assigned(points, centres)
         centres = sums.sum(0) / counts.sum(0).clamp_min(1)[:, None]
     return centres, near

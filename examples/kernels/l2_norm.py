@@ -1,19 +1,13 @@
 """The length of each row."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, N
 
 
-@kernel
-def rows(group, X, Y):
+@kernel(work_shape=N, group_shape=512, results="Y")
+def l2_norm(group, X: Buffer[N, C], Y: Buffer[N]):
     i, = group.work_offset()
     x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))
     group.store(Y[i:], np.sqrt((x * x).sum(axis=1)))
-
-
-def l2_norm(x):
-    y = torch.empty(len(x), dtype=x.dtype, device=x.device)
-    rows(Group(len(x), 512), x, y)
-    return y

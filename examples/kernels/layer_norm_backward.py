@@ -1,13 +1,16 @@
 """The gradients of layer norm: a group goes through some rows, and adds up those of scale and shift."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import M, N
+
+PARTS = (M + 15) // 16
 
 
-@kernel
-def rows(group, G, X, scale, dX, dscale, dshift, eps):
+@kernel(work_shape=M, group_shape=16, results={"dX": None, "dscale": np.float32, "dshift": np.float32})
+def rows(group, G: Buffer[M, N], X: Buffer[M, N], scale: Buffer[N], dX: Buffer[M, N],
+         dscale: Buffer[PARTS, N], dshift: Buffer[PARTS, N], eps=1e-5):
     (part,), (first,) = group.id(), group.work_offset()
     w, n = group.load(scale), X.shape[1]
     a, b = group.zeros(shape=(n,)), group.zeros(shape=(n,))
@@ -24,7 +27,5 @@ def rows(group, G, X, scale, dX, dscale, dshift, eps):
 
 
 def layer_norm_backward(g, x, scale, eps=1e-5):
-    dx, group = torch.empty_like(x), Group(len(x), 16)
-    dscale, dshift = (torch.empty(group.count, x.shape[1], device=x.device) for _ in range(2))
-    rows(group, g, x, scale, dx, dscale, dshift, eps)
+    dx, dscale, dshift = rows(g, x, scale, eps)
     return dx, dscale.sum(0), dshift.sum(0)

@@ -1,28 +1,21 @@
 """The class of each point by a vote of the k nearest points whose classes are known."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import C, M, N
 
 
-@kernel
-def votes(group, known, classes, points, found, k, kinds):
+@kernel(work_shape=M, group_shape=16, results={"found": np.int32})
+def nearest_neighbours(group, known: Buffer[N, C], classes: Buffer[N], points: Buffer[M, C],
+                       found: Buffer[M], k, kinds):
     i, = group.work_offset()
     m, n = group.shape[0], known.shape[0]
-    apart = group.zeros(shape=(m, n), dtype=np.float32)
-    for d in tuple(range(points.shape[1])):
-        x, c = group.load(points[i:, d], shape=(m,)), group.load(known[:, d])
-        apart += (x[:, None] - c[None])**2
+    x = group.load(points[i:], shape=(m, points.shape[1]))
+    apart = ((x[:, None] - group.load(known)[None])**2).sum(axis=2)
     votes = group.zeros(shape=(m, kinds), dtype=np.int32)
     for _ in range(k):
         best = apart.argmin(axis=1)
         votes += classes[best][:, None] == np.arange(kinds)[None, :]
         apart = np.where(np.arange(n)[None, :] == best[:, None], np.inf, apart)
     group.store(found[i:], votes.argmax(axis=1))
-
-
-def nearest_neighbours(known, classes, points, k, kinds):
-    found = torch.empty(len(points), dtype=torch.int32, device=points.device)
-    votes(Group(len(points), 16), known, classes, points, found, k, kinds)
-    return found

@@ -3,28 +3,19 @@
 import math
 
 import numpy as np
-import torch
 
-from transconv.kernel import Buffer, Group, kernel, symbols
-
-N = symbols("N")
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import N
 
 
-@kernel
+@kernel(work_shape=N, group_shape=512, results="out")
 def momenta(group, cosines: Buffer[N], angles: Buffer[N], energies: Buffer[N], out: Buffer[N, 4]):
     i, = group.work_offset()
-    c = 2.0 * group.load(cosines[i:], shape=group.shape) - 1.0
-    f = 2.0 * math.pi * group.load(angles[i:], shape=group.shape)
-    e = -np.log(group.load(energies[i:], shape=group.shape))
+    x, y, z = (group.load(A[i:], shape=group.shape) for A in (cosines, angles, energies))
+    c, f, e = 2.0 * x - 1.0, 2.0 * math.pi * y, -np.log(z)
     across = e * np.sqrt(1.0 - c * c)
-    x, y, z, part = across * np.sin(f), across * np.cos(f), e * c, np.arange(4)
-    low = np.where(part == 0, e[:, None], x[:, None])
-    high = np.where(part == 2, y[:, None], z[:, None])
-    group.store(out[i:], np.where(part < 2, low, high))
+    group.store(out[i:], np.stack((e, across * np.sin(f), across * np.cos(f), e * c), axis=1))
 
 
 def rambo(cosines, angles, energies):
-    out = torch.empty(*cosines.shape, 4, device=cosines.device)
-    n = cosines.numel()
-    momenta(Group(n, 512), cosines.view(n), angles.view(n), energies.view(n), out.view(n, 4))
-    return out
+    return momenta(*(t.flatten() for t in (cosines, angles, energies))).view(*cosines.shape, 4)

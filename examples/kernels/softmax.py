@@ -1,20 +1,14 @@
 """Softmax of each row: one group a row."""
 
 import numpy as np
-import torch
 
-from transconv.kernel import Group, kernel
+from transconv.kernel import Buffer, kernel
+from transconv.kernel.sizes import M, N
 
 
-@kernel
-def rows(group, X, Y):
+@kernel(work_shape=M, group_shape=1, results="Y")
+def softmax(group, X: Buffer[M, N], Y: Buffer[M, N]):
     i, = group.id()
-    x = group.load(X[i], shape=(X.shape[1],)).astype(np.float32)
+    x = group.load(X[i]).astype(np.float32)
     e = np.exp(x - x.max())
     group.store(Y[i], e / e.sum())
-
-
-def softmax(x):
-    y = torch.empty_like(x)
-    rows(Group(x.shape[0], 1), x, y)
-    return y

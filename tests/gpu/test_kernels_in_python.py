@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import cases, item_cases, test_proposal
+from tests.kernel import cases, item_cases, test_proposal, test_results, test_rounding
 from tests.kernel.cases import Case, floats, product
+from tests.kernel.test_arrays import Exchanged
 from tests.kernel.test_drawn import FAILED_ONCE
+from tests.kernel.test_engines import copies
 from tests.kernel.test_mask_rules import arguments, check, loaded
 from transconv.kernel import Group, kernel
 from transconv.kernel_trials.run import work
@@ -33,14 +35,20 @@ def test_a_case(case: Case) -> None:
 
 @pytest.mark.parametrize("columns", [3, 16])
 def test_the_pairwise_distances_of_the_proposal(columns: int) -> None:
-    """Those that sum an axis have the same bits; a loop's products may be contracted otherwise."""
+    """Up to 16 columns all three have the same bits: a product and its sum are rounded once, in order."""
     x, z, found = floats(90, columns), floats(140, columns, seed=1), []
     for function in (test_proposal.by_hand, test_proposal.of_items, test_proposal.of_other_groups):
         found.append(torch.zeros(90, 140, device="cuda"))
         given = torch.from_numpy(x).cuda(), torch.from_numpy(z).cuda()
         function(Group((90, 140), (4, 8)), *given, found[-1])
-    assert torch.equal(found[1], found[2])
-    torch.testing.assert_close(found[0], found[1], atol=1e-6, rtol=1e-6)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+
+
+@pytest.mark.parametrize(("case", "wanted"), test_rounding.CASES)
+def test_the_bits_of_sums_and_products(case: Case, wanted: Any) -> None:
+    given = [torch.from_numpy(a).cuda() for a in copies(case)]
+    case.kernel(case.group, *given)
+    np.testing.assert_array_equal(given[-1].cpu().numpy(), wanted(*case.arguments))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -83,6 +91,33 @@ def rounded(group: Any, A: Any, B: Any, C: Any) -> None:
 def doubled(group: Any, X: Any, Y: Any) -> None:
     i, = group.work_offset()
     group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2)
+
+
+class OnTheChip:
+    """An array of another library: the CUDA array interface alone."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = held.__cuda_array_interface__
+
+
+@pytest.mark.parametrize("made", [OnTheChip, Exchanged])
+def test_arrays_of_other_libraries(made: Any) -> None:
+    x = torch.arange(1000.0, device="cuda")
+    y = torch.zeros_like(x)
+    doubled(Group(1000, 128), made(x), made(y))
+    assert torch.equal(y, x * 2)
+
+
+def test_calls_that_leave_results_out() -> None:
+    """The second one is started without looking at anything; each has memory of its own."""
+    x, z = torch.randn(190, 3, device="cuda"), torch.randn(210, 3, device="cuda")
+    found = [test_results.distances(x, z) for _ in range(3)]
+    assert len({d.data_ptr() for d, _ in found}) == 3
+    for d, near in found:
+        torch.testing.assert_close(d, 2 * torch.cdist(x, z), rtol=1e-4, atol=1e-4)
+        assert near.dtype == torch.int32 and near.shape == (190, 14)
+    shifted = test_results.distances(x, z, 1.0)[0]
+    assert torch.equal(shifted * 2, found[0][0])
 
 
 def test_one_text_for_several_types() -> None:

@@ -307,7 +307,65 @@ def _softmax(x: Array, y: Array) -> dict[int, Any]:
     return {1: e / e.sum(1, keepdims=True)}
 
 
+@kernel
+def in_place(group, X, Z, Y):
+    i, = group.work_offset()
+    x, z = group.load(X[i:], shape=group.shape), group.load(Z[i:], shape=group.shape)
+    y = x
+    y += z
+    y *= x
+    y -= 2.0
+    n = i
+    n *= 0
+    for _ in range(X.shape[0] // 4):
+        y += z
+        y -= x
+        y /= 2.0
+    group.store(Y[n + i:], y)
+
+
+@kernel
+def bounds_that_change(group, X, N, Y):
+    n, m = N[0], 0
+    for j in range(2):
+        m = n + j
+        for k in range(0, min(m, X.shape[0])):
+            m = m - 1
+            group.store(Y[j, k:], group.load(X[k:m], shape=(1,)))
+
+
+@kernel
+def stacks(group, X, Z, Y, W):
+    i, = group.work_offset()
+    x, z = (group.load(A[i:], shape=group.shape) for A in (X, Z))  # Z is shorter
+    group.store(Y[i:], np.stack((x, z * x, x - z), axis=1))
+    group.store(W[:2, i:], np.stack([x, z]))
+    a, b = [v * n for n, v in enumerate((x, z), 1)]
+    group.store(W[2, i:], a + b)
+    group.store(W[3, i:], np.stack((x, z), axis=-1).max(axis=1))
+
+
+def _stacks(x, z, y, w):
+    n = len(z)
+    y, w = y.copy(), w.copy()
+    y[:, 0], y[:n, 1], y[:n, 2] = x, x[:n] * z, x[:n] - z
+    w[0], w[1, :n], w[2, :n], w[3] = x, z, x[:n] + z * 2, x
+    w[3, :n] = np.maximum(x[:n], z)
+    return {2: y, 3: w}
+
+
+def _in_place(x, z, y):
+    y = (x + z) * x - 2
+    for _ in range(len(x) // 4):
+        y = (y + z - x) / 2
+    return {2: y}
+
+
 CASES = (
+    Case(stacks, Group(13, 8), (floats(13), floats(11, seed=1), out(13, 3), out(4, 13)), _stacks),
+    Case(bounds_that_change, Group(1), (floats(9), np.array([7], np.int32), out(2, 9)),
+         lambda x, n, y: {2: np.where(np.arange(9) < [[3], [4]], x, y)}),
+    Case(in_place, Group(13, 8), (floats(13), floats(13, seed=1), out(13)), _in_place),
     Case(pairwise, Group((9, 11), (4, 8)), (floats(9, 5), floats(11, 5), out(9, 11)),
          lambda a, b, d: {2: np.sqrt(((a[:, None] - b[None])**2).sum(2))}),
     Case(product, Group((20, 37), (16, 32)), (floats(20, 45), floats(45, 37), out(20, 37)),

@@ -197,6 +197,12 @@ def added_up(group, X, B, S, T):
 
 
 @kernel
+def added_to_one_place(group, N, T):
+    n = group.load(N, shape=(8,))
+    atomic_ref(T)[(n ^ n) & 31] += 1.0  # simplified, an index that does not vary
+
+
+@kernel
 def loops_of_items(group, X, N, Y):
     @group.workitems
     def inner(item):
@@ -343,6 +349,7 @@ CASES = (
     Case(implicit_gemm, Group(1), (floats(H, W), floats(KH * KW, 4), out(4, OH, OW)), _convolved, 1e-4),
     Case(layouts, Group(8, 4), (floats(64), out(2, 4, 3), out(64)), _layouts),
     Case(overloads, Group(40, 16, 8), (floats(40), out(3, 40)), _overloads),
+    Case(added_to_one_place, Group(1), (ints(5), np.zeros(3, np.float32)), lambda n, t: {1: [5.0, 0, 0]}),
     Case(functions_of_their_own, Group(20, 8), (floats(20), floats(20, seed=4), out(20)), _gate),
     Case(written_by_functions, Group(1), (floats(8), out(2, 8)), _raised),
     Case(intrinsics, Group(1), (floats(20), floats(20).astype(np.float16), out(2, 20)), _intrinsics, 2e-3),

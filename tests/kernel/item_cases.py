@@ -97,6 +97,18 @@ def functions_of_items(group, X, I, Y):  # noqa: E741
     inner()
 
 
+@kernel
+def values_of_one_dimension(group, X, Z, Y):
+    @group.workitems
+    def inner(item):
+        i, j = item.global_id()
+        if i < Y.shape[0] and j < Y.shape[1]:
+            most = Z[j].max()  # the same for all i, but active only where i is inside
+            Y[i, j] = (X[i] * most).sum()
+
+    inner()
+
+
 def distances(a, b, d):
     return {2: np.sqrt(((a[:, None] - b[None])**2).sum(2))}
 
@@ -119,6 +131,8 @@ PAIRS = floats(9, 5), floats(11, 5, seed=2), out(9, 11)
 CASES = (
     Case(pairwise_of_items, Group((9, 11), (4, 8)), PAIRS, distances),
     Case(pairwise_by_hand, Group((9, 11), (4, 6)), PAIRS, distances),
+    Case(values_of_one_dimension, Group((9, 9), (8, 8)), (floats(9, 3), floats(9, 5, seed=3), out(9, 9)),
+         lambda x, z, y: {2: x.sum(1)[:, None] * z.max(1)[None]}),
     Case(branches_of_items, Group(24, 8), (floats(24), out(24), out(24)), _branches),
     Case(with_functions, Group(10, 8), (floats(10), out(10)), lambda x, y: {1: x * 49 * 3}, 1e-4),
     Case(functions_of_items, Group(11, 4), (floats(11, 3), PLACES, out(12, 2)), _scatter),

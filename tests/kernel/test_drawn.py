@@ -91,7 +91,7 @@ def test_a_branch_around_an_addition_of_one_thread_is_right(tmp_path: Path) -> N
     assert low.kernel.sizes is not None
     job = Job(low.source, low.kernel.name, tuple((t.dtype.name, ()) for t in low.kernel.params),
               target.name, target.backend, target.arch, target.warp_size, 1, low.num_stages, ("sass",),
-              sizes=len(low.kernel.sizes.names))
+              sizes=len(low.kernel.sizes.names), fuse=False)
     (found,) = compile_offline([job])
     assert isinstance(found, Resources) and "BRA.U" in found.texts["sass"] and not found.flaw
 
@@ -212,3 +212,13 @@ def test_launchers_stay_in_the_cache(tmp_path: Path) -> None:
             os.utime(tmp_path / name, (1, 1))
     without_kernels(str(tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["b", "c"]
+
+
+def test_a_file_of_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each runs in two interpreters."""
+    path = tmp_path / "some.txt"
+    path.write_text("# why\nkernel work=5 group=4 seed=1 X=f32[5] Y=f32[5]! ;; "
+                    "i, = group.work_offset() ;; "
+                    "group.store(Y[i:], group.load(X[i:], shape=group.shape) * 2.0)\n")
+    assert main(["fuzz", "--file", str(path), "--interpreter", "--share", "0", "--jobs", "1"]) == 0
+    assert "2 passed" in capsys.readouterr().out

@@ -157,7 +157,7 @@ def test_operations_of_a_library() -> None:
     x, y = floats(4, 4), out(4, 4)
     of_library.simulate(Group(1), x, y)
     np.testing.assert_allclose(y, x @ x, 1e-5)
-    assert "x_3[:, None] * x_3_2[None, :]" in of_library.show(Group(1), x, y, target="sm_90")
+    assert "x_0[:, None] * x_0_2[None, :]" in of_library.show(Group(1), x, y, target="sm_90")
 
 
 def test_sub_groups_need_no_hint() -> None:

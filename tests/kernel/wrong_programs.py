@@ -88,7 +88,7 @@ def lambda_expression(group, X, Y):
 
 @kernel
 def comprehension(group, X, Y):
-    x = [k for k in range(3)]
+    x = [k for k in range(3) if k]
 
 
 @kernel

@@ -15,7 +15,7 @@ import numpy as np
 from transconv import knobs
 from transconv.backend_triton.early import INSTRUCTIONS
 from transconv.errors import Unsupported
-from transconv.ir import DType, bf16, convert, f8e4m3, f8e5m2
+from transconv.ir import DType, bf16, convert, f8e4m3, f8e5m2, multiply_add
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,13 +23,15 @@ Array = np.ndarray[Any, np.dtype[Any]]
 @lru_cache(maxsize=1)
 def prepare_interpreter() -> None:
     """Patch Triton's interpreter, once per process: scalar conditions in masks, rounding to bf16 and 8-bit
-    floats, reductions, the waits of ``early.py``.
+    floats, fused products and sums, reductions, the waits of ``early.py``.
 
     The interpreter gives the result of a comparison the type of its operands, and broadcasts a scalar
     as that type: ``mask & (0 <= i)`` becomes 32-bit integers. Triton 3.6 accepts them as a mask, 3.9
     refuses them ("mask has unsupported dtype").
 
     It truncates f32 to bf16 and to 8-bit floats, where chips round to nearest.
+
+    It rounds the product of ``tl.fma``.
 
     It combines the elements of a reduction one at a time unless it knows the function.
 
@@ -61,6 +63,10 @@ def prepare_interpreter() -> None:
             return floats if to.scalar == float32 else self.cast_impl(floats, to)
         return cast_any(self, given, to, rounding_mode)
 
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return TensorHandle(multiply_add(x.data, y.data, z.data), z.dtype.scalar)
+
+    InterpreterBuilder.create_fma = create_fma
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     ReduceOps.generic_reduce = reduce_in_pairs

@@ -39,17 +39,19 @@ MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to
 
 class Launcher:
     """Runs one kernel. ``boxes`` says which arguments are descriptors of boxes, ``types`` torch's element
-    type of each; ``key`` is the kernel's name in the record of compiled kernels."""
+    type of each; ``key`` is the kernel's name in the record of compiled kernels. ``fuse``: whether the
+    compiler may make one instruction, with one rounding, of a product and a sum."""
 
     def __init__(self, source: str, function: str, path: Any, grid: int, warps: int, stages: int,
                  boxes: tuple[Boxed | None, ...] = (), explicit: bool = False,
-                 early: bool = False, types: tuple[str, ...] = (), key: str = "") -> None:
+                 early: bool = False, types: tuple[str, ...] = (), key: str = "",
+                 fuse: bool = True) -> None:
         self.source, self.function, self.path = source, function, path
         self.grid, self.warps, self.stages = grid, warps, stages
         self.boxes = boxes if any(b is not None for b in boxes) else ()
         self.describe = describe_explicit if explicit else describe
         self.explicit, self.early = explicit, early
-        self.types, self.key = types, key
+        self.types, self.key, self.fuse = types, key, fuse
         self.unspecialised: tuple[str, ...] = ()  # arguments on whose values Triton does not specialise
         self.jit: Any = None
         self.kept: dict[tuple[int, bool], Start] = {}
@@ -146,7 +148,8 @@ class Launcher:
     def _options(self) -> dict[str, Any]:
         """Triton's compile options; other options give another compiled kernel."""
         # Fused multiply-adds are set explicitly: the default differs between Triton's releases.
-        options = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
+        options = {"num_warps": self.warps, "num_stages": self.stages,
+                   "enable_fp_fusion": self.fuse}
         return options | {"launch_pdl": True} if self.early else options
 
     def _starter(self, kernel: Any) -> Start:

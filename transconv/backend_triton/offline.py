@@ -48,6 +48,7 @@ class Job:
     code: bool = False
     sizes: int = 0  # 32-bit arguments after the tensors
     numbers: int = 0  # the last of the params, which are passed themselves, not by address
+    fuse: bool = True  # whether products and sums may become one instruction
 
 
 @dataclass(frozen=True, slots=True)

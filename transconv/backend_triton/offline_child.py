@@ -27,7 +27,8 @@ def _compile(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
 
     source = _source(job)
     # Set explicitly: the default differs between Triton's releases.
-    options = {"num_warps": job["warps"], "num_stages": job["stages"], "enable_fp_fusion": True}
+    options = {"num_warps": job["warps"], "num_stages": job["stages"],
+               "enable_fp_fusion": job.get("fuse", True)}
     target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
     started = time.perf_counter()
     kernel = triton_compile(source, target=target, options=options)

@@ -98,8 +98,9 @@ class SizedLauncher(Launcher):
 
     def __init__(self, source: str, function: str, path: Any, programs: Expr, sizes: Sizes, warps: int,
                  stages: int, early: bool, types: tuple[str, ...] = (), key: str = "",
-                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False) -> None:
-        super().__init__(source, function, path, 1, warps, stages, boxes, explicit, early, types, key)
+                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False, fuse: bool = True) -> None:
+        super().__init__(source, function, path, 1, warps, stages, boxes, explicit, early, types, key,
+                         fuse)
         self.programs, self.sizes, self.unspecialised = programs, sizes, sizes.names
         self.requires = _countable(programs, sizes, self.boxes)
         self.count = values_of((programs,), sizes.names)

@@ -54,7 +54,8 @@ def add_to(verbs: object) -> None:
     made.add_argument("--no-corpus", action="store_true", help="skip the trials of the corpus")
     made.add_argument("--line", action="append", default=[], metavar="LINE",
                       help="run this trial; may be repeated")
-    made.add_argument("--file", type=Path, metavar="FILE", help="run the trials in a file of lines")
+    made.add_argument("--file", type=Path, metavar="FILE",
+                      help="run the trials in a file of lines; kernels have files of their own")
     made.add_argument("--json", type=ranges.output, metavar="FILE",
                       help="write counts by dimension and status, and the trials that failed, timed "
                       "out or ran out of memory; updated during the run")
@@ -62,17 +63,18 @@ def add_to(verbs: object) -> None:
 
 def run(words: argparse.Namespace) -> int:
     from transconv.target import Target
-    from transconv.verify.corpus import read
+    from transconv.verify.corpus import lines_of, read
     from transconv.verify.fuzz import Plan, fuzz
     from transconv.verify.trials import COMPUTES, CONVOLUTIONS, SMALL_TYPES
 
     Target.parse(words.target)
     kind = COMPUTES if words.computes else SMALL_TYPES if words.small_types else CONVOLUTIONS
-    if words.kernels or any(line.startswith("kernel ") for line in words.line):
+    texts = [*words.line, *(line for _, line in lines_of(words.file))] if words.file else words.line
+    if words.kernels or any(line.startswith("kernel ") for line in texts):
         from transconv.kernel_trials import KERNELS as kind
     lines = [str(kind.read(line)) for line in words.line]
     if words.file is not None:
-        lines += [str(entry.trial) for entry in read(words.file)]
+        lines += [str(entry.trial) for entry in read(words.file, kind.read)]
         if not lines:
             raise ValueError(f"{words.file} contains no trial; expected lines in the format of --line")
     said = [f"--{w}" for w in ("n", "computes", "small-types", "kernels")

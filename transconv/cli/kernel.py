@@ -72,7 +72,7 @@ def run(words: argparse.Namespace) -> int:
     counts = len(low.kernel.sizes.names) if low.kernel.sizes else 0
     job = Job(low.source, low.kernel.name, params, target.name, target.backend, target.arch,
               target.warp_size, low.warps, low.num_stages, (words.text,) if words.text else (),
-              sizes=counts, numbers=len(low.numbers))
+              sizes=counts, numbers=len(low.numbers), fuse=False)
     (answer,) = compile_offline([job], words.timeout)
     print(table([answer]))
     if isinstance(answer, CompileFailure):

@@ -85,6 +85,7 @@ from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
+from transconv.ir.multiply_add import multiply_add
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reading import readable
@@ -142,7 +143,7 @@ from transconv.ir.visit import (
 
 __all__ = [
     "Array", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
-    "convert", "helpers", "offsets_of", "readable", "reducer_of",
+    "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of",
     "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXACT_TERMS", "EXPECT", "FALSE",
     "FENCE", "FUNCS", "ONE", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put",
     "Role", "Roles", "Rounding", "Rows", "Send", "Shared",

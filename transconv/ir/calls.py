@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir.dtype import DType, i32
+from transconv.ir.multiply_add import multiply_add
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.stochastic import RANDOM_BITS, SHORT, helper, in_numpy, numpy_bits
 
@@ -145,7 +146,7 @@ CALLS: dict[str, Callee] = {
                        off=0.0),
     "remainder": Callee(2, np.remainder, "remainder", "{} % {}", helper=REMAINDER, floats=(), ints=True,
                         off=0.0),
-    "fma": _same("fma", lambda x, y, z: x * y + z, 3, off=1.0),
+    "fma": _same("fma", multiply_add, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""
 

@@ -14,6 +14,7 @@ from transconv.kernel.families import Scope
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import Asked
 from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
+from transconv.kernel.random_numbers import uniform
 
 WorkGroup = Scope.WorkGroup
 """The scope of a group: its tiles, all work-items at once."""
@@ -25,5 +26,5 @@ WorkItem = Scope.WorkItem
 __all__ = [
     "Asked", "Buffer", "Builder", "Constant", "DeviceFunction", "Group", "IndexMap", "KernelDecorator",
     "KernelError", "KernelFunction", "Mapping", "Scope", "ScopeError", "SubGroup", "Tunable", "WorkGroup",
-    "WorkItem", "atomic_ref", "create_mapping", "index_map", "kernel", "symbols",
+    "WorkItem", "atomic_ref", "create_mapping", "index_map", "kernel", "symbols", "uniform",
 ]

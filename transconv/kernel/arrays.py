@@ -353,5 +353,6 @@ def added(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where:
         return
     lanes = own_lanes(shape)
     out = joined(out, ends(shape))
-    offset, e = (x if lanes_of(x, b.scope) == lanes else Spread(x, lanes) for x in (offset, e))
+    if lanes:  # also where they vary so: simplified they may not, but there are as many additions
+        offset, e = Spread(offset, lanes), Spread(e, lanes)
     b.add(FuncCall(ATOMIC_ADD, (view.tensor, offset, e, all_of(out))))

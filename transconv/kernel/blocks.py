@@ -68,7 +68,6 @@ class Blocks(Expressions):
         self.fixed: set[str] = set()
         self.depth = 0
         self.counters: list[Var] = []
-        self.last: Any = None
         self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
         self.base = 0  # the depth at which the current one began
         self.returns = False  # whether the current function has a result
@@ -154,7 +153,7 @@ class Blocks(Expressions):
         with self.inner(f"the loop over {name}") as inner:
             self.b.facts = self.b.facts.with_range(var, low, max(low, low + most - 1))
             if not isinstance(trips, Const):
-                self.b.facts = self.b.facts.assume(var < trips)
+                self.assume(var < trips)
             self.counters.append(var)
             here = {n: at_iteration(c, eq(var, begin)) for n, c in self.carried.items()
                     if c.depth == self.depth}
@@ -164,7 +163,8 @@ class Blocks(Expressions):
             if not isinstance(trips, Const) and abs(step) != 1 and self.b.is_of_sizes(Tile((), last)):
                 self.b.facts = self.b.facts.assume(counter < last if step > 0 else counter > last)
             if step > 0 and isinstance(last, Min):  # below the least of two is below both
-                self.b.facts = self.b.facts.assume(counter < last.a).assume(counter < last.b)
+                self.assume(counter < last.a)
+                self.assume(counter < last.b)
             found = lanes_of(counter, self.b.scope)
             lanes = zip(self.items_shape, lanes_along(self.items_shape), strict=True)
             shape = tuple(n if lane in found else 1 for n, lane in lanes) if found else ()
@@ -183,6 +183,12 @@ class Blocks(Expressions):
             if held.depth == self.depth + 1:
                 mask = self.b.proved(afterwards(held, never))
                 self.env[n] = held.now(mask)
+
+    def assume(self, fact: Expr) -> None:
+        """A fact of positions inside of a loop, whose bounds are those at its begin: none of a name that
+        may change before the loop ends."""
+        if not self.b.changes(fact):
+            self.b.facts = self.b.facts.assume(fact)
 
     # -- branches --
 

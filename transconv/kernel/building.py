@@ -58,6 +58,7 @@ class Building:
         self.notes: dict[str, None] = {}  # masks that were proved away, and why
         self.values: dict[Var, Expr] = {}  # of names that vary along lanes
         self.elements = ""  # the function of its own that is read, which knows single elements alone
+        self.multiplied: set[Expr] = set()  # the values of matrix products
         self.zero_unless: dict[Var, frozenset[Expr]] = {}  # values that are 0 where a condition fails
 
     def fresh(self, stem: str) -> str:
@@ -136,6 +137,8 @@ class Building:
         tile (None: a new one of one element)."""
         self.not_of_elements("another shape")
         before, after = lanes_along(tile.shape), lanes_along(shape)
+        found = {x for e in (tile.expr, *tile.mask) for x in lanes_of(e, self.scope)}
+        assert found <= {*before}, f"{tile} varies along {found - {*before}}"
         lanes: dict[Lane, Lane] = {}
         for at, source in enumerate(of):
             lane, new = (None if source is None else before[source]), after[at]

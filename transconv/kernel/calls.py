@@ -40,6 +40,7 @@ STATIC = (len, tuple, list, zip, enumerate, reversed, sorted, divmod, isinstance
           slice, hasattr, getattr, str, range, min, max, abs, sum, any, all)
 
 
+SEQUENCES = (zip, enumerate, tuple, list, reversed, len)  # which look at no value
 BUILTIN = (sum, max, min, any, all)  # which go through what they get element by element
 
 
@@ -57,6 +58,9 @@ def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any])
         return at.of_lambda(callee, args)
     values = [*args, *words.values()]
     known = all(is_static(v) for v in values)
+    if any(callee is f for f in SEQUENCES) and all(
+            isinstance(v, (tuple, list)) or is_static(v) for v in values):
+        return _python(callee, args, words)
     if any(callee is f for f in STATIC) or _is_plain(callee):
         if known:
             return _python(callee, args, words)
@@ -221,6 +225,7 @@ NAMED: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (np.expand_dims, _expand),
     (np.broadcast_to, lambda at, x, shape: tiles.spread(tile_of(x), broadcast(at.b.known(tuple(shape))))),
     (np.reshape, lambda at, x, shape: tiles.reshaped(at.b, tile_of(x), at.b.known(tuple(shape)))),
+    (np.stack, lambda at, arrays, axis=0: tiles.stacked(at.b, arrays, at.b.known(axis))),
     (create_mapping, lambda at, function: mapped.mapping_of(at, function)),
     (atomic_ref, lambda at, x: AtomicView(view_of(x))),
     (np.arange, _arange), (np.zeros_like, _like(0)), (np.ones_like, _like(1)), (np.full_like, _full_like),

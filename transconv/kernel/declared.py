@@ -91,13 +91,15 @@ NOTHING = Meant()
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A call of a kernel: its group, its arguments by name, what the kernel declares for it, and the value
-    of each symbol. ``declared``: whether the group is as the kernel declares it."""
+    of each symbol. ``declared``: whether the group is as the kernel declares it; ``made``: the results
+    that the call leaves out, which are among the arguments."""
 
     group: Group
     given: dict[str, Any]
     meant: Meant
     symbols: dict[str, int]
     declared: bool = False
+    made: tuple[Any, ...] = ()
 
 
 Extent = Expr | Tunable | int
@@ -125,7 +127,7 @@ class Declared:
                                   f"both are {e.name}, so expected equal sizes")
             where.setdefault(getattr(e, "name", ""), said)
         for said, e, size in later:
-            if (wanted := _value(name, e, found)) != size:
+            if (wanted := value_of(name, e, found)) != size:
                 raise KernelError(f"{name}: {said} is {size}; expected {wanted}" + (
                     "" if isinstance(e, Const) else f", which is {text_of(e)}"))
         return {n: (size, where[n]) for n, size in found.items()}
@@ -133,6 +135,8 @@ class Declared:
     def _sizes(self, name: str, given: Mapping[str, Any]) -> Iterable[tuple[str, Expr, int]]:
         """Each size that is declared: as the user says it, as declared, as it is."""
         for parameter, declared in self.each.items():
+            if parameter not in given:  # a result that the call leaves out
+                continue
             value = given[parameter]
             if isinstance(declared, Buffer):
                 shape = getattr(value, "shape", None)
@@ -161,13 +165,14 @@ class Declared:
         """The group of a call whose symbols have these values. Raises KernelError for a symbol that no
         argument has."""
         sizes = {n: size for n, (size, _) in bound.items()}
-        work = tuple(_value(name, e, sizes) for e in self.work)
-        shape = tuple(tuned.get(n.name, n.default) if isinstance(n, Tunable) else _value(
+        work = tuple(value_of(name, e, sizes) for e in self.work)
+        shape = tuple(tuned.get(n.name, n.default) if isinstance(n, Tunable) else value_of(
             name, as_expr(n), sizes) for n in self.shape)
         return Group(work, shape or None)
 
 
-def _value(name: str, e: Expr, sizes: Values) -> int:
+def value_of(name: str, e: Expr, sizes: Values) -> int:
+    """The value of a size of symbols. Raises KernelError for a symbol that no argument has."""
     missing = sorted(v.name for v in free_vars(e) if v.name not in sizes)
     if missing:
         raise KernelError(f"{name}: no argument has the size {missing[0]}; expected an annotation such as "

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, overload
 
 from transconv.errors import KernelError
+from transconv.ir import DType
 from transconv.kernel.arguments import described
 from transconv.kernel.checking import check
 from transconv.kernel.declared import Asked, Declared, Meant, Tunable, declared_of
@@ -18,6 +19,7 @@ from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launching import Launches
 from transconv.kernel.lowering import Lowered
 from transconv.kernel.operators import Results, as_operator
+from transconv.kernel.results import AskedResults, Recipe, makers, results_of, returned
 from transconv.kernel.simulator import simulate
 from transconv.kernel.source import Source
 from transconv.kernel.tuned import Found
@@ -33,19 +35,23 @@ class KernelFunction:
     Tensors on a GPU run there. Those of the CPU run in Triton's interpreter, with TRITON_INTERPRET=1;
     without it a call raises KernelError. One compiled kernel serves all sizes of equal divisors; sizes
     that the function needs to know, types and strides belong to it, floats do not. ``precision``: of
-    products of float32.
+    products of float32; ``results``: parameters that calls may leave out, which are allocated then, and
+    returned.
     """
 
     def __init__(self, function: Callable[..., Any], precision: str = "ieee", work_shape: Any = None,
-                 group_shape: Any = None, tuned: Mapping[str, int] = MappingProxyType({})) -> None:
+                 group_shape: Any = None, tuned: Mapping[str, int] = MappingProxyType({}),
+                 results: AskedResults = None) -> None:
         if precision not in PRECISIONS:
             raise KernelError(f"precision={precision!r}; expected one of {' '.join(PRECISIONS)}")
         functools.update_wrapper(self, function)
         self.python, self.precision = function, precision
         self.work_shape, self.group_shape, self.tuned = work_shape, group_shape, dict(tuned)
+        self.asked_results = results
         self._source: Source | None = None
         self._declared: Declared | None = None
         self._tunables: dict[str, Tunable] | None = None
+        self._results: dict[str, DType | None] | None = None
         self._launches = Launches(self)
 
     @property
@@ -58,8 +64,16 @@ class KernelFunction:
     def __repr__(self) -> str:
         return f"<kernel {getattr(self.python, '__name__', '?')}>"
 
-    def __call__(self, *args: Any, **words: Any) -> None:
-        self._launches(args, words)
+    def __call__(self, *args: Any, **words: Any) -> Any:
+        return self._launches(args, words)
+
+    @property
+    def results(self) -> dict[str, DType | None]:
+        """The parameters that calls may leave out, in order, and the types of those that are not of the
+        first array's. Raises KernelError."""
+        if self._results is None:
+            self._results = results_of(self.source.name, self.source.parameters[1:], self.asked_results)
+        return self._results
 
     @property
     def declared(self) -> Declared:
@@ -84,12 +98,13 @@ class KernelFunction:
             known = " ".join(self.tunables) or "none"
             raise KernelError(f"{self.source.name} has no tunable number {wrong[0]}; it has: {known}")
         return KernelFunction(self.python, self.precision, self.work_shape, self.group_shape,
-                              self.tuned | values)
+                              self.tuned | values, self.asked_results)
 
     def asked(self, args: tuple[Any, ...], words: dict[str, Any],
               chosen: Mapping[str, int] = MappingProxyType({})) -> Asked:
         """A call: its group, its arguments by name, what symbols mean. ``chosen``: values of tunable
-        numbers. Raises KernelError unless each parameter has an argument as declared."""
+        numbers. Results that the call leaves out are allocated. Raises KernelError unless each other
+        parameter has an argument as declared."""
         name, group = self.source.name, args[0] if args and isinstance(args[0], Group) else None
         if group is None and not self.declared.work:
             found = described(args[0]) if args else "nothing"
@@ -100,27 +115,50 @@ class KernelFunction:
         tuned = {n: t.default for n, t in self.tunables.items()} | dict(chosen) | self.tuned
         meant = Meant({n: said for n, (_, said) in bound.items()}, self.declared.constants(), tuned)
         sizes = {n: size for n, (size, _) in bound.items()}
-        if group is not None:
-            return Asked(group, given, meant, sizes)
-        return Asked(self.declared.group(name, bound, tuned), given, meant, sizes, True)
+        asked_for = group is None
+        group = self.declared.group(name, bound, tuned) if group is None else group
+        names, made = self.source.parameters[1:], ()
+        if any(n not in given for n in names):
+            each = makers(name, self.results, self.declared, given, sizes)
+            made = tuple(make() for make in each.values())
+            given |= dict(zip(each, made, strict=True))
+        return Asked(group, {n: given[n] for n in names}, meant, sizes, asked_for, made)
+
+    def recipe(self, args: tuple[Any, ...], asked: Asked) -> Recipe | None:
+        """What a call with arguments by place alone leaves out; None if it is nothing."""
+        first, names = int(isinstance(args[0], Group)), self.source.parameters[1:]
+        count, inputs = len(args) - first, [n for n in names if n not in self.results]
+        left_out = {*names} - {*(names if count > len(inputs) else inputs)[:count]}
+        if not left_out:
+            return None
+        makes: dict[str, Any] = {} if not asked.made else makers(
+            self.source.name, self.results, self.declared, asked.given, asked.symbols)
+        return Recipe(tuple((at, makes.get(n), None if n in makes else asked.given[n])
+                            for at, n in enumerate(names, first) if n in left_out))
 
     def _given(self, args: tuple[Any, ...], words: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, with defaults; without results if it leaves these out."""
         names = self.source.parameters[1:]
-        given = dict(zip(names, args, strict=False))
-        unknown = [w for w in words if w not in names or w in given]
-        given |= words
-        if unknown or len(args) > len(names) or set(given) != set(names):
+        inputs = [n for n in names if n not in self.results]
+        by_place = names if len(args) > len(inputs) else inputs
+        given = dict(zip(by_place, args, strict=False))
+        wrong = len(args) > len(names) or any(w not in names or w in given for w in words)
+        defaults = self.python.__defaults__ or ()
+        given = dict(zip(names[::-1], defaults[::-1], strict=False)) | given | words
+        if wrong or set(given) not in ({*names}, {*inputs}):
             got = ", ".join([*("_" for _ in args), *words])
             raise KernelError(f"{self.source.name}(group, {got}); expected "
-                              f"{self.source.name}(group, {', '.join(names)})")
-        return {n: given[n] for n in names}
+                              f"{self.source.name}(group, {', '.join(inputs)})" + (
+                                  f", or with {' '.join(self.results)} too" if self.results else ""))
+        return {n: given[n] for n in names if n in given}
 
-    def simulate(self, *args: Any, **words: Any) -> None:
+    def simulate(self, *args: Any, **words: Any) -> Any:
         """Run the Python function itself, for one group after the other, on NumPy arrays: slow, in an
         order that is always the same, and with breakpoints. Raises KernelError with the user's line, also
         for races, and for barriers that not all items of a group reach."""
         asked = self.asked(args, words)
         simulate(self.python, asked.group, asked.given, asked.symbols | asked.meant.tuned)
+        return returned(asked.made)
 
     def check(self, *args: Any, rtol: float | None = None, atol: float | None = None,
               **words: Any) -> None:
@@ -176,8 +214,8 @@ def _checked(source: Source) -> Source:
     """The source, if the function has parameters of the plain kind, the group first."""
     a = source.tree.args
     place = source.place(source.tree)
-    if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
-        raise KernelError(f"{place}: found parameters with defaults, * or /; allowed: plain parameters\n"
+    if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs:
+        raise KernelError(f"{place}: found parameters with * or /; allowed: plain parameters\n"
                           f"    {place.text.strip()}\n  for example: def {source.name}(group, X, Y):")
     if not a.args:
         raise KernelError(f"{place}: found a kernel without parameters; allowed: the group first\n"
@@ -198,8 +236,9 @@ class KernelDecorator:
 
     ``@kernel(precision="tf32")``: the precision of products of float32, ``ieee`` (float32), ``tf32`` or
     ``tf32x3`` (the matrix unit). ``@kernel(work_shape=(H, W), group_shape=(16, 64))``: the group follows
-    from symbols that annotations bind, and calls have none. ``@kernel.func`` makes a function that kernels
-    may call.
+    from symbols that annotations bind, and calls have none. ``@kernel(results="Y")``, or several names, or
+    ``{"Y": np.int32}``: parameters that calls may leave out; they are allocated, of the type of the first
+    array where none is said, and returned. ``@kernel.func`` makes a function that kernels may call.
     """
 
     func = staticmethod(func)
@@ -209,15 +248,15 @@ class KernelDecorator:
     def __call__(self, function: Callable[..., Any]) -> KernelFunction: ...
 
     @overload
-    def __call__(self, *, precision: str = "ieee", work_shape: Any = None,
-                 group_shape: Any = None) -> Callable[[Callable[..., Any]], KernelFunction]: ...
+    def __call__(self, *, precision: str = "ieee", work_shape: Any = None, group_shape: Any = None,
+                 results: AskedResults = None) -> Callable[[Callable[..., Any]], KernelFunction]: ...
 
     def __call__(self, function: Callable[..., Any] | None = None, *, precision: str = "ieee",
-                 work_shape: Any = None, group_shape: Any = None) -> Any:
+                 work_shape: Any = None, group_shape: Any = None, results: AskedResults = None) -> Any:
         """The kernel of a function; a decorator where only words are given."""
         if function is not None:
-            return KernelFunction(function, precision, work_shape, group_shape)
-        return lambda made: KernelFunction(made, precision, work_shape, group_shape)
+            return KernelFunction(function, precision, work_shape, group_shape, results=results)
+        return lambda made: KernelFunction(made, precision, work_shape, group_shape, results=results)
 
 
 kernel = KernelDecorator()

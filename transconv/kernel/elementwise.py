@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transconv.compute import OPS
-from transconv.ir import Const, DType, Expr, boolean, convert, index
+from transconv.ir import Call, Const, DType, Expr, Mul, Neg, boolean, convert, f32, index
 from transconv.kernel.building import Building
 from transconv.kernel.functions import (
     FUNCTIONS,
@@ -23,11 +23,15 @@ from transconv.kernel.masks import joined
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import Tile, is_leaf, is_number, tile_of
 
+SUMS = ("add", "subtract")
+
 
 def apply(b: Building, row: Function, values: list[Any]) -> Tile:
     """A row applied to tiles and numbers: active where all of them are."""
     if len(values) != row.arity:
         raise Refusal(f"{row.name} of {len(values)} values", f"{row.arity}")
+    if (summed := _with_product(b, row, values)) is not None:
+        return summed
     tiles = aligned(b, [tile_of(v) for v in values])
     shape = broadcast(*(t.shape for t in tiles))
     if row.types == "choice":
@@ -44,6 +48,35 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
             row.expression(*args), gives if work is not gives else row_type(row, work))
     return Tile(shape, made, joined(*(t.mask for t in tiles)), any(t.vector for t in tiles),
                 max(t.items for t in tiles))
+
+
+def _with_product(b: Building, row: Function, values: list[Any]) -> Tile | None:
+    """A sum or difference of float32 in which a product is written, rounded once; of two products the
+    second is not rounded. None for other rows and operands. A product that has a name is rounded, and one
+    beside a matrix product, which the matrix unit adds."""
+    given = [tile_of(v) for v in values]
+    at = next((i for i in (1, 0) if row.name in SUMS and isinstance(given[i].expr, Mul)), None)
+    if at is None or given[1 - at].expr in b.multiplied:
+        return None
+    if _shared(given, values) is not f32 or given[at].dtype is not f32:
+        return None
+    product, other = given[at].expr, given[1 - at]
+    assert isinstance(product, Mul)
+    sides = [replace(given[at], expr=cast(e, f32)) for e in (product.a, product.b)]
+    x, y, z = aligned(b, [*sides, other])
+    first, added = x.expr, cast(z.expr, f32)
+    if row.name == "subtract":
+        first, added = (negated(first), added) if at == 1 else (first, negated(added))
+    return Tile(broadcast(*(t.shape for t in (x, y, z))), Call("fma", (first, y.expr, added)),
+                joined(x.mask, y.mask, z.mask), any(t.vector for t in given),
+                max(t.items for t in (x, y, z)))
+
+
+def negated(e: Expr) -> Expr:
+    """``-e`` of a float."""
+    if isinstance(e, Const):
+        return Const(-e.value, e.type)
+    return e.x if isinstance(e, Neg) else -e
 
 
 def aligned(b: Building, tiles: list[Tile]) -> list[Tile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,6 +94,40 @@ class Expressions(Effects):
 
     def of_List(self, node: ast.List) -> Any:
         return [self.value(e) for e in node.elts]
+
+    def of_ListComp(self, node: ast.ListComp) -> Any:
+        return list(self.each_of(node))
+
+    def of_GeneratorExp(self, node: ast.GeneratorExp) -> Any:
+        return tuple(self.each_of(node))
+
+    def each_of(self, node: ast.ListComp | ast.GeneratorExp) -> Iterator[Any]:
+        """The values of a comprehension over what Python knows, which is written out."""
+        (loop, *more), outer = node.generators, self.env
+        items = self.value(loop.iter)
+        if more or loop.ifs or not isinstance(items, (tuple, list, range, zip, enumerate)):
+            raise Refusal(f"{spelled(node)}", "one loop over a tuple, without if; loops over range(...)",
+                          "x, y = (group.load(A[i:], shape=(16,)) for A in (X, Y))")
+        item: Any
+        for item in items:
+            names = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+            values = item if isinstance(loop.target, ast.Tuple) else (item,)
+            if len(names) != len(values) or not all(isinstance(n, ast.Name) for n in names):
+                raise Refusal(f"{spelled(loop.target)} in a comprehension", "names, one for each value")
+            held = {n.id: self.settled(v) for n, v in zip(names, values, strict=True)
+                    if isinstance(n, ast.Name)}
+            try:
+                self.env = {**outer, **held}
+                value = self.settled(self.value(node.elt))
+                # What a called function has written to elements, the names around have, too.
+                outer.update({n: v for n, v in self.env.items() if n in outer and n not in held})
+            finally:
+                self.env = outer
+            yield value
+
+    def settled(self, value: Any) -> Any:
+        """A value that gets a name: a product is rounded."""
+        raise NotImplementedError
 
     def of_Slice(self, node: ast.Slice) -> Any:
         parts = (None if e is None else self.value(e) for e in (node.lower, node.upper, node.step))

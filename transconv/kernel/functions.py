@@ -71,7 +71,7 @@ def _floor_divided(a: Expr, b: Expr) -> Expr:
 
 
 def _remainder(a: Expr, b: Expr) -> Expr:
-    return Mod(a, b) if a.dtype.is_integer else a - Call("floor", (a / b,)) * b
+    return Mod(a, b) if a.dtype.is_integer else Call("fma", (-Call("floor", (a / b,)), b, a))
 
 
 def _inverted(x: Expr) -> Expr:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from transconv.ir import Mul, f32
 from transconv.kernel import arrays
 from transconv.kernel.blocks import Blocks
 from transconv.kernel.builder import Builder, Unavailable
@@ -34,6 +36,7 @@ class Calls(Blocks):
                 raise of_another_scope(callee, scope_of(self.here))
             args = [self.here, *args]
         names = callee.source.parameters
+        args, words = [self.settled(a) for a in args], {n: self.settled(a) for n, a in words.items()}
         given = dict(zip(names, args, strict=False)) | words
         if len(args) + len(words) != len(names) or set(given) != set(names):
             shown = names[1:] if callee.scope is not None else names
@@ -43,7 +46,7 @@ class Calls(Blocks):
             raise Refusal(f"{callee.source.name}, which calls itself", "loops", "for k in range(n):")
         if not callee.inline:
             return own_function(self, callee, given)
-        return self.read(callee, given)
+        return self.settled(self.read(callee, given))
 
     def read(self, callee: DeviceFunction, given: dict[str, Any]) -> Any:
         """The result of a function's body. What it writes to elements of tiles that it is given, the
@@ -62,6 +65,12 @@ class Calls(Blocks):
         for old, new in changed:
             self.through(old, new)
         return made
+
+    def settled(self, value: Any) -> Any:
+        """A value that goes into a function or comes from it: a product is rounded there."""
+        if isinstance(value, Tile) and isinstance(value.expr, Mul) and value.dtype is f32:
+            return replace(value, expr=self.b.let("value", value.expr))
+        return value
 
     def of_items(self, callee: ForItems, args: Sequence[Any]) -> None:
         """The function of work-items or of sub-groups."""
@@ -107,9 +116,10 @@ class Calls(Blocks):
     def of_lambda(self, callee: Lambda, args: list[Any]) -> Any:
         if len(args) != len(callee.names):
             raise Refusal(f"a call of a lambda of {len(callee.names)} with {len(args)} values", "as many")
-        env, self.env = self.env, {**callee.env, **dict(zip(callee.names, args, strict=True))}
+        given = zip(callee.names, map(self.settled, args), strict=True)
+        env, self.env = self.env, {**callee.env, **dict(given)}
         try:
-            return self.value(callee.node.body)
+            return self.settled(self.value(callee.node.body))
         finally:
             self.env = env
 
@@ -131,7 +141,7 @@ class Calls(Blocks):
             mark = len(self.b.stmts)
             body = family.body(scope)
             try:
-                return build(Builder(self, family.name, meaning_of(body)), *args)
+                return self.settled(build(Builder(self, family.name, meaning_of(body)), *args))
             except TypeError as error:
                 raise Refusal(f"what the intrinsic {intrinsic.name} builds for {shown}, which fails "
                               f"({error})") from error

@@ -24,6 +24,7 @@ from transconv.kernel.declared import Asked, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.lowering import Lowered, lowered
 from transconv.kernel.quick import Known, known, signature
+from transconv.kernel.results import Recipe, returned
 from transconv.kernel.tuned import (
     WARPS,
     Found,
@@ -88,22 +89,36 @@ class Launches:
         self.owner = owner
         self.kinds: dict[Any, Kind] = {}
         self.calls: dict[Any, Known] = {}
+        self.recipes: dict[Any, Recipe] = {}  # of calls that leave out results
         self.found: dict[str, Found | None] = {}
         self.instead: dict[str, tuple[Words, str]] = {}  # of calls whose own warps are miscompiled
         self.lock = threading.Lock()
 
-    def __call__(self, args: tuple[Any, ...], words: dict[str, Any]) -> None:
-        """Launch; nothing for work without elements. Raises KernelError."""
+    def __call__(self, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """Launch; nothing for work without elements. The results that the call leaves out. Raises
+        KernelError."""
         key = None if words else signature(args)
-        known = self.calls.get(key)
+        recipe, known = self.recipes.get(key), self.calls.get(key)
+        if recipe is not None:
+            args, results = recipe.filled(args)
+            if known is None or not known(args):
+                self.launched(None, args, words)
+            return results
         if known is not None and known(args):
-            return
+            return None
+        return self.launched(key, args, words)
+
+    def launched(self, key: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
+        """A launch that looks at everything. ``key``: of a call that is remembered."""
         asked = self.owner.asked(args, words)
         arguments = tensors_of(asked.given)
         target = self.target_of(arguments)
         found = self.start_right(asked, arguments, target)
         if found and key is not None and not arguments.alike and arguments.device.type == "cuda":
             self.remember(key, *found, arguments, isinstance(args[0], Group))
+            if (left_out := self.owner.recipe(args, asked)) is not None:
+                self.recipes[key] = left_out
+        return returned(asked.made)
 
     def start_right(self, asked: Asked, arguments: Arguments,
                     target: Target) -> tuple[Compiled, dict[str, int]] | None:
@@ -158,6 +173,7 @@ class Launches:
         spans = [spanned(arguments.tensors[names[at]]) for at in arrays]
         if len(self.calls) >= CALLS:
             self.calls.clear()
+            self.recipes.clear()
         self.calls[key] = known(starters, arrays, spans, device)
 
     @property
@@ -218,6 +234,7 @@ class Launches:
         key = key_of(owner.source, asked, arguments, target, owner.precision)
         record(key, found)
         self.found[key] = found
+        self.recipes.clear()
         self.calls.clear()
         return found
 
@@ -259,12 +276,12 @@ class Launches:
 def launcher_of(low: Lowered) -> Launcher:
     """What launches a kernel."""
     kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
-    # The text does not say the types of the arrays.
-    words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)}".encode()
+    # The text says neither the types of the arrays nor how products are rounded.
+    words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)} as written".encode()
     digest = hashlib.blake2b(words, digest_size=8).hexdigest()
     path = write(low.source, f"kernel_{low.name}_{digest}"[:100])
     if kernel.sizes:
         return SizedLauncher(low.source, kernel.name, path, programs(kernel), kernel.sizes, low.warps,
-                             low.num_stages, False, types=types, key=digest)
+                             low.num_stages, False, types=types, key=digest, fuse=False)
     return Launcher(low.source, kernel.name, path, grid_size(kernel), low.warps, low.num_stages,
-                    types=types, key=digest)
+                    types=types, key=digest, fuse=False)

@@ -88,6 +88,12 @@ def product(a: Tile, b: Tile) -> Product:
 
 def computed(b: Building, p: Product, chip: Chip) -> Tile:
     """The value of a product."""
+    made = _computed(b, p, chip)
+    b.multiplied.add(made.expr)
+    return made
+
+
+def _computed(b: Building, p: Product, chip: Chip) -> Tile:
     operands = _operands(b, p, chip)
     if operands is None:
         return _summed(b, p)

@@ -2,10 +2,11 @@
 
     x = load(X, row*3 + col)                   x_0 = load(X, row*3);  x_1 = load(X, row*3 + 1);  ..
     d = x[row] - y[page]             ->        d_0 = x_0[row] - y_0[page];  ..
-    s = sum(d * d, over=col)                   s = d_0*d_0 + d_1*d_1 + d_2*d_2
+    s = sum(d * d, over=col)                   s = d_0*d_0 + d_1*d_1 + ..
 
-Elements are added in their order, as a loop adds them. Only what nothing else reads is divided, so that
-nothing is computed twice; loads may be repeated where they are small beside what is computed of them.
+Elements are added in their order, as a loop adds them, with one rounding for a product and its sum
+(``fma(d_2, d_2, fma(d_1, d_1, d_0*d_0))``). Only what nothing else reads is divided, so that nothing is
+computed twice; loads may be repeated where they are small beside what is computed of them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import replace
 from transconv.ir import (
     REDUCERS,
     Alloc,
+    Call,
     Const,
     Expr,
     ExprMutator,
@@ -23,6 +25,7 @@ from transconv.ir import (
     Lane,
     Let,
     Load,
+    Mul,
     Node,
     Reduce,
     Renamed,
@@ -30,6 +33,7 @@ from transconv.ir import (
     Spread,
     Stmt,
     Var,
+    f32,
     free_vars,
     lanes_of,
     seq,
@@ -104,9 +108,19 @@ class _Short:
         for k in range(lane.extent):
             e = simplify(_Element(self, lane, k).mutate(value.x))
             if e != neutral:
-                made = e if made is None else REDUCERS[value.op].node(made, e)
+                made = e if made is None else self.combined(value.op, made, e)
         made = neutral if made is None else made
         return made if lanes_of(made, self.scope) == self.scope[var] else Spread(made, self.scope[var])
+
+    def combined(self, op: str, made: Expr, e: Expr) -> Expr:
+        """One more element, combined with those before; a product that is summed is not rounded, and the
+        factors of one that is inactive are 0."""
+        match e:
+            case Mul() if op == "sum" and e.dtype is f32:
+                return Call("fma", (e.a, e.b, made))
+            case Select(cond, Mul(a, b), _) if op == "sum" and e.dtype is f32:
+                return Call("fma", (*(Select(cond, x, Const(0.0, f32)) for x in (a, b)), made))
+        return REDUCERS[op].node(made, e)
 
     def _alone(self, var: Var, value: Expr, lane: Lane, rank: int) -> bool:
         """Whether the elements can be computed one by one, and nothing else reads what they are of."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir import REDUCERS, DType, boolean, convert, f32, i32
+from transconv.ir import REDUCERS, DType, boolean, convert, f32, i32, multiply_add
 from transconv.kernel.functions import (
     FUNCTIONS,
     Function,
@@ -38,6 +38,19 @@ class Part:
     dtype: DType
     weak: type | None = None
     vector: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Products:
+    """The factors of float32 of values that are products."""
+
+    x: Part
+    y: Part
+
+    @property
+    def value(self) -> Part:
+        """The products, rounded."""
+        return applied(FUNCTIONS["multiply"], [self.x, self.y])
 
 
 def applied(row: Function, parts: Sequence[Part]) -> Part:
@@ -73,26 +86,30 @@ def _shared(parts: Sequence[Part]) -> DType:
     return common(strong or [p.dtype for p in parts], [p.weak for p in parts if p.weak is not None])
 
 
-def power(base: Part, exponent: Part) -> Part:
-    """``base ** exponent``; small whole exponents are products, and 0.5 is a root."""
+def power(base: Part, exponent: Part) -> tuple[Part, Products | None]:
+    """``base ** exponent``, and the factors if it is a product: small whole exponents are products, and
+    0.5 is a root."""
     if exponent.weak is None or base.dtype is boolean:
-        return applied(FUNCTIONS["power"], [base, exponent])
+        return applied(FUNCTIONS["power"], [base, exponent]), None
     number = exponent.data.item()
     if number == 0.5:
-        return applied(FUNCTIONS["sqrt"], [base])
+        return applied(FUNCTIONS["sqrt"], [base]), None
     if number != int(number) or abs(number) > REPEATED or base.dtype.is_integer and number < 0:
-        return applied(FUNCTIONS["power"], [base, exponent])
+        return applied(FUNCTIONS["power"], [base, exponent]), None
     floats = base.dtype.kind == "float"
     gives = common([base.dtype], []) if floats else base.dtype
     made = one = converted(base, operand_type(FUNCTIONS["square"], gives))
+    factors = None
     for _ in range(abs(int(number)) - 1):
-        made = applied(FUNCTIONS["multiply"], [made, one])
+        factors = Products(made, one)
+        made = factors.value
     if number == 0:
         made = Part(np.ones_like(made.data), made.active, made.dtype)
     elif number < 0:
         made = applied(FUNCTIONS["reciprocal"], [made])
     made = converted(made, gives)
-    return Part(made.data, made.active, made.dtype, vector=base.vector)
+    factors = factors if number > 1 and gives is f32 else None
+    return Part(made.data, made.active, made.dtype, vector=base.vector), factors
 
 
 def converted(x: Part, dtype: DType) -> Part:
@@ -101,15 +118,27 @@ def converted(x: Part, dtype: DType) -> Part:
     return Part(data, x.active, dtype, vector=x.vector)
 
 
+def stacked(parts: Sequence[Part], axis: int = 0) -> Part:
+    """Values of one shape along a new dimension."""
+    if len({p.data.shape for p in parts}) > 1:
+        raise Refusal(f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}",
+                      "equal shapes")
+    held = [converted(p, common([q.dtype for q in parts], [])) for p in parts]
+    return Part(np.stack([p.data for p in held], axis), np.stack([p.active for p in held], axis),
+                held[0].dtype, vector=any(p.vector for p in parts))
+
+
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False) -> Part:
-    """A reduction over the active elements: active where there is one, as in numpy.ma."""
+def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False,
+            factors: Products | None = None) -> Part:
+    """A reduction over the active elements: active where there is one, as in numpy.ma. ``factors``: of
+    values that are products, which a sum does not round."""
     axes = _axes(x.data.ndim, axis)
     if row.types == "mean":
         wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
-        total = reduced(REDUCTIONS["sum"], converted(x, wide), axis, keepdims)
+        total = reduced(REDUCTIONS["sum"], converted(x, wide), axis, keepdims, factors)
         ones = Part(np.ones(x.data.shape, wide.numpy), x.active, wide)
         mean = applied(FUNCTIONS["divide"], [total, reduced(REDUCTIONS["sum"], ones, axis, keepdims)])
         made = converted(mean, x.dtype if x.dtype.kind == "float" else f32)
@@ -122,8 +151,12 @@ def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False) -
     data = np.where(active, data, np.asarray(REDUCERS[row.op].identity(work).value, work.numpy))
     if not data.shape[-1]:  # as if there were one element, and it inactive
         data, active = (np.zeros((*data.shape[:-1], 1), a.dtype) for a in (data, active))
-    with np.errstate(all="ignore"):
-        found = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
+    if row.op == "sum" and factors is not None and work is f32:
+        left, right = (_last(np.broadcast_to(f.data, x.data.shape), axes) for f in (factors.x, factors.y))
+        found = _added_up(left, right, active)
+    else:
+        with np.errstate(all="ignore"):
+            found = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
     if row.types == "place":
         found = (active & (data == found[..., None])).argmax(axis=-1)
     some = active.any(axis=-1)
@@ -132,6 +165,14 @@ def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False) -
         found, some = found.reshape(shape), some.reshape(shape)
     final = found.astype(bool) if gives is boolean else convert(np.asarray(found), gives)
     return Part(final, np.asarray(some), gives, vector=x.vector)
+
+
+def _added_up(x: Array, y: Array, active: Array) -> Array:
+    """The sum of products along the last dimension, one rounding for each."""
+    total = np.zeros(active.shape[:-1], np.float32)
+    for at in range(x.shape[-1]):
+        total = np.where(active[..., at], multiply_add(x[..., at], y[..., at], total), total)
+    return total
 
 
 def _last(x: Array, axes: Sequence[int]) -> Array:

@@ -23,7 +23,7 @@ from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.simulator_builder import SimulatedBuilder, asked_of
 from transconv.kernel.simulator_math import applied, reduced
 from transconv.kernel.simulator_order import Order
-from transconv.kernel.simulator_values import Operand, part_of
+from transconv.kernel.simulator_values import Operand, factors_of, part_of
 from transconv.target import TARGETS
 
 BUILTINS = ("sum", "max", "min", "any", "all")
@@ -135,7 +135,8 @@ def _of_tiles(function: Any) -> Any:
         if row is not None:
             return tile.wrapped(applied(row, [part_of(a) for a in args]))
         assert reduction is not None
-        return tile.wrapped(reduced(reduction, part_of(tile), *args[1:], **words))
+        return tile.wrapped(reduced(reduction, part_of(tile), *args[1:], **words
+                                    | {"factors": factors_of(tile)}))
 
     own = isinstance(function, np.ufunc) or getattr(function, "__module__", "") == "numpy"  # asks tiles
     return function if own or row is None and reduction is None else called

@@ -15,8 +15,19 @@ from transconv.kernel.functions import FUNCTIONS, function_of
 from transconv.kernel.lanes import broadcast
 from transconv.kernel.reductions import REDUCTIONS, reduction_of
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.simulator_math import Array, Part, applied, converted, power, product, reduced
+from transconv.kernel.simulator_math import (
+    Array,
+    Part,
+    Products,
+    applied,
+    converted,
+    power,
+    product,
+    reduced,
+    stacked,
+)
 from transconv.kernel.simulator_order import Order, Trace
+from transconv.kernel.simulator_products import Written, summed, written
 from transconv.kernel.values import described, dtype_of, named
 
 BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul",
@@ -43,7 +54,8 @@ class Operand:
             how = method if method != "__call__" else ", ".join(words)
             raise Refusal(f"np.{ufunc.__name__} with {how}", "out= alone; reductions are methods",
                           "x.sum(axis=0)")
-        made = self.wrapped(_called(ufunc, [part_of(v) for v in inputs]))
+        made = self.wrapped(*_called(ufunc, inputs))
+        made.matrix = ufunc is np.matmul
         return made if out is None else _written_out(out[0] if isinstance(out, tuple) else out, made)
 
     def __array_function__(self, function: Any, types: Any, args: Any, words: dict[str, Any]) -> Any:
@@ -52,22 +64,28 @@ class Operand:
         if (row := function_of(function)) is not None:
             made = self.wrapped(applied(row, [part_of(v) for v in args]))
         elif (reduction := reduction_of(function)) is not None:
-            made = self.wrapped(reduced(reduction, part_of(args[0]), *args[1:], **words))
+            made = self.wrapped(reduced(reduction, part_of(args[0]), *args[1:], **words
+                                        | {"factors": factors_of(args[0])}))
+        elif name == "stack":
+            made = self.wrapped(stacked([part_of(v) for v in args[0]], *args[1:], **words))
         elif name in NAMED:
             made = NAMED[name](self.wrapped(part_of(args[0])), *args[1:], **words)
         else:
-            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED)),
+            raise Refusal(f"a call of {name}", " ".join((*FUNCTIONS, *REDUCTIONS, *NAMED, "stack")),
                           "np.maximum(x, 0.0)")
         return made if out is None else _written_out(out, made)
 
-    def wrapped(self, part: Part) -> Masked:
+    def wrapped(self, part: Part, product: Written | None = None) -> Masked:
         """A result; outside of the scope of the group it is a vector."""
-        return Masked(self.order, part.data, part.active, part.dtype, part.vector or self.order.inside)
+        made = Masked(self.order, part.data, part.active, part.dtype, part.vector or self.order.inside)
+        made.product = product
+        return made
 
     def __getattr__(self, name: str) -> Any:
         if name in REDUCTIONS:
             row = REDUCTIONS[name]
-            return lambda *args, **words: self.wrapped(reduced(row, self.part(), *args, **words))
+            return lambda *args, **words: self.wrapped(
+                reduced(row, self.part(), *args, **words | {"factors": factors_of(self)}))
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def astype(self, dtype: Any) -> Masked:
@@ -76,7 +94,9 @@ class Operand:
 
     def dot(self, other: Any) -> Masked:
         """The product of matrices."""
-        return self.wrapped(product(self.part(), part_of(other)))
+        made = self.wrapped(product(self.part(), part_of(other)))
+        made.matrix = True
+        return made
 
     def clip(self, low: Any = None, high: Any = None) -> Masked:
         """The values between limits; None for no limit."""
@@ -133,6 +153,8 @@ class Masked(Operand):
         self.order, self.dtype, self.vector = order, dtype, vector
         self.data, self.active = np.array(data), np.array(active)
         self.trace: Trace | None = None  # of items that access elements of a tile of the group
+        self.product: Written | None = None  # if it is one of float32
+        self.matrix = False  # whether it is a product of matrices
 
     def part(self) -> Part:
         self.touched(...)
@@ -262,13 +284,29 @@ def part_of(value: Any) -> Part:
     return Part(value, active, index if value.dtype == np.int64 else dtype_of(value.dtype))
 
 
-def _called(ufunc: Any, parts: list[Part]) -> Part:
+def factors_of(value: Any) -> Products | None:
+    """The factors of a product that is written in the sum that is computed now."""
+    noted = value.product if isinstance(value, Masked) else None
+    return None if noted is None else noted.here()
+
+
+def _called(ufunc: Any, inputs: Any) -> tuple[Part, Written | None]:
+    """The result of a function of NumPy, and its factors where it is a product."""
+    parts = [part_of(v) for v in inputs]
     if ufunc is np.matmul:
-        return product(*parts)
+        return product(*parts), None
     row = function_of(ufunc)
     if row is None:
         raise Refusal(f"a call of {ufunc.__name__}", " ".join(FUNCTIONS), "np.maximum(x, 0.0)")
-    return power(*parts) if row.name == "power" else applied(row, parts)
+    if row.name == "power":
+        made, factors = power(*parts)
+        return made, written(factors)
+    if row.name in ("multiply", "square"):
+        made = applied(row, parts)
+        factors = Products(*(converted(p, f32) for p in (parts[0], parts[-1])))
+        return made, written(factors) if made.dtype is f32 else None
+    alone = not any(isinstance(v, Masked) and v.matrix for v in inputs)
+    return summed(row, parts, [factors_of(v) if alone else None for v in inputs]), None
 
 
 def _written_out(out: Any, made: Masked) -> Masked:

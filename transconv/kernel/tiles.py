@@ -22,13 +22,14 @@ from transconv.ir import (
     free_vars,
     i32,
     lanes_of,
+    select,
     substitute,
 )
 from transconv.kernel.building import Building
-from transconv.kernel.elementwise import position
-from transconv.kernel.functions import cast
+from transconv.kernel.elementwise import aligned, position
+from transconv.kernel.functions import cast, common
 from transconv.kernel.lanes import Shape, between_lane, broadcast, each_dimension, lanes_along
-from transconv.kernel.masks import either, joined
+from transconv.kernel.masks import either, joined, whole
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import Mask, Tile, tile_of
 from transconv.simplify import simplify
@@ -249,6 +250,41 @@ def reshaped(b: Building, x: Tile, shape: Shape) -> Tile:
     sources = [i for i, n in enumerate(x.shape) if n != 1]
     of = [sources.pop(0) if n != 1 else None for n in shape]
     return b.placed(x, shape, tuple(of))
+
+
+def stacked(b: Building, values: Any, axis: int = 0) -> Tile:
+    """``np.stack``: tiles of one shape along a new dimension, each as active as it is."""
+    if not isinstance(values, (tuple, list)) or not values:
+        raise Refusal("np.stack of other than several tiles", "a tuple or list of tiles",
+                      "np.stack((x, y), axis=1)")
+    given = aligned(b, [tile_of(v) for v in values])
+    if len({t.own for t in given}) > 1:
+        raise Refusal(f"np.stack of the shapes {' '.join(str(t.own) for t in given)}", "equal shapes")
+    items, rank, n = max(t.items for t in given), len(given[0].own), len(given)
+    if not isinstance(axis, int) or not -rank - 1 <= axis <= rank:
+        raise Refusal(f"axis {axis} of a stack of tiles of {rank} dimensions", f"{-rank - 1} to {rank}")
+    place, dtype = items + axis % (rank + 1), common([t.dtype for t in given], [])
+    parts = [_deeper(b, b.spread(t, (*broadcast(*(t.shape[:t.items] for t in given)), *t.own)), place)
+             for t in given]
+    shape = (*parts[0].shape[:place], n, *parts[0].shape[place + 1:])
+    lane = lanes_along(shape)[place]
+
+    def chosen(first: int, last: int, each: Sequence[Expr]) -> Expr:
+        if lane is None or last - first == 1 or len({*each[first:last]}) == 1:
+            return each[first]
+        middle = (first + last) // 2
+        return select(lane < middle, chosen(first, middle, each), chosen(middle, last, each))
+
+    made = b.let("stacked", chosen(0, n, [cast(t.expr, dtype) for t in parts]))
+    masks = [whole(t.mask) for t in parts]
+    mask = parts[0].mask if len({*masks}) == 1 else (chosen(0, n, masks),)
+    return Tile(shape, made, mask, any(t.vector for t in given), items)
+
+
+def _deeper(b: Building, x: Tile, place: int) -> Tile:
+    """A tile with one more dimension, of one element."""
+    of = (*range(place), None, *range(place, len(x.shape)))
+    return b.placed(x, (*x.shape[:place], 1, *x.shape[place:]), of)
 
 
 def spread(x: Tile, shape: Shape) -> Tile:

@@ -7,19 +7,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, walk
+from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, lanes_of, walk
 from transconv.kernel import arrays, carried, tiles
 from transconv.kernel.calls import is_static
 from transconv.kernel.elementwise import aligned, named
 from transconv.kernel.expressions import BINARY
 from transconv.kernel.functions_called import Calls, Returned
 from transconv.kernel.group_scope import GroupScope
+from transconv.kernel.lanes import lanes_along
 from transconv.kernel.masks import either, joined, whole
 from transconv.kernel.order import Access
 from transconv.kernel.products import Product, active, added
 from transconv.kernel.refusals import Refusal, WrongScope, spelled
 from transconv.kernel.scopes import Item, for_items
-from transconv.kernel.values import ArrayView, AtomicView, Tile, described, is_number, tile_of
+from transconv.kernel.values import (
+    ArrayView,
+    AtomicView,
+    Mask,
+    Tile,
+    described,
+    is_number,
+    tile_of,
+)
 
 INSTEAD = {
     "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),
@@ -114,9 +123,10 @@ class Tracer(Calls):
             return
         if isinstance(target, ast.Name):
             left = self.value(ast.copy_location(ast.Name(target.id, ast.Load()), target))
-            if isinstance(s.op, ast.Add) and self.accumulated(target.id, left, self.raw(s.value)):
+            right = self.raw(s.value)
+            if isinstance(s.op, ast.Add) and self.accumulated(target.id, left, right):
                 return
-            right = self.whole(self.last)
+            right = self.whole(right)
         else:
             load = ast.copy_location(ast.parse(ast.unparse(target), mode="eval").body, target)
             left, right = self.value(_placed(load, target)), self.value(s.value)
@@ -128,9 +138,10 @@ class Tracer(Calls):
         match first, node:
             case ast.Name(name), ast.BinOp(ast.Name(left), ast.Add(), right) if (
                     name == left and name in self.carried and len(targets) == 1):
-                if self.accumulated(name, self.value(node.left), self.raw(right)):
+                term = self.raw(right)
+                if self.accumulated(name, self.env[name], term):
                     return
-                value = self.binary(BINARY[ast.Add], self.env[name], self.whole(self.last))
+                value = self.binary(BINARY[ast.Add], self.env[name], self.whole(term))
             case _:
                 value = self.value(node)
         self.stem = ""
@@ -138,9 +149,7 @@ class Tracer(Calls):
             self.bind(target, value)
 
     def accumulated(self, name: str, acc: Any, term: Any) -> bool:
-        """Add a product to a carried name in one call, if ``term`` is one that allows it. ``last`` is the
-        term otherwise."""
-        self.last = term
+        """Add a product to a carried name in one call, if ``term`` is one that allows it."""
         held = self.carried.get(name)
         if held is None or not isinstance(term, Product) or term.items or held.plan.shape != term.own:
             return False
@@ -226,6 +235,7 @@ class Tracer(Calls):
         deep = len(tile.own)
         within = tuple(arrays.lifted(self.b, m, self.items_shape, deep) for m in self.within.within)
         part = joined(within, tile.mask)
+        tile = self.widened(tile, part)
         if not (is_number(old) or isinstance(old, Tile)):
             return replace(tile, mask=part)
         kept = tile_of(old)
@@ -243,6 +253,14 @@ class Tracer(Calls):
         if any(isinstance(p, Or) for p in mask):  # the next branch would say all of it again
             mask = (self.b.let(f"{name}_active", whole(mask)),)
         return replace(chosen, mask=mask)
+
+    def widened(self, tile: Tile, mask: Mask) -> Tile:
+        """A value of items with a dimension for each along which its mask varies."""
+        along = {x for m in mask for x in lanes_of(m, self.b.scope)}
+        lanes = lanes_along((*self.items_shape, *tile.own))
+        each = (n if lane in along else m
+                for n, m, lane in zip(self.items_shape, tile.shape, lanes, strict=False))
+        return self.b.spread(tile, (*each, *tile.own))
 
     def scatter(self, of: ArrayView, items: tuple[Any, ...], value: Any) -> None:
         """A store of all work-items."""

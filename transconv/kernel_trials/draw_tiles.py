@@ -185,7 +185,7 @@ def _looped(d: Page) -> None:
     if kind == 0:
         d.say(f"if k {d.rng.choice(('== 1', '> i', '% 2 == 0'))}:")
         d.deep += 1
-        d.say(f"{acc} = {acc} + group.load(X[i + k:, j:], shape=(R, C))")
+        d.say(f"{acc} -= group.load(X[i + k:, j:], shape=(R, C))")
         d.deep -= 1
     elif kind == 1:
         d.say(f"{acc} += group.load(Z[i:, k:], shape=(R, C)) * 0.25")
@@ -205,9 +205,9 @@ def _summed(d: Page) -> None:
                               "group.full(shape=(R, C), dtype=np.float32, fill_value=0.5)")), "RCf")
     d.say(f"for k in range({d.rng.choice(('i', 'j', 'j // 2', '3', 'i, X.shape[0], 3'))}):")
     d.deep += 1
-    d.say(f"{acc} += " + d.rng.choice((f"np.tanh({d.pick('fe')})",
-                                       "group.load(X[i:, j:], shape=(R, C)) * 0.125",
-                                       "group.load(Z[i:, k:], shape=(R, C)) * 0.125")))
+    d.say(f"{acc} " + d.rng.choice((f"+= np.tanh({d.pick('fe')})",
+                                    "+= group.load(X[i:, j:], shape=(R, C)) * 0.125",
+                                    "-= group.load(Z[i:, k:], shape=(R, C)) * 0.125")))
     d.deep -= 1
 
 
@@ -218,13 +218,13 @@ def _branched(d: Page) -> None:
     d.say(f"if {test}:")
     d.deep += 1
     load = d.rng.choice(("group.load(X[i:, j:], shape=(R, C))", "group.load(Z[i + 1:, j:], shape=(R, C))"))
-    d.say(f"{made} = " + d.rng.choice((f"{b} + 1.0", f"{made} * 0.5", f"np.minimum({made}, {b})", load,
-                                       f"{made} * 0.5 + {load}")))
+    d.say(f"{made} " + d.rng.choice((f"= {b} + 1.0", "*= 0.5", f"= np.minimum({made}, {b})", f"= {load}",
+                                     f"= {made} * 0.5 + {load}")))
     d.deep -= 1
     if chance(d.rng, 2):
         d.say("else:")
         d.deep += 1
-        d.say(f"{made} = {made} - group.load(Z[i:, j:], shape=(R, C))")
+        d.say(f"{made} -= group.load(Z[i:, j:], shape=(R, C))")
         d.deep -= 1
 
 

@@ -1,4 +1,4 @@
-"""Simplification and proofs over index and mask expressions; the only SymPy.
+"""Simplification and proofs over index and mask expressions.
 
 In: an expression and what is known of its variables. Out: a shorter one, a range, a proof or None.
 Knows: the IR.

@@ -1,9 +1,8 @@
-"""Polynomial normal form of integer expressions; SymPy multiplies the polynomials out.
+"""Polynomial normal form of integer expressions, in which products are multiplied out.
 
 An integer expression is a sum of monomials over *atoms*: nodes other than ``+ - *``, unary minus and
-constants, which are opaque here. Sums and products by constants are computed on the terms; SymPy's sparse
-polynomials over the integers compute the product of two polynomials. This is the only file that imports
-SymPy, and it does so at the first product, because the import takes a third of a second.
+constants, which are opaque here. SymPy has such polynomials, too; its import would be most of the time
+that the first kernel of a process takes.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from operator import add
 
 from transconv.ir import Add, Cast, Const, DType, Expr, Mul, Neg, Sub, index, index64
 
@@ -142,34 +140,29 @@ def _signed_term(mono: Mono, c: int, kind: DType) -> Expr:
     return Neg(product) if c == -1 else Mul(product, Const(c, kind))
 
 
-@lru_cache(maxsize=64)
-def _ring(count: int) -> Any:
-    # SymPy has no type annotations.
-    from sympy import ZZ  # type: ignore[import-untyped]
-    from sympy.polys.orderings import lex  # type: ignore[import-untyped]
-    from sympy.polys.rings import PolyRing  # type: ignore[import-untyped]
-
-    return PolyRing([f"x{i}" for i in range(count)], ZZ, lex)
-
-
 def _multiply(p: Poly, q: Poly) -> Poly:
-    """The product, expanded and collected by SymPy; each atom is a generator of the ring."""
+    """The product, expanded and collected; terms in the lexicographic order of their exponents."""
     atoms = list(dict.fromkeys(a for side in (p, q) for mono, _ in side.terms for a in mono))
-    ring = _ring(len(atoms))
 
-    def element(side: Poly) -> Any:
-        exponents = {tuple(m.count(a) for a in atoms): c for m, c in side.terms}
-        return ring.from_dict(exponents) + side.const
+    def exponents(side: Poly) -> list[tuple[tuple[int, ...], int]]:
+        found = [(tuple(m.count(a) for a in atoms), c) for m, c in side.terms]
+        return [*found, ((0,) * len(atoms), side.const)] if side.const else found
 
+    product: dict[tuple[int, ...], int] = {}
+    right = exponents(q)
+    for a, c in exponents(p):
+        for b, d in right:
+            powers = tuple(map(add, a, b))
+            product[powers] = product.get(powers, 0) + c * d
     total: dict[Mono, int] = {}
     const = 0
-    for exponents, c in (element(p) * element(q)).terms():
-        factors = [a for a, n in zip(atoms, exponents, strict=True) for _ in range(n)]
+    for powers in sorted(product, reverse=True):
+        factors = [a for a, n in zip(atoms, powers, strict=True) for _ in range(n)]
         if factors:
-            total[tuple(sorted(factors, key=_name))] = int(c)
+            total[tuple(sorted(factors, key=_name))] = product[powers]
         else:
-            const = int(c)
-    return Poly(tuple(total.items()), const)
+            const = product[powers]
+    return Poly(_nonzero(total), const)
 
 
 def _name(e: Expr) -> tuple[str, str]:

@@ -7,9 +7,10 @@ suite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transconv.disk_cache import read_named
 from transconv.errors import ProblemError, TransconvError
@@ -23,18 +24,24 @@ class Entry:
     """A trial and where it is written: ``pipeline.txt:12``."""
 
     place: str
-    trial: trials.Either
+    trial: Any
 
 
-def read(path: Path) -> Iterator[Entry]:
-    """The trials of a file. Raises ProblemError naming file and line, OSError."""
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that say a trial, and their numbers. Raises OSError."""
     for number, text in enumerate(read_named(path, "lines as fuzz --line takes them").splitlines(), 1):
         line = text.partition("#")[0].strip()
         if line:
-            try:
-                yield Entry(f"{path.name}:{number}", trials.read(line))
-            except (TransconvError, ValueError) as error:
-                raise ProblemError(f"{path}:{number}: {error}") from error
+            yield number, line
+
+
+def read(path: Path, trial: Callable[[str], Any] = trials.read) -> Iterator[Entry]:
+    """The trials of a file; ``trial``: reads a line. Raises ProblemError naming file and line, OSError."""
+    for number, line in lines_of(path):
+        try:
+            yield Entry(f"{path.name}:{number}", trial(line))
+        except (TransconvError, ValueError) as error:
+            raise ProblemError(f"{path}:{number}: {error}") from error
 
 
 def corpus() -> list[Entry]:
