@@ -169,6 +169,14 @@ class GluonEmitter(TlEmitter):
         sums = self.sums.name
         return [f"{sums} = hopper.warpgroup_mma_wait({self.argument(s.args[0])}, deps=[{sums}])"]
 
+    def call_part_wait(self, s: FuncCall) -> list[str]:
+        """The whole sum is named too, so that LLVM does not gather the additions of several parts behind
+        the last product, which takes the registers of all."""
+        pending, part, whole = s.args
+        assert isinstance(part, Var) and isinstance(whole, Var)
+        both = f"{part.name}, {whole.name}"
+        return [f"{both} = hopper.warpgroup_mma_wait({self.argument(pending)}, deps=[{both}])"]
+
     def call_fence(self, s: FuncCall) -> list[str]:
         return ["hopper.fence_async_shared()"]
 

@@ -28,6 +28,7 @@ from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
 from transconv.target import Constants, Target
 
+PAIR_NS = 150.0  # from the last product of a pair of parts to the first one of the next; not measured
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 1.3  # times that, where each product waits for the one before it, for want of registers
@@ -180,7 +181,7 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= c.older if w.small else max(1.0, 64 / w.left)
         if w.moved:
-            multiply += -(-w.k // EXACT_TERMS) * (w.moved / (chip.cores * chip.clock) + MOVING_NS)
+            multiply = _moving_ns(w, schedule, multiply, w.moved / (chip.cores * chip.clock))
         multiply *= WAITING if w.serial else 1.0
     else:
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
@@ -199,6 +200,16 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         work = multiply + fetch
         return larger(work, (work + late) / together) + wait
     return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait
+
+
+def _moving_ns(w: Work, schedule: Schedule, multiply: float, adding: float) -> float:
+    """Nanoseconds of the products of a step whose sums move to f32, which takes ``adding``. In explicit
+    kernels the next part of the sums is made beside that (part_sums.py), and at the end of a pair of parts
+    the matrix unit waits."""
+    if schedule.via == "tl":
+        return multiply + -(-w.k // EXACT_TERMS) * (adding + MOVING_NS)
+    parts = w.k / EXACT_TERMS  # of a step
+    return max(multiply, parts * adding) + parts * PAIR_NS / 2
 
 
 def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:

@@ -23,6 +23,7 @@ from transconv.schedule import (
     diagonal,
     inner_feature,
     k_steps,
+    moves_sums,
     programs,
     shared_bytes,
     sides,
@@ -99,14 +100,15 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1:])
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
-    sums, moved = m * n * group, _moved(schedule, compute)
+    sums = m * n * group
+    moved = schedule.unit == "mma" and moves_sums(compute)
     whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
     behind = read_behind(schedule, compute)
     return Work(
         tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
         left=n if schedule.swap else m,
-        right=min(m if schedule.swap else n, INTEGERS if compute.acc.kind == "int" else m * n),
+        right=_columns(schedule, compute, m, n),
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
@@ -116,14 +118,17 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
-        behind=behind, serial=moved and 2 * sums > HELD_TWICE * 32 * schedule.warps, small=small)
+        behind=behind, small=small,
+        serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)
 
 
-def _moved(schedule: Schedule, compute: Compute) -> bool:
-    """Whether sums are held twice: those of products of 8-bit floats with precision ieee, in the matrix
-    unit's accumulators and in f32."""
-    return schedule.unit == "mma" and compute.math == "ieee" and all(
-        v.tensor.dtype.is_short for v in (compute.a, compute.b) if v is not None)
+def _columns(schedule: Schedule, compute: Compute, m: int, n: int) -> int:
+    """The columns of one product: those of the right side, which the groups of warps of an explicit kernel
+    divide where there are fewer rows than they could take."""
+    left, right = (n, m) if schedule.swap else (m, n)
+    groups = schedule.warps // WARP_GROUP if schedule.via == "gluon" else 1
+    across = max(1, groups // max(1, left // ROWS))
+    return min(right // across, INTEGERS if compute.acc.kind == "int" else right)
 
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:

@@ -13,6 +13,7 @@ from transconv.schedule.counts import (
     chain,
     k_steps,
     lanes,
+    moves_sums,
     needed,
     programs,
     shared_bytes,
@@ -22,6 +23,7 @@ from transconv.schedule.counts import (
     transposed_bytes,
 )
 from transconv.schedule.legality import of_any_size, why_not
+from transconv.schedule.legality_boxes import most_sums
 from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_early
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
@@ -65,8 +67,9 @@ __all__ = [
     "boxes_behind", "by_tile", "carried", "chain", "diagonal",
     "divided",
     "finishes", "groups", "in_place", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
-    "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
-    "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "row_of",
+    "most_sums", "moves_sums", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced",
+    "programs", "proposing", "reads_along", "reduced_sides", "register_word", "registered_words", "rounds",
+    "row_of",
     "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "told_behind",
     "transposed_bytes",
     "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_early", "with_letter",

@@ -45,6 +45,12 @@ def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
     return cached
 
 
+def moves_sums(compute: Compute) -> bool:
+    """Whether sums move out of the matrix unit, which keeps too few bits of those of 8-bit floats."""
+    return compute.math == "ieee" and all(
+        v.tensor.dtype.is_short for v in (compute.a, compute.b) if v is not None)
+
+
 def tile(c: Schedule, compute: Compute, kind: str) -> int:
     """The extent of the tile along a kind (B, M, N or K): the product of its blocks."""
     return _extents(c.blocks, compute)[kind]
