@@ -119,7 +119,10 @@ class Timed:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
         behind = self.work.behind
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
-        self.made = self.work.whole * self.target.rates.issue.whole_ns
+        issue = self.target.rates.issue
+        self.made = self.work.whole * issue.whole_ns
+        if self.schedule.via == "tl" and self.schedule.c != "box" and self.schedule.swap:
+            self.made += self.work.whole * issue.turned_ns
 
     def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
         schedule, c, store = self.schedule, self.rates, self.store

@@ -15,6 +15,8 @@ from transconv.cost.issue import ACCESS, LINE, SECTOR
 from transconv.ir import View, f32
 from transconv.schedule import (
     INTEGERS,
+    ROWS,
+    WARP_GROUP,
     Block,
     Schedule,
     Scheduled,
@@ -24,6 +26,7 @@ from transconv.schedule import (
     inner_feature,
     k_steps,
     moves_sums,
+    product_columns,
     programs,
     shared_bytes,
     sides,
@@ -38,7 +41,6 @@ ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
 WIDEST = 1 << 10  # more elements than one access takes
 HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits after each product
-WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
 
 
 class Fetch(NamedTuple):
@@ -108,7 +110,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
         left=n if schedule.swap else m,
-        right=_columns(schedule, compute, m, n),
+        right=min(product_columns(schedule, compute),
+                  INTEGERS if compute.acc.kind == "int" else m * n),
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
@@ -120,15 +123,6 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
         behind=behind, small=small,
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)
-
-
-def _columns(schedule: Schedule, compute: Compute, m: int, n: int) -> int:
-    """The columns of one product: those of the right side, which the groups of warps of an explicit kernel
-    divide where there are fewer rows than they could take."""
-    left, right = (n, m) if schedule.swap else (m, n)
-    groups = schedule.warps // WARP_GROUP if schedule.via == "gluon" else 1
-    across = max(1, groups // max(1, left // ROWS))
-    return min(right // across, INTEGERS if compute.acc.kind == "int" else right)
 
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:

@@ -7,6 +7,8 @@ from transconv.schedule.behind import behind_bytes, boxes_behind, in_place, told
 from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
+    ROWS,
+    WARP_GROUP,
     ahead,
     ahead_bytes,
     by_tile,
@@ -15,6 +17,7 @@ from transconv.schedule.counts import (
     lanes,
     moves_sums,
     needed,
+    product_columns,
     programs,
     shared_bytes,
     sides,
@@ -62,14 +65,15 @@ from transconv.schedule.words import table as words_table
 from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
-    "Block", "Box", "ENGINE_ALIGN", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
-    "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
+    "Block", "Box", "ENGINE_ALIGN", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "ROWS",
+    "Schedule",
+    "Scheduled", "Such", "WARP_GROUP", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
     "boxes_behind", "by_tile", "carried", "chain", "diagonal",
     "divided",
     "finishes", "groups", "in_place", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
     "most_sums", "moves_sums", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced",
-    "programs", "proposing", "reads_along", "reduced_sides", "register_word", "registered_words", "rounds",
-    "row_of",
+    "product_columns", "programs", "proposing", "reads_along", "reduced_sides", "register_word",
+    "registered_words", "rounds", "row_of",
     "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "told_behind",
     "transposed_bytes",
     "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_early", "with_letter",

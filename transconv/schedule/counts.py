@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 MOST_TILES = 1 << 13  # whose counts a cache keeps
+WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -59,6 +60,14 @@ def tile(c: Schedule, compute: Compute, kind: str) -> int:
 def sides(c: Schedule, compute: Compute) -> dict[str, int]:
     """``tile`` along every kind."""
     return _extents(c.blocks, compute)
+
+
+def product_columns(c: Schedule, compute: Compute) -> int:
+    """The columns of one product: those of the tile's right side, which the groups of warps of an explicit
+    kernel divide where there are fewer rows than they could take."""
+    left, right = (tile(c, compute, kind) for kind in ("NM" if c.swap else "MN"))
+    groups = c.warps // WARP_GROUP if c.via == "gluon" else 1
+    return right // max(1, groups // max(1, left // ROWS))
 
 
 @by_tile

@@ -14,6 +14,7 @@ from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
     k_steps,
     moves_sums,
+    product_columns,
     programs,
     tile,
     tiles_along,
@@ -162,9 +163,9 @@ def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
     with K innermost alone, 32 at a time, and nothing transposes them."""
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
-    right = tile(c, compute, "M" if c.swap else "N")
-    if compute.acc.kind == "int" and right > INTEGERS:
-        return f"via=gluon: Triton 3.6 has no product of integers with {right} columns, {INTEGERS} at most"
+    if compute.acc.kind == "int" and (columns := product_columns(c, compute)) > INTEGERS:
+        return (f"via=gluon: Triton 3.6 has no product of integers with {columns} columns, "
+                f"{INTEGERS} at most")
     for view in (compute.a, compute.b):
         found = box_of(view, c, compute) if view is not None else ""
         if not isinstance(found, str) and found.kinds[-1] not in ("", "K"):
