@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv.compute import Compute, axis_strides
-from transconv.schedule.boxes import transposed
+from transconv.schedule.boxes import transposed, widened
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 MOST_TILES = 1 << 13  # whose counts a cache keeps
 WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
+WIDENED = 2  # bytes of an element of f16
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -44,6 +45,11 @@ def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
             found = known[rest] = f(blocks, compute, *rest)
         return found
     return cached
+
+
+def in_parts(c: Schedule, compute: Compute) -> bool:
+    """Whether an explicit kernel moves its sums to f32."""
+    return c.via == "gluon" and moves_sums(compute) and not widened(c, compute)
 
 
 def moves_sums(compute: Compute) -> bool:
@@ -167,10 +173,12 @@ def shared_bytes(c: Schedule, compute: Compute) -> int:
 
 
 def transposed_bytes(c: Schedule, compute: Compute) -> int:
-    """Bytes of the operand tiles of a step that an explicit kernel transposes."""
+    """Bytes of the operand tiles of a step that an explicit kernel writes again, transposed or widened."""
     if c.via != "gluon":
         return 0
     extents = sides(c, compute)
+    if widened(c, compute):
+        return (extents["M"] + extents["N"]) * extents["K"] * WIDENED
     return sum(extents[kind] * extents["K"] * view.tensor.dtype.bytes
                for kind, view in (("M", compute.a), ("N", compute.b))
                if view is not None and transposed(view, c, compute))
