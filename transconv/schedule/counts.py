@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 MOST_TILES = 1 << 13  # whose counts a cache keeps
-WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
+WARP_GROUP = 4
+"""Warps that make an asynchronous product together."""
+ROWS = 64
+"""Rows of the left side of the smallest asynchronous product."""
 WIDENED = 2  # bytes of an element of f16
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
