@@ -40,7 +40,6 @@ from transconv.target import Target
 ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through registers
 ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
-TURNED = 13000  # bytes of a tile of which each takes as long to turn as 4 (60 kernels on an H100)
 WIDEST = 1 << 10  # more elements than one access takes
 HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits after each product
 
@@ -129,8 +128,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
-    registers to be transposed. Asynchronous units need that of operands of 32 bits and of 8 bits, of which
-    bytes are then stored one by one."""
+    registers to be transposed. Asynchronous units need that of operands of 32 bits and of 8 bits; the rate
+    was fitted to those of 32 bits, and bytes are stored one by one as well."""
     dtype = compute.a.tensor.dtype
     if schedule.unit != "mma" or schedule.via != "tl" or not ASYNCHRONOUS & target.features:
         return False
@@ -200,8 +199,7 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
     size = view.tensor.dtype.bytes
     found = _row_of(blocks, compute, view)
     if only_along and not along_sum(view, compute):
-        accesses = elements * max(size / ASYNC, elements / TURNED if size == 1 else 0.0)
-        return Fetch(elements * max(size, found.each), accesses, found.bytes, through=True)
+        return Fetch(elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True)
     if word == "box":  # the rates of wider types were fitted without the lines that rows straddle
         lines = _straddling(view, found, LINE, compute) if size == 1 else 1.0
         return Fetch(elements * size * lines, 0, found.bytes)
