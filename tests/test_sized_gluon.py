@@ -37,8 +37,6 @@ LAYERS = {  # a window, a fused block, a sum that ends at a size
                "ic:64 oc:16 mb.oh.ow:16 | mma | a=box b=box | stages=2 warps=4 via=gluon"),
     "parts": ("mb2?ic64ih6?oc64oh6kh3ph1 dt=f8e4m3:f8e4m3:f32 tag=nhwc math=ieee", Prop.FWD,
               "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box stages=3 warps=4 via=gluon"),
-    "widened": ("mb2?ic64ih6?oc64oh6kh1 dt=f8e4m3:f32:f8e5m2 tag=nhwc", Prop.BWD_W,
-                "ic:64 oc:64 mb.oh.ow:32 | mma | a=box b=box | stages=2 warps=4 via=gluon"),
 }
 
 

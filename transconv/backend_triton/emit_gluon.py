@@ -16,7 +16,6 @@ from transconv.backend_triton.gluon_memory import (
     rings,
     sums_layout,
     turning_layout,
-    widening_layout,
     widest_product,
 )
 from transconv.backend_triton.parameter import box_name, parameters
@@ -127,10 +126,7 @@ class GluonEmitter(TlEmitter):
         value = self.fit(s.value, lanes)
         if isinstance(s.value, Piece):
             along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
-            wider = s.piece.dtype.bits > s.value.dtype.bits
-            layout = widening_layout if wider else turning_layout
-            value += f".load({layout(lanes, along, self.warps)})"
-            value += f".to({self.type(s.piece.dtype)})" if wider else ""
+            value += f".load({turning_layout(lanes, along, self.warps)})"
         if isinstance(s.value, Piece) or s.piece.buffer.type.boxed is s.piece.buffer.type:
             return [f"{self.slot(s.piece, lanes)}.store({value})"]
         return [f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"

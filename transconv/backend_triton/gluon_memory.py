@@ -22,7 +22,6 @@ from transconv.ir import (
     Role,
     Roles,
     Send,
-    f16,
     find,
 )
 
@@ -57,14 +56,6 @@ def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
     own = max(1, length * threads * groups // (32 * warps))
     sizes = [(own, 1), (32 // threads, threads), (warps // groups, groups)]
     spelled = ", ".join(str([x, y] if along == 0 else [y, x]) for x, y in sizes)
-    return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
-
-
-def widening_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
-    """The register layout of a tile of bytes to be widened: every thread has 16 bytes of a row."""
-    across = min(32, max(1, lanes[along].extent // 16))
-    sizes = [(1, 16), (32 // across, across), (warps, 1)]
-    spelled = ", ".join(str([x, y] if along == 1 else [y, x]) for x, y in sizes)
     return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
 
 
@@ -110,8 +101,7 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
 def _transposed(what: Buffer, box: str) -> Iterator[str]:
     """A ring that no box is copied into: its layout is the matrix unit's."""
     shape = ", ".join(map(str, (what.slots, *what.extents)))
-    dtype = "gl.float16" if what.type is f16 else f"{box}.dtype"
-    yield (f"    {what.name} = gl.allocate_shared_memory({dtype}, [{shape}], "
+    yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
            f"{shared_layout(what)})")
 
 

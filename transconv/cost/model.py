@@ -216,12 +216,12 @@ def _moving_ns(w: Work, schedule: Schedule, multiply: float, adding: float) -> f
 
 
 def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:
-    """Nanoseconds of a step for the traffic of shared memory, if operands are transposed or widened there:
-    bytes that land, bytes that are read and written for that, and bytes that products read (rows once for
-    128 or 256 columns, columns once for 64 rows)."""
+    """Nanoseconds of a step for the traffic of shared memory, if operands are transposed there: bytes that
+    land, bytes that the transposer reads and writes, and bytes that products read (rows once for 128 or
+    256 columns, columns once for 64 rows)."""
     if not w.transposed:
         return 0.0
-    landed = sum(f.bytes for f in w.fetched)
+    landed = (w.left + w.right) * w.k * w.bits / 8
     wide = 256 if schedule.warps == 4 else 128
     read = (w.left * -(-w.right // wide) + w.right * -(-w.left // 64)) * w.k * w.bits / 8
-    return (landed + min(landed, w.transposed) + w.transposed + read) / c.shared_gbs
+    return (landed + 2 * w.transposed + read) / c.shared_gbs

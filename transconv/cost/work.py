@@ -33,7 +33,6 @@ from transconv.schedule import (
     tile,
     transposed_bytes,
     wants_rounding,
-    widened,
 )
 from transconv.target import Target
 
@@ -103,8 +102,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1:])
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
-    sums, wide = m * n * group, widened(schedule, compute)
-    moved = schedule.unit == "mma" and moves_sums(compute) and not wide
+    sums = m * n * group
+    moved = schedule.unit == "mma" and moves_sums(compute)
     whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
     behind = read_behind(schedule, compute)
     return Work(
@@ -119,7 +118,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         resident=1 if schedule.programs else _resident(schedule, compute, target, m * n * group),
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
-        bits=16 if wide else compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
+        bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
         behind=behind, small=small,

@@ -30,7 +30,6 @@ from transconv.ir import (
     Update,
     Var,
     eq,
-    f16,
     free_vars,
     lanes_of,
     select,
@@ -44,7 +43,7 @@ SLOT, PHASE = Var("slot"), Var("phase")
 @dataclass(frozen=True, slots=True)
 class Ring:
     """An operand's buffer, the fetches that fill a slot of it, and what is multiplied: the slot
-    (``piece``), or its copy in another ring, ``transposed`` or in a wider type."""
+    (``piece``), or its ``transposed`` copy in another ring."""
 
     buffer: Buffer
     piece: Piece
@@ -70,12 +69,6 @@ class Rings:
     def turns(self) -> list[Ring]:
         """The rings whose operand is transposed."""
         return [r for r in self.of.values() if r.transposed is not None]
-
-    @property
-    def wide(self) -> bool:
-        """Whether operands are multiplied in a wider type."""
-        return any(r.transposed is not None and r.transposed.dtype is not r.piece.dtype
-                   for r in self.turns)
 
     @property
     def direct(self) -> bool:
@@ -119,39 +112,18 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
                   replace(piece, member=Const(j)), barrier, slot)
             for j in range(buffer.members))
-        made[let.var] = Ring(buffer, piece, fetches)
-    wide = all(r.piece.dtype.is_short for r in made.values()) and not all(map(_along_sum, made.values()))
-    again = _widened if wide else _transposed
-    made = {v: replace(r, transposed=again(r.piece, r.fetches[0].tensor)) for v, r in made.items()}
+        made[let.var] = Ring(buffer, piece, fetches, _transposed(piece, box.tensor))
     readers = len({r.transposed is None for r in made.values()})
     free = Barrier("free", stages, readers)
     return Rings(made, landed, free, Barrier("transposed", stages), Barrier("taken", stages),
                  kept if keep else None)
 
 
-def _sides(piece: Piece) -> tuple[Lane, Lane]:
-    """The lane of the sum, and that of the tile's side."""
-    along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
-    return along, across
-
-
-def _along_sum(ring: Ring) -> bool:
-    return _sides(ring.piece)[0] in lanes_of(ring.piece.within[-1])
-
-
-def _widened(piece: Piece, tensor: Tensor) -> Piece:
-    """The copy of a piece in f16, in its own order."""
-    along, across = _sides(piece)
-    lanes = (across, along) if along in lanes_of(piece.within[-1]) else (along, across)
-    buffer = Buffer(f"{tensor.name}_widened", f16, piece.buffer.slots, (lanes[0].extent, lanes[1].extent))
-    return Piece(buffer, SLOT, ZERO, lanes)
-
-
 def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
     """The transposed copy of a piece, K innermost; None if the matrix unit takes the piece as it is."""
     if piece.dtype.bits <= 16:
         return None
-    along, across = _sides(piece)
+    along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
     if along in lanes_of(piece.within[-1]):
         return None
     buffer = Buffer(f"{tensor.name}_transposed", piece.dtype, piece.buffer.slots,

@@ -38,9 +38,8 @@ see behind.py).
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
 
-The matrix unit takes operands of 32 and of 8 bits only with K innermost. A third role transposes other
-boxes of 32 bits (see ``transposed_bytes`` in schedule) into a ring of their own; as ``widener`` it writes
-8-bit floats there in f16, which is read in either order, and in which products are exact:
+The matrix unit takes 32-bit operands only with K innermost. A third role transposes other boxes (see
+``transposed_bytes`` in schedule) into a ring of their own:
 
     role transposer warps=4:
         for pid in program..784 dealt:
@@ -120,7 +119,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
                   _dealt(grid, around, _products(tile, ring, brought, grid, t), t)) for t in consumers]
     if ring.turns:
-        own.append(_clean("widener" if ring.wide else "transposer", TURN_WARPS, TURN_REGISTERS,
+        own.append(_clean("transposer", TURN_WARPS, TURN_REGISTERS,
                           _dealt(grid, around, _turns(tile, ring))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
     reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]

@@ -186,16 +186,6 @@ def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
     return box.kinds[-1] not in ("", "K")
 
 
-def widened(schedule: Schedule, compute: Compute) -> bool:
-    """Whether an explicit kernel must widen its operands before it multiplies them: 8-bit floats, of which
-    some are not innermost along the sum. In f16 they are exact, and read in either order."""
-    views = [v for v in (compute.a, compute.b) if v is not None]
-    if schedule.via != "gluon" or len(views) < 2 or not all(v.tensor.dtype.is_short for v in views):
-        return False
-    boxes = [box_of(v, schedule, compute) for v in views]
-    return any(not isinstance(b, str) and b.kinds[-1] not in ("", "K") for b in boxes)
-
-
 @lru_cache(maxsize=4096)
 def _step(coord: Expr, axis: Var, facts: Facts) -> int:
     """The change of a coordinate per step of an axis; 0 unless it is a positive constant."""

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv.compute import Compute, axis_strides
-from transconv.schedule.boxes import transposed, widened
+from transconv.schedule.boxes import transposed
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ WARP_GROUP = 4
 """Warps that make an asynchronous product together."""
 ROWS = 64
 """Rows of the left side of the smallest asynchronous product."""
-WIDENED = 2  # bytes of an element of f16
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -48,11 +47,6 @@ def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
             found = known[rest] = f(blocks, compute, *rest)
         return found
     return cached
-
-
-def in_parts(c: Schedule, compute: Compute) -> bool:
-    """Whether an explicit kernel moves its sums to f32."""
-    return c.via == "gluon" and moves_sums(compute) and not widened(c, compute)
 
 
 def moves_sums(compute: Compute) -> bool:
@@ -176,12 +170,10 @@ def shared_bytes(c: Schedule, compute: Compute) -> int:
 
 
 def transposed_bytes(c: Schedule, compute: Compute) -> int:
-    """Bytes of the operand tiles of a step that an explicit kernel writes again, transposed or widened."""
+    """Bytes of the operand tiles of a step that an explicit kernel transposes."""
     if c.via != "gluon":
         return 0
     extents = sides(c, compute)
-    if widened(c, compute):
-        return (extents["M"] + extents["N"]) * extents["K"] * WIDENED
     return sum(extents[kind] * extents["K"] * view.tensor.dtype.bytes
                for kind, view in (("M", compute.a), ("N", compute.b))
                if view is not None and transposed(view, c, compute))

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from transconv.compute import Compute, axis_facts
 from transconv.ir import EXACT_TERMS, View, f32, multiplied_as
 from transconv.schedule.box_rules import INTEGERS, ROW
-from transconv.schedule.boxes import Box, box_of, widened
+from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
-    in_parts,
     k_steps,
+    moves_sums,
     product_columns,
     programs,
     tile,
@@ -141,13 +141,13 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     left, right = (tile(c, compute, kind) for kind in ("NM" if c.swap else "MN"))
     if c.warps not in (4, 8):
         return f"via=gluon: products are made by groups of 4 warps, at most two (warps={c.warps})"
-    if in_parts(c, compute) and (reason := _why_not_parts(c, compute, left * right)):
+    if moves_sums(compute) and (reason := _why_not_parts(c, compute, left * right)):
         return reason
     if left % 64 or right < 16:
         return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
     if tile(c, compute, "K") % 16:
         return "via=gluon: a product takes 16 steps of the sum at a time"
-    if dtype is f32 and transposed_bytes(c, compute) and tile(c, compute, "K") * dtype.bytes > ROW:
+    if transposed_bytes(c, compute) and tile(c, compute, "K") * dtype.bytes > ROW:
         return (f"via=gluon: {dtype} is transposed in rows of {ROW} bytes, {tile(c, compute, 'K')} steps "
                 "of the sum are more")
     steps = k_steps(c, compute)
@@ -160,9 +160,7 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
     """Why an explicit kernel cannot multiply these operands of 8 bits: the asynchronous unit reads them
-    with K innermost alone, 32 at a time, and nothing transposes them. Floats are widened instead."""
-    if widened(c, compute):
-        return None
+    with K innermost alone, 32 at a time, and nothing transposes them."""
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
     if compute.acc.kind == "int" and (columns := product_columns(c, compute)) > INTEGERS:

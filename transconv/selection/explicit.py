@@ -19,9 +19,9 @@ from transconv.schedule import (
     Block,
     Schedule,
     diagonal,
-    in_parts,
     k_steps,
     most_sums,
+    moves_sums,
     needed,
     programs,
     tiles_along,
@@ -85,8 +85,7 @@ def _summing_positions(compute: Compute, target: Target,
     shapes = SHAPES if compute.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
     batch = wide["K"][0].size  # innermost in copies
     short = [k for k in (row // 4, row // 2) if batch <= k] if compute.a.tensor.dtype.bits == 8 else []
-    short = [*short[:1], row // 2] if compute.a.tensor.dtype.is_short else short[:1]
-    for (m, n), k in itertools.product(shapes, (*dict.fromkeys(short), row, 2 * row)):
+    for (m, n), k in itertools.product(shapes, (*short[:1], row, 2 * row)):
         if n not in extents(columns):
             continue
         for left in (r for r in rows if m in extents(r)):
@@ -118,9 +117,9 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     positions = compute.axes_of("K")[-1].role == "position"
     too_wide = compute.acc.kind == "int" and m > INTEGERS
     swap = 1 if positions or m >= n and not too_wide else 0
-    schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, via="gluon")
-    alone = most_sums(4) if in_parts(schedule, compute) else 128 * 128  # the sums of four warps
-    schedule = schedule.with_words(warps=8 if m * n > alone else 4)
+    alone = most_sums(4) if moves_sums(compute) else 128 * 128  # the sums of four warps
+    schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > alone else 4,
+                        via="gluon")
     transposed = transposed_bytes(schedule, compute)
     schedule = schedule.with_words(stages=_stages(m, n, k, c, 1, transposed, compute, target))
     if schedule.stages < (FEWEST_TURNED if transposed else FEWEST):
