@@ -127,12 +127,10 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
-    registers to be transposed. Asynchronous units need that of operands of 32 bits and of 8 bits; the rate
-    was fitted to those of 32 bits, and bytes are stored one by one as well."""
-    dtype = compute.a.tensor.dtype
-    if schedule.unit != "mma" or schedule.via != "tl" or not ASYNCHRONOUS & target.features:
-        return False
-    return dtype.bits == 8 or dtype.memory is f32 and compute.math != "ieee"
+    registers to be transposed. Asynchronous units need that of operands of 32 bits, and of 8 bits, for
+    which no time was fitted."""
+    return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
+            and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
 
 
 def is_small(schedule: Schedule, compute: Compute) -> bool:
