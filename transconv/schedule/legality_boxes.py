@@ -149,18 +149,13 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 
 def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
-    """Why an explicit kernel cannot multiply these operands of 8 bits: the asynchronous unit reads them
-    with K innermost alone, 32 at a time, and nothing transposes them."""
+    """Why an explicit kernel cannot multiply these operands of 8 bits, of which the asynchronous unit takes 32
+    steps of the sum at a time."""
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
     right = tile(c, compute, "M" if c.swap else "N")
     if compute.acc.kind == "int" and right > INTEGERS:
         return f"via=gluon: Triton 3.6 has no product of integers with {right} columns, {INTEGERS} at most"
-    for view in (compute.a, compute.b):
-        found = box_of(view, c, compute) if view is not None else ""
-        if not isinstance(found, str) and found.kinds[-1] not in ("", "K"):
-            return (f"via=gluon: {found.tensor.name} has other elements than those of the sum innermost, "
-                    "which the asynchronous matrix unit reads of 16 bits alone")
     return None
 
 
