@@ -141,10 +141,10 @@ class GluonEmitter(TlEmitter):
         read = f".load({bytes_layout(lanes, along, self.warps, self.both)})"
         if not self.both:
             return read
-        depth, width = (lanes[d].extent for d in (along, 1 - along))
-        if along == 0:
-            return f"{read}.reshape([4, {depth // 4}, {width}]).permute([1, 0, 2]).reshape([{depth}, {width}])"
-        return f"{read}.reshape([{width}, 4, {depth // 4}]).permute([0, 2, 1]).reshape([{width}, {depth}])"
+        shape = [x.extent for x in lanes]
+        split, order = [*shape], [0, 2, 1] if along else [1, 0, 2]
+        split[along:along + 1] = [4, shape[along] // 4]
+        return f"{read}.reshape({split}).permute({order}).reshape({shape})"
 
     def lines_Send(self, s: Send) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)

@@ -60,10 +60,10 @@ def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
 
 
 def bytes_layout(lanes: tuple[Lane, ...], along: int, warps: int, apart: bool) -> str:
-    """The register layout of a tile of bytes to be transposed: a thread has squares of 4 x 4 bytes. It reads
-    words of 4 bytes across the sum, and writes words of 4 steps along it, dimension ``along``. ``apart``:
-    the 4 steps of a word are quarters of the sum apart, so that the lanes of a warp may read rows that follow
-    one another and are swizzled differently, which meet in fewer banks."""
+    """The register layout of a tile of bytes to be transposed: a thread has squares of 4 x 4 bytes. It
+    reads words of 4 bytes across the sum, and writes words of 4 steps along it, dimension ``along``.
+    ``apart``: the 4 steps of a word are quarters of the sum apart, so that the lanes of a warp read rows
+    that follow one another and are swizzled differently, which meet in fewer banks."""
     def bits(dim: int) -> list[list[int]]:
         return [[1 << bit if d == dim else 0 for d in range(2)]
                 for bit in range(lanes[dim].extent.bit_length() - 1)]

@@ -138,8 +138,8 @@ def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
 
 
 def _turned(schedule: Schedule, compute: Compute, target: Target) -> int:
-    """Bytes of a step that go through registers, to lie in shared memory with K innermost: those of tiles of
-    8 bits that lie otherwise in memory."""
+    """Bytes of a step that go through registers, to lie in shared memory with K innermost: those of tiles
+    of 8 bits that lie otherwise in memory."""
     if not (schedule.unit == "mma" and schedule.via == "tl" and ASYNCHRONOUS & target.features):
         return 0
     found = sum(_elements(schedule.blocks, compute, v) for v in (compute.a, compute.b)

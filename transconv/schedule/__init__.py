@@ -25,7 +25,9 @@ from transconv.schedule.legality import of_any_size, why_not
 from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_early
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
+    FEATURES,
     diagonal,
+    innermost,
     is_copy,
     reads_along,
     rounds,
@@ -60,12 +62,12 @@ from transconv.schedule.words import table as words_table
 from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
-    "Block", "Box", "ENGINE_ALIGN", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
-    "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
+    "Block", "Box", "ENGINE_ALIGN", "FEATURES", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", 
+    "Schedule", "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
     "boxes_behind", "by_tile", "carried", "chain", "diagonal",
     "divided",
-    "finishes", "groups", "in_place", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
-    "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
+    "finishes", "groups", "in_place", "inner_feature", "innermost", "is_copy", "k_steps", "kept", "lanes",
+    "left_bytes", "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
     "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "row_of",
     "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "told_behind",
     "transposed_bytes",
