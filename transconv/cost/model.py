@@ -30,7 +30,7 @@ from transconv.target import Constants, Target
 
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
-WAITING = 1.3  # times that, where each product waits for the one before it, for want of registers
+WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
 # To transpose a byte in registers: by a program alone, and by many together (gradients of 22 layers in
 # 8-bit floats on an H100: 0.25 with one program on a multiprocessor, 0.15 with two, 0.075 with six).
 TURNED_NS, TURNED_TOGETHER_NS = 0.25, 0.06
