@@ -264,7 +264,7 @@ def test_what_gradients_choose(text: str, prop: str, words: str) -> None:
 @pytest.mark.slow
 def test_words_of_4_bytes_are_transposed() -> None:
     problem = ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=f8e4m3:bf16:f8e5m2 tag=nhwc")
-    schedule = "ic:128 oc:128 mb:2 oh:8 ow:8 | mma | a=box b=box | swap=1 split_k=7 stages=3 warps=4 via=gluon"
+    schedule = "ic:128 oc:128 mb:2 oh:8 ow:8 | mma | a=box b=box | swap=1 split_k=7 stages=3 via=gluon"
     plan = compiler.build(problem, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(schedule))
     found, *_ = compile_offline([job_of(s, TARGETS["sm_90"], "ptx") for s in plan.steps])
     assert isinstance(found, Resources) and found.spill_bytes == 0 and not found.flaw

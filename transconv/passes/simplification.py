@@ -180,14 +180,15 @@ class _Simplify(Scope):
         return simplify(self.affine(e), self.facts)
 
     def of_bytes(self, e: Expr) -> Expr:
-        """The address of elements of a byte: also without the names of those lets that have lanes, if their
-        divisions cancel and lanes then follow one another in memory. Bytes in runs that the compiler does not
-        see are loaded one by one."""
+        """The address of elements of a byte: also without the names of those lets that have lanes, if
+        their divisions cancel and lanes then follow one another in memory. Bytes in runs that the compiler
+        does not see are loaded one by one."""
         named = self.index(e)
         along = simplify(self._expand(e, {}, self._laned), self.facts)
         if any(find(n, Lane) for n in walk(along) if isinstance(n, _NOT_AFFINE)):
             return named
-        return along if any(_follow(x, along) and not _follow(x, named) for x in find(along, Lane)) else named
+        better = any(_follow(x, along) and not _follow(x, named) for x in find(along, Lane))
+        return along if better else named
 
     def _laned(self, value: Expr) -> bool:
         return not _divides(value) or bool(find(self.whole(value), Lane))
@@ -208,8 +209,8 @@ class _Simplify(Scope):
         return simplify(all_of(kept), self.facts)
 
     def follows(self, condition: Expr, others: list[Expr]) -> bool:
-        """Whether a condition over loop variables and lanes holds where others hold, as that a fused axis is
-        within its first dimension where it is within all of them."""
+        """Whether a condition over loop variables and lanes holds where others hold, as that a fused axis
+        is within its first dimension where it is within all of them."""
         facts = self.facts
         for other in others:
             facts = facts.assume(simplify(self.whole(other), self.facts))

@@ -149,8 +149,8 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 
 def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
-    """Why an explicit kernel cannot multiply these operands of 8 bits, of which the asynchronous unit takes
-    32 steps of the sum at a time."""
+    """Why an explicit kernel cannot multiply these operands of 8 bits, of which the asynchronous unit
+    takes 32 steps of the sum at a time."""
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
     right = tile(c, compute, "M" if c.swap else "N")

@@ -13,10 +13,10 @@ runs over dimension 0 of an operand, that is the innermost dimension of the copy
     pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
     pack=a.b    A[n, h, w, c]     -- pack_A -->  A_packed[c, h, w, n]    -- main sums over n -->  C
 
-Where both are floats of 8 bits, copies may hold them as f16, in which they and their products are exact, and
-which the matrix unit takes in any order and sums in f32:
+Where both are floats of 8 bits, copies may hold them as f16, in which they and their products are exact,
+and which the matrix unit takes in any order and sums in f32:
 
-    pack=a.b.f16    A[n, c, h, w] (f8e4m3)  -- pack_f16_A -->  A_packed_f16[n, h, w, c] (f16)  -- main -->  C
+    pack=a.b.f16    A[n, c, h, w] (f8)  -- pack_f16_A -->  A_packed_f16[n, h, w, c] (f16)  -- main -->  C
 
 A copy is a computation ``c = a``, without a second factor and without a sum, and goes through the same
 pipeline. An operand that is multiplied as tf32 is rounded in its copy. That alone can be worth a copy:
@@ -71,7 +71,7 @@ def row_of(view: View, compute: Compute) -> int:
 
 def innermost(compute: Compute, letter: str, wide: bool = False) -> int:
     """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 and 8-bit
-    types that the matrix unit multiplies and that are summed along dimension 0, unless copies are ``wide``."""
+    types that the matrix unit multiplies and that are summed along dimension 0, if no copy is ``wide``."""
     view = view_of(compute, letter)
     assert view is not None, f"{compute.name} has no operand {letter}"
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
@@ -105,7 +105,8 @@ def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = 
         blocks.append(LayoutBlock(dim, shape[dim], step))
         step *= -(-shape[dim] // row) * row if dim == inner else shape[dim]
     layout = Layout(dtype, len(shape), tuple(reversed(blocks)))
-    name = f"{tensor.name}_packed{merge if merge > 1 else ''}{'' if dtype is tensor.dtype else f'_{dtype}'}"
+    name = f"{tensor.name}_packed{merge if merge > 1 else ''}"
+    name += "" if dtype is tensor.dtype else f"_{dtype}"
     return Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name)
 
 
@@ -291,7 +292,8 @@ def wants_rounding(view: View, compute: Compute) -> bool:
     return multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
 
 
-def why_not_copied(compute: Compute, letter: str, gathered: bool = False, wide: bool = False) -> str | None:
+def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
+                   wide: bool = False) -> str | None:
     """None if a copy of an operand is useful, because its layout or, if ``wide``, its type differs, else
     the reason. If the operand is ``gathered`` for the matrix unit, a copy that rounds is useful also with
     the same layout."""
