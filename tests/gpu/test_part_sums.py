@@ -1,5 +1,5 @@
-"""Sums of 8-bit floats in explicit kernels on a GPU, moved to f32 in parts. Whole numbers bit by bit, random
-ones within the bound of sums in f32, which sums that stay in the matrix unit exceed."""
+"""Sums of 8-bit floats in explicit kernels on a GPU, moved to f32 in parts. Whole numbers bit by bit,
+random ones within the bound of sums in f32, which sums that stay in the matrix unit exceed."""
 
 from __future__ import annotations
 

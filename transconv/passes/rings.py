@@ -121,7 +121,7 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
 
 def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
     """The transposed copy of a piece, K innermost; None if the matrix unit takes the piece as it is."""
-    if piece.dtype.bits <= 16:
+    if piece.dtype.bits == 16:
         return None
     along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
     if along in lanes_of(piece.within[-1]):

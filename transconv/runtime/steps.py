@@ -4,7 +4,7 @@ launcher."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -82,16 +82,23 @@ def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choos
     for compute, chosen in _agreed(_same_copies(mains, target), target):
         if schedule is not None and (reason := why_not(chosen, compute, target)):
             raise ScheduleError(f"{chosen}: {reason}")
-        whole = Scheduled(compute, chosen, target)
-        around |= {c.name: c for c in whole.copies if c.name not in around}
-        made.append((compute, chosen))
-        if blockwise.meeting(chosen, whole.main):
-            second = _second(whole)
-            made.append((second, choose(second, target)))
-        made += [(last, choose(last, target)) for last in finishes(whole.main, chosen)]
+        copied = Scheduled(compute, chosen, target).copies
+        around |= {c.name: c for c in copied if c.name not in around}
+        made += _to_the_end(compute, chosen, target, choose)
     before = [(c, choose(c, target)) for c in around.values() if c.does == "pack"]
     after = [(c, choose(c, target)) for c in around.values() if c.does == "unpack"]
     return [*before, *made, *after]
+
+
+def _to_the_end(compute: Compute, chosen: Schedule, target: Target, choose: Choose) -> Iterator[tuple[
+        Compute, Schedule]]:
+    """The kernel, the one that adds its partial sums, and those that combine what it leaves of statistics;
+    the schedule of any of these may leave partial sums again."""
+    yield compute, chosen
+    whole = Scheduled(compute, chosen, target)
+    behind = [_second(whole)] if blockwise.meeting(chosen, whole.main) else []
+    for last in (*behind, *finishes(whole.main, chosen)):
+        yield from _to_the_end(last, choose(last, target), target, choose)
 
 
 def _same_copies(mains: Planned, target: Target) -> Planned:

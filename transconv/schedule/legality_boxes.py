@@ -12,6 +12,7 @@ from transconv.ir import EXACT_TERMS, View, f32, multiplied_as
 from transconv.schedule.box_rules import INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
+    WARP_GROUP,
     k_steps,
     moves_sums,
     product_columns,
@@ -159,34 +160,30 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 
 def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
-    """Why an explicit kernel cannot multiply these operands of 8 bits: the asynchronous unit reads them
-    with K innermost alone, 32 at a time, and nothing transposes them."""
+    """Why an explicit kernel cannot multiply these operands of 8 bits, of which the asynchronous unit
+    takes 32 steps of the sum at a time."""
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
     if compute.acc.kind == "int" and (columns := product_columns(c, compute)) > INTEGERS:
         return (f"via=gluon: Triton 3.6 has no product of integers with {columns} columns, "
                 f"{INTEGERS} at most")
-    for view in (compute.a, compute.b):
-        found = box_of(view, c, compute) if view is not None else ""
-        if not isinstance(found, str) and found.kinds[-1] not in ("", "K"):
-            return (f"via=gluon: {found.tensor.name} has other elements than those of the sum innermost, "
-                    "which the asynchronous matrix unit reads of 16 bits alone")
     return None
 
 
-def most_sums(warps: int) -> int:
+def most_sums(warps: int, turned: bool = False) -> int:
     """The sums of a tile that an explicit kernel can move to f32: a thread holds each three times, whole
-    and in the two parts that the matrix unit makes in turns."""
-    return IN_PARTS // 3 * 32 * warps
+    and in the two parts that the matrix unit makes in turns. ``turned``: beside warps that transpose,
+    which leave eight others fewer registers."""
+    return (IN_PARTS // 2 if turned and warps > WARP_GROUP else IN_PARTS) // 3 * 32 * warps
 
 
 def _why_not_parts(c: Schedule, compute: Compute, sums: int) -> str | None:
     if tile(c, compute, "K") > EXACT_TERMS:
-        return (f"via=gluon: sums of 8-bit floats move to f32 after {EXACT_TERMS} products (math=ieee), a "
-                f"step has {tile(c, compute, 'K')}")
-    if sums > most_sums(c.warps):
+        return (f"via=gluon: sums of 8-bit floats move to f32 after {EXACT_TERMS} products (math=ieee), "
+                f"a step has {tile(c, compute, 'K')}")
+    if sums > (most := most_sums(c.warps, transposed_bytes(c, compute) > 0)):
         return (f"via=gluon: sums of 8-bit floats that move to f32 (math=ieee) are held three times, "
-                f"{c.warps} warps hold {most_sums(c.warps)} so, the tile has {sums}")
+                f"{c.warps} warps hold {most} so, the tile has {sums}")
     return None
 
 
