@@ -19,7 +19,9 @@ def test_products_do_not_wait_for_registers(prop: Prop) -> None:
     assert p.math == "ieee" and str(p).endswith("math=ieee")
     plan = compiler.plan(p, prop, TARGETS["sm_90"])
     step = next(s for s in plan.steps if s.compute.factors is not None)
-    assert "max_num_imprecise_acc=" in step.source
+    wide = step.schedule.pack == "a.b.f16"  # products of f16 are summed in f32
+    moved = "max_num_imprecise_acc=" in step.source or "acc = acc + even" in step.source
+    assert moved != wide
     assert not count(step.schedule, step.compute, TARGETS["sm_90"]).serial
 
 

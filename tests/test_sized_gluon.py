@@ -35,6 +35,8 @@ LAYERS = {  # a window, a fused block, a sum that ends at a size
                  "consumers=2 stages=2 warps=4 via=gluon"),
     "weight": ("mb2?ic64ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.BWD_W,
                "ic:64 oc:16 mb.oh.ow:16 | mma | a=box b=box | stages=2 warps=4 via=gluon"),
+    "parts": ("mb2?ic64ih6?oc64oh6kh3ph1 dt=f8e4m3:f8e4m3:f32 tag=nhwc math=ieee", Prop.FWD,
+              "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box stages=3 warps=4 via=gluon"),
 }
 
 
@@ -102,4 +104,5 @@ def test_tiles_are_counted_in_32_bits() -> None:
 def test_machine_code(name: str) -> None:
     (found,) = compile_offline([job_of(built(name)[1].steps[0], SM90)])
     assert isinstance(found, Resources), found
-    assert {"HGMMA", "UTMALDG"} <= found.words.keys() and not found.spill_bytes and not found.flaw
+    product = "QGMMA" if name == "parts" else "HGMMA"
+    assert {product, "UTMALDG"} <= found.words.keys() and not found.spill_bytes and not found.flaw

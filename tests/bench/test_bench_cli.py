@@ -48,6 +48,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
     ("dropin -n 0", "'0' is no whole number from 1"),
     ("report CSV", "is no table of `python -m bench`: it has the columns a b"),
     ("trials CSV", "is no log of tune: it has no column direction, problem, schedule, us"),
+    ("schedules CSV", "there is no column problem; expected problem, direction, behind, schedule"),
     ("trials SLOW", "the logs have no time of a kernel that was right"),
 ])
 def test_wrong_commands_are_told_in_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path,

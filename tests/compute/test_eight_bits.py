@@ -99,3 +99,21 @@ def test_quotients_that_become_few_bits_are_exact(held: str, line: str, nearest:
     made = build_compute(compute, TARGETS["sm_90"]).source.rpartition("@triton.jit")[2]
     assert ("tl.div_rn(" in made) is nearest and (" / " in made) is not nearest
     assert parse(str(compute)) == compute
+
+
+REDUCED = """compute reduced
+    tensor x f32 [n=64, k=32]
+    tensor s f32 [one=1]
+    tensor y {} [n=64]
+    axes   n=64 | k=32
+    read   a = x[n, k]
+    read   b = s[0]
+    let    m = {}(a/b; k)
+    store  y[n] = {}"""
+
+
+@pytest.mark.parametrize("op", ["max", "min", "sum"])
+@pytest.mark.parametrize(("held", "value", "nearest"), [("i8", "i8(round(m))", True), ("f32", "m", False)])
+def test_quotients_that_are_reduced_are_exact_too(op: str, held: str, value: str, nearest: bool) -> None:
+    source = build_compute(parse(REDUCED.format(held, op, value)), TARGETS["sm_90"]).source
+    assert ("tl.div_rn(" in source) is nearest

@@ -14,8 +14,10 @@ import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from transconv import knobs
 from transconv.conv.problem import ConvProblem, Prop
@@ -426,6 +428,28 @@ def test_trials_with_zero_points_are_drawn_and_right() -> None:
     line = ("--dir=FWD_D --dt=u8:i8:i8 --stag=nhwc --wtag=ohwi --dtag=nhwc --schedule=oh.ow:32+fma "
             "--epilogue=zero:src:per_ic+zero:wei+bias mb1ic3ih7oc3oh5kh3sh2ph3")
     assert work(line=line, way="numpy")["status"] == "passed"
+
+
+QUANTISED = ("--dir=FWD_D --dt=s8:s8:s8 --epilogue=zero:src+mul:f32:per_oc+add:s32:common "
+             "mb1ic8ih5oc8oh5kh3ph1")
+
+
+def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert work(line=QUANTISED, sets=3)["problems"] == 3
+    assert work(line=RIGHT, sets=3)["problems"] == 1  # nothing but its operands could differ
+    first, second = (fuzz_run._filled(Trial.parse(line), 7, "exact") for line in (
+        QUANTISED, QUANTISED.replace("--dt", "--values=1 --dt")))
+    assert all(not torch.equal(first[n].view, second[n].view) for n in first if n != "dst")
+    honest = fuzz_run._interpreted
+
+    def wrong(trial: Trial, *rest: Any) -> dict[str, Any]:
+        found = honest(trial, *rest)
+        return found | ({"status": "failed", "reason": "planted"} if trial.values == 2 else {})
+
+    monkeypatch.setattr(fuzz_run, "_interpreted", wrong)
+    row = work(line=QUANTISED, sets=4)
+    assert row["status"] == "failed" and Trial.parse(row["line"]).values == 2 and row["problems"] == 2
+    assert work(line=row["line"])["status"] == "failed"
 
 
 def test_trials_of_small_types_alone() -> None:

@@ -12,6 +12,7 @@ from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
 from transconv.backend_triton.gluon_memory import (
     PIECES,
+    bytes_layout,
     reserved,
     rings,
     sums_layout,
@@ -59,13 +60,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 class GluonEmitter(TlEmitter):
     """Spells one role. ``sides`` are the lanes of a tile's two dimensions, ``warps`` those of the role,
-    ``wide`` the most columns of one matrix instruction."""
+    ``wide`` the most columns of one matrix instruction, ``both`` whether both operands are transposed."""
 
     space = "gl"
 
-    def __init__(self, sides: tuple[Lane, ...], warps: int, wide: int) -> None:
+    def __init__(self, sides: tuple[Lane, ...], warps: int, wide: int, both: bool) -> None:
         super().__init__()
-        self.sides, self.warps, self.wide = sides, warps, wide
+        self.sides, self.warps, self.wide, self.both = sides, warps, wide, both
         self.sums = Var("")  # the accumulator of the asynchronous products
 
     def spell_Const(self, e: Const) -> tuple[str, int]:
@@ -126,11 +127,24 @@ class GluonEmitter(TlEmitter):
         value = self.fit(s.value, lanes)
         if isinstance(s.value, Piece):
             along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
-            value += f".load({turning_layout(lanes, along, self.warps)})"
+            value += self.turned(lanes, along, s.value.dtype.bits)
         if isinstance(s.value, Piece) or s.piece.buffer.type.boxed is s.piece.buffer.type:
             return [f"{self.slot(s.piece, lanes)}.store({value})"]
         return [f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"
                 f".to({self.type(s.piece.buffer.type.boxed)}))"]
+
+    def turned(self, lanes: tuple[Lane, ...], along: int, bits: int) -> str:
+        """How a tile to be transposed is read. If both operands are, the steps of the sum are in another
+        order in both: those whose bytes make a word come from four quarters of it."""
+        if bits != 8:
+            return f".load({turning_layout(lanes, along, self.warps)})"
+        read = f".load({bytes_layout(lanes, along, self.warps, self.both)})"
+        if not self.both:
+            return read
+        shape = [x.extent for x in lanes]
+        split, order = [*shape], [0, 2, 1] if along else [1, 0, 2]
+        split[along:along + 1] = [4, shape[along] // 4]
+        return f"{read}.reshape({split}).permute({order}).reshape({shape})"
 
     def lines_Send(self, s: Send) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
@@ -169,6 +183,14 @@ class GluonEmitter(TlEmitter):
         sums = self.sums.name
         return [f"{sums} = hopper.warpgroup_mma_wait({self.argument(s.args[0])}, deps=[{sums}])"]
 
+    def call_part_wait(self, s: FuncCall) -> list[str]:
+        """The whole sum is named too, so that LLVM does not gather the additions of several parts behind
+        the last product, which takes the registers of all."""
+        pending, part, whole = s.args
+        assert isinstance(part, Var) and isinstance(whole, Var)
+        both = f"{part.name}, {whole.name}"
+        return [f"{both} = hopper.warpgroup_mma_wait({self.argument(pending)}, deps=[{both}])"]
+
     def call_fence(self, s: FuncCall) -> list[str]:
         return ["hopper.fence_async_shared()"]
 
@@ -199,6 +221,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     given, sizes = parameters(kernel), kernel.sizes.names if kernel.sizes else ()
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
+    both = sum(isinstance(s.value, Piece) for s in find(roles, Put)) == 2
     functions = [*helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
                           {r.op for r in find(kernel, Reduce)}, "gluon.jit", "gl")[1:]]
     functions += [""] if functions else []
@@ -206,7 +229,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     for role in roles.roles:
         own = [*(p.name for p in given if _mentions(role, p.tensor)), *rings(role, shared),
                *(n for n in sizes if Var(n) in find(role, Var))]
-        functions += [*GluonEmitter(sides, role.warps, wide).role(role, own, grid.var), "", ""]
+        functions += [*GluonEmitter(sides, role.warps, wide, both).role(role, own, grid.var), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
     memory = list(reserved(shared, kernel))

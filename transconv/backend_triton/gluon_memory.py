@@ -59,6 +59,27 @@ def turning_layout(lanes: tuple[Lane, ...], along: int, warps: int) -> str:
     return f"gl.BlockedLayout({spelled}, {[along, 1 - along]})"
 
 
+def bytes_layout(lanes: tuple[Lane, ...], along: int, warps: int, apart: bool) -> str:
+    """The register layout of a tile of bytes to be transposed: a thread has squares of 4 x 4 bytes. It
+    reads words of 4 bytes across the sum, and writes words of 4 steps along it, dimension ``along``.
+    ``apart``: the 4 steps of a word are quarters of the sum apart, so that the lanes of a warp read rows
+    that follow one another and are swizzled differently, which meet in fewer banks."""
+    def bits(dim: int) -> list[list[int]]:
+        return [[1 << bit if d == dim else 0 for d in range(2)]
+                for bit in range(lanes[dim].extent.bit_length() - 1)]
+
+    down, across = bits(along), bits(1 - along)
+    word, steps = (down[-2:], down[:-2]) if apart else (down[:2], down[2:])
+    ways = steps[:3] + across[2:4] if apart else across[2:4] + steps[:2] + across[4:5]
+    rest = [x for x in [*across[2:], *steps] if x not in ways]
+    rest = [*rest, *[[0, 0]] * 7]
+    few, of_warps = 5 - len(ways), warps.bit_length() - 1
+    ways, rest = [*ways, *rest[:few]], rest[few:]
+    own = [*across[:2], *word, *(x for x in rest[of_warps:] if any(x))]
+    return (f"gl.DistributedLinearLayout({own}, {ways}, {rest[:of_warps]}, [], "
+            f"{[x.extent for x in lanes]})")
+
+
 def rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
     """The names by which a role sees the rings and barriers that it uses."""
     used = {*find(role, Buffer), *find(role, Barrier)}
@@ -81,7 +102,7 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             continue
         box = boxed.get(what)
         if box is None:
-            yield from _transposed(what, next(iter(boxed.values())))
+            yield from _transposed(what, next(n for b, n in boxed.items() if b.type is what.type))
             continue
         shape = ", ".join(map(str, (what.slots * what.members, *what.extents)))
         yield f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {box}.layout)"

@@ -47,6 +47,10 @@ def add_to(verbs: object) -> None:
     made.add_argument("--target", default="sm_90", help="the chip that kernels are made for")
     made.add_argument("--interpreter", action="store_true",
                       help="use no GPU, but the interpreter of the IR, and for --share Triton's")
+    made.add_argument("--sets", type=ranges.at_least(1, 1000), default=1, metavar="N",
+                      help="run the kernels of each convolution with N sets of scales, zero points and "
+                           "operands of post-ops, which are arguments: each is a problem with its own "
+                           "check (default: 1)")
     made.add_argument("--share", type=ranges.fraction, default=0.2, metavar="F",
                       help="fraction of interpreted trials in Triton's interpreter (default: 0.2)")
     made.add_argument("--shrink", type=ranges.at_least(0, 1000), default=4, metavar="N",
@@ -77,6 +81,8 @@ def run(words: argparse.Namespace) -> int:
         lines += [str(entry.trial) for entry in read(words.file, kind.read)]
         if not lines:
             raise ValueError(f"{words.file} contains no trial; expected lines in the format of --line")
+    if words.sets > 1 and kind not in (CONVOLUTIONS, SMALL_TYPES):
+        raise ValueError(f"--sets={words.sets} is for convolutions, whose scales are arguments of kernels")
     said = [f"--{w}" for w in ("n", "computes", "small-types", "kernels")
             if getattr(words, w.replace("-", "_")) not in (0, None)]
     if len(said) > 1:
@@ -88,7 +94,7 @@ def run(words: argparse.Namespace) -> int:
                          "which executes them with NumPy and in Triton's interpreter")
     return fuzz(Plan(number, words.seed, words.jobs, words.time_budget, words.target,
                      words.interpreter, words.share, words.first, words.limit, words.shrink,
-                     not words.no_corpus and not lines, tuple(lines), kind), words.json)
+                     not words.no_corpus and not lines, tuple(lines), kind, words.sets), words.json)
 
 
 def has_gpu() -> bool:

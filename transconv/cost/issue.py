@@ -28,6 +28,7 @@ LINE = 128  # bytes of a cache line, and of rows that the matrix unit reads fast
 ROW = 30.0  # instructions for the index and the mask of a row of positions, per step
 STEP = 30.0  # other instructions of a step
 REGISTERS = 20  # of a thread, for addresses and masks
+UNPACKED = 48  # more of a thread that unpacks bytes and converts them: 40 to 50 in four depthwise kernels
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
 
 
@@ -83,18 +84,18 @@ def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
     held = prod(lanes(schedule, compute, kind) for kind in "BMNK") / (warps * target.warp_size)
     held = max(1.0, held)
     found = [_operand(v, schedule, compute, target, held) for v in views]
-    wide = [v.tensor.dtype.bits < 32 for v in views]
+    bits = [v.tensor.dtype.bits for v in views]
     written = prod(extent for _, extent in schedule.written)
     words = compute.acc.bytes / 4
     rows = max(1.0, held * views[0].tensor.dtype.bytes / ACCESS)
     issued = (words * written * held + STEP + ROW * rows
-              + sum(1.5 * x.all for x, short in zip(found, wide, strict=True) if short)
+              + sum(1.5 * x.all for x, wide in zip(found, bits, strict=True) if wide < 32)
               + sum(3 * x.positions * x.loads for x in found))
     clocks = max(issued / chip.schedulers, sum(x.positions * x.loads * x.lines for x in found))
     sums = prod(b.extent for b in schedule.blocks
                 if schedule.in_registers(b) and compute.kind(b.first) != "K") * held * words
     short = [x.all * v.tensor.dtype.bytes / 4 for x, v in zip(found, views, strict=True)]
-    registers = REGISTERS + sums + min(sum(short), IN_FLIGHT)
+    registers = REGISTERS + sums + min(sum(short), IN_FLIGHT) + (UNPACKED if 8 in bits else 0)
     resident = max(1, int(min(target.regs / (warps * target.warp_size * min(registers, 255)),
                               chip.threads / (warps * target.warp_size))))
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2

@@ -28,9 +28,13 @@ from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
 from transconv.target import Constants, Target
 
+PAIR_NS = 150.0  # from the last product of a pair of parts to the first one of the next; not measured
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
-WAITING = 1.3  # times that, where each product waits for the one before it, for want of registers
+WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
+# To transpose a byte in registers: by a program alone, and by many together (gradients of 22 layers in
+# 8-bit floats on an H100: 0.25 with one program on a multiprocessor, 0.15 with two, 0.075 with six).
+TURNED_NS, TURNED_TOGETHER_NS = 0.25, 0.06
 
 
 def estimate(schedule: Schedule, compute: Compute, target: Target,
@@ -118,7 +122,10 @@ class Timed:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
         behind = self.work.behind
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
-        self.made = self.work.whole * self.target.rates.issue.whole_ns
+        issue = self.target.rates.issue
+        self.made = self.work.whole * issue.whole_ns
+        if self.schedule.via == "tl" and self.schedule.c != "box" and self.schedule.swap:
+            self.made += self.work.whole * issue.turned_ns
 
     def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
         schedule, c, store = self.schedule, self.rates, self.store
@@ -180,7 +187,7 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (peak * 16 / w.bits) * (1 + c.narrow / w.right)
         multiply *= c.older if w.small else max(1.0, 64 / w.left)
         if w.moved:
-            multiply += -(-w.k // EXACT_TERMS) * (w.moved / (chip.cores * chip.clock) + MOVING_NS)
+            multiply = _moving_ns(w, schedule, multiply, w.moved / (chip.cores * chip.clock))
         multiply *= WAITING if w.serial else 1.0
     else:
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
@@ -195,10 +202,22 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     in_flight = larger(1, steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
+    if w.turned:  # by the warps that multiply
+        wait += w.turned * larger(TURNED_TOGETHER_NS, TURNED_NS / together)
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
         work = multiply + fetch
         return larger(work, (work + late) / together) + wait
     return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait
+
+
+def _moving_ns(w: Work, schedule: Schedule, multiply: float, adding: float) -> float:
+    """Nanoseconds of the products of a step whose sums move to f32, which takes ``adding``. In explicit
+    kernels the next part of the sums is made beside that (part_sums.py), and at the end of a pair of parts
+    the matrix unit waits."""
+    if schedule.via == "tl":
+        return multiply + -(-w.k // EXACT_TERMS) * (adding + MOVING_NS)
+    parts = w.k / EXACT_TERMS  # of a step
+    return max(multiply, parts * adding) + parts * PAIR_NS / 2
 
 
 def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:

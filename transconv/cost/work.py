@@ -15,6 +15,8 @@ from transconv.cost.issue import ACCESS, LINE, SECTOR
 from transconv.ir import View, f32
 from transconv.schedule import (
     INTEGERS,
+    ROWS,
+    WARP_GROUP,
     Block,
     Schedule,
     Scheduled,
@@ -23,6 +25,8 @@ from transconv.schedule import (
     diagonal,
     inner_feature,
     k_steps,
+    moves_sums,
+    product_columns,
     programs,
     shared_bytes,
     sides,
@@ -37,7 +41,7 @@ ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
 WIDEST = 1 << 10  # more elements than one access takes
 HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits after each product
-WARP_GROUP, ROWS = 4, 64  # the smallest asynchronous product: warps, rows of its left side
+OLDER_TURNS = 3  # times as fast where ``mma.sync`` takes bytes from shared memory as it needs them
 
 
 class Fetch(NamedTuple):
@@ -78,6 +82,7 @@ class Work(NamedTuple):
     divided: bool = False  # whether summed positions are unpacked by sizes that are arguments
     behind: Behind = Behind()  # what the maps behind the sum read
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
+    turned: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
 
 
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
@@ -99,14 +104,16 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         fetched = (*fetched[:at], fetched[at]._replace(bytes=0), *fetched[at + 1:])
     results = prod(x.size for kind in "BMN" for x in compute.axes_of(kind))
     blocks = [b for b in schedule.blocks if compute.kind(b.first) == "K"]
-    sums, moved = m * n * group, _moved(schedule, compute)
+    sums = m * n * group
+    moved = schedule.unit == "mma" and moves_sums(compute)
     whole = compute.acc.kind == "int" and compute.c.tensor.dtype is not compute.acc
     behind = read_behind(schedule, compute)
     return Work(
         tiles=programs(schedule, compute), steps=-(-steps // schedule.split_k),
         m=m, n=n, k=k, group=group,
         left=n if schedule.swap else m,
-        right=min(m if schedule.swap else n, INTEGERS if compute.acc.kind == "int" else m * n),
+        right=min(product_columns(schedule, compute),
+                  INTEGERS if compute.acc.kind == "int" else m * n),
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
@@ -116,22 +123,26 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
-        behind=behind, serial=moved and 2 * sums > HELD_TWICE * 32 * schedule.warps, small=small)
-
-
-def _moved(schedule: Schedule, compute: Compute) -> bool:
-    """Whether sums are held twice: those of products of 8-bit floats with precision ieee, in the matrix
-    unit's accumulators and in f32."""
-    return schedule.unit == "mma" and compute.math == "ieee" and all(
-        v.tensor.dtype.is_short for v in (compute.a, compute.b) if v is not None)
+        behind=behind, small=small, turned=_turned(schedule, compute, target),
+        serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)
 
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
-    registers to be transposed. Asynchronous units need that of operands of 32 bits, and of 8 bits, for
-    which no time was fitted."""
+    registers to be transposed. Asynchronous units need that of operands of 32 bits, and of 8 bits, which
+    ``_turned`` counts."""
     return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
             and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
+
+
+def _turned(schedule: Schedule, compute: Compute, target: Target) -> int:
+    """Bytes of a step that go through registers, to lie in shared memory with K innermost: those of tiles
+    of 8 bits that lie otherwise in memory."""
+    if not (schedule.unit == "mma" and schedule.via == "tl" and ASYNCHRONOUS & target.features):
+        return 0
+    found = sum(_elements(schedule.blocks, compute, v) for v in (compute.a, compute.b)
+                if v is not None and v.tensor.dtype.bits == 8 and not along_sum(v, compute))
+    return found // OLDER_TURNS if is_small(schedule, compute) else found
 
 
 def is_small(schedule: Schedule, compute: Compute) -> bool:

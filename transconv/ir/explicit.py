@@ -11,6 +11,7 @@ Functions that go with these nodes (see ``func.py``):
     arrive(empty, slot, when)     arrive, where ``when`` holds
     dot_async(acc, a, b)          start acc += a * b from shared memory
     dot_wait(pending)             go on when at most so many products are still running
+    part_wait(pending, acc, total)  the same; acc is a part of the sum that total will be
     fence()                       make what was put into shared memory visible to the copy engine
     send_wait(pending)            go on when at most so many sends still read shared memory
 """

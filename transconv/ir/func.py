@@ -70,6 +70,9 @@ FUNCS = {
         ("acc", "a", "b"), "start acc += a * b; acc and the pieces a and b stay in use until a dot_wait",
     ),
     "dot_wait": FuncSpec(("pending",), "go on when at most so many products are still running"),
+    "part_wait": FuncSpec(
+        ("pending", "acc", "total"), "go on when at most so many products are still running; acc may be "
+        "read then, and what was added to total before is in it"),
     "fence": FuncSpec((), "what was put into shared memory is visible to the copy engine"),
     "send_wait": FuncSpec(("pending",), "go on when at most so many sends still read shared memory"),
 }
@@ -102,6 +105,8 @@ DOT_ASYNC = Func("dot_async")
 """Starts a product."""
 DOT_WAIT = Func("dot_wait")
 """Waits until few enough products are running."""
+PART_WAIT = Func("part_wait")
+"""Waits until a part of a sum is complete."""
 FENCE = Func("fence")
 """Makes what was put into shared memory visible to the copy engine."""
 SEND_WAIT = Func("send_wait")

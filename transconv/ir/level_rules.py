@@ -21,7 +21,7 @@ from transconv.ir.reductions import REDUCERS
 from transconv.ir.sites import Site, alone, statements, title
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
-WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "fence", "send_wait")
+WAITS = ("wait", "expect", "arrive", "dot_async", "dot_wait", "part_wait", "fence", "send_wait")
 STEPS = (xp.Fetch, xp.Put, xp.Send)
 
 

@@ -3,14 +3,15 @@
     store y[n] = i8(round(a / s))            ->        store y[n] = i8(round(divided(a, s)))
 
 The languages' own division may be off in the last place. Where an integer or a float of 8 bits is made of
-the quotient, that decides between two neighbours: of 1.5 comes 2, and of the float below it 1.
+the quotient, or of what reduces quotients, that decides between two neighbours: of 1.5 comes 2, and of the
+float below it 1.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.compute import Compute, Read, Step, Value, Write
+from transconv.compute import Compute, Read, Reduction, Step, Value, Write
 from transconv.ir import Cast, DType, Expr, ExprMutator, Var, divided, free_vars
 
 
@@ -37,7 +38,7 @@ class _Marking(ExprMutator):
         if isinstance(at, Read):
             return at
         whole = (_is_coarse(at.view.tensor.dtype) if isinstance(at, Write) else
-                 isinstance(at, Value) and at.var in self.names)
+                 isinstance(at, (Value, Reduction)) and at.var in self.names)
         value = self.made(at.value) if whole else self.mutate(at.value)
         return at if value is at.value else replace(at, value=value)
 

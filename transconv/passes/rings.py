@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from transconv.ir import (
+    ONE,
     ZERO,
     Barrier,
     BoxLoad,
@@ -26,14 +27,17 @@ from transconv.ir import (
     Piece,
     Stmt,
     Tensor,
+    Update,
     Var,
+    eq,
     free_vars,
     lanes_of,
+    select,
     substitute,
 )
 from transconv.simplify import simplify
 
-SLOT = Var("slot")
+SLOT, PHASE = Var("slot"), Var("phase")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
 
 def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
     """The transposed copy of a piece, K innermost; None if the matrix unit takes the piece as it is."""
-    if piece.dtype.bits <= 16:
+    if piece.dtype.bits == 16:
         return None
     along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
     if along in lanes_of(piece.within[-1]):
@@ -173,3 +177,16 @@ def _corner(corner: Expr, member: int, pile: _Pile | None) -> Expr:
     if pile is None:
         return corner
     return simplify(substitute(corner, {pile.lane: Const(member * pile.inner)}))
+
+
+def advance(slots: int) -> list[Stmt]:
+    """Advance to the next slot; after the last one to the first, in the next phase."""
+    last = eq(SLOT, slots - 1)
+    return [Update(PHASE, select(last, ONE - PHASE, PHASE)), Update(SLOT, select(last, 0, SLOT + 1))]
+
+
+def slot_before(steps: int, slots: int) -> Expr:
+    """The slot of so many steps before the current one."""
+    if steps == 1:
+        return select(eq(SLOT, 0), slots - 1, SLOT - 1)
+    return select(SLOT < steps, SLOT + (slots - steps), SLOT - steps)

@@ -38,8 +38,8 @@ see behind.py).
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
 
-The matrix unit takes 32-bit operands only with K innermost. A third role transposes other boxes (see
-``transposed_bytes`` in schedule) into a ring of their own:
+The matrix unit takes operands of 8 and of 32 bits only with K innermost. A third role transposes other
+boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
 
     role transposer warps=4:
         for pid in program..784 dealt:
@@ -83,25 +83,23 @@ from transconv.ir import (
     Shared,
     Spread,
     Stmt,
-    Update,
     Var,
-    eq,
     find,
-    select,
     seq,
     statements,
     substitute,
 )
 from transconv.passes.behind import Behind, behind
 from transconv.passes.lets import optimise_lets
-from transconv.passes.rings import SLOT, Rings, rings
+from transconv.passes.part_sums import Multiplying, in_parts, steps_of_a_part
+from transconv.passes.rings import PHASE, SLOT, Rings, advance, rings, slot_before
 from transconv.schedule import Schedule
 
 TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
 CONSUMER_REGISTERS = 240  # of each of two consumers: what is then left, in steps of 8
 CONSUMERS = ("evens", "odds")
-PROGRAM, PHASE, FETCHED = Var("program"), Var("phase"), Var("fetched")
+PROGRAM, FETCHED = Var("program"), Var("fetched")
 BATON = Barrier("baton", 1)  # a phase completes at the end of a tile's sum
 
 
@@ -216,7 +214,7 @@ def _fetches(tile: _Tile, rings: Rings, brought: Behind, number: Var) -> _Act:
     it waits for the phase before the first one, which counts as completed. A resident operand is fetched
     once, from the corners of the program's first tile. What is read behind the sum is ``brought``."""
     step = seq(*tile.lets, FuncCall(WAIT, (rings.free, SLOT, PHASE)),
-               *_expected(rings, rings.landed, SLOT), *_advance(rings.slots))
+               *_expected(rings, rings.landed, SLOT), *advance(rings.slots))
     first = (*_counters(1), *brought.counters())
     if rings.kept is not None:
         once = seq(*tile.lets, *_expected(rings, rings.kept, tile.loop.var))
@@ -242,42 +240,56 @@ def _turns(tile: _Tile, rings: Rings) -> _Act:
     step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
                FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)), *puts, FuncCall(FENCE, ()),
                FuncCall(ARRIVE, (rings.transposed, SLOT, TRUE)),
-               FuncCall(ARRIVE, (rings.free, SLOT, TRUE)), *_advance(rings.slots))
+               FuncCall(ARRIVE, (rings.free, SLOT, TRUE)), *advance(rings.slots))
     return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
 def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _Consumer) -> _Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed."""
-    last = select(eq(SLOT, 0), rings.slots - 1, SLOT - 1)
     left, right = (_operand(a, rings) for a in tile.product.args[1:])
     ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
     read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
-    kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
-    step = seq(*tile.lets, *kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
-               FuncCall(DOT_ASYNC, (tile.acc.var, left, right)),
-               FuncCall(DOT_WAIT, (ONE,)),
-               *(FuncCall(ARRIVE, (b, last, tile.loop.var > 0)) for b in read), *_advance(rings.slots))
-    loop = seq(replace(tile.loop, body=step, stages=0))
+
+    def start(acc: Var, step: Expr) -> tuple[Stmt, ...]:
+        kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
+        product = seq(*kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
+                      FuncCall(DOT_ASYNC, (acc, left, right)))
+        return statements(product if step is tile.loop.var else substitute(product, {tile.loop.var: step}))
+
+    def free(before: int, when: Expr = TRUE) -> tuple[Stmt, ...]:
+        return tuple(FuncCall(ARRIVE, (b, slot_before(before, rings.slots), when)) for b in read)
+
+    onward = advance(rings.slots)
+    ended: tuple[Stmt, ...] = ()
+    each = steps_of_a_part(left, right, tile.product.func.attr("precision"), rings.slots)
+    if each:
+        sums = in_parts(Multiplying(tile.loop, tile.acc, each,
+                                    lambda acc, step: (*start(acc, step), *onward), free))
+    else:
+        step = seq(*tile.lets, *start(tile.acc.var, tile.loop.var), FuncCall(DOT_WAIT, (ONE,)),
+                   *free(1, tile.loop.var > 0), *onward)
+        sums = (replace(tile.loop, body=step, stages=0),)
+        ended = (FuncCall(DOT_WAIT, (ZERO,)), *free(1))
     first = _counters(0)
     if consumer.of > 1:
-        first, loop = (), _in_turn(loop, tile, rings, grid, consumer)
+        first, sums = (), _in_turn(sums, tile, rings, grid, consumer)
     results = _Results(consumer, brought)
     after = [results.mutate(s) for s in brought.read(tile.after, consumer.number)]
     sent = any(find(s, BoxStore) for s in tile.after)
-    whole = seq(*tile.before, tile.acc, *statements(loop), FuncCall(DOT_WAIT, (ZERO,)),
-                *(FuncCall(ARRIVE, (b, last, TRUE)) for b in read), *after)
+    whole = seq(*tile.before, tile.acc, *sums, *ended, *after)
     return _Act((*first, *brought.met()), whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
-def _in_turn(loop: Stmt, tile: _Tile, rings: Rings, grid: For, consumer: _Consumer) -> Stmt:
+def _in_turn(sums: tuple[Stmt, ...], tile: _Tile, rings: Rings, grid: For,
+             consumer: _Consumer) -> tuple[Stmt, ...]:
     """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
     has begun all its products. What is left of those runs on beside the first ones here."""
     fetched = grid.var // grid.programs * tile.loop.stop
-    return seq(Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
-               Alloc(PHASE, (), FETCHED // rings.slots % 2),
-               FuncCall(WAIT, (BATON, ZERO, Const(1 - consumer.number))), loop,
-               FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
+    return (Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
+            Alloc(PHASE, (), FETCHED // rings.slots % 2),
+            FuncCall(WAIT, (BATON, ZERO, Const(1 - consumer.number))), *sums,
+            FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
 
 
 def _operand(arg: Node, rings: Rings) -> Piece:
@@ -285,12 +297,6 @@ def _operand(arg: Node, rings: Rings) -> Piece:
     assert isinstance(var, Var)
     ring = rings.of[var]
     return ring.piece if ring.transposed is None else ring.transposed
-
-
-def _advance(slots: int) -> list[Stmt]:
-    """Advance to the next slot; after the last one to the first, in the next phase."""
-    last = eq(SLOT, slots - 1)
-    return [Update(PHASE, select(last, ONE - PHASE, PHASE)), Update(SLOT, select(last, 0, SLOT + 1))]
 
 
 class _Results(Mutator):

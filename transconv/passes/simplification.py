@@ -29,6 +29,7 @@ from transconv.ir import (
     FuncCall,
     If,
     Kernel,
+    Lane,
     Let,
     Load,
     Max,
@@ -135,6 +136,11 @@ class Scope(Mutator):
         self.wholes, self.affines = {}, {}
 
 
+def _follow(lane: Lane, address: Expr) -> bool:
+    """Whether the elements of a lane follow one another in memory."""
+    return simplify(substitute(address, {lane: lane + 1}) - address) is Const(1)
+
+
 def _divides(e: Expr) -> bool:
     return any(isinstance(n, _NOT_AFFINE) for n in walk(e))
 
@@ -173,6 +179,20 @@ class _Simplify(Scope):
             return whole
         return simplify(self.affine(e), self.facts)
 
+    def of_bytes(self, e: Expr) -> Expr:
+        """The address of elements of a byte: also without the names of those lets that have lanes, if
+        their divisions cancel and lanes then follow one another in memory. Bytes in runs that the compiler
+        does not see are loaded one by one."""
+        named = self.index(e)
+        along = simplify(self._expand(e, {}, self._laned), self.facts)
+        if any(find(n, Lane) for n in walk(along) if isinstance(n, _NOT_AFFINE)):
+            return named
+        better = any(_follow(x, along) and not _follow(x, named) for x in find(along, Lane))
+        return along if better else named
+
+    def _laned(self, value: Expr) -> bool:
+        return not _divides(value) or bool(find(self.whole(value), Lane))
+
     def mask(self, mask: Expr, tensor: str) -> Expr:
         kept: list[Expr] = []
         notes: list[str] = []
@@ -183,10 +203,18 @@ class _Simplify(Scope):
                 return FALSE
             if proof is TRUE:
                 notes.append(f"{tensor}: {readable(part)} is always true: {self.why(part)}")
-            else:
+            elif not self.follows(proof, kept):
                 kept.append(part)
         self.notes += notes
         return simplify(all_of(kept), self.facts)
+
+    def follows(self, condition: Expr, others: list[Expr]) -> bool:
+        """Whether a condition over loop variables and lanes holds where others hold, as that a fused axis
+        is within its first dimension where it is within all of them."""
+        facts = self.facts
+        for other in others:
+            facts = facts.assume(simplify(self.whole(other), self.facts))
+        return bool(others) and simplify(condition, facts) is TRUE
 
     def why(self, condition: Expr) -> str:
         """The facts that decide a condition, over the names of lets if those suffice."""
@@ -205,7 +233,8 @@ class _Simplify(Scope):
         return Let(let.var, simplify(let.value, self.facts), let.origin)
 
     def load(self, at: Load) -> Load:
-        return replace(at, offset=self.index(at.offset), mask=self.mask(at.mask, at.tensor.name))
+        index = self.of_bytes if at.tensor.dtype.bits == 8 else self.index
+        return replace(at, offset=index(at.offset), mask=self.mask(at.mask, at.tensor.name))
 
     def box(self, at: B) -> B:
         """Simplify the corner; expand ``within`` to an expression of lanes alone."""

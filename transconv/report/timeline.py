@@ -240,8 +240,8 @@ class _Play:
                 yield ISSUE_NS
             case "dot_async", (Var(), Expr() as a, Expr() as b):
                 yield self.multiply(role, run, a, b)
-            case ("dot_wait" | "send_wait"), (Expr() as pending,):
-                under_way = role.products if s.func.name == "dot_wait" else role.sends
+            case ("dot_wait" | "part_wait" | "send_wait"), (Expr() as pending, *_):
+                under_way = role.sends if s.func.name == "send_wait" else role.products
                 keep = _int(run, pending)
                 gone, left = under_way[:len(under_way) - keep], under_way[len(under_way) - keep:]
                 under_way[:] = left

@@ -7,13 +7,17 @@ from transconv.schedule.behind import behind_bytes, boxes_behind, in_place, told
 from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import (
+    ROWS,
+    WARP_GROUP,
     ahead,
     ahead_bytes,
     by_tile,
     chain,
     k_steps,
     lanes,
+    moves_sums,
     needed,
+    product_columns,
     programs,
     shared_bytes,
     sides,
@@ -22,10 +26,13 @@ from transconv.schedule.counts import (
     transposed_bytes,
 )
 from transconv.schedule.legality import of_any_size, why_not
+from transconv.schedule.legality_boxes import most_sums
 from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_early
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
+    FEATURES,
     diagonal,
+    innermost,
     is_copy,
     reads_along,
     rounds,
@@ -60,15 +67,14 @@ from transconv.schedule.words import table as words_table
 from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
-    "Block", "Box", "ENGINE_ALIGN", "INTEGERS", "LONGEST", "MOST_WRITTEN", "PROGRAM", "ROW", "Schedule",
-    "Scheduled", "Such", "WORDS", "Word", "ahead", "ahead_bytes", "behind_bytes", "box_of",
-    "boxes_behind", "by_tile", "carried", "chain", "diagonal",
-    "divided",
-    "finishes", "groups", "in_place", "inner_feature", "is_copy", "k_steps", "kept", "lanes", "left_bytes",
-    "needed", "of_any_size", "part_spaces", "parts_of", "pile", "priced", "programs", "proposing",
-    "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "row_of",
-    "rows_of_features", "share", "shared_bytes", "sides", "tile", "tiles_along", "told", "told_behind",
-    "transposed_bytes",
-    "unregister_word", "wants_rounding", "why_not", "why_not_copied", "why_not_early", "with_letter",
-    "within", "within_places", "without", "words", "words_table",
+    "ahead", "ahead_bytes", "behind_bytes", "Block", "Box", "box_of", "boxes_behind", "by_tile",
+    "carried", "chain", "diagonal", "divided", "ENGINE_ALIGN", "FEATURES", "finishes", "groups",
+    "in_place", "inner_feature", "innermost", "INTEGERS", "is_copy", "k_steps", "kept", "lanes",
+    "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
+    "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",
+    "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "ROW", "row_of",
+    "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such", "tile",
+    "tiles_along", "told", "told_behind", "transposed_bytes", "unregister_word", "wants_rounding",
+    "WARP_GROUP", "why_not", "why_not_copied", "why_not_early", "with_letter", "within", "within_places",
+    "without", "Word", "WORDS", "words", "words_table",
 ]

@@ -174,11 +174,11 @@ def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, com
 def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
     """Whether an explicit kernel must transpose the boxes of a view before it multiplies them.
 
-    The matrix unit reads 16-bit operands from shared memory in either order, 32-bit ones only with K
-    innermost. Boxes of the latter with another innermost dimension (features, if the sum runs over
-    positions) are written to shared memory again, with K innermost, by warps of their own.
+    The matrix unit reads 16-bit operands from shared memory in either order, those of 8 and of 32 bits
+    only with K innermost. Boxes of the latter with another innermost dimension (features, if the sum runs
+    over positions) are written to shared memory again, with K innermost, by warps of their own.
     """
-    if schedule.via != "gluon" or view.tensor.dtype.bits <= 16:
+    if schedule.via != "gluon" or view.tensor.dtype.bits == 16:
         return False
     box = box_of(view, schedule, compute)
     if isinstance(box, str):

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 MOST_TILES = 1 << 13  # whose counts a cache keeps
+WARP_GROUP = 4
+"""Warps that make an asynchronous product together."""
+ROWS = 64
+"""Rows of the left side of the smallest asynchronous product."""
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -45,6 +49,12 @@ def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
     return cached
 
 
+def moves_sums(compute: Compute) -> bool:
+    """Whether sums move out of the matrix unit, which keeps too few bits of those of 8-bit floats."""
+    return compute.math == "ieee" and all(
+        v.tensor.dtype.is_short for v in (compute.a, compute.b) if v is not None)
+
+
 def tile(c: Schedule, compute: Compute, kind: str) -> int:
     """The extent of the tile along a kind (B, M, N or K): the product of its blocks."""
     return _extents(c.blocks, compute)[kind]
@@ -53,6 +63,14 @@ def tile(c: Schedule, compute: Compute, kind: str) -> int:
 def sides(c: Schedule, compute: Compute) -> dict[str, int]:
     """``tile`` along every kind."""
     return _extents(c.blocks, compute)
+
+
+def product_columns(c: Schedule, compute: Compute) -> int:
+    """The columns of one product: those of the tile's right side, which the groups of warps of an explicit
+    kernel divide where there are fewer rows than they could take."""
+    left, right = (tile(c, compute, kind) for kind in ("NM" if c.swap else "MN"))
+    groups = c.warps // WARP_GROUP if c.via == "gluon" else 1
+    return right // max(1, groups // max(1, left // ROWS))
 
 
 @by_tile

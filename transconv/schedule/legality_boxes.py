@@ -8,16 +8,27 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
-from transconv.ir import View, f32, multiplied_as
+from transconv.ir import EXACT_TERMS, View, f32, multiplied_as
 from transconv.schedule.box_rules import INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
-from transconv.schedule.counts import k_steps, programs, tile, tiles_along, transposed_bytes
+from transconv.schedule.counts import (
+    WARP_GROUP,
+    k_steps,
+    moves_sums,
+    product_columns,
+    programs,
+    tile,
+    tiles_along,
+    transposed_bytes,
+)
 from transconv.schedule.packing import ROW_ALIGN
 from transconv.simplify import Facts, multiple_of, simplify
 from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
+
+IN_PARTS = 192  # registers of a thread for a sum in f32 and two parts of it
 
 
 def why_not_a(c: Schedule, compute: Compute, target: Target) -> str | None:
@@ -122,8 +133,6 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     dtype = compute.a.tensor.dtype
     if dtype.bits == 8 and (reason := _why_not_8_bits(c, compute)):
         return reason
-    if dtype.is_short and compute.math == "ieee":
-        return "via=gluon: the matrix unit adds 8-bit floats with some 13 bits; math=ieee asks for f32"
     if dtype.bits > 16 and dtype.memory is not f32:
         return f"via=gluon: the asynchronous matrix unit does not take {dtype}"
     if dtype is f32 and multiplied_as(dtype, compute.math) is dtype:
@@ -133,6 +142,8 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
     left, right = (tile(c, compute, kind) for kind in ("NM" if c.swap else "MN"))
     if c.warps not in (4, 8):
         return f"via=gluon: products are made by groups of 4 warps, at most two (warps={c.warps})"
+    if moves_sums(compute) and (reason := _why_not_parts(c, compute, left * right)):
+        return reason
     if left % 64 or right < 16:
         return f"via=gluon: a product takes left sides in multiples of 64, this tile is {left}x{right}"
     if tile(c, compute, "K") % 16:
@@ -149,18 +160,30 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
 
 
 def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
-    """Why an explicit kernel cannot multiply these operands of 8 bits: the asynchronous unit reads them
-    with K innermost alone, 32 at a time, and nothing transposes them."""
+    """Why an explicit kernel cannot multiply these operands of 8 bits, of which the asynchronous unit
+    takes 32 steps of the sum at a time."""
     if tile(c, compute, "K") % 32:
         return "via=gluon: a product of 8-bit operands takes 32 steps of the sum at a time"
-    right = tile(c, compute, "M" if c.swap else "N")
-    if compute.acc.kind == "int" and right > INTEGERS:
-        return f"via=gluon: Triton 3.6 has no product of integers with {right} columns, {INTEGERS} at most"
-    for view in (compute.a, compute.b):
-        found = box_of(view, c, compute) if view is not None else ""
-        if not isinstance(found, str) and found.kinds[-1] not in ("", "K"):
-            return (f"via=gluon: {found.tensor.name} has other elements than those of the sum innermost, "
-                    "which the asynchronous matrix unit reads of 16 bits alone")
+    if compute.acc.kind == "int" and (columns := product_columns(c, compute)) > INTEGERS:
+        return (f"via=gluon: Triton 3.6 has no product of integers with {columns} columns, "
+                f"{INTEGERS} at most")
+    return None
+
+
+def most_sums(warps: int, turned: bool = False) -> int:
+    """The sums of a tile that an explicit kernel can move to f32: a thread holds each three times, whole
+    and in the two parts that the matrix unit makes in turns. ``turned``: beside warps that transpose,
+    which leave eight others fewer registers."""
+    return (IN_PARTS // 2 if turned and warps > WARP_GROUP else IN_PARTS) // 3 * 32 * warps
+
+
+def _why_not_parts(c: Schedule, compute: Compute, sums: int) -> str | None:
+    if tile(c, compute, "K") > EXACT_TERMS:
+        return (f"via=gluon: sums of 8-bit floats move to f32 after {EXACT_TERMS} products (math=ieee), "
+                f"a step has {tile(c, compute, 'K')}")
+    if sums > (most := most_sums(c.warps, transposed_bytes(c, compute) > 0)):
+        return (f"via=gluon: sums of 8-bit floats that move to f32 (math=ieee) are held three times, "
+                f"{c.warps} warps hold {most} so, the tile has {sums}")
     return None
 
 

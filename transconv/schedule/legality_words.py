@@ -14,7 +14,7 @@ from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
-from transconv.schedule.packing import letters, view_of, why_not_copied
+from transconv.schedule.packing import letters, view_of, why_not_copied, widens
 from transconv.schedule.partials import carried
 from transconv.target import Target
 
@@ -45,7 +45,9 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         if compute.again:
             return f"pack={letter}: elements of a row are needed again, a copy serves one reading"
         gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
-        if reason := why_not_copied(compute, letter, gathered):
+        if widens(c.pack) and not view.tensor.dtype.is_short:
+            return f"pack={c.pack}: {view.tensor.name} holds {view.tensor.dtype}, no floats of 8 bits"
+        if reason := why_not_copied(compute, letter, gathered, widens(c.pack)):
             return f"pack={letter}: {reason}"
     if "c" in letters(c.pack):
         if not compute.stores_all:

@@ -13,6 +13,11 @@ runs over dimension 0 of an operand, that is the innermost dimension of the copy
     pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
     pack=a.b    A[n, h, w, c]     -- pack_A -->  A_packed[c, h, w, n]    -- main sums over n -->  C
 
+Where both are floats of 8 bits, copies may hold them as f16, in which they and their products are exact,
+and which the matrix unit takes in any order and sums in f32:
+
+    pack=a.b.f16    A[n, c, h, w] (f8)  -- pack_f16_A -->  A_packed_f16[n, h, w, c] (f16)  -- main -->  C
+
 A copy is a computation ``c = a``, without a second factor and without a sum, and goes through the same
 pipeline. An operand that is multiplied as tf32 is rounded in its copy. That alone can be worth a copy:
 otherwise each element is rounded every time it is gathered. A plan that needs both has two copies,
@@ -40,6 +45,7 @@ from transconv.ir import (
     View,
     ViewDim,
     eq,
+    f16,
     f32,
     free_vars,
     multiplied_as,
@@ -48,6 +54,7 @@ from transconv.schedule.merging import inner_feature
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1  # the dimension of features in every tensor, innermost in most copies
+WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
 LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
 
 
@@ -62,14 +69,14 @@ def row_of(view: View, compute: Compute) -> int:
     return 0 if view.tensor.shape[FEATURES] == 1 and outer and outer <= {"feature", "batch"} else FEATURES
 
 
-def innermost(compute: Compute, letter: str) -> int:
+def innermost(compute: Compute, letter: str, wide: bool = False) -> int:
     """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 and 8-bit
-    types that the matrix unit multiplies and that are summed along dimension 0."""
+    types that the matrix unit multiplies and that are summed along dimension 0, if no copy is ``wide``."""
     view = view_of(compute, letter)
     assert view is not None, f"{compute.name} has no operand {letter}"
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
     depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
-    if letter == "c" or depthwise or not reads_along(compute):
+    if letter == "c" or depthwise or wide or not reads_along(compute):
         return row
     summed = {x.var for x in compute.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
     return 0 if summed & free_vars(view.dims[0].coord) else row
@@ -83,52 +90,60 @@ def reads_along(compute: Compute) -> bool:
     return compute.math != "ieee" and all(t.memory is f32 for t in types)
 
 
-def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1) -> Tensor:
+def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False) -> Tensor:
     """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
     outermost, the rest in order between them, and rows of at least 16 bytes padded to multiples of 16.
-    Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long."""
+    Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long, and 8-bit floats are f16
+    if ``wide``."""
+    dtype = f16 if wide and tensor.dtype.is_short else tensor.dtype
     order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
-    row = ROW_ALIGN // tensor.dtype.bytes
+    row = ROW_ALIGN // dtype.bytes
     row = row if shape[inner] >= row else 1
     blocks, step = [], 1
     for dim in order:
         blocks.append(LayoutBlock(dim, shape[dim], step))
         step *= -(-shape[dim] // row) * row if dim == inner else shape[dim]
-    layout = Layout(tensor.dtype, len(shape), tuple(reversed(blocks)))
+    layout = Layout(dtype, len(shape), tuple(reversed(blocks)))
     name = f"{tensor.name}_packed{merge if merge > 1 else ''}"
+    name += "" if dtype is tensor.dtype else f"_{dtype}"
     return Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name)
 
 
 def letters(pack: str) -> list[str]:
-    """``a.c`` -> a, c."""
-    return pack.split(".") if pack else []
+    """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
+    return [x for x in pack.split(".") if x and x != WIDE]
+
+
+def widens(pack: str) -> bool:
+    """Whether copies of 8-bit floats hold f16."""
+    return WIDE in pack.split(".")
 
 
 def with_letter(pack: str, letter: str) -> str:
     """The value of ``pack=`` with another operand: ``a``, c -> ``a.c``."""
-    return ".".join(sorted({*letters(pack), letter}))
+    return ".".join(sorted({*pack.split("."), letter} - {""}))
 
 
 def without(pack: str, letter: str) -> str:
     """The value of ``pack=`` without an operand: ``a.c``, c -> ``a``."""
-    return ".".join(x for x in letters(pack) if x != letter)
+    return ".".join(x for x in pack.split(".") if x != letter)
 
 
 def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
     """The tensors that hold the copies of operands, and the one that the main kernel writes to if its
     result is copied afterwards."""
     named = [x for x in letters(pack) if x != "c" or split == 1]
-    return [_workspace(compute, x, unit) for x in named]
+    return [_workspace(compute, x, unit, widens(pack)) for x in named]
 
 
-def _workspace(compute: Compute, letter: str, unit: str) -> Tensor:
+def _workspace(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
     """The copy of an operand for a unit. An operand that the matrix unit multiplies as tf32 is rounded in
     its copy, because the unit would truncate it, with twice the error. Other products of f32 need the
     exact values and have a copy with another name."""
     view = view_of(compute, letter)
     assert view is not None
-    made = copy_of(view.tensor, innermost(compute, letter), diagonal(view, compute))
+    made = copy_of(view.tensor, innermost(compute, letter, wide), diagonal(view, compute), wide)
     if letter == "c" or made.dtype is not f32:
         return made
     if unit == "mma" and wants_rounding(view, compute):
@@ -148,13 +163,14 @@ def diagonal(view: View, compute: Compute) -> int:
 @lru_cache(maxsize=512)
 def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
     """The computation with views of copies, for the operands in ``pack`` and a unit."""
+    seen = compute
     for letter in letters(pack):
-        view = view_of(compute, letter)
+        view = view_of(seen, letter)
         assert view is not None, f"{compute.name} has no operand {letter}"
         dims = view.dims
-        if inner := inner_feature(view, compute):
+        if inner := inner_feature(view, seen):
             dims = (dims[0], ViewDim(inner.var), *dims[2:])
-        over = View(_workspace(compute, letter, unit), dims)
+        over = View(_workspace(seen, letter, unit, widens(pack)), dims)
         compute = compute.through(**{letter: over})
     return compute
 
@@ -171,13 +187,14 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
             continue
         view = view_of(compute, letter)
         assert view is not None
-        tensor, copied = view.tensor, _workspace(compute, letter, unit)
-        inner, feature = innermost(compute, letter), None
+        tensor, copied = view.tensor, _workspace(compute, letter, unit, widens(pack))
+        inner, feature = innermost(compute, letter, widens(pack)), None
         if letter == "c":
             yield _copy("unpack", tensor.name, copied, tensor, inner, compute)
             continue
         exact = copied.dtype is f32
         name = f"exact_{tensor.name}" if exact else tensor.name
+        name = f"{copied.dtype}_{name}" if tensor.dtype.is_short and not copied.dtype.is_short else name
         if diagonal(view, compute) > 1:
             name, feature = f"blocks{compute.merge}_{name}", _in_blocks(view, compute)
         yield _copy("pack", name, tensor, copied, inner, compute, feature)
@@ -275,9 +292,11 @@ def wants_rounding(view: View, compute: Compute) -> bool:
     return multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
 
 
-def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str | None:
-    """None if a copy of an operand is useful, because its layout differs, else the reason. If the operand
-    is ``gathered`` for the matrix unit, a copy that rounds is useful also with the same layout."""
+def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
+                   wide: bool = False) -> str | None:
+    """None if a copy of an operand is useful, because its layout or, if ``wide``, its type differs, else
+    the reason. If the operand is ``gathered`` for the matrix unit, a copy that rounds is useful also with
+    the same layout."""
     view = view_of(compute, letter)
     assert view is not None
     name = view.tensor.name
@@ -290,6 +309,8 @@ def why_not_copied(compute: Compute, letter: str, gathered: bool = False) -> str
     if diagonal(view, compute) > 1:
         stored = letter == "c"
         return f"only the blocks of {name} are stored, one element at a time" if stored else None
+    if wide and view.tensor.dtype.is_short:
+        return None
     inner = innermost(compute, letter)
     if rows_of_features(view.tensor, inner) and not (gathered and wants_rounding(view, compute)):
         return (f"{name} already has {view.tensor.dims[inner]} innermost and rows that begin at multiples "

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 UNITS = ("mma", "fma")
 WAYS = ("gather", "box")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
-PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c)?").fullmatch, "some of a.b.c, in this order")
+PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16)?").fullmatch,
+             "some of a.b.c, in this order, or a.b.f16")
 
 
 def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
@@ -52,7 +53,8 @@ WORDS: tuple[Word, ...] = (
          "diagonal.", range(1, ENDLESS), "at least one group is seen as one",
          why_not=rules.why_not_merge, draw=(1, 2, 3, 4, 8, 16)),
     Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
-         "dimension), as TMA boxes need; `c` copies the result afterwards.", PACKS,
+         "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
+         "floats as f16.", PACKS,
          "each operand is copied once, and named in the order a.b.c",
          why_not=rules.why_not_pack),
     Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",

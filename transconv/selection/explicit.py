@@ -20,6 +20,8 @@ from transconv.schedule import (
     Schedule,
     diagonal,
     k_steps,
+    most_sums,
+    moves_sums,
     needed,
     programs,
     tiles_along,
@@ -115,8 +117,9 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     positions = compute.axes_of("K")[-1].role == "position"
     too_wide = compute.acc.kind == "int" and m > INTEGERS
     swap = 1 if positions or m >= n and not too_wide else 0
-    schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > 128 * 128 else 4,
-                    via="gluon")
+    alone = most_sums(4) if moves_sums(compute) else 128 * 128  # the sums of four warps
+    schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > alone else 4,
+                        via="gluon")
     transposed = transposed_bytes(schedule, compute)
     schedule = schedule.with_words(stages=_stages(m, n, k, c, 1, transposed, compute, target))
     if schedule.stages < (FEWEST_TURNED if transposed else FEWEST):

@@ -18,12 +18,14 @@ from transconv.cost import ASYNCHRONOUS, along_sum, estimate, is_small, spills
 from transconv.errors import ScheduleError
 from transconv.ir import DType, f32, f64, free_vars, multiplied_as
 from transconv.schedule import (
+    FEATURES,
     ROW,
     Block,
     Schedule,
     Scheduled,
     Word,
     diagonal,
+    innermost,
     is_copy,
     programs,
     proposing,
@@ -209,6 +211,7 @@ def _products(compute: Compute, target: Target) -> Iterator[Schedule]:
             yield from _boxes(compute, target)
             yield from explicit(compute, target)
             yield from _packed(compute, target)
+            yield from _widened(compute, target)
     else:
         yield from elementwise(compute, target)
         yield from sliding(compute, target)
@@ -360,8 +363,11 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     views = (("a", compute.a), ("b", compute.b), ("c", compute.c))
     apart = [letter for letter, view in views if view is not None
              and not why_not_copied(compute, letter)]
-    if any(view is not None and (len(view.tensor.shape) < 2 or (
-            view.tensor.shape[1] * diagonal(view, compute) < FEW_FEATURES)) for _, view in views):
+    along = [letter for letter in apart if letter != "c" and innermost(compute, letter) != FEATURES]
+    own = [view for letter, view in views if view is not None and letter not in along
+           and (letter != "c" or not along)]
+    if any(len(view.tensor.shape) < 2 or view.tensor.shape[1] * diagonal(view, compute) < FEW_FEATURES
+           for view in own):
         return  # rows of so few features are mostly padding
     before = ".".join(x for x in apart if x != "c")
     small = "c" if compute.sums_positions else "b"  # the smallest tensor; others may work without a copy
@@ -379,3 +385,16 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
         for pack in ways[-1:] if half else ways:
             for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
                 yield schedule.with_words(pack=pack)
+
+
+def _widened(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Products of f16 over copies of 8-bit floats that do not lie along the sum, or whose sums the matrix
+    unit would have to move to f32."""
+    views = [v for v in (compute.a, compute.b) if v is not None]
+    if not all(v.tensor.dtype.is_short and len(v.tensor.shape) > 1 for v in views) or (
+            compute.math != "ieee" and all(along_sum(v, compute) for v in views)):
+        return
+    pack = "a.b.f16"
+    over = Scheduled(compute, Schedule(pack=pack), target).main
+    for schedule in itertools.chain(_matrix(over, target), _boxes(over, target), explicit(over, target)):
+        yield schedule.with_words(pack=pack)

@@ -248,6 +248,18 @@ def zeros(rng: Random, p: ConvProblem, prop: Prop) -> list[str]:
     return words
 
 
+def quantised(rng: Random, prop: Prop) -> str:
+    """What happens to sums of products of 8 bits: mostly a scale, then a chain, then a quotient and what
+    is added to it; a gradient of weights is stored as it is."""
+    if prop is Prop.BWD_W or chance(rng, 6):
+        return ""
+    words = [rng.choice(("mul:f32:common", "mul:f32:per_oc", "mul:0.25"))] if rng.randrange(4) else []
+    words += chain(rng).split("+") if chance(rng, 2) else []
+    words += [rng.choice(("div:2", "div:f32:common"))] if chance(rng, 4) else []
+    words += [rng.choice(("add:s32:common", "add:s32:per_oc"))] if chance(rng, 3) else []
+    return "+".join(words)
+
+
 EXACT_WORDS = ("relu", "relu:0.5", "relu:-2", "clip:-4:8", "linear:0.5:1.5", "linear:2:-3", "abs", "round",
                "bias", "res", "sum:0.5", "sum:2:1", "mul:0.25", "add:3", "max:-1", "min:4")
 ROUNDED_WORDS = ("elu:0.3", "swish:-0.5", "soft_relu:-2", "pow:0.5:2", "tanh:0:0:2.5", "mish",

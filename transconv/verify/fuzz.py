@@ -42,7 +42,7 @@ class Plan:
     """What to do. ``number`` trials from ``first`` on, each at most ``limit_s`` seconds; no trial
     starts after ``budget_s``. ``share``: of interpreted trials, those in Triton's interpreter.
     ``lines`` are run before, and with ``known`` the corpus. ``shrunk``: failures made simpler.
-    ``kind``: what trials are of."""
+    ``kind``: what trials are of; ``sets``: with how many sets of scales and zero points each runs."""
 
     number: int
     seed: int = 0
@@ -57,6 +57,7 @@ class Plan:
     known: bool = True
     lines: tuple[str, ...] = ()
     kind: trials.Kind = trials.CONVOLUTIONS
+    sets: int = 1
 
     def way(self, number: int) -> str:
         """How a trial is executed: of every 100 interpreted ones, so many by Triton."""
@@ -72,7 +73,8 @@ class Plan:
             for way in ("numpy", "triton") if self.interpreted else ("device",):
                 yield self._task({"line": line, "way": way, "number": at})
         for n in range(self.first, self.first + self.number):
-            yield self._task({"seed": self.seed, "number": n, "way": self.way(n), **dict(self.kind.asked)})
+            yield self._task({"seed": self.seed, "number": n, "way": self.way(n), **dict(self.kind.asked),
+                              **({"sets": self.sets} if self.sets > 1 else {})})
 
     def _task(self, payload: Row) -> Task:
         return Task("fuzz", {"target": self.target, **payload}, self.limit_s)

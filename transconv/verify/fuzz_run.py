@@ -17,6 +17,8 @@ import os
 import shutil
 import time
 import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +43,20 @@ Row = dict[str, Any]
 GUARD = 1 << 12  # elements on either side: fewer than a check has, there are many small tensors
 KEPT_COMPILED = 64  # trials after which a worker's compiled kernels are thrown away
 TRIMMED = 8  # the same where workers have one cache
+SETS_APART = 7919  # between the seeds of two sets of values
 MOST_STEPS = 1000  # of loops in Triton's interpreter, several ms each
 MOST_STEPS_TWICE = 100  # the same, of trials that it runs on float data, too
+LAUNCHES = ("first", "second")
 GOOD = ("passed", "refused", "resources")
 
 
 def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "numpy",
-         scratch: str = "", target: str = "sm_90", computes: bool = False, small: bool = False) -> Row:
+         scratch: str = "", target: str = "sm_90", computes: bool = False, small: bool = False,
+         sets: int = 1) -> Row:
     """One trial, by its number or its line, in a worker; ``computes``: a drawn one of a computation,
-    ``small``: of a convolution with types of 8 bits.
+    ``small``: of a convolution with types of 8 bits. ``sets``: with how many sets of scales and zero
+    points the kernels run, where they are arguments; each is a problem with its own check, counted in
+    ``problems``.
     ``status`` is ``passed``, ``failed`` (with a reason), ``error`` (of our compiler or of Triton),
     ``refused`` or ``resources``. What ends the use of the GPU is raised: the worker is then lost."""
     start = time.perf_counter()
@@ -70,7 +77,7 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
         if isinstance(trial, ComputeTrial):
             row |= outcome(trial, way, row)
         else:
-            row |= _outcome(trial, way, number % (1 << 31) if number >= 0 else 0, row)
+            row |= _outcome(trial, way, number % (1 << 31) if number >= 0 else 0, row, sets)
     except (ScheduleError, Unsupported) as refusal:
         row |= {"status": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
     except Exception as error:
@@ -130,7 +137,7 @@ def without_kernels(folder: str, age_s: float = 10.0) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
+def _outcome(trial: Trial, way: str, seed: int, row: Row, sets: int) -> Row:
     """Compile, run and judge."""
     from transconv.verify.case import executable
 
@@ -145,17 +152,37 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row) -> Row:
     found: Row = {}
     for data in ("exact",) if slow else ("exact", "float"):
         tensors = _filled(trial, seed, data)
-        if way == "numpy":
-            found = _interpreted(trial, compiled, tensors, data)
-        elif way == "triton":
-            _launch(compiled, tensors)
-            found = _judged(trial, compiled, tensors, data)
-        else:
-            found = _on_device(trial, compiled, tensors, row, data)
+        found = _run(trial, compiled, tensors, way, row, data)
         if found["status"] != "passed":
             return found | {"reason": f"{data} data: {found['reason']}"}
         row["nonzero"] = row.get("nonzero", found["nonzero"])  # the share in the exact data
+    row["problems"] = 1
+    for other in _others(trial, sets, slow):
+        found = _run(other, compiled, _filled(other, seed, "exact"), way, row, "exact", LAUNCHES[1:])
+        if found["status"] != "passed":
+            return found | {"reason": f"exact data: {found['reason']}", "line": str(other)}
+        row["problems"] += 1
     return {**found, "nonzero": row["nonzero"]}
+
+
+def _others(trial: Trial, sets: int, slow: bool) -> Iterator[Trial]:
+    """The same kernels' other problems: other scales, zero points and operands of post-ops."""
+    from transconv.verify.case import epilogue_operands
+
+    after = Epilogue.parse(trial.epilogue)
+    if sets > 1 and not slow and epilogue_operands(trial.problem, trial.prop, after):
+        yield from (replace(trial, values=trial.values + n) for n in range(1, sets))
+
+
+def _run(trial: Trial, compiled: Compiled, tensors: Tensors, way: str, row: Row, data: str,
+         launches: Sequence[str] = LAUNCHES) -> Row:
+    """Launch and judge."""
+    if way == "numpy":
+        return _interpreted(trial, compiled, tensors, data)
+    if way == "triton":
+        _launch(compiled, tensors)
+        return _judged(trial, compiled, tensors, data)
+    return _on_device(trial, compiled, tensors, row, data, launches)
 
 
 def interpreted_steps(compiled: Plan) -> int:
@@ -183,6 +210,7 @@ def _filled(trial: Trial, seed: int, data: str) -> Tensors:
                              dtype=torch_dtype(layout.dtype))
         tensors[name] = Guarded(memory, layout, tuple(shape), GUARD + trial.shift)
         tensors[name].poison()
+    seed += SETS_APART * trial.values
     fill(tensors, p, trial.prop, data, seed)
     for place, (name, tensor) in enumerate(read.items()):
         tensors[name].put(epilogue_values(tensor, data, "cpu", seed + place))
@@ -222,8 +250,9 @@ def _launch(compiled: Compiled, tensors: Tensors) -> None:
     compiled.launch(**_arguments(tensors))
 
 
-def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row, data: str) -> Row:
-    """Twice on the GPU: through Triton's dispatcher, which compiles, then as a kept kernel."""
+def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row, data: str,
+               launches: Sequence[str]) -> Row:
+    """On the GPU: the first time through Triton's dispatcher, which compiles, then as a kept kernel."""
     import torch
 
     row["device"] = torch.cuda.get_device_name()
@@ -231,10 +260,10 @@ def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row, dat
     home = {name: t.memory for name, t in tensors.items()}
     there = {name: memory.cuda() for name, memory in home.items()}
     found: Row = {}
-    for launch in ("first", "second"):
+    for launch in launches:
         for name, t in tensors.items():
             t.memory = there[name]
-        if launch == "second":
+        if launch != launches[0]:
             result.poison()
         started = time.perf_counter()
         _launch(compiled, tensors)

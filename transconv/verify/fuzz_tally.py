@@ -23,10 +23,12 @@ class Tally:
     seconds: float = 0.0
     spent: Counter[str] = field(default_factory=Counter)
     silent: int = 0  # answers of mostly zeros
+    problems: int = 0  # of trials with several sets of scales and zero points, each
 
     def add(self, row: Row) -> None:
         status = row["status"]
         self.asked += 1
+        self.problems += row.get("problems", 1)
         self.statuses[status] += 1
         asked = {**row["facts"], "way": row["way"], "device": row.get("device", "none")}
         for name, word in asked.items():
@@ -55,7 +57,9 @@ class Tally:
         parts = [f"{self.spent[name] / max(1, self.asked) * 1e3:.0f} ms {what}" for name, what in
                  (("generate_s", "to generate"), ("compile_s", "to compile and start"))
                  if self.spent[name]]
-        lines = [f"{self.asked} trials in {self.seconds:.0f} s ({self.rate:.1f}/s): {said or 'none'}",
+        several = f" of {self.problems} problems" if self.problems > self.asked else ""
+        lines = [f"{self.asked} trials{several} in {self.seconds:.0f} s ({self.rate:.1f}/s): "
+                 f"{said or 'none'}",
                  f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
                  + (f", of them {', '.join(parts)}" if parts else "")
                  + f"; {self.silent} answers were mostly zeros"]
@@ -72,7 +76,8 @@ class Tally:
 
     def to_json(self) -> dict[str, object]:
         """Everything worth keeping: counts by dimension and status, lines of what is not good."""
-        return {"asked": self.asked, "seconds": round(self.seconds, 1), "per second": round(self.rate, 2),
+        return {"asked": self.asked, "problems": self.problems, "seconds": round(self.seconds, 1),
+                "per second": round(self.rate, 2),
                 "statuses": dict(self.statuses), "mostly zeros": self.silent,
                 "spent": {k: round(v, 1) for k, v in self.spent.items()},
                 "counts": {name: {word: dict(c) for word, c in sorted(words.items())}

@@ -36,7 +36,8 @@ FEW_KERNELS, MANY_KERNELS = 2, 6  # stride phases that are kernels: rare above, 
 @dataclass(frozen=True)
 class Trial:
     """One question. ``schedule`` is None where the heuristic chooses; ``shift``: elements between
-    a multiple of 16 bytes and the first of every tensor; ``passes``: switched against default."""
+    a multiple of 16 bytes and the first of every tensor; ``passes``: switched against default;
+    ``values``: which numbers the tensors hold, of scales and zero points too."""
 
     problem: ConvProblem
     prop: Prop
@@ -45,6 +46,7 @@ class Trial:
     epilogue: str = ""
     passes: tuple[tuple[str, bool], ...] = ()
     shift: int = 0
+    values: int = 0
 
     def __str__(self) -> str:
         shape, *words = str(self.problem).split()
@@ -57,7 +59,7 @@ class Trial:
                    "math": said.get("math", ""), "target": self.target,
                    "schedule": _glued(self.schedule), "epilogue": self.epilogue,
                    "passes": ",".join(f"{'+' if on else '-'}{n}" for n, on in self.passes),
-                   "shift": str(self.shift or "")}
+                   "shift": str(self.shift or ""), "values": str(self.values or "")}
         return " ".join([*(f"--{k}={v}" for k, v in options.items() if v), shape])
 
     @staticmethod
@@ -86,7 +88,8 @@ class Trial:
         schedule = said.get("schedule", "").replace("+", " ")
         return Trial(ConvProblem.parse(text), ways[0], said.get("target", "sm_90"),
                      Schedule.parse(schedule) if schedule else None, said.get("epilogue", ""),
-                     _switches(said.get("passes", "")), int(said.get("shift", "0")))
+                     _switches(said.get("passes", "")), int(said.get("shift", "0")),
+                     int(said.get("values", "0")))
 
     @cached_property
     def computes(self) -> tuple[Compute, ...]:
@@ -126,7 +129,7 @@ class Trial:
 
 FORMER = {"config": "schedule"}  # words under the names that older corpora have
 OPTIONS = ("dir", "dt", "stag", "wtag", "dtag", "math", "target", "schedule", "epilogue", "passes",
-           "shift")
+           "shift", "values")
 
 
 GONE = ("strength", "tidy")  # passes that older corpora switch; kernels meant the same with and without
@@ -194,7 +197,8 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool 
         if kernels <= FEW_KERNELS or chance(rng, 4 if kernels <= MANY_KERNELS else 40):
             break
     zeros = draw.zeros(rng, problem, prop)
-    trial = Trial(problem, prop, target, None, draw.epilogue(rng, prop, problem.src.dtype.name),
+    after = draw.quantised(rng, prop) if small else draw.epilogue(rng, prop, problem.src.dtype.name)
+    trial = Trial(problem, prop, target, None, after,
                   tuple(sorted(draw.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
     schedule = draw_schedule.schedule(rng, trial.computes, trial.chip)

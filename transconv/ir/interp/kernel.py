@@ -80,6 +80,7 @@ class _Run(Execution):
         self.shared = SharedMemory()
         self.turns: Turns | None = None
         self.running: list[list[Cell]] = []  # what each product in flight reads, oldest first
+        self.adding: list[Var] = []  # what each adds to
         self.sending: list[list[Cell]] = []  # the same of copies from shared memory
         self.unfenced: list[Cell] = []  # what the role has put since its last fence
 
@@ -96,11 +97,12 @@ class _Run(Execution):
                         raise Fault(f"{unfenced.name} is multiplied before it is fenced")
                     self._dot(acc, a, b, "tf32")
                     self._hold(self.running, cells)
+                    self.adding.append(acc)
                     self.eval.busy.add(acc)
-                case "dot_wait", (Expr() as pending,):
+                case "dot_wait" | "part_wait", (Expr() as pending, *_):
                     self._retire(self.running, int(self.eval.compute(pending).item()))
-                    if not self.running:
-                        self.eval.busy.clear()
+                    self.adding = self.adding[len(self.adding) - len(self.running):]
+                    self.eval.busy = set(self.adding)
                 case "send_wait", (Expr() as pending,):
                     self._retire(self.sending, int(self.eval.compute(pending).item()))
                 case "fence", ():
@@ -148,7 +150,7 @@ class _Run(Execution):
         run.eval.piece = run._read
         run.frames, run.extents = list(self.frames), list(self.extents)
         run.allocated, run.bound, run.turns = {}, [], turns
-        run.running, run.sending, run.unfenced = [], [], []
+        run.running, run.adding, run.sending, run.unfenced = [], [], [], []
 
         def act() -> None:
             run.execute(role.body)
