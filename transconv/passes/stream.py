@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from transconv.compute import Compute
+from transconv.compute import Compute, Write
 from transconv.ir import (
     ZERO,
     Alloc,
@@ -126,7 +126,8 @@ def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
 
 
 def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
-    """The second kernel's computation, masked to tiles that programs share and to their parts."""
+    """The second kernel's computation, masked to tiles that programs share and to their parts. The first
+    kernel stores all results of the other tiles, which have no parts."""
     dealt = deal(schedule, compute)
     more = dealt.more(_counted(schedule, compute)[0])
     part, *rest = second.a.dims
@@ -134,9 +135,14 @@ def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
     a = View(second.a.tensor, (ViewDim(part.coord, all_of([part.mask, there])), *rest))
     if dealt.fewest > 1:
         return second.through(a=a)
-    head, *tail = second.c.dims
-    c = View(second.c.tensor, (ViewDim(head.coord, all_of([head.mask, more > 0])), *tail))
-    return second.through(a=a, c=c)
+
+    def shared(view: View) -> View:
+        head, *tail = view.dims
+        return View(view.tensor, (ViewDim(head.coord, all_of([head.mask, more > 0])), *tail))
+    made = second.through(a=a, c=shared(second.c))
+    return replace(made, steps=tuple(
+        replace(s, view=shared(s.view)) if isinstance(s, Write) and s.view is not made.c else s
+        for s in made.steps))
 
 
 def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) -> Kernel:
