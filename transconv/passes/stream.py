@@ -151,7 +151,7 @@ def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) 
     dealt = deal(schedule, compute)
     grid = kernel.body
     assert isinstance(grid, For)
-    tile: Stmt = _Tile(dealt, parts, compute.c, accumulator(kernel)).mutate(grid.body)
+    tile: Stmt = _Tile(dealt, parts, compute.c, kernel).mutate(grid.body)
     units = dealt.tiles * dealt.steps
     names = [Let(TILE, FIRST // dealt.steps + SEGMENT),
              Let(BEGIN, maximum(FIRST - TILE * dealt.steps, 0)),
@@ -173,9 +173,11 @@ def accumulator(kernel: Kernel) -> Var:
 class _Tile(Mutator):
     """Restricts a tile to the steps of one program, and stores its sum to C or to the workspace."""
 
-    def __init__(self, dealt: Deal, parts: Tensor, c: View, acc: Var) -> None:
-        self.dealt, self.parts, self.c, self.acc = dealt, parts, c, acc
-        self.stored = False
+    def __init__(self, dealt: Deal, parts: Tensor, c: View, kernel: Kernel) -> None:
+        self.dealt, self.parts, self.c, self.acc = dealt, parts, c, accumulator(kernel)
+        stores = find(kernel, Store)
+        self.mask = next(s.mask for s in stores if s.tensor is c.tensor)
+        self.last = stores[-1]
 
     def mutate_For(self, loop: For) -> Stmt:
         if loop.var is not STEP:
@@ -184,9 +186,9 @@ class _Tile(Mutator):
                        until=END - BEGIN)
 
     def mutate_Store(self, at: Store) -> Stmt | None:
+        """Of several results the last one's place has the sum: one that needs none may come before it."""
         view = View(self.parts, (ViewDim(PART), *self.c.dims))
-        part = None if self.stored else Store(self.parts, view.offset(), self.acc, at.mask)
-        self.stored = True  # several results may follow from the sum, which is stored once
+        part = Store(self.parts, view.offset(), self.acc, self.mask) if at is self.last else None
         if self.dealt.chunk < self.dealt.steps:  # no program has a whole tile
             return part
         return If(END - BEGIN > self.dealt.steps - 1, at, part)
