@@ -2,8 +2,9 @@
 
 A row for each network, number of ranks and side, appended to ``<gpu>_distributed.csv`` as it comes: a run
 that is repeated skips the rows that are there. ``plain`` is one process with transconv's convolutions and
-torch's other operations; ``sharded`` on one rank shows what DTensors cost. Each row has processes of its
-own and a time limit. ``--small`` has small sizes, on a CPU with gloo.
+torch's other operations; ``sharded`` on one rank shows what DTensors cost. ``captured`` is ``sharded``
+with steps recorded as CUDA graphs. Each row has processes of its own and a time limit. ``--small`` has
+small sizes, on a CPU with gloo, where nothing is recorded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from transconv.cli import ranges
 from transconv.tuning.table import Row, Table, number
 
 NAMES = ("unet3d", "wan", "weather", "volume")
-SIDES = ("plain", "sharded")
+SIDES = ("plain", "sharded", "captured")
 COLUMNS = ("model", "side", "ranks", "ms", "host_ms", "exchange_ms", "received_mb", "peak_mb", "rmse",
            "gradient_rmse", "ours", "start_s", "says", "error", "device", "torch", "triton", "commit")
 KEY = ("model", "side", "ranks")
@@ -34,7 +35,8 @@ KEY = ("model", "side", "ranks")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", type=ranges.some_of(*NAMES), default=",".join(NAMES))
     parser.add_argument("--ranks", type=ranges.at_least(2, 64), default=2, help="of the sharded rows")
-    parser.add_argument("--mesh-of-one", action="store_true", help="also sharded over one rank")
+    parser.add_argument("--sides", type=ranges.some_of(*SIDES), default=",".join(SIDES))
+    parser.add_argument("--mesh-of-one", action="store_true", help="also the sharded sides over one rank")
     parser.add_argument("--small", action="store_true", help="a small size of every network")
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--seconds", type=ranges.seconds, default=3.0, help="timing of one network")
@@ -51,9 +53,9 @@ def main(options: argparse.Namespace) -> int:
     table = Table(Path(options.out) / f"{gpu}_distributed.csv", COLUMNS, KEY)
     rows: list[Row] = []
     for model in options.models.split(","):
-        ways = [("plain", 1), ("sharded", 1), ("sharded", options.ranks)]
+        ways = [("plain", 1), *((side, ranks) for ranks in (1, options.ranks) for side in SIDES[1:])]
         rows += [{"model": model, "side": side, "ranks": str(ranks)} for side, ranks in ways
-                 if ranks > 1 or side == "plain" or options.mesh_of_one]
+                 if side in options.sides and (ranks > 1 or side == "plain" or options.mesh_of_one)]
     todo = [r for r in rows if not table.has(r)]
     print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
     end = time.monotonic() + options.time_budget
@@ -131,28 +133,29 @@ def line(row: Row) -> str:
 
 
 def distributed_table(rows: list[Row]) -> str:
-    """A line for each network: times on one rank and several, their ratio, megabytes of rows that the rank
-    with the most receives in a step, exchanges that are not hidden, peak memory of a rank and its share of
-    one process's, errors against one process."""
+    """A line for each network and side: times on one rank and several, how many times as fast the last is,
+    megabytes of rows that the rank with the most receives in a step, exchanges that are not hidden, peak
+    memory of a rank and its share of one process's, errors against one process."""
     cells = []
-    for model in dict.fromkeys(r["model"] for r in rows):
-        own = [r for r in rows if r["model"] == model]
-        one = next((r for r in own if r["side"] == "plain"), {})
-        mesh = next((r for r in own if r["side"] == "sharded" and r["ranks"] == "1"), {})
-        for row in (r for r in own if int(r["ranks"]) > 1):
-            base, ms = _of(one, "ms"), _of(row, "ms")
-            memory = [_of(r, "peak_mb") for r in (one, row)]
-            errors = [_of(row, column) for column in ("rmse", "gradient_rmse")]
-            cells.append([
-                model, row["ranks"], _said(one), _said(mesh), _said(row),
-                two_digits(base / ms if base and ms else None),
-                *("-" if n is None else f"{n:.{digits}f}" for n, digits in (
-                    (_of(row, "received_mb"), 1), (_of(row, "exchange_ms"), 2))),
-                " → ".join("-" if m is None else f"{m:.0f}" for m in memory),
-                two_digits(memory[1] / memory[0] if memory[0] and memory[1] else None),
-                *("-" if e is None else f"{e:.1e}" for e in errors)])
-    return markdown(["network", "ranks", "one process ms", "mesh of one ms", "sharded ms", "times as fast",
-                     "MB received", "exchange ms", "peak MB", "share", "RMSE", "RMSE of gradients"], cells)
+    models = list(dict.fromkeys(r["model"] for r in rows))
+    for row in sorted((r for r in rows if int(r["ranks"]) > 1), key=lambda r: models.index(r["model"])):
+        one, mesh = (next((r for r in rows if r["model"] == row["model"] and r["ranks"] == "1"
+                           and r["side"] == side), {}) for side in ("plain", row["side"]))
+        alone, of_mesh, ms = (_of(r, "ms") for r in (one, mesh, row))
+        memory = [_of(r, "peak_mb") for r in (one, row)]
+        errors = [_of(row, column) for column in ("rmse", "gradient_rmse")]
+        cells.append([
+            row["model"], row["ranks"], "recorded" if row["side"] == "captured" else "eager",
+            _said(one), _said(mesh), _said(row),
+            *(two_digits(base / ms if base and ms else None) for base in (alone, of_mesh)),
+            *("-" if n is None else f"{n:.{digits}f}" for n, digits in (
+                (_of(row, "received_mb"), 1), (_of(row, "exchange_ms"), 2))),
+            " → ".join("-" if m is None else f"{m:.0f}" for m in memory),
+            two_digits(memory[1] / memory[0] if memory[0] and memory[1] else None),
+            *("-" if e is None else f"{e:.1e}" for e in errors)])
+    return markdown(["network", "ranks", "steps", "one process ms", "mesh of one ms", "sharded ms",
+                     "times one process", "times mesh of one", "MB received", "exchange ms", "peak MB",
+                     "share", "RMSE", "RMSE of gradients"], cells)
 
 
 def _of(row: Row, column: str) -> float | None:

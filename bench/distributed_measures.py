@@ -3,7 +3,8 @@
     python -m torch.distributed.run --nproc-per-node 2 -m bench.distributed_measures '{"model": ...}'
 
 Rank 0 writes the row as JSON. Times are medians of single steps, of the slowest rank each. ``exchange_ms``
-is the time of a step less that of one that sends no rows of convolutions: what of it is not hidden.
+is the time of a step less that of one that sends no rows of convolutions: what of it is not hidden. The
+peak of a recorded step is that of its recording.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -27,6 +29,7 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 import transconv
 from bench.distributed_models import MODELS
 from bench.distributed_watching import no_rows, nothing_computed, rows_counted
+from transconv.distributed import Captured
 from transconv.distributed.halo import shards
 
 Tensor = torch.Tensor
@@ -36,10 +39,11 @@ SAMPLES = 1 << 16
 
 
 class Run:
-    """A network on this rank. ``side``: plain (one process, converted) or sharded."""
+    """A network on this rank. ``side``: plain (one process, converted), sharded, or captured: sharded with
+    steps that are recorded as CUDA graphs."""
 
     def __init__(self, model: str, side: str, device: str, small: bool) -> None:
-        self.what, self.sharded = MODELS[model], side == "sharded"
+        self.what, self.sharded = MODELS[model], side != "plain"
         build, shape = self.what.small if small else (self.what.build, self.what.shape)
         self.device = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
         self.mesh = init_device_mesh(device, (dist.get_world_size(),))
@@ -50,10 +54,14 @@ class Run:
         self.model = self.model.train() if self.what.trains else self.model.to(
             self.narrow).eval().requires_grad_(False)
         if self.sharded:
-            transconv.distributed.parallelize(self.model, self.mesh, {self.what.plan: 0}, self.what.whole)
+            transconv.distributed.parallelize(self.model, self.mesh, {self.what.plan: 0}, self.what.whole,
+                                              self.what.rows)
         else:
             transconv.convert_(self.model)
         self.x = self.input(shape)
+        self.step: Callable[[], Any] = self.eager
+        if side == "captured":
+            self.step = transconv.distributed.captured(self.eager, self.mesh)
 
     def arranged(self, thing: Any) -> Any:
         """A module's weights, or an input, with features last."""
@@ -84,7 +92,7 @@ class Run:
         stride = self.arranged(torch.empty(shape, device="meta")).stride()
         return DTensor.from_local(local, self.mesh, [Shard(dim)], shape=whole, stride=stride)
 
-    def step(self) -> Any:
+    def eager(self) -> Any:
         """The result of inference, or of a step, whose gradients are left in the weights."""
         if not self.what.trains:
             with torch.no_grad():
@@ -99,6 +107,22 @@ class Run:
     def autocast(self) -> Any:
         narrows = self.what.trains and self.narrow is torch.bfloat16
         return torch.autocast(self.device.type, torch.bfloat16, enabled=narrows)
+
+    def record(self) -> float | str:
+        """Call the step until it is recorded; the peak of the memory meanwhile, as ``peak``. RuntimeError
+        if it is not."""
+        peak: float | str = ""
+        for _ in range(10):
+            if not isinstance(self.step, Captured) or self.step.is_recorded or self.step.why_not:
+                break
+            peak = self.peak()
+        if isinstance(self.step, Captured) and not self.step.is_recorded and self.device.type == "cuda":
+            raise RuntimeError(f"the step is not recorded: {self.step.why_not or 'kernels are missing'}")
+        return peak
+
+    def close(self) -> None:
+        if isinstance(self.step, Captured):
+            self.step.close()
 
     # -- measures --------------------------------------------------------------------------------
 
@@ -140,6 +164,7 @@ class Run:
             return ""
         self.model.zero_grad(set_to_none=True)
         gc.collect()
+        self.wait()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self.step()
@@ -188,10 +213,15 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
     numbers = run.numbers()
     row["start_s"] = time.perf_counter() - began
     told(f"first step after {row['start_s']:.0f} s")
+    if side == "captured":
+        row["peak_mb"] = run.record()
+        numbers = run.numbers()
+        told("recorded")
     row["ms"] = run.milliseconds(seconds)
     row["host_ms"] = run.host()
-    row["peak_mb"] = run.peak()
-    if ranks > 1:
+    if side != "captured":
+        row["peak_mb"] = run.peak()
+    if ranks > 1 and side == "sharded":
         row["received_mb"] = run.received()
         with no_rows():
             run.step()
@@ -205,6 +235,7 @@ def measure(model: str, side: str, ranks: int, device: str, small: bool, seconds
             torch.save(numbers, path)
         else:
             row |= apart(path, numbers)
+    run.close()
     return row
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.unets import UNet3d
-from bench.video_vaes import WanDecoder
+from bench.video_vaes import RMSNorm, WanDecoder
 
 Tensor = torch.Tensor
 
@@ -55,6 +55,7 @@ class Sharded:
     plan: str
     trains: bool
     whole: tuple[str, ...] = ()  # modules that every rank computes whole
+    rows: tuple[type[nn.Module], ...] = ()  # modules that compute row by row
 
 
 def _small_unet() -> nn.Module:
@@ -65,7 +66,7 @@ MODELS = {
     "unet3d": Sharded("training step of nnU-Net's 3D U-Net, 256x256x256", UNet3d, (1, 1, 256, 256, 256),
                       (_small_unet, (1, 1, 16, 8, 8)), "d", True),
     "wan": Sharded("Wan's VAE decoder, 17 frames of 480x832", WanDecoder, (1, 16, 5, 60, 104),
-                   (lambda: WanDecoder(8, 4, 1), (1, 4, 2, 4, 6)), "w", False, ("levels.1",)),
+                   (lambda: WanDecoder(8, 4, 1), (1, 4, 2, 4, 6)), "w", False, ("levels.1",), (RMSNorm,)),
     "weather": Sharded("training step of a weather network, 721x1440", weather, (1, 69, 721, 1440),
                        (lambda: weather(3, 4, 1), (1, 3, 13, 8)), "h", True),
     "volume": Sharded("training step of the same U-Net, 480x480x480: not on one GPU of 80 GB", UNet3d,

@@ -11,7 +11,21 @@ from torch import nn
 Tensor = torch.Tensor
 
 
-class UNet(nn.Module):
+class _Raising(nn.Module):
+    """The way up: ``up`` doubles, ``join`` takes that and what was kept, ``head`` classifies."""
+
+    up: nn.ModuleList
+    join: nn.ModuleList
+    head: nn.Module
+
+    def raised(self, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
+        for at in reversed(range(len(self.up))):
+            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
+        y: Tensor = self.head(x)
+        return y
+
+
+class UNet(_Raising):
     """Two 3x3 convolutions a level, halved by pooling, doubled by transposed convolutions."""
 
     def __init__(self, widths: Sequence[int] = (64, 128, 256, 512, 1024), classes: int = 2) -> None:
@@ -34,13 +48,10 @@ class UNet(nn.Module):
         for level in self.down:
             x = level(nn.functional.max_pool2d(x, 2) if kept else x)
             kept.append(x)
-        for at in reversed(range(len(self.up))):
-            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
-        y: Tensor = self.head(x)
-        return y
+        return self.raised(x, kept)
 
 
-class UNet3d(nn.Module):
+class UNet3d(_Raising):
     """Convolution, instance norm, leaky ReLU, twice a level; halved by strides, doubled by
     transposed convolutions."""
 
@@ -67,10 +78,7 @@ class UNet3d(nn.Module):
         for level in self.down:
             x = level(x)
             kept.append(x)
-        for at in reversed(range(len(self.up))):
-            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
-        y: Tensor = self.head(x)
-        return y
+        return self.raised(x, kept)
 
 
 class Residual3d(nn.Module):
@@ -90,7 +98,7 @@ class Residual3d(nn.Module):
         return nn.functional.leaky_relu(self.two(self.one(x)) + self.short(x), 0.01)
 
 
-class ResEnc3d(nn.Module):
+class ResEnc3d(_Raising):
     """nnU-Net's residual encoder (Isensee et al. 2024): residual blocks on the way down, one convolution a
     level on the way up."""
 
@@ -117,7 +125,4 @@ class ResEnc3d(nn.Module):
         for level in self.down:
             x = level(x)
             kept.append(x)
-        for at in reversed(range(len(self.up))):
-            x = self.join[at](torch.cat([kept[at], self.up[at](x)], 1))
-        y: Tensor = self.head(x)
-        return y
+        return self.raised(x, kept)

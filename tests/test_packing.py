@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tests.reference import integers, pack, unpack
 from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wrong_stages
 from tests.strategies import problems
-from transconv.compute import parse
+from transconv import runtime
+from transconv.compute import Alone, parse
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
@@ -41,6 +42,7 @@ from transconv.schedule.packing import (
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target.records import TARGETS, Target
+from transconv.verify.case import Case
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 
@@ -362,6 +364,69 @@ def test_phases_agree_about_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     mains = [c for a, c in steps if not is_copy(a)]
     assert len(mains) == 4 and all(c.unpacks for c in mains)
     assert wrong_stages(p, BWD_D, launches_of(steps, target=SM100)) == []
+
+
+SUMS = ConvProblem.parse("mb1ic3ih4oc64oh4kh3ph1 dt=s8:s8:s32 tag=nchw")
+
+
+def test_what_another_kernel_reads_is_not_copied_with_the_result() -> None:
+    """Kernels that store other tensors than the result need not agree about a copy."""
+    schedule = Schedule.parse("mb.oh.ow:16 oc:16 ic:32 | mma | pack=c")
+    steps = compiler.plan_steps(SUMS, FWD, SM90, schedule, Epilogue.parse("zero:src"))
+    assert [a.name for a, _ in steps] == ["zero_src", "zero_src_sum", "fwd", "unpack_dst"]
+
+
+def test_a_copy_between_two_kernels() -> None:
+    """What one stores to a copy is copied back before the other reads it."""
+    case = Case(SUMS, FWD, "zero:src", "cpu", target=SM90, numpy=True)
+
+    def choose(compute: Compute, target: Target) -> Schedule:
+        packs = compute.does == "compute" and why_not_copied(compute, "c") is None
+        return Schedule.parse("ow:8 | fma | pack=c") if packs else heuristics.default(compute, target)
+
+    plan = compiler.build(SUMS, FWD, SM90, None, case.after, choose)
+    assert [s.compute.name for s in plan.steps] == [
+        "zero_src", "unpack_src_zero_sums", "fwd", "unpack_dst"]
+    assert case.judge(plan, "exact").reason == ""
+
+
+CHAIN = parse("""
+compute chain
+    tensor X f32 [n=2, c=3, h=4, w=4] nchw
+    tensor W f32 [o=6, c=3, kh=1, kw=1] nchw
+    tensor V f32 [p=5, o=6, kh=1, kw=1] nchw
+    tensor Y f32 [n=2, p=5, h=4, w=4] nchw
+    axes   n=2 h=4 w=4 p=5 o=6 | c=3
+    read   a = X[n, c, h, w]
+    read   b = W[o, c, 0, 0]
+    let    y = sum(a*b; c)
+    read   v = V[p, o, 0, 0]
+    store  Y[n, p, h, w] = sum(y*v; o)
+""")
+
+
+def test_a_copy_of_what_an_earlier_kernel_stored() -> None:
+    """It follows that kernel, and the copy back of what is packed again."""
+    def choose(compute: Compute, target: Target) -> Schedule:
+        letters = [x for x in "abc" if compute.does == "compute" and (x != "b" or compute.b is not None)
+                   and why_not_copied(compute, x) is None]
+        chosen = "n.h.w:16 | fma | pack=" + ".".join(letters)
+        return Schedule.parse(chosen) if letters else heuristics.default(compute, target)
+
+    plan = runtime.build(Alone(CHAIN), SM90, None, choose, False, runtime.Plan)
+    names = [s.compute.name for s in plan.steps]
+    assert names[names.index("chain_1"):] == [
+        "chain_1", "unpack_y_kept", "pack_exact_y_kept", "chain_2", "unpack_Y"]
+    rng = np.random.default_rng(0)
+    given = {t.name: integers(rng, t.shape) for t in CHAIN.tensors}
+    buffers = {n: v.astype(np.float32).ravel() for n, v in given.items()}
+    buffers |= {n: np.full(t.layout.span, np.nan, np.float32) for n, t in plan.workspaces.items()}
+    memory = Memory(buffers)
+    for step in plan.steps:
+        memory.new_launch()
+        run(step.kernel, memory)
+    y = np.einsum("nchw,oc,po->nphw", given["X"], given["W"][..., 0, 0], given["V"][..., 0, 0])
+    assert np.array_equal(memory.buffers["Y"], y.ravel())
 
 
 def test_each_unit_reads_its_own_copy() -> None:

@@ -18,7 +18,7 @@ from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir.interp.kernel import run
-from transconv.passes import PIPELINE, gridwise, lower, naive
+from transconv.passes import PIPELINE, lower, naive, sides
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import one_value
 
@@ -82,7 +82,7 @@ def test_names_mean_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return ir.substitute(kernel, names)
 
     monkeypatch.setattr(naive, "naive", renamed)
-    monkeypatch.setattr(gridwise, "LANES", {k: f"zq_{v}" for k, v in gridwise.LANES.items()})
+    monkeypatch.setattr(sides, "LANES", {k: f"zq_{v}" for k, v in sides.LANES.items()})
     made = lowered()
     assert made != plain
     assert [t.replace("zq_", "").replace("_zq", "") for t in made] == plain

@@ -25,6 +25,7 @@ from transconv.conv import compiler, workload
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import Unsupported
+from transconv.functional.launches import launch
 from transconv.runtime import steps, trust, verdicts
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
@@ -208,6 +209,24 @@ def test_what_is_not_written_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     t = tensors_of(PLAIN, Prop.FWD)
     t["dst"].copy_(answer(PLAIN, Prop.FWD, t))
     assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).schedule != best
+
+
+@interpreted
+def test_a_part_leaves_the_others_alone() -> None:
+    """A text that stores a part of a tensor is checked without what others stored there."""
+    def half(begin: int) -> str:
+        return f"""compute half
+    tensor X f32 [4, 8]
+    tensor Y f32 [8, 8]
+    axes   i=4 j=8
+    read   x = X[i, j]
+    store  Y[i*2 + {begin}, j] = x + {begin}.0"""
+
+    x, y = torch.randn(4, 8), torch.zeros(8, 8)
+    for begin in (0, 1):
+        launch(half(begin), x.device, True, "now").start([x, y])
+    assert verdicts._proved, "nothing was checked"
+    assert torch.equal(y, torch.stack([x, x + 1], 1).reshape(8, 8))
 
 
 @interpreted

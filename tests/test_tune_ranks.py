@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.distributed.processes import ports
 from tests.shown import ROOT
@@ -51,9 +54,10 @@ if __name__ == "__main__":
 
 def started(rank: int, port: int, *words: str) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank), "WORLD_SIZE": "2",
-                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+                   "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_RANK": str(rank),
+                   "LOCAL_WORLD_SIZE": "2"}
     return subprocess.Popen([sys.executable, *words], env=environment, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)
+                            stderr=subprocess.PIPE, start_new_session=True)
 
 
 def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
@@ -180,3 +184,58 @@ def test_the_command_under_torchrun(tmp_path: Path) -> None:
     assert f"1 of 1 are kept in {file}" in ran.stdout
     row, = store.load(file)
     assert row.tried == 6 and len(log_of(tmp_path / "tuned.trials.csv").rows) == 6
+
+
+def killed(tmp_path: Path, words: list[str], trials: int) -> None:
+    """Rank 1 is killed with all its processes after some trials: rank 0 names it and ends the search."""
+    file, log = tmp_path / "tuned.csv", tmp_path / "tuned.trials.csv"
+    words = ["-m", "transconv", *words, "--trials", str(trials), "--gone-after", "4", "--db", str(file)]
+    port, = ports(1)
+    first, second = (started(rank, port, *words) for rank in range(2))
+    began = time.monotonic()
+    try:
+        while first.poll() is None and not (log.exists() and len(log.read_text().splitlines()) > 3):
+            assert time.monotonic() - began < 100
+            time.sleep(0.05)
+        os.killpg(second.pid, signal.SIGKILL)
+        print(f"killed after {time.monotonic() - began:.1f} s", flush=True)
+        out, said = first.communicate(timeout=100)
+    finally:
+        for process in (first, second):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    print(f"over after {time.monotonic() - began:.1f} s: {out[-1500:]} {said[-1500:]}", flush=True)
+    assert first.returncode == 0 and second.wait(10) == -signal.SIGKILL
+    assert "rank 1" in out + said and f"1 of 1 are kept in {file}" in out
+    row, = store.load(file)
+    assert row.tried == len(log_of(log).rows) == trials
+
+
+@pytest.mark.slow
+def test_a_rank_of_the_command_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    killed(tmp_path, [*shlex.split(TUNE)[3:], "--jobs", "1", "--budget-ms", "1"], 8)
+
+
+ON_GPUS = ("tune mb32ic64ih56oc128oh28kh3sh2ph1 --dtype bf16 --layout nhwc --prop fwd --jobs 6 --limit 15 "
+           "--compile-limit 30").split()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_two_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "tuned.csv"
+    words = [*ON_GPUS, "--trials", "16", "--time-budget", "30", "--db", str(file)]
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "transconv", *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=90)
+    print(ran.stdout[-1500:], ran.stderr[-500:], flush=True)
+    assert ran.returncode == 0 and "on each of 2 ranks" in ran.stdout and "rank 1 had " in ran.stdout
+    row, = store.load(file)
+    assert row.us > 0 and row.tried > 4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_rank_on_a_gpu_is_killed(tmp_path: Path) -> None:
+    killed(tmp_path, ON_GPUS, 16)

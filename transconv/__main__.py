@@ -25,7 +25,8 @@ def parser() -> argparse.ArgumentParser:
 
     made = options.Parser(
         prog="python -m transconv",
-        description="Convolutions described once and transpiled into Triton kernels.")
+        description="Generates Triton kernels that people can read. A convolution is given as one line, "
+                    "any other computation as a file of a few lines (docs/computations.md).")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name in VERBS:
         import_module(f"transconv.cli.{name}").add_to(verbs)

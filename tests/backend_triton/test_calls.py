@@ -27,12 +27,14 @@ def tensor(name: str, dtype: ir.DType = ir.f32) -> ir.Tensor:
     return ir.Tensor(name, ("x",), (N,), ir.Layout.dense(dtype, (N,)))
 
 
-def kernel(value: object, dtype: ir.DType = ir.f32, stored: ir.DType | None = None) -> ir.Kernel:
-    """y[i] = value(x[i]) for all i at once."""
+def kernel(value: object, dtype: ir.DType = ir.f32, stored: ir.DType | None = None,
+           alone: bool = False) -> ir.Kernel:
+    """y[i] = value(x[i]) for all i at once, or ``alone``, for one number."""
     x, y = tensor("x", dtype), tensor("y", stored or dtype)
-    program, lane, held = ir.Var("pid"), ir.Lane("i", N, 1), ir.Var("v", dtype)
-    body = ir.seq(ir.Let(held, ir.Load(x, program * N + lane, ir.TRUE)),
-                  ir.Store(y, program * N + lane, value(held), ir.TRUE))  # type: ignore[operator]
+    program, held = ir.Var("pid"), ir.Var("v", dtype)
+    at = program if alone else program * N + ir.Lane("i", N, 1)
+    body = ir.seq(ir.Let(held, ir.Load(x, at, ir.TRUE)),
+                  ir.Store(y, at, value(held), ir.TRUE))  # type: ignore[operator]
     return ir.Kernel("each", (x, y), ir.For(program, 1, body, kind="grid"))
 
 
@@ -99,16 +101,17 @@ def test_gluon_has_the_functions_that_are_spelled() -> None:
     assert emit_gluon.GluonEmitter.space == "gl"
 
 
+@pytest.mark.parametrize("alone", [False, True], ids=["tile", "number"])
 @pytest.mark.parametrize("chip", ["sm_90", "gfx942"])
-def test_every_function_compiles(chip: str) -> None:
+def test_every_function_compiles(chip: str, alone: bool) -> None:
     t, jobs = TARGETS[chip], []
-    for dtype in ("f32", "f64"):
+    for dtype in ("f32", "f64", "i32"):
         names = [n for n in sorted(CALLS) if not CALLS[n].why_not(ir.DTYPES[dtype])]
 
         def all_of(v: ir.Expr, names: list[str] = names) -> ir.Expr:
             return ir.sum_of([called(n)(v) for n in names])  # type: ignore[operator]
 
-        made = kernel(all_of, ir.DTYPES[dtype])
+        made = kernel(all_of, ir.DTYPES[dtype], alone=alone)
         ir.verify(made)
         jobs.append(Job(emit_tl.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch,
                         t.warp_size))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from transconv.backend_triton import resources
 from transconv.backend_triton.offline import CompileFailure, Job, Resources, compile_offline
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
@@ -45,6 +46,12 @@ def test_resources(compiled: dict[tuple[str, Prop], list[Resources | CompileFail
         if "_sum_" not in found.function:
             assert found.words.get(MATRIX[target]), str(found)
             assert COPY[target] & set(found.words), str(found)
+
+
+def test_a_log_warns_once_and_not_of_one_register_too_many() -> None:
+    many = "ptxas warning : Too many maxnreg specified for entry conv, will be ignored"
+    spilt = "ptxas warning : Registers are spilled to local memory in function 'conv'"
+    assert resources.warnings(f"ptxas info : 0 bytes gmem\n{many}\n{spilt}\n  {spilt}\n") == (spilt,)
 
 
 KERNEL = """

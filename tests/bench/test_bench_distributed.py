@@ -31,9 +31,10 @@ def test_small_networks_equal_one_process(tmp_path: Path) -> None:
     words = ("--models", "unet3d,wan,weather", "--cache", str(tmp_path / "cache"))
     assert run(tmp_path, *words) == 0
     rows = read(tmp_path / "cpu_distributed.csv")
-    assert [(r["model"], r["ranks"]) for r in rows] == [
-        (m, n) for m in ("unet3d", "wan", "weather") for n in "12"]
-    for row in rows[1::2]:
+    assert [(r["model"], r["side"], r["ranks"]) for r in rows] == [
+        (m, *of) for m in ("unet3d", "wan", "weather")
+        for of in (("plain", "1"), ("sharded", "2"), ("captured", "2"))]
+    for row in (r for r in rows if r["ranks"] == "2"):
         assert float(row["ms"]) > 0 and float(row["rmse"]) < 1e-5, row
         assert not row["gradient_rmse"] or float(row["gradient_rmse"]) < 1e-4, row
 
@@ -43,7 +44,7 @@ def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.M
     asked: list[str] = []
 
     def measured(row: dict[str, str], _options: Any, _device: str) -> dict[str, Any]:
-        asked.append(row["model"] + row["ranks"])
+        asked.append(row["model"] + row["side"][0] + row["ranks"])
         if row["model"] == "volume" and row["ranks"] == "1":
             return {"error": "out of memory: 90 GB"}
         ms = 30.0 / int(row["ranks"])
@@ -52,10 +53,11 @@ def test_rows_resume_and_failures_are_rows(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(distributed, "measured", measured)
     assert run(tmp_path, "--models", "unet3d,volume") == 0
     out = capsys.readouterr().out
-    assert "| unet3d | 2 | 30 | not run | 15 | 2.00 | - | - | 600 → 300 | 0.50 |" in out
+    assert "| unet3d | 2 | eager | 30 | not run | 15 | 2.00 | - | - | - | 600 → 300 | 0.50 |" in out
+    assert "| unet3d | 2 | recorded | 30 | not run | 15 | 2.00 |" in out
     assert "out of memory" in out.splitlines()[-1]
     assert run(tmp_path, "--models", "unet3d,volume") == 0
-    assert asked == ["unet3d1", "unet3d2", "volume1", "volume2"]
+    assert asked == [f"{m}{of}" for m in ("unet3d", "volume") for of in ("p1", "s2", "c2")]
 
 
 @pytest.mark.parametrize("transposed", [False, True])

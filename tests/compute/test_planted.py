@@ -27,7 +27,7 @@ from transconv.ir import (
     find,
     substitute,
 )
-from transconv.passes import blockwise, gridwise, hoist, lanewise, partials, reuse
+from transconv.passes import blockwise, gridwise, hoist, lanewise, partials, reuse, tails
 from transconv.runtime import forget
 from transconv.schedule import Schedule, finishes, legality_words
 from transconv.selection.parts import spread
@@ -70,7 +70,7 @@ def found(text: str, schedule: str) -> Blame:
 
 def no_tail(patch: pytest.MonkeyPatch) -> None:
     """Lanes beyond the end of a row take part in its reduction."""
-    patch.setattr(gridwise._Guard, "mutate_Update", lambda self, at: at)
+    patch.setattr(tails.Guard, "mutate_Update", lambda self, at: at)
 
 
 def one_name(patch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def stored_instead(patch: pytest.MonkeyPatch) -> None:
 
 def beyond_the_end_too(patch: pytest.MonkeyPatch) -> None:
     """Lanes beyond the end add, too."""
-    patch.setattr(gridwise._Guard, "mutate_FuncCall", lambda self, at: at)
+    patch.setattr(tails.Guard, "mutate_FuncCall", lambda self, at: at)
 
 
 def never_cleared(patch: pytest.MonkeyPatch) -> None:

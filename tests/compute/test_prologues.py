@@ -12,6 +12,7 @@ from transconv.compute import execute, parse
 from transconv.errors import ScheduleError, TensorError
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, tile
+from transconv.selection import heuristics
 from transconv.selection.listing import estimated
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
@@ -69,6 +70,15 @@ def test_a_product_of_computed_factors_is_compiled_right(text: str) -> None:
     plan = build_compute(large, SM90, found[0])
     (made,) = compile_offline([job_of(plan.steps[0], SM90)])
     assert isinstance(made, Resources) and not made.flaw and "HGMMA" in made.words, made
+
+
+def test_what_mma_sync_multiplies_stays_on_its_side() -> None:
+    """Few warps or rows: both sides are in registers anyway."""
+    large = parse((HEAD.format(t="f32") + " store Y[m, n] = sum(relu(x*s)*w; k)")
+                  .replace("24", "512").replace("64", "512").replace("40", "4096"))
+    small = [s for s in heuristics.proposals(large, SM90) if s.unit == "mma" and s.via == "tl" and (
+        s.warps < 4 or max(tile(s, large, side) for side in "MN") < 64)]
+    assert {s.warps for s in small} == {2, 4} and not any(s.swap for s in small), [*map(str, small)]
 
 
 @pytest.mark.parametrize("first", ["b", "a"])

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from transconv.compute import examine, execute, kernels, parse, why_not_lowered
+from transconv.compute import Alone, examine, execute, kernels, parse, why_not_lowered
 from transconv.cost.additions import leaving_us
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
+from transconv.runtime.steps import plan_steps
 from transconv.schedule import Schedule, finishes, why_not
 from transconv.standalone.reference import lines_of
 from transconv.target import TARGETS
@@ -173,6 +174,40 @@ def test_the_first_results_are_checked(text: str) -> None:
         name = write.view.tensor.name
         spoiled = tensors | {name: tensors[name] * 2 + 30}
         assert f"of {name} are wrong" in examine(made, spoiled).reason
+
+
+STEM = """compute stem
+    tensor X bf16 [n=2, c=1, d=128, h=128, w=128]
+    tensor W bf16 [o=32, c=1, kd=3, kh=3, kw=3]
+    tensor Y bf16 [n=2, o=32, d=128, h=128, w=128]
+    tensor M f32 [n=2, o=32]
+    axes   n=2 d=128 h=128 w=128 o=32 | kd=3 kh=3 kw=3 c=1
+    read   x = X[n, c, d + kd - 1, h + kh - 1, w + kw - 1]
+    read   k = W[o, c, kd, kh, kw]
+    let    s = sum(x*k; kd kh kw c)
+    store  Y[n, o, d, h, w] = s
+    store  M[n, o] sum= s
+"""
+
+
+def test_the_kernel_that_combines_parts_may_leave_parts_again() -> None:
+    """A kernel behind it adds these: otherwise nothing stores the statistic."""
+    steps = plan_steps(Alone(parse(STEM)), SM90)
+    assert [s.split_k > 1 for _, s in steps] == [False, True, False], "this size has parts of parts"
+    assert [r.view.tensor.name for c, _ in steps[1:] for r in c.reads] == ["M_parts", "partials"]
+    assert steps[2][0].c.tensor.name == "M"
+
+
+@pytest.mark.parametrize("value", ["t", "t*t"])
+def test_a_statistic_that_nothing_stores_is_found(value: str) -> None:
+    """Under another name of what is stored, and as a function of it, which is not computed again."""
+    named = NHWC.replace("    store ", "    let    t = f32(s)\n    store ")
+    made = parse(named + f"    store  M[n, o] sum= {value}\n")
+    tensors = Case(made, "float").tensors("cpu")
+    build_compute(made, TARGETS["interpreter"]).run(tensors)
+    assert not examine(made, tensors).reason
+    tensors["M"].fill_(float("nan"))
+    assert "of M are" in examine(made, tensors).reason
 
 
 def test_a_file_that_checks_some_points_has_none() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,9 +26,10 @@ def ports(count: int) -> list[int]:
 
 
 def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: float = 60,
-        port: int = 0) -> list[Any]:
+        port: int = 0, limit: float = float("inf")) -> list[Any]:
     """``function(*arguments)`` on each rank of a process group; what each returned, or the text of its
-    error. A rank that is gone has None."""
+    error. A rank that is gone has None, and so has one that is not ready in ``limit`` seconds."""
+    until = time.monotonic() + limit
     port = port or ports(1)[0]
     context = mp.get_context("spawn")
     queue = context.Queue()
@@ -36,14 +38,15 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: floa
     for process in started:
         process.start()
     found: dict[int, Any] = {}
-    while len(found) < ranks and (any(p.is_alive() for p in started) or not queue.empty()):
+    while (len(found) < ranks and time.monotonic() < until
+           and (any(p.is_alive() for p in started) or not queue.empty())):
         try:
             rank, answer = queue.get(timeout=1)
             found[rank] = answer
         except Exception:  # noqa: BLE001, S112 - nothing yet
             continue
     for process in started:
-        process.join(20)
+        process.join(max(0.0, min(20.0, until - time.monotonic())))
         if process.is_alive():
             process.kill()
     return [found.get(rank) for rank in range(ranks)]

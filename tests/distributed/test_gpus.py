@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from transconv.distributed.watch import Watch
 
 SECONDS = 90  # in which the pairs begin cases
 LONGEST = 100  # a pair that is silent for so long has an error
+GROUP_S = 6.0  # after which a process group gives up
 
 
 def of_a_pair(todo: list[cases.Case], device: str, until: float) -> dict[str, Any]:
@@ -78,26 +80,47 @@ def test_the_cases_for_two_ranks() -> None:
     assert sum(a["ours"] for a in answers) > 4 * len(todo), "torch computed what transconv should have"
 
 
-def dies() -> None:
+def dies(recorded: bool) -> None:
+    """Rank 1 does, between two steps that send rows."""
     mesh = init_device_mesh("cuda", (2,))
     x = distribute_tensor(torch.randn(1, 4, 64, device="cuda"), mesh, [Shard(2)])
     w = distribute_tensor(torch.randn(4, 4, 3, device="cuda"), mesh, [Replicate()])
-    transconv.conv1d(x, w)
+
+    def step() -> torch.Tensor:
+        return transconv.conv1d(x, w)
+
+    run = transconv.distributed.captured(step, mesh) if recorded else step
+    for _ in range(4):
+        run()
     torch.cuda.synchronize()
+    # Now all kernels are there, and the ranks close together.
+    torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=GROUP_S), mesh.get_group())
+    torch.distributed.barrier()
     if mesh.get_local_rank() == 1:
         os._exit(1)
-    transconv.conv1d(x, w)
+    print(f"rank 1 is gone: {time.time():.1f}", flush=True)
+    for _ in range(2):
+        run()
     torch.cuda.synchronize()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_a_rank_that_is_gone_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("recorded", [False, True], ids=["eager", "recorded"])
+def test_a_rank_that_is_gone_is_named(recorded: bool, capfd: pytest.CaptureFixture[str],
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before NCCL ends the process, which is then to leave no dump behind."""
+    for name, text in {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500",
+                       "TORCH_NCCL_ENABLE_MONITORING": "0", "TRANSCONV_VERIFY": "0"}.items():
+        monkeypatch.setenv(name, text)
     began = time.time()
-    processes.run(2, dies, timeout=15)
-    assert time.time() - began < 90
-    said = capfd.readouterr().err
+    answers = processes.run(2, dies, recorded, limit=50)
+    took, (out, said) = time.time() - began, capfd.readouterr()
+    print(f"{took:.1f} s, ended at {time.time():.1f}: {out[-300:]} {said[-1500:]}")
     assert "rank 0 could not" in said and "rank 1 in a sharded convolution" in said, said[-2000:]
+    assert ("end a recorded step" in said) is recorded
+    assert answers[0] is None or "rank 1" in str(answers[0]), answers[0]
+    assert took < 50, "NCCL did not end the process"
 
 
 class Event:

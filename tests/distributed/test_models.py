@@ -308,15 +308,38 @@ class Attends(nn.Module):
         return y
 
 
-def whole() -> list[object]:
+class Pixels(nn.Module):
+    """A norm of each pixel's channels, with a part of its own."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gamma, self.act = nn.Parameter(torch.ones(channels, 1, 1)), nn.LeakyReLU(0.2, True)
+
+    def forward(self, x: torch.Tensor, times: float = 1.0) -> torch.Tensor:
+        return self.act(input=F.normalize(x, dim=1) * self.gamma * times)  # type: ignore[no-any-return]
+
+
+class ByPixel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1), Pixels(4)
+        self.out, self.own = nn.Conv2d(4, 2, 3, 2, 1), nn.Parameter(torch.randn(2, 2, 3, 3))
+        self.act = nn.LeakyReLU(0.1, inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.out(self.norm(self.act(input=self.first(x)), times=2.0))
+        return F.conv2d(y, self.own, padding=1)
+
+
+def against_one_process(model: nn.Module, words: dict[str, object]) -> list[object]:
+    """Placements; whether the result and all gradients are those of one process."""
     mesh = init_device_mesh("cpu", (2,))
-    torch.manual_seed(0)
-    model, x = Attends(), torch.randn(1, 2, 6, 5)
+    x = torch.randn(1, 2, 6, 5)
     want = model(x)
     want.square().sum().backward()
     grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     model.zero_grad(set_to_none=True)
-    transconv.distributed.parallelize(model, mesh, {"h": 0}, whole=["attention"])
+    transconv.distributed.parallelize(model, mesh, {"h": 0}, **words)  # type: ignore[arg-type]
     got = model(x)
     got.square().sum().backward()
     close = [torch.allclose(p.grad.full_tensor(), g, atol=1e-5)  # type: ignore[union-attr, attr-defined]
@@ -324,10 +347,24 @@ def whole() -> list[object]:
     return [got.placements, torch.allclose(got.full_tensor(), want, atol=1e-5), *close]
 
 
+def named_modules() -> list[list[object]]:
+    torch.manual_seed(0)
+    found = [against_one_process(Attends(), {"whole": ["attention"]}),
+             against_one_process(ByPixel(), {"rows": [Pixels]})]
+    try:
+        against_one_process(ByPixel(), {"rows": ["norm", "out"]})
+    except ValueError as error:
+        found.append([str(error)])
+    return found
+
+
 @pytest.mark.slow
-def test_a_module_that_every_rank_computes() -> None:
-    for found in processes.run(2, whole):
-        assert found == [(Shard(2),), *[True] * 7], found
+def test_modules_that_are_named() -> None:
+    """Those that every rank computes whole, and those whose rows are their own."""
+    for attends, by_pixel, refused in processes.run(2, named_modules):
+        assert attends == [(Shard(2),), *[True] * 7], attends
+        assert by_pixel == [(Shard(2),), *[True] * 7], by_pixel
+        assert "'out' was said to compute row by row" in str(refused[0])
     with pytest.raises(ValueError, match="no module middle"):
         transconv.distributed.parallelize(Attends(), _Mesh(), {"h": 0}, whole=["middle"])
 

@@ -83,6 +83,7 @@ def sample() -> dict[str, Any]:
                        "twice": {"h": 0, "w": 0}}.items():
         found[name] = refusal(lambda plan=plan: transconv.distributed.parallelize(  # type: ignore[misc]
             torch.nn.Conv2d(1, 1, 1), mesh, plan))
+    found["rounded once"] = refusal(lambda: _rounded_once(mesh, rank))
     found["unbatched"] = refusal(lambda: _unbatched(mesh))
     found["schedules"] = chosen(mesh, rank)
     os.environ["TRANSCONV_SCHEDULE"] = found["schedules"][rank]
@@ -151,6 +152,20 @@ def _second(x: DTensor, w: DTensor) -> None:
         torch.testing.assert_close(got.full_tensor(), want)  # type: ignore[union-attr]
 
 
+def _rounded_once(mesh: Any, rank: int) -> None:
+    """A rank's term of a weight's gradient of 16 bits, whose parts come before and behind the exchange."""
+    torch.manual_seed(3)
+    x, w, grad = (torch.randint(-9, 10, s).double() for s in ((1, 4, 64, 8), (4, 4, 3, 3), (1, 4, 64, 8)))
+    own = x.clone()
+    own[:, :, 32 * (1 - rank):32 * (2 - rank)] = 0
+    want = torch.nn.grad.conv2d_weight(own, w.shape, grad, padding=1).bfloat16()
+    a, b, g = (distribute_tensor(t.bfloat16(), mesh, [place]) for t, place in (
+        (x, Shard(2)), (w, Replicate()), (grad, Shard(2))))
+    made: Any = transconv.conv2d(a, b.requires_grad_(), padding=1)
+    made.backward(g)
+    assert torch.equal(b.grad.to_local(), want)  # type: ignore[union-attr, attr-defined]
+
+
 def _unbatched(mesh: Any) -> None:
     x, w = torch.randn(4, 8, 8), torch.randn(4, 4, 3, 3)
     made = transconv.conv2d(distribute_tensor(x, mesh, [Shard(1)]),
@@ -175,6 +190,7 @@ def test_a_pair() -> None:
                             "agree again": "no error", "plain": "plain tensor of size [4, 4, 3, 3]",
                             "meshes": "DTensors of 2 meshes", "fused": "no error",
                             "compiled": "torch.compiler.disable", "unbatched": "no error",
+                            "rounded once": "no error",
                             "inference": "no error", "autocast": "no error",
                             "twice differentiated": "no error",
                             "axis": "expected one of n, d, h, w", "mesh dim": "the mesh has 1 dims",

@@ -33,7 +33,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "var": lambda x, c: ours.var(x, 1),
     "logsumexp": lambda x, c: ours.logsumexp(x, 3),
     "max_pool2d": lambda x, c: ours.max_pool2d(x, 3, 2, 1),
-    "avg_pool2d": lambda x, c: ours.avg_pool2d(x, 2, count_include_pad=False),
+    "avg_pool2d": lambda x, c: ours.avg_pool2d(x, 2, 1, 1, count_include_pad=False),
     "cross_entropy": lambda x, c: ours.cross_entropy(
         x, torch.zeros(x.shape[0], *x.shape[2:], dtype=torch.int64), reduction="none"),
 }

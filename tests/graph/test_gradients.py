@@ -33,3 +33,22 @@ def test_gradients(name: str) -> None:
             compare(f, run, [torch.randn(shape, dtype=torch.float64, requires_grad=True)], 1e-9)
     rows = [row for graph in report(run).graphs for row in graph.rows]
     assert len(rows) >= 2 and all(isinstance(row, KernelRow) and not row.numbers for row in rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_the_largest_is(dtype: torch.dtype) -> None:
+    """What is compared with the stored largest value is rounded as it was: evaluated again in another
+    kernel it would equal none, and the gradient be divided by no places."""
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x + x * 2.1
+        return y.amax((1, 3)), y.logsumexp(0).sum(0).reshape(-1).roll(1)
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 4, 6, 4, dtype=dtype, requires_grad=True)
+
+    def gradient(run: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+        return torch.autograd.grad([made.float().sum() for made in run(x)], x)[0].float()
+
+    with by_meaning():
+        got = gradient(torch.compile(f, backend=backend, options={"rest": "eager"}))
+    assert (got - gradient(f)).abs().max() <= (1e-5 if dtype is torch.float32 else 0.1)

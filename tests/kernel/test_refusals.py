@@ -11,7 +11,7 @@ import torch
 
 from tests.kernel import wrong_functions, wrong_programs, wrong_scopes
 from transconv.errors import KernelError
-from transconv.kernel import Group, KernelFunction, kernel
+from transconv.kernel import Group, KernelFunction, index_map, kernel, symbols
 
 GOLDEN = Path(__file__).with_name("wrong_programs.txt")
 X = np.zeros((8, 16), np.float32)
@@ -50,10 +50,16 @@ def copied(group: Any, A: Any, B: Any) -> None:
     (lambda: copied(Group(1), 1, 2), "without an array"),
     (lambda: copied(Group(1), X, "text"), "B is 'text' (str); expected a torch tensor"),
     (lambda: copied(Group(1), X, np.zeros((8, 16), np.complex64)), "elements of type complex64"),
-    (lambda: copied(Group(1), X, np.broadcast_to(X[0], (8, 16))), "B is a read-only array"),
+    (lambda: copied(Group(1), X, np.broadcast_to(X[0], (8, 16))),
+     "B is a read-only array; expected one that may be written, as B.copy()"),
+    (lambda: copied(Group(1), X, torch.zeros(8, 16).to_sparse()), "B is of layout torch.sparse_coo"),
     (lambda: copied(Group(1), X, torch.zeros(16).expand(8, 16)), "several of whose elements are one"),
     (lambda: Group((8, 16), 4), "group_shape_hint=(4,) has 1 dimensions; work_shape=(8, 16) has 2"),
     (lambda: Group(-1), "whole numbers from 0 on"),
+    (lambda: Group(2.5), "work_shape=2.5; expected 1 to 6 whole numbers from 0 on"),
+    (lambda: Group(4, "8"), "group_shape_hint='8'; expected 1 to 6 whole numbers from 1 on"),
+    (lambda: symbols(["H", "W"]), "symbols(['H', 'W']); expected names such as 'H W'"),
+    (lambda: index_map(3, lambda i: i), "expected sizes from 1 on, and a function"),
     (lambda: Group(4, subgroup_size_hint=3), "expected a power of two"),
     (lambda: kernel(precision="bf16")(copied.python), "expected one of ieee tf32 tf32x3"),
     (lambda: kernel(lambda group, A: A).lower(Group(1), X, target="sm_90"), "defined by def"),

@@ -34,6 +34,11 @@ def plain(group: Any, X: Any) -> None:
 
 
 @kernel
+def cleared(group: Any, X: Any) -> None:
+    group.store(X, group.zeros(shape=X.shape, dtype=np.float32))
+
+
+@kernel
 def of_a_symbol(group: Any, X: Any) -> None:
     group.store(X, group.load(X, shape=(M, 4)) * 2)
 
@@ -56,5 +61,6 @@ LAUNCHES = {
     "stages": lambda: Group(8, stages_hint=0),
     "threads": lambda: plain.lower(Group(8, warps_hint=32), zeros(8), target="gfx942"),
     "a tile": lambda: plain.lower(Group(8), zeros(2048, 1024), target="sm_90"),
+    "a tile without a name": lambda: cleared.lower(Group(8), zeros(2048, 1024), target="sm_90"),
     "a symbol in the body": lambda: of_a_symbol.lower(Group(8), zeros(8, 4), target="sm_90"),
 }

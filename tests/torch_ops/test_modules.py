@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import transconv
 
@@ -138,3 +139,18 @@ def test_output_size_counts_the_dilation(dilation: Any) -> None:
         torch.testing.assert_close(ours(x, size), theirs(x, size))
     with pytest.raises(ValueError, match="requested an output size"):
         ours(x, [n - 1 for n in plain])
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_a_fused_module_is_made_with_its_activation(dims: int) -> None:
+    made = getattr(transconv.nn, f"FusedConv{dims}d")(4, 6, 3, padding=1, activation="silu")
+    x, residual = torch.randn(2, 4, *[5] * dims), torch.randn(2, 6, *[5] * dims)
+    plain = getattr(F, f"conv{dims}d")(x, made.weight, made.bias, padding=1)
+    torch.testing.assert_close(made(x, residual), F.silu(plain + residual), rtol=1e-3, atol=1e-3)
+    assert repr(made).endswith("padding=" + repr((1,) * dims) + ", activation=silu)")
+    assert copy.deepcopy(made).activation == "silu"
+    none = type(made)(4, 6, 3, padding=1)
+    none.load_state_dict(made.state_dict())
+    torch.testing.assert_close(none(x), plain, rtol=1e-3, atol=1e-3)
+    with pytest.raises(RuntimeError, match="activation 'soft' is unknown; expected one of: relu, "):
+        type(made)(4, 6, 3, activation="soft")

@@ -61,6 +61,18 @@ SIGN = {Lt: "<", Le: "<=", Eq: "==", Ne: "!=", Or: "|", Xor: "^", And: "&", Shl:
 ATOM, POSTFIX, PREFIX = 10, 9, 8
 
 
+def is_lost(dtype: DType, fill: float) -> bool:
+    """Whether Triton 3.6 loads another number where a mask of several elements does not hold. It puts a
+    constant of 8 or 16 bits several times into a word, extended with its sign: four of 128 become
+    0xffffff80, which is 128 and three times 255. Numbers whose sign bit is 0 are right, and those of ones
+    alone."""
+    if dtype.kind != "int" or dtype.bits >= 32:
+        return False
+    ones = (1 << dtype.bits) - 1
+    bits = int(fill) & ones
+    return bits >> dtype.bits - 1 == 1 and bits != ones
+
+
 class ExprSpeller:
     """Spells expressions: (text, precedence level), in an expression's own lanes. ``scope`` holds the
     lanes of every variable in scope; ``space`` is the name of Triton's module in the text."""
@@ -275,6 +287,9 @@ class ExprSpeller:
         fill = e.fill if e.dtype.kind == "float" else int(e.fill)
         other = self.text(Const(fill, e.dtype))
         mask = self.condition(e.mask, lanes)
+        if lanes and is_lost(e.dtype, fill):
+            loaded = f"{self.space}.load({address}, mask={mask}, other=0)"
+            return f"{self.space}.where({mask}, {loaded}, {other})", POSTFIX
         return f"{self.space}.load({address}, mask={mask}, other={other})", POSTFIX
 
     def condition(self, mask: Expr, lanes: tuple[Lane, ...]) -> str:

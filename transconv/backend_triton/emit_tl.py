@@ -190,15 +190,28 @@ def folded(lines: list[str]) -> list[str]:
     aligned with its neighbours."""
     out: list[str] = []
     for line in lines:
-        opening = line.find("(") + 1
         cut = line.find(", mask=")
         if line.lstrip().startswith("#"):
             out.append(line)
-        elif len(line) > WIDTH and 0 < opening < cut:
-            out += [*_filled(line[:cut + 1]), " " * opening + line[cut + 2:]]
+        elif len(line) > WIDTH and 0 < line.find("(") < cut:
+            before = _filled(line[:cut + 1])
+            out += [*before, " " * innermost(before) + line[cut + 2:]]
         else:
             out += _filled(line)
     return out
+
+
+def innermost(lines: list[str]) -> int:
+    """The column at which the contents of the bracket begin that is opened last and not closed; 0 without
+    one."""
+    opened: list[int] = []
+    for line in lines:
+        for i, c in enumerate(line, 1):
+            if c in "([":
+                opened.append(i)
+            elif c in ")]" and opened:
+                opened.pop()
+    return opened[-1] if opened else 0
 
 
 def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:

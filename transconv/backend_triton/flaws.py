@@ -38,6 +38,8 @@ and so is that of Triton 3.9; the assemblers of both make the same wrong kernel 
 (bench/results/h200_run_over.csv). The check needs the PTX text; a legitimate pair is put together
 from halves that are widened (cvt.u64.u32) and shifted by 32.
 
+**Stores that convert.** See narrowed.py; the check needs the PTX text.
+
 **Upper halves that are taken of another pair.** LLVM computes two 16-bit numbers in one register, takes
 them apart, and does so again with what it made of them:
 
@@ -63,6 +65,7 @@ from typing import Any
 
 from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.machine_code import listing
+from transconv.backend_triton.narrowed import converts
 from transconv.backend_triton.reordered import reorders
 from transconv.errors import Unsupported
 
@@ -94,6 +97,9 @@ def flaw(asm: Mapping[str, Any]) -> str:
     if _runs_over(ptx):
         return ("the upper half of a pair takes what its lower half runs over by "
                 "(see transconv/backend_triton/flaws.py)")
+    if converts(ptx):
+        return ("ptxas converts a float of which the lowest bits are stored "
+                "(see transconv/backend_triton/narrowed.py)")
     if _apart(ptx) > 1:
         return ("the upper half of a pair of 16 bits may be that of another pair "
                 "(see transconv/backend_triton/flaws.py)")

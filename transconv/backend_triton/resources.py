@@ -29,6 +29,8 @@ AMD_WIDE = ("buffer_load", "buffer_store", "global_load", "global_store")
 
 # ptxas's warning when matrix instructions cannot overlap.
 SERIALISED = re.compile(r"C75(?:10|15)\b|serialized")
+# Triton gives each of a program's 256 threads 256 registers (``.maxnreg``), one more than there are.
+HARMLESS = re.compile(r"Too many maxnreg specified for entry \S+, will be ignored")
 
 
 def of_cuda(kernel: Any, log: str) -> dict[str, Any]:
@@ -80,6 +82,6 @@ def _with_wide(words: tuple[str, ...], wide: tuple[str, ...]) -> list[str]:
 
 
 def warnings(log: str) -> tuple[str, ...]:
-    """The lines of a compiler's log that warn, each once."""
-    lines = (line.strip() for line in log.splitlines())
+    """The lines of a compiler's log that warn of something, each once."""
+    lines = (line.strip() for line in log.splitlines() if not HARMLESS.search(line))
     return tuple(dict.fromkeys(x for x in lines if re.search(r"\bwarning\b", x, re.IGNORECASE)))

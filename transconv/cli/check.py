@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from transconv.verify.report import Report, Result
 
 ABOUT = """\
-Runs problems given in oneDNN's benchdnn syntax, batch files included, and compares every result
-with the exact answer: bit for bit on small integers, within an error bound on random data.
+Runs problems given in oneDNN's benchdnn syntax, batch files included, or files with a computation
+as text, and compares every result with the exact answer: bit for bit on small integers, within an
+error bound on random data.
 An option applies to the problems after it; commas separate alternatives, all combinations run.
 
 options of problems (defaults after =):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 
+from transconv.cli.compiled import printed
 from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import ComputeError, ScheduleError
@@ -186,7 +187,6 @@ def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Se
 def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
     """Machine code for chips, and the resources that it uses."""
     from transconv.backend_triton import compile_offline as compiled
-    from transconv.cli.compile import told
     from transconv.verify.matrix.jobs import job_of
 
     schedule = Schedule.parse(words.schedule) if words.schedule else None
@@ -195,5 +195,5 @@ def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
     for target in targets:
         made: Plan = build_compute(compute, target, schedule)
         jobs += [job_of(step, target, words.text) for step in made.steps]
-    return told(compute.name, compiled(jobs, words.timeout), words.text)
+    return printed(compute.name, compiled(jobs, words.timeout), words.text)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 from transconv.backend_triton import CompileFailure, compile_offline
 from transconv.cli import execute, options, run, show
-from transconv.cli.compile import table
+from transconv.cli.compiled import table
 from transconv.conv import ConvProblem, Prop, read_problems
 from transconv.errors import ProblemError
 from transconv.passes import EMIT, NAIVE

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib.util
 import re
-from pathlib import Path
 from typing import Any
 
 from transconv import knobs
 from transconv.backend_triton import CompileFailure, Job, compile_offline
-from transconv.cli import options, ranges
-from transconv.cli.compile import TEXTS, table
+from transconv.cli import options, python_file, ranges
+from transconv.cli.compiled import TEXTS, table
 from transconv.errors import KernelError
 from transconv.ir import type_named
 from transconv.kernel import Group, KernelFunction
@@ -116,19 +114,13 @@ def filled(given: Any) -> Any:
 
 
 def named(text: str) -> KernelFunction:
-    """The kernel FILE:NAME. Raises KernelError."""
-    file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not file or not path.is_file():
-        raise KernelError(f"{text!r} names no file; expected FILE:NAME")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """The kernel FILE:NAME. Raises KernelError; ValueError for the file."""
+    module, name = python_file.loaded(text)
     found = getattr(module, name, None)
     if not isinstance(found, KernelFunction):
         known = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
-        raise KernelError(f"{name!r} is no kernel of {file}; it has: {' '.join(known) or 'none'}")
+        raise KernelError(f"{name!r} is no kernel of {module.__file__}; it has: "
+                          f"{' '.join(known) or 'none'}")
     return found
 
 

@@ -42,9 +42,9 @@ def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, 
 
 def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
     what = ("a problem in benchdnn's grammar, then optionally dt= (default f32), tag= (nchw) and "
-            f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc")
+            f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc; or a file with a computation as text")
     to.add_argument("problem", nargs="+", metavar="PROBLEM|FILE" if or_file else "PROBLEM",
-                    help=what + ("; or a file of them (a benchdnn batch)" if or_file else ""))
+                    help=what + (", or with problems (a benchdnn batch)" if or_file else ""))
     to.add_argument("--dtype", metavar="T",
                     help="element type: f32, f16, bf16, f64, or three as src:wei:dst")
     to.add_argument("--layout", metavar="TAG",

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
-from pathlib import Path
 from typing import Any
 
-from transconv.cli import options
+from transconv.cli import options, python_file
 
 
 def add_to(verbs: object) -> None:
@@ -23,6 +21,10 @@ def add_to(verbs: object) -> None:
                       help="the axes of images (n, d, h, w) and the mesh dims that deal them: h=0,w=1")
     made.add_argument("--mesh", default="", metavar="SIZES", type=_sizes,
                       help="ranks along each mesh dim: 2x2; default: all in one")
+    for word, says in (("whole", "that every rank computes whole"),
+                       ("rows", "that make each row from the same rows of their inputs")):
+        made.add_argument(f"--{word}", default=(), metavar="NAMES", type=lambda text: text.split(","),
+                          help=f"modules {says}, with commas between")
     made.add_argument("--exact", action="store_true",
                       help="with small integers as parameters and inputs, and every bit counts")
 
@@ -47,7 +49,8 @@ def run(words: argparse.Namespace) -> int:
     torch.manual_seed(0)
     with torch.device(device):
         model, *inputs = function()
-    found = distributed.verify(model, mesh, words.plan, *inputs, exact=words.exact)
+    found = distributed.verify(model, mesh, words.plan, *inputs, exact=words.exact, whole=words.whole,
+                               rows=words.rows)
     if dist.get_rank() == 0:
         print(found)
     dist.destroy_process_group()
@@ -72,14 +75,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _named(text: str) -> Any:
     """The function FILE:NAME. ValueError where there is none."""
-    file, _, name = text.rpartition(":")
-    path = Path(file)
-    if not file or not path.is_file():
-        raise ValueError(f"{text!r} names no file; expected FILE:NAME")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module, name = python_file.loaded(text)
     if not callable(found := getattr(module, name, None)):
-        raise ValueError(f"{file} has no function {name!r}")
+        raise ValueError(f"{module.__file__} has no function {name!r}")
     return found

@@ -1,8 +1,8 @@
 """Compares statistics in f64: with those of the result as it is stored, or with those of what is read.
 
 The result itself is compared at sampled points. A statistic of a value that no store has, up to rounding,
-is evaluated from what is read, at sampled places, if no other reduction is in it; else it is not looked
-at.
+is evaluated from what is read, at sampled places, if no other reduction is in it. Of others it is only
+seen whether they are numbers.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed:
                 own = examine(alone, tensors, seed)
                 found = replace(found, checked=found.checked + own.checked, wrong=own.wrong,
                                 telling=found.telling + own.telling, reason=own.reason)
+            elif missing := _missing(compute, write, tensors):
+                found = replace(found, reason=missing)
             continue
         got, want, off = _both(compute, write, shown, tensors)
         apart = np.abs(got - want)
@@ -51,6 +53,18 @@ def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed:
         found = replace(found, checked=found.checked + want.size, reason=reason,
                         telling=found.telling + int((want != 0).sum()))
     return found
+
+
+def _missing(compute: Compute, write: Write, tensors: dict[str, torch.Tensor]) -> str:
+    """A sentence if elements of a statistic are NaN, as memory is that no kernel stores to, and nothing
+    else that is stored is."""
+    got = tensors[write.view.tensor.name]
+    if not got.dtype.is_floating_point or not (count := int(got.isnan().sum())):
+        return ""
+    others = {w.view.tensor.name for w in compute.writes if w not in compute.statistics}
+    if any(t.is_floating_point() and bool(t.isnan().any()) for t in map(tensors.__getitem__, others)):
+        return ""
+    return f"{count} of {got.numel()} elements of {write.view.tensor.name} are NaN, or are not stored"
 
 
 def _shows(compute: Compute, stored: Write, write: Write) -> bool:
@@ -87,7 +101,7 @@ def _alone(compute: Compute, write: Write) -> Compute | None:
 def _base(compute: Compute, value: Expr) -> Expr:
     """What a value is rounded from."""
     made: dict[Expr, Expr] = {s.var: s.value for s in compute.steps if isinstance(s, Value)}
-    while isinstance(value, Cast) or isinstance(made.get(value), Cast):
+    while isinstance(value, Cast) or isinstance(made.get(value), Cast | Var):
         value = value.x if isinstance(value, Cast) else made[value]
     return value
 

@@ -7,7 +7,7 @@ elements are enumerated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -77,6 +77,30 @@ def why_not_stored(compute: Compute) -> str | None:
 def covers(compute: Compute, view: View) -> bool:
     """Whether each element of a view's tensor is at exactly one point of the axes in its coordinates and
     conditions. False if that is not known."""
+    return all(_counted(compute, view, dims, axes) == (size, size) for dims, axes in _groups(compute, view)
+               for size in [prod(view.tensor.shape[i] for i in dims)])
+
+
+def why_not_all_stored(compute: Compute) -> str | None:
+    """None if each element of the results is stored, or if that is not known; else the reason. Stores that
+    add begin with 0 everywhere."""
+    for tensor, writes in _by_tensor(compute).items():
+        counts = [_elements(compute, w.view) for w in writes if not w.op]
+        stored, size = sum(n or 0 for n in counts), prod(tensor.shape)
+        if counts and None not in counts and stored < size:
+            return (f"{size - stored} of the {size} elements of {tensor.name} are stored by no point; "
+                    "expected a store to each")
+    return None
+
+
+def _elements(compute: Compute, view: View) -> int | None:
+    """How many elements of a view's tensor are at points of the axes; None if that is not known."""
+    counts = [_counted(compute, view, dims, axes) for dims, axes in _groups(compute, view)]
+    return None if None in counts else prod(n[1] for n in counts if n is not None)
+
+
+def _groups(compute: Compute, view: View) -> Iterator[tuple[list[int], frozenset[str]]]:
+    """The dims of a view in groups that have no axes in common, and the axes of each group."""
     left = [(compute.roots(d.coord) | compute.roots(d.mask), i) for i, d in enumerate(view.dims)]
     while left:
         axes, first = left.pop()
@@ -84,20 +108,21 @@ def covers(compute: Compute, view: View) -> bool:
         while (near := next((g for g in left if g[0] & axes), None)) is not None:
             left.remove(near)
             axes, dims = axes | near[0], [*dims, near[1]]
-        if not _covers_dims(compute, view, sorted(dims), axes):
-            return False
-    return True
+        yield sorted(dims), axes
 
 
-def _covers_dims(compute: Compute, view: View, dims: list[int], axes: frozenset[str]) -> bool:
-    """The same of some dims, and of the axes that they alone mention."""
+def _counted(compute: Compute, view: View, dims: list[int],
+             axes: frozenset[str]) -> tuple[int, int] | None:
+    """The points of the axes of some dims that are inside of these, and the places there at which they
+    are. None for too many, and for those that values tell."""
     shape = tuple(view.tensor.shape[i] for i in dims)
     own = [x for x in compute.axes if x.name in axes]
     count = prod(x.size for x in own)
-    if len(dims) == len(own) == 1 and view.dims[dims[0]].coord is own[0].var and count == shape[0]:
-        return view.dims[dims[0]].mask is TRUE
+    if len(dims) == len(own) == 1 and view.dims[dims[0]].coord is own[0].var and (
+            view.dims[dims[0]].mask is TRUE):
+        return (min(count, *shape),) * 2
     if max(count, prod(shape)) > MOST_COVERED or compute.names.told(view):
-        return False
+        return None
     at = Evaluator(Memory({}), {}, max(1, len(own)))
     for i, x in enumerate(own):
         at.env[x.var] = at.along(i, np.arange(x.size, dtype=np.int64))
@@ -112,7 +137,7 @@ def _covers_dims(compute: Compute, view: View, dims: list[int], axes: frozenset[
         inside = inside & over(view.dims[i].mask).astype(bool) & (coord >= 0) & (
             coord < view.tensor.shape[i])
     found = np.ravel_multi_index([over(view.dims[i].coord)[inside] for i in dims], shape)
-    return len(found) == prod(shape) == len(np.unique(found))
+    return len(found), len(np.unique(found))
 
 
 def _why_not_added(compute: Compute, tensor: Tensor, writes: list[Write]) -> str | None:

@@ -210,7 +210,7 @@ def _sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
     if windows:  # elements of overlapping windows are near, and what a mask excludes is not loaded
         tiled = _tiled(blocks, compute)
         for v in (r.view for r in compute.reads if r.view not in facts.small):
-            each = facts.sizes[v] / (tiled.programs * tiled.steps)
+            each = facts.sizes[v] / max(1, tiled.programs * tiled.steps)  # a sum over nothing has none
             bytes_of[v] = min(bytes_of[v], each + (bytes_of[v] - each) / NEAR)
     return [_Swept(sum([bytes_of[v] for v in r.first]),
                    sum([bytes_of[v] for v in r.again if v not in facts.small]),

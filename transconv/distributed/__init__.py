@@ -8,5 +8,7 @@ from transconv.distributed import rules as rules
 from transconv.distributed.certificate import Certificate as Certificate
 from transconv.distributed.certificate import verify as verify
 from transconv.distributed.models import parallelize as parallelize
+from transconv.distributed.recording import Captured as Captured
+from transconv.distributed.recording import captured as captured
 
-__all__ = ["Certificate", "parallelize", "verify"]
+__all__ = ["Captured", "Certificate", "captured", "parallelize", "verify"]

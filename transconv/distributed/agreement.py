@@ -49,12 +49,12 @@ def agree_on_schedules(mesh: Any) -> None:
     about = ", ".join((f"transconv {__version__} ({files_digest()[:8]})", f"Triton {triton_version()}",
                        "no tuned schedules" if knobs.tuned() == "0" else "tuned schedules", *set_))
     if not _is_same(mesh, about):
-        told = "; ".join(f"rank {rank} has {text}" for rank, text in _gathered(mesh, about))
+        told = "; ".join(f"rank {rank} has {text}" for rank, text in gathered(mesh, about))
         raise RuntimeError(f"the ranks of a mesh would compute with different kernels: {told}")
     own = rows.write_rows(store.all_of_user())
     if _is_same(mesh, own):
         return
-    found = _gathered(mesh, _digest(own))
+    found = gathered(mesh, _digest(own))
     first, digest = found[0]
     others = ", ".join(str(rank) for rank, other in found if other != digest)
     if dist.get_rank() == first:
@@ -77,7 +77,7 @@ def _is_same(mesh: Any, text: str) -> bool:
     return bool(most == -least)
 
 
-def _gathered(mesh: Any, what: Any) -> list[tuple[int, Any]]:
+def gathered(mesh: Any, what: Any) -> list[tuple[int, Any]]:
     """What each rank of the mesh has, with its number, that of the first place in the mesh first."""
     found = [(dist.get_rank(), what)]
     for dim in reversed(range(mesh.ndim)):

@@ -7,7 +7,7 @@ So it is for sizes that fit one device.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,13 +60,14 @@ class Certificate:
 
 
 def verify(model: nn.Module, mesh: Any, plan: Mapping[str, int | str], *inputs: Tensor,
-           exact: bool = False) -> Certificate:
-    """Compare a step of ``model``, sharded as by ``parallelize``, with one process: its result, the
-    gradients of its parameters and of inputs that are floats. All ranks of the mesh call it with the same
-    model and inputs, which stay as they are; the result is one tensor. ``exact``: parameters and inputs
-    become small integers, whose sums are exact in any order, and every bit counts; modules that divide or
-    take roots differ then. Otherwise a part may be off by 4 times what one process is off from f64.
-    Raises what ``parallelize`` raises."""
+           exact: bool = False, whole: Sequence[str] = (),
+           rows: Sequence[str | type[nn.Module]] = ()) -> Certificate:
+    """Compare a step of ``model``, sharded as by ``parallelize`` with these words, with one process: its
+    result, the gradients of its parameters and of inputs that are floats. All ranks of the mesh call it
+    with the same model and inputs, which stay as they are; the result is one tensor. ``exact``: parameters
+    and inputs become small integers, whose sums are exact in any order, and every bit counts; modules that
+    divide or take roots differ then. Otherwise a part may be off by 4 times what one process is off from
+    f64. Raises what ``parallelize`` raises."""
     model = copy.deepcopy(model)
     given = [t.detach().clone() for t in inputs]
     if exact:
@@ -75,12 +76,12 @@ def verify(model: nn.Module, mesh: Any, plan: Mapping[str, int | str], *inputs: 
                 t.copy_(_integers(t, at))
     wide = [t.double() if t.is_floating_point() else t for t in given]
     true = _step(copy.deepcopy(model).double(), wide)
-    whole = _step(copy.deepcopy(model), given)
-    parts = _step(parallelize(copy.deepcopy(model), mesh, plan), [
+    alone = _step(copy.deepcopy(model), given)
+    parts = _step(parallelize(copy.deepcopy(model), mesh, plan, whole, rows), [
         DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim) for t in given])
     found = []
     for name, want in true.items():
-        one = whole[name]
+        one = alone[name]
         allowed = 0.0 if exact else TIMES * max(_off(one, want), _rounding(one) * _largest(want))
         part = parts.get(name)
         error = torch.inf if part is None else _off(part.to_local(), _same_part(

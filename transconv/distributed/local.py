@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from transconv.distributed.halo import Window
 from transconv.torch_ops import routes
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.quantized_gradients import weight_gradient
 from transconv.torch_ops.requests import request
 from transconv.torch_ops.settings import settings
 
@@ -57,11 +58,14 @@ class Part(NamedTuple):
         missing = [n for w in reversed(self.windows) for n in (0, w.unread)]
         return F.pad(made, missing) if any(missing) else made
 
-    def wei(self, dst: Tensor, src: Tensor, wei: Tensor) -> Tensor:
-        """The gradient of the weight ``wei``, whose elements are not read."""
+    def wei(self, dst: Tensor, src: Tensor, wei: Tensor, addend: bool = False) -> Tensor:
+        """The gradient of the weight ``wei``, whose elements are not read. An ``addend`` of a sum has 32
+        bits where the others have 16: the sum is rounded once."""
         src = self.read(src)
         if not (src.numel() and wei.numel() and dst.numel()):
             return torch.zeros_like(wei)
+        if addend and wei.element_size() < 4:
+            return weight_gradient(src, dst, wei, self.params, False)
         made = routes.backward(self.params, dst, src, wei, (False, True, False), settings.mode)[1]
         assert made is not None
         return made

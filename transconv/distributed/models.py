@@ -7,9 +7,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
+    Partial,
     Placement,
     Replicate,
     Shard,
@@ -18,7 +21,8 @@ from torch.distributed.tensor import (
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from transconv.distributed import padded, rules, windows
+from transconv.distributed import padded, rowwise, rules, windows
+from transconv.distributed.placing import dealt
 from transconv.torch_ops import convert, exchange, stats
 
 Tensor = torch.Tensor
@@ -34,7 +38,7 @@ ROWWISE = (*ELEMENTWISE, *PADS, nn.PReLU, nn.Identity, nn.GroupNorm, nn.Upsampli
 
 
 def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
-                whole: Sequence[str] = ()) -> nn.Module:
+                whole: Sequence[str] = (), rows: Sequence[str | type[nn.Module]] = ()) -> nn.Module:
     """Shard the images of a model over the ranks of a mesh, in place.
 
     ``plan`` says which axis of images (n, d, h or w) each mesh dim, by number or name, deals over its
@@ -43,12 +47,18 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
     DTensors. Convolutions are transconv's and exchange the rows that they need. Modules without a rule for
     sharded rows get whole tensors, with a FallbackWarning that names them; their results are dealt again.
     ``whole``: names of modules that every rank computes whole, on plain tensors: attention, say, or what
-    DTensor has no rules for. ValueError for a plan that the mesh does not have, names that the
-    model lacks, or models that have parameters elsewhere.
+    DTensor has no rules for. ``rows``: names or classes of modules that make each row of their result from
+    the same rows of their inputs, such as a norm of each pixel's channels: a rank computes its own, on
+    plain tensors. ValueError for a plan that the mesh does not have, names that the model lacks, or models
+    that have parameters elsewhere.
     """
     dims, known = _dims(mesh, plan), dict(model.named_modules())
-    if lacking := [name for name in whole if name not in known]:
+    if lacking := [name for name in (*whole, *rows) if isinstance(name, str) and name not in known]:
         raise ValueError(f"the model has no module {', '.join(lacking)}")
+    classes = tuple(kind for kind in rows if not isinstance(kind, str))
+    by_row = [name for name, module in known.items()
+              if (name in rows or isinstance(module, classes)) and not _within(name, whole)]
+    by_row = [name for name in by_row if not _within(name, [other for other in by_row if other != name])]
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.conv._ConvNd) and not exchange.is_ours(type(module)):
             if why := exchange.why_not(module):
@@ -65,19 +75,21 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
             after_gradient(_sum_gradient)
     for name in whole:
         _compute_whole(model.get_submodule(name), mesh, dims)
+    for name in by_row:
+        module = model.get_submodule(name)
+        module.forward = rowwise.named(module, name, lambda given: _dealt(given, mesh, dims))
     for name, module in model.named_modules():
-        if any(name == own or name.startswith(f"{own}.") for own in whole):
+        if _within(name, (*whole, *by_row)):
             continue
         if forward := padded.convolution if padded.has_border(module) else windows.forward_of(module):
             module.forward = partial(forward, module)
         elif type(module) in ELEMENTWISE:
-            if getattr(module, "inplace", False):
-                module.inplace = False  # autograd does not let a view of a DTensor change
-            module.forward = partial(windows.by_row, module.forward)
+            module.forward = rowwise.elementwise(module)
         elif not any(module.children()) and not _shards(module):
             kind = type(module).__name__
             stats.tell_once(f"parallelize:{kind}", f"transconv.distributed.parallelize: '{name}', a {kind}"
-                            ", gets whole tensors on every rank: there is no rule for its sharded rows")
+                            ", gets whole tensors on every rank: there is no rule for its sharded rows. "
+                            "Name it in rows= if it makes each row from the same rows of its inputs")
             _gather(module, mesh, dims)
     model.register_forward_pre_hook(
         lambda _module, args, kwargs: (_dealt(args, mesh, dims), _dealt(kwargs, mesh, dims)),
@@ -86,7 +98,14 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
 
 
 def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
-    """The dim of images, as in ``AXES``, that each mesh dim deals."""
+    """The dim of images, as in ``AXES``, that each mesh dim deals. Raises ValueError; TypeError for what
+    is no mesh and no plan."""
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError("mesh: expected a DeviceMesh, as of torch.distributed.init_device_mesh, got "
+                        f"{type(mesh).__name__}")
+    if not isinstance(plan, Mapping):
+        raise TypeError("plan: expected axes of images with the mesh dim of each, such as {'h': 0}, got "
+                        f"{plan!r}")
     names = mesh.mesh_dim_names or ()
     found: dict[int, int] = {}
     for axis, at in plan.items():
@@ -100,6 +119,11 @@ def _dims(mesh: Any, plan: Mapping[str, int | str]) -> dict[int, int]:
             raise ValueError(f"the plan shards two axes along mesh dim {at!r}; expected one for each")
         found[number] = AXES[axis]
     return found
+
+
+def _within(name: str, others: Sequence[str]) -> bool:
+    """Whether a module is one of these, by name, or a part of one."""
+    return any(name == own or name.startswith(f"{own}.") for own in others)
 
 
 def _shards(module: nn.Module) -> bool:
@@ -165,5 +189,25 @@ def _plain(value: Any) -> Any:
 def _sum_gradient(parameter: Tensor) -> None:
     """Once here, instead of at every use by an optimizer."""
     grad = parameter.grad
-    if isinstance(grad, DTensor) and isinstance(parameter, DTensor):
-        parameter.grad = grad.redistribute(placements=parameter.placements)
+    if not (isinstance(grad, DTensor) and isinstance(parameter, DTensor)):
+        return
+    mesh, wanted = grad.device_mesh, parameter.placements
+    pairs = list(zip(grad.placements, wanted, strict=True))
+    if grad.placements == wanted:
+        return
+    with torch.no_grad():
+        local: Any = grad.to_local()
+        here = all(has == wants or (has == Partial() and wants.is_replicate()) for has, wants in pairs)
+        if not here or not _is_dense(local):
+            parameter.grad = grad.redistribute(placements=wanted)
+            return
+        for dim, (has, _) in enumerate(pairs):
+            if has.is_partial():
+                dist.all_reduce(local, group=mesh.get_group(dim))
+        parameter.grad = dealt(local, mesh, wanted, grad.shape, grad.stride())
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Whether a tensor fills its memory in an order that collectives take."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
+    return t.is_contiguous() or (last is not None and t.is_contiguous(memory_format=last))

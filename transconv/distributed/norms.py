@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from transconv.distributed.placing import part
+from transconv.distributed.placing import dealt, part
 from transconv.functional import parts
 
 Tensor = torch.Tensor
@@ -62,7 +62,7 @@ def forward(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int, c
     made = parts.scaled(local, scale, shift) if local.numel() else torch.empty_like(local)
     images = _by_image(places, Replicate())
     shape = torch.Size((x.shape[0], groups))
-    kept = [DTensor.from_local(t, mesh, images, shape=shape, stride=(groups, 1)) for t in (mean, rstd)]
+    kept = [dealt(t, mesh, images, shape, (groups, 1)) for t in (mean, rstd)]
     return _like(made, x, places), kept[0], kept[1]
 
 
@@ -98,8 +98,8 @@ def backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor, weight: DT
     over_images = _by_image(places, Replicate())
     for wanted, of_image in ((mask[1], (with_x - alone * m) * r), (mask[2], alone)):
         total = of_image.sum(0).to(x.dtype if weight is None else weight.dtype)
-        found.append(DTensor.from_local(
-            total, mesh, [Partial() if p.is_shard() else p for p in over_images]) if wanted else None)
+        found.append(dealt(total, mesh, [Partial() if p.is_shard() else p for p in over_images],
+                           total.shape, total.stride()) if wanted else None)
     return found[0], found[1], found[2]
 
 
@@ -120,4 +120,4 @@ def _grouped(t: Tensor, groups: int) -> Tensor:
 
 def _like(local: Tensor, x: DTensor, places: Sequence[Placement]) -> DTensor:
     local = local if x.dim() > 2 else local.squeeze(2)
-    return DTensor.from_local(local, x.device_mesh, places, shape=x.shape, stride=x.stride())
+    return dealt(local, x.device_mesh, places, x.shape, x.stride())

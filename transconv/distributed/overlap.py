@@ -26,7 +26,7 @@ from transconv.distributed.transfer import Travelling
 Tensor = torch.Tensor
 SHARE = 8  # at most the eighth part of the rows is computed twice
 Kernel = Callable[[Part, Tensor, Sequence[int]], Tensor]
-Sum = Callable[[Part, Tensor, Tensor], Tensor]
+Sum = Callable[[Part, Tensor, Tensor, bool], Tensor]
 
 
 class Pair(NamedTuple):
@@ -116,14 +116,16 @@ class Halo:
         return made
 
     def summed(self, kernel: Sum, other: Tensor) -> Tensor:
-        """The gradient of the weight, from the rank's rows of the other tensor."""
+        """The gradient of the weight, from the rank's rows of the other tensor: one, or a sum of parts of
+        at least 32 bits."""
         if self.rows is None or self.way is None:
-            return kernel(self.part, self.local, other)
+            return kernel(self.part, self.local, other, False)
         dim, (has, mine) = 2 + self.axis, self.way.own
-        made = kernel(self._part(self.way.own), self.rows.some(has), other)
+        several = len(self.way.received) > 0
+        made = kernel(self._part(self.way.own), self.rows.some(has), other, several)
         for pair in self.way.received:
             read = other.narrow(dim, pair.other.start - mine.start, pair.other.size)
-            made = made.add_(kernel(self._part(pair), self.rows.some(pair.read), read))
+            made = made.add_(kernel(self._part(pair), self.rows.some(pair.read), read, True))
         self.rows.sent.wait()
         return made
 

@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from transconv.distributed.halo import Exchange, Piece, Rows, shards
+from transconv.distributed.placing import dealt
 from transconv.distributed.windows import exchanged
 from transconv.torch_ops import functional
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
@@ -106,7 +107,7 @@ def convolution(module: Any, x: DTensor) -> DTensor:
         nothing = sum(t.sum() for t in (local, weight, bias) if t is not None)
         made = nothing * local.new_zeros(local.shape[0], module.out_channels, *sizes)
     shape = torch.Size((x.shape[0], module.out_channels, *(line.o for line in lines)))
-    return DTensor.from_local(made, mesh, places, shape=shape, stride=result_strides(shape, last))
+    return dealt(made, mesh, places, shape, result_strides(shape, last))
 
 
 def _lines(module: Any, x: DTensor) -> list[Border]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from transconv.distributed import transfer
 from transconv.distributed.halo import Rows, exchange, shards
-from transconv.distributed.placing import part
+from transconv.distributed.placing import dealt, part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -38,13 +38,13 @@ def constant(x: DTensor, pad: Sequence[int], value: Any = 0) -> DTensor:
         if isinstance(place, Shard) and any(widths[place.dim]):
             dim, parts, own = place.dim, mesh.size(at), mesh.get_local_rank(at)
             low, every = widths[dim][0], Rows(0, x.shape[dim])
-            dealt = shards(shape[dim], parts)
-            needed = [rows.seen_from(low).within(every) for rows in dealt]
+            ours = shards(shape[dim], parts)
+            needed = [rows.seen_from(low).within(every) for rows in ours]
             plan = exchange(shards(x.shape[dim], parts), needed, own)
             local = transfer.extended(local, dim, plan, mesh.get_group(at), last)
-            low = low + needed[own].start - dealt[own].start if needed[own].size else 0
-            widths[dim] = (low, dealt[own].size - low - needed[own].size)
+            low = low + needed[own].start - ours[own].start if needed[own].size else 0
+            widths[dim] = (low, ours[own].size - low - needed[own].size)
     spread = [width for both in reversed(widths) for width in both]
     made = F.pad(local, spread, value=float(value)) if any(spread) else local.clone()
     whole = torch.Size(shape)
-    return DTensor.from_local(made, mesh, places, shape=whole, stride=result_strides(whole, last))
+    return dealt(made, mesh, places, whole, result_strides(whole, last))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +88,29 @@ def part(tensor: DTensor, places: Sequence[Placement]) -> Tensor:
     local: Any = tensor.to_local()
     ready: Tensor = local.wait() if hasattr(local, "wait") else local  # it may still be on its way
     return ready
+
+
+_specs: dict[Any, Any] = {}  # of DTensors, by what they are made of
+MOST = 1 << 12
+
+
+def dealt(local: Tensor, mesh: Any, places: Sequence[Placement], shape: Sequence[int],
+          stride: Sequence[int]) -> DTensor:
+    """The tensor of which every rank has its part. Below autograd, where ``DTensor.from_local``, which
+    checks and differentiates, costs the host more than a launch: what is made again takes what that call
+    made before, as FSDP makes its DTensors."""
+    if torch.is_grad_enabled():
+        return DTensor.from_local(local, mesh, places, shape=torch.Size(shape), stride=tuple(stride))
+    key = mesh, tuple(places), tuple(shape), tuple(stride), local.dtype
+    spec = _specs.get(key)
+    if spec is not None:
+        made: Any = DTensor
+        return made(local, copy(spec), requires_grad=False)  # type: ignore[no-any-return]
+    first = DTensor.from_local(local, mesh, places, shape=torch.Size(shape), stride=tuple(stride))
+    if len(_specs) >= MOST:
+        _specs.clear()
+    _specs[key] = copy(first._spec)
+    return first
 
 
 def local_shape(mesh: Any, shape: Sequence[int], places: Sequence[Placement]) -> tuple[int, ...]:

@@ -1,8 +1,8 @@
 """Registers what a convolution does with DTensors, for transconv's operators and for aten's.
 
 transconv's own are served from the import of this room on. aten's are while `transconv.enable` or a scope
-of `transconv.use` replaces its kernels on any device, in all threads: torch's rule for sharded images is
-wrong.
+of `transconv.use` replaces its kernels on any device, in all threads, and from the first `parallelize` on:
+torch's rule for sharded images is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from transconv.distributed import norms, padding, sharded, upsampling
 from transconv.errors import Unsupported
-from transconv.torch_ops import operators, subclasses
+from transconv.torch_ops import execute, operators, subclasses
 
 _new_library: Any = torch.library.Library
 _register: Any = torch.library.register_torch_dispatch
@@ -83,16 +83,19 @@ def _add(name: str, function: Callable[..., Any], library: Any) -> None:
 _ATEN: dict[str, Callable[..., Any]] = {"aten::convolution": forward,
                                         "aten::convolution_backward": _aten_backward}
 _replacing: list[Any] = []
+_of_models: list[Any] = []
 
 
 def replace(devices: frozenset[str]) -> None:
-    """Serve aten's operators while any device is replaced, and give them back to torch after that."""
-    if devices and not _replacing:
+    """Serve aten's operators while any device is replaced, or a model is sharded, and give them back to
+    torch after that."""
+    wanted = bool(devices or _of_models)
+    if wanted and not _replacing:
         library = _new_library("aten", "FRAGMENT")
         for name, function in _ATEN.items():
             _add(name, function, library)
         _replacing.append(library)
-    elif not devices and _replacing:
+    elif _replacing and not wanted:
         _replacing.pop()._destroy()
 
 
@@ -100,16 +103,16 @@ _OF_MODELS: dict[str, Callable[..., Any]] = {
     "aten::native_group_norm": norms.forward,
     "aten::native_group_norm_backward": norms.backward, "aten::constant_pad_nd": padding.constant,
     **upsampling.RULES}
-_of_models: list[Any] = []
 
 
 def serve_models() -> None:
-    """Serve group norms, constant padding and nearest upsampling of DTensors from now on, in place of
-    DTensor's rules."""
+    """Serve convolutions, group norms, constant padding and nearest upsampling of DTensors from now on, in
+    place of DTensor's rules."""
     if not _of_models:
         _of_models.append(_new_library("aten", "FRAGMENT"))
         for name, function in _OF_MODELS.items():
             _add(name, function, _of_models[0])
+        replace(execute.replaced)
 
 
 def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:
@@ -122,4 +125,4 @@ _OWN: dict[str, Callable[..., Any]] = {
     "transconv::convolution_backward": _own_backward}
 for _name, _rule in _OWN.items():
     _add(_name, _rule, operators.library)
-subclasses.serve(DTensor, backward, replace)
+subclasses.serve(DTensor, forward, backward, replace)

@@ -96,7 +96,7 @@ class Problem:
         """The tensor of which every rank has its part."""
         shape = torch.Size(self.shapes[name])
         strides = shapes.result_strides(shape, self.channels_last and len(shape) > 1)
-        return DTensor.from_local(local, self.mesh, places, shape=shape, stride=strides)
+        return placing.dealt(local, self.mesh, places, shape, strides)
 
 
 def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) -> DTensor:
@@ -149,11 +149,11 @@ def _gradients(problem: Problem, g: Halo, x: Tensor, w: Tensor, mask: Sequence[b
         like = x if x.shape == shape else shapes.empty_result(x, shape, problem.channels_last)
         return part.src(rows, w, like)
 
-    def of_weight(part: Part, rows: Tensor, other: Tensor) -> Tensor:
-        return part.wei(other, rows, w) if transposed else part.wei(rows, other, w)
+    def of_weight(part: Part, rows: Tensor, other: Tensor, addend: bool) -> Tensor:
+        return part.wei(*((other, rows) if transposed else (rows, other)), w, addend)
 
     return (g.computed(of_input, x.shape) if mask[0] else None,
-            g.summed(of_weight, x) if mask[1] else None)
+            g.summed(of_weight, x).to(w.dtype) if mask[1] else None)
 
 
 def _of_bias(split: Any) -> Placement:

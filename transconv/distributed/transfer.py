@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from transconv.distributed.halo import Exchange, Rows
-from transconv.distributed.watch import watch
+from transconv.distributed.watch import watch_group
 
 Tensor = torch.Tensor
 
 _batch: Any = dist.batch_isend_irecv
 _send: Any = dist.isend
 _receive: Any = dist.irecv
-_event: Any = torch.cuda.Event
 
 
 class Sent:
@@ -55,21 +53,7 @@ class Sent:
             with self._named(self._does if len(works) < len(self._does) else self._does[at:at + 1]):
                 work.wait()
         if works and self._requests[0].tensor.is_cuda:
-            self._watch()
-
-    def _watch(self) -> None:
-        """Let a thread say what the stream waits for if it does not come. A graph that is captured waits
-        later, at events that nobody may look at."""
-        if torch.cuda.is_current_stream_capturing():
-            return
-        event = _event()
-        event.record()
-        device = self._requests[0].tensor.device
-        backend: Any = self._group._get_backend(device)
-        time = getattr(backend.options, "_timeout", timedelta(minutes=10))
-        watch.add(event, f"rank {dist.get_rank()} could not {' nor '.join(self._does)}",
-                  time.total_seconds())
-        watch.start()
+            watch_group(self._group, self._requests[0].tensor.device, " nor ".join(self._does))
 
     @contextmanager
     def _named(self, does: list[str]) -> Iterator[None]:

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from transconv.distributed import transfer
 from transconv.distributed.halo import Exchange, Rows, exchange, shards
-from transconv.distributed.placing import part
+from transconv.distributed.placing import dealt, part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -48,6 +48,14 @@ def planned(rows: tuple[int, ...], size: int, parts: int, rank: int, back: bool)
     if back:
         return exchange(results, [_readers(rows, own) for own in inputs], rank)
     return exchange(inputs, [_read(rows, own) for own in results], rank)
+
+
+@lru_cache(maxsize=1 << 8)
+def _index(rows: tuple[int, ...], read: Rows, own: Rows, device: torch.device) -> Tensor:
+    """The row, counted from the first that is read, of each of a rank's rows of the result. Kept: a copy
+    from the host waits for the device, and cannot be recorded in a CUDA graph."""
+    return torch.tensor([row - read.start for row in rows[own.start:own.stop]], dtype=torch.long,
+                        device=device)
 
 
 def _places(x: DTensor) -> tuple[Placement, ...]:
@@ -84,13 +92,10 @@ def _forward(exact: bool, x: DTensor, result: Sequence[int], *scales: float | No
     call = _Call(exact, x.shape[2:], result, scales)
     local, have, places = call.moved(x, False)
     for axis, (read, own) in enumerate(have):
-        index = torch.tensor([row - read.start for row in call.rows[axis][own.start:own.stop]],
-                             dtype=torch.long, device=local.device)
-        local = local.index_select(2 + axis, index)
+        local = local.index_select(2 + axis, _index(call.rows[axis], read, own, local.device))
     last = suggests_channels_last(x.shape, x.stride())
     shape = torch.Size((*x.shape[:2], *result))
-    return DTensor.from_local(local, x.device_mesh, places, shape=shape,
-                              stride=result_strides(shape, last))
+    return dealt(local, x.device_mesh, places, shape, result_strides(shape, last))
 
 
 def _forward_of(exact: bool, x: DTensor, result: Sequence[int] | None,
@@ -113,8 +118,7 @@ def _backward(exact: bool, grad: DTensor, result: Sequence[int], size: Sequence[
         local = _summed(local, 2 + axis, counts)
     last = suggests_channels_last(grad.shape, grad.stride())
     shape = torch.Size(size)
-    return DTensor.from_local(local, grad.device_mesh, places, shape=shape,
-                              stride=result_strides(shape, last))
+    return dealt(local, grad.device_mesh, places, shape, result_strides(shape, last))
 
 
 def _summed(grad: Tensor, dim: int, counts: Sequence[int]) -> Tensor:

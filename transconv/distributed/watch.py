@@ -13,13 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 SHARE = 0.8  # of the group's time
 SECONDS = 1.0  # between looks
 RELAXED = 2  # of the driver's modes of capture
+_event: Any = torch.cuda.Event
 
 
 def _tell(text: str) -> None:
@@ -76,3 +79,16 @@ def _allow_captures() -> None:
 
 
 watch = Watch()
+
+
+def watch_group(group: Any, device: torch.device, does: str) -> None:
+    """Let the thread say that this rank could not do what it ``does`` if the current stream does not come
+    so far within the group's time. A graph that is captured waits later, at events that nobody may look
+    at."""
+    if torch.cuda.is_current_stream_capturing():
+        return
+    event = _event()
+    event.record()
+    time = getattr(group._get_backend(device).options, "_timeout", timedelta(minutes=10))
+    watch.add(event, f"rank {dist.get_rank()} could not {does}", time.total_seconds())
+    watch.start()

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from transconv.conv import Prop
 from transconv.distributed import transfer
 from transconv.distributed.halo import Exchange, Line, Rows, planned, shards
+from transconv.distributed.placing import dealt
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
 Tensor = torch.Tensor
@@ -64,7 +65,7 @@ def pool(module: Any, x: DTensor) -> DTensor:
     maximum = isinstance(module, _MAXIMA)
     made = _pooled(local, lines, src, dst, maximum)
     shape = torch.Size((*x.shape[:2], *(line.o for line in lines)))
-    return DTensor.from_local(made, mesh, places, shape=shape, stride=result_strides(shape, last))
+    return dealt(made, mesh, places, shape, result_strides(shape, last))
 
 
 def _pooled(local: Tensor, lines: list[Line], src: list[Rows], dst: list[Rows], maximum: bool) -> Tensor:
@@ -101,17 +102,6 @@ def instance_norm(module: Any, x: DTensor) -> DTensor:
     with torch.autocast(x.device.type, enabled=False):  # which leaves the type to instance norms
         made: Any = F.group_norm(seen, seen.shape[1], module.weight, module.bias, module.eps)
     return made.squeeze(0) if seen is not x else made  # type: ignore[no-any-return]
-
-
-def by_row(function: Callable[..., Tensor], x: Any, *rest: Any) -> Any:
-    """A function of single elements, on each rank's own: no rule of DTensor's is asked."""
-    if not isinstance(x, DTensor):
-        return function(x, *rest)
-    mesh, places = x.device_mesh, [p if _dealt(p) else Replicate() for p in x.placements]
-    if list(x.placements) != places:
-        x = x.redistribute(mesh, places)
-    made = function(x.to_local(), *rest)
-    return DTensor.from_local(made, mesh, places, shape=x.shape, stride=x.stride())
 
 
 def batch_norm(module: Any, x: DTensor) -> DTensor:

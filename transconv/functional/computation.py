@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from transconv.compute import Compute, one_line, parse
+from transconv.compute import Compute, one_line, parse, why_not_all_stored, why_not_stored
 from transconv.errors import ComputeError, TensorError
 from transconv.functional import operators
 from transconv.functional.launches import Memory, Program, program
@@ -19,8 +19,11 @@ class Computation:
     is the tensor that is stored, or a tuple of them in the order of the stores."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
+        self.text, self._line = text, one_line(text)
         self.program: Program = program(text)
+        adds = any(w.op for w in self.compute.writes)  # to places that points may share
+        if why := (None if adds else why_not_stored(self.compute)) or why_not_all_stored(self.compute):
+            raise ComputeError(f"{self.compute.name}: {why}")
 
     @property
     def compute(self) -> Compute:
@@ -44,7 +47,7 @@ class Computation:
                 raise TypeError(f"{self.compute.name}: {name} {why}")
         found |= named
         read = [self._checked(found, name, m) for name, m in known.items()]
-        made = operators.compute(one_line(self.text), read)
+        made = operators.compute(self._line, read)
         return _one_or_all(made)
 
     def _of_nothing(self, given: tuple[Any, ...], device: Any = None, **named: Any) -> list[Tensor]:
@@ -83,8 +86,8 @@ def computation(text: str | Compute) -> Computation:
     interpreter where ``transconv.config.cpu`` says so. torch.compile holds it as one operator,
     ``transconv::compute``. Gradients of float tensors are texts too (``transconv.compute.differentiate``),
     and have gradients themselves; where an operation has none, asking for one is a RuntimeError that names
-    its line. Raises ComputeError for a text that cannot be read, or whose sizes are arguments: see
-    ``transconv.compile``."""
+    its line. Raises ComputeError for a text that cannot be read, that does not store each element of its
+    results once, or whose sizes are arguments: see ``transconv.compile``."""
     named = parse(text).named if isinstance(text, str) and "sizes" in text else None
     named = text.named if isinstance(text, Compute) else named
     if named is not None:

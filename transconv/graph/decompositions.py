@@ -50,9 +50,13 @@ MOVED = {getattr(getattr(torch.ops.aten, packet), "default") for packet in (  # 
     "replication_pad1d", "replication_pad2d", "replication_pad3d")}
 
 
+EQUAL = {torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor}
+
+
 def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
     """torch's division of a joint graph. What is made of no input, or only moves elements of what is kept,
-    is not kept: the backward graph reads it through a view again."""
+    is not kept: the backward graph reads it through a view again. Where values are equal is kept: one that
+    is evaluated again is not that of which the largest was stored, as it is not rounded alike."""
     saved.prepared(joint.graph)
     told: set[fx.Node] = set()
     for node in joint.graph.nodes:
@@ -61,10 +65,17 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
             told.add(node)
         if node in told or node.target in MOVED or _told_by_place(node, told):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        elif node.target in EQUAL and any(_is_float(x) for x in node.all_input_nodes):
+            node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     found: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
         joint, *args, **kwargs)
     saved.shared(*found, kwargs["num_fwd_outputs"])
     return found
+
+
+def _is_float(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, Tensor) and val.is_floating_point()
 
 
 def repeated(gm: fx.GraphModule) -> None:

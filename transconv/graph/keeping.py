@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transconv.graph.plan import Planner
 
 STORED_DEARER = "is evaluated {:.3g} times: {:.3g} us, written and read once {:.3g} us"
+COMPARED = "is compared with another value: evaluated again it may be rounded otherwise"
 STORED_ANYWAY = "is handed out: read, not evaluated again"
 SHARED = 0.5  # of reading what the same kernel stores: others behind it read that anyway
 DEEPEST = 24  # operations that are evaluated again at most, one of the other
@@ -95,6 +96,16 @@ def copies(piece: Piece) -> bool:
     """Whether a value is another one in memory of its own, which only what is handed out needs."""
     return isinstance(piece, Mapped) and not piece.work and len(piece.inputs) == 1 and (
         piece.inputs[0].dtype is piece.dtype and same(piece.inputs[0].shape, piece.shape))
+
+
+def compared(piece: Mapped, planner: Planner) -> None:
+    """Store what is compared for equality in another kernel: evaluated again it may be rounded otherwise
+    than where it was reduced."""
+    for x in piece.inputs:
+        while isinstance(x, Seen):
+            x = x.of
+        if not _is_there(x, planner):
+            planner.keep(x, piece, COMPARED, itself=True)
 
 
 # -- what is written once ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.pieces import TYPES, Constant, Counted, Piece
+from transconv.graph.pieces import TYPES, Constant, Counted, Mapped, Piece
 from transconv.graph.rows import (
     Call,
     NotOurs,
@@ -28,6 +28,7 @@ HEAVY = 6.0  # instructions of exp and the like
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
          "eq": "==", "ne": "!="}
 WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
+EQUAL = {"eq", "ne"}
 BY_NAME = {"sub", "add"}  # whose second operand torch scales
 
 
@@ -48,7 +49,7 @@ def together(call: Call, *values: Any) -> tuple[Piece, ...]:
 
 
 def arithmetic(call: Call, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
-               whole: bool = False) -> Piece:
+               whole: bool = False) -> Mapped:
     """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
     computed(call.dtype)
     inputs = together(call, *values)
@@ -104,7 +105,10 @@ def _from_table(op: Op) -> Callable[[Call], Piece]:
             raise NotOurs(f"{op.name} with other arguments than its row has")
         if op.name == "where":
             return _where(call, *values)
-        return arithmetic(call, _text(found), *values, label=found.name, work=work, whole=op.name in WHOLE)
+        made = arithmetic(call, _text(found), *values, label=found.name, work=work,
+                          whole=op.name in WHOLE)
+        made.equal = op.name in EQUAL and any(x.dtype.is_floating_point for x in made.inputs)
+        return made
     return rule
 
 

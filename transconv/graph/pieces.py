@@ -92,11 +92,13 @@ class Counted(Piece):
 @dataclass(eq=False, kw_only=True)
 class Mapped(Piece):
     """Arithmetic. ``write``: of the operands' names, the text; ``work``: instructions of an element;
-    ``place``: what else its text takes, coordinates of the position."""
+    ``place``: what else its text takes, coordinates of the position; ``equal``: it tells whether floats
+    are equal."""
 
     inputs: tuple[Piece, ...]
     write: Callable[..., str]
     work: float = 1.0
+    equal: bool = False
     place: Callable[[Index], Index] | None = None
 
     @property

@@ -123,6 +123,8 @@ class Planner:
                 self.multiply(piece)
             case _:
                 self.ride(piece)
+                if isinstance(piece, Mapped) and piece.equal and piece not in self.home:
+                    keeping.compared(piece, self)
                 if piece not in self.home and isinstance(piece, Mapped):
                     keeping.weigh(piece, self)
 

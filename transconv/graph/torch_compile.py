@@ -48,11 +48,12 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     ``transconv.config.fallback`` says. ValueError for options that are unknown."""
     given = dict(options or {})
     rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
-    captures = Captures(len(example_inputs)) if given.pop("cudagraphs", mode == CAPTURING) else None
-    if given or rest not in RESTS or upsampling not in UPSAMPLING:
+    records = given.pop("cudagraphs", mode == CAPTURING)
+    if given or rest not in RESTS or upsampling not in UPSAMPLING or not isinstance(records, bool):
         raise ValueError(f"options {options}; expected {{\"rest\": one of {', '.join(RESTS)}, "
                          f"\"upsampling\": one of {', '.join(UPSAMPLING)}, "
                          "\"cudagraphs\": True or False}")
+    captures = Captures(len(example_inputs)) if records else None
     made = Made(owner())
     tensors = [t for t in example_inputs if isinstance(t, Tensor)]
     if tensors and all(t.device.type == "cpu" for t in tensors) and settings.cpu != "interpret":

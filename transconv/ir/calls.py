@@ -88,13 +88,15 @@ def nearest(x):
     return {tl}.where({tl}.abs(x) < whole, near, x)
 '''
 
-# The bits of 1.5 * 2**23 + n are those of 1.5 * 2**23, and n. Conversions take longer than additions.
+# The bits of 1.5 * 2**23 + n are those of 1.5 * 2**23, and n. Conversions take longer than additions. With
+# 128 more the lowest byte is not yet that of n: what is stored of 8 bits is made by an operation of
+# integers. ptxas converts what an operation of floats has made (see backend_triton/narrowed.py).
 NEAREST_SMALL = '''
 @{jit}
 def nearest_small(x):
-    """x, of up to 2**22, as the nearest whole number, halves as the even one; NaN as 0."""
-    near = {tl}.where(x == x, x, 0.0) + 12582912.0
-    return near.to({tl}.int32, bitcast=True) - 1262485504
+    """x, of up to 2**21, as the nearest whole number, halves as the even one; NaN as 0."""
+    near = {tl}.where(x == x, x, 0.0) + 12583040.0
+    return near.to({tl}.int32, bitcast=True) - 1262485632
 '''
 
 # A signed division by a number that is not known takes about twice the instructions of an unsigned one.

@@ -16,7 +16,7 @@ from transconv.ir.stochastic import CHANCES
 from transconv.ir.terms import maximum, minimum, select
 from transconv.ir.visit import ExprMutator
 
-MOST_SMALL = 1 << 22
+MOST_SMALL = 1 << 21
 """The largest number that ``nearest_small`` takes."""
 
 

@@ -95,8 +95,11 @@ def random_word(seed, element):
 
 @{{jit}}
 def random_bits(seed, element):
-    """The random words of elements."""
-    return {{tl}}.map_elementwise(random_word, seed, element)
+    """The random words of elements; map_elementwise takes tensors alone."""
+    if element.type.is_block():
+        return {{tl}}.map_elementwise(random_word, seed, element)
+    else:
+        return random_word(seed, element)
 '''
 
 STOCHASTIC = '''

@@ -113,12 +113,15 @@ def as_tensor(name: str, value: Any) -> Any:
     import torch
 
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_nested:
+            form = "a nested tensor" if value.is_nested else f"of layout {value.layout}"
+            raise KernelError(f"{name} is {form}; expected a strided tensor")
         return value.detach()
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        raise KernelError(f"{name} is a read-only array; expected one that may be written, as "
+                          f"{name}.copy()")
     try:
         if isinstance(value, np.ndarray):
-            if not value.flags.writeable:
-                raise KernelError(f"{name} is a read-only array; expected one that may be written, as "
-                                  f"{name}.copy()")
             return torch.from_numpy(value)
         if hasattr(value, "__cuda_array_interface__"):
             return torch.as_tensor(value, device="cuda")

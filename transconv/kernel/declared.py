@@ -25,7 +25,7 @@ from transconv.kernel.group import Group
 def symbols(names: str) -> Any:
     """Symbols of sizes, by names with spaces between; one name gives one symbol, several a tuple. Symbols
     can be added, multiplied and divided."""
-    found = tuple(Var(n, index) for n in names.split())
+    found = tuple(Var(n, index) for n in (names.split() if isinstance(names, str) else ()))
     if not found or not all(v.name.isidentifier() for v in found):
         raise KernelError(f"symbols({names!r}); expected names such as 'H W'")
     return found[0] if len(found) == 1 else found

@@ -15,7 +15,7 @@ SQUARE = 32  # rows and columns of a group of more dimensions
 
 
 def _sizes(name: str, given: int | Sequence[int], least: int) -> tuple[int, ...]:
-    sizes = (given,) if isinstance(given, int) else tuple(given)
+    sizes = tuple(given) if isinstance(given, Sequence) else (given,)
     if not sizes or len(sizes) > len(PLACES) or any(not isinstance(n, int) or n < least for n in sizes):
         raise KernelError(f"{name}={given!r}; expected 1 to {len(PLACES)} whole numbers from {least} on")
     return sizes

@@ -27,6 +27,7 @@ from transconv.ir import (
     Load,
     Reduce,
     Sizes,
+    Store,
     Tensor,
     Var,
     f32,
@@ -229,15 +230,16 @@ def _check_limits(source: Source, kernel: Kernel, warps: int, target: Target) ->
     if warps * target.warp_size > MOST_THREADS:
         raise KernelError(f"{source.name}: warps_hint={warps} are {warps * target.warp_size} threads on "
                           f"{target.name}; expected up to {MOST_THREADS // target.warp_size} warps")
-    name, elements, dtype = _largest(kernel)
+    name, elements, dtype = _largest(kernel, stored=True)
     if elements > MOST_ELEMENTS:
         raise KernelError(f"{source.name}: the tile {name} has {elements} elements, "
                           f"{elements * dtype.bytes} bytes; expected up to {MOST_ELEMENTS} elements: a "
                           "smaller group, or a loop")
 
 
-def _largest(kernel: Kernel) -> tuple[str, int, DType]:
-    """The largest tile: its name, elements, and their type."""
+def _largest(kernel: Kernel, stored: bool = False) -> tuple[str, int, DType]:
+    """The largest tile: its name, elements, and their type. ``stored``: also what is stored without a
+    name, such as zeros."""
     scope: dict[Var, tuple[Any, ...]] = {}
     found: tuple[str, int, DType] = "", 1, f32
     for at in walk(kernel):
@@ -248,6 +250,9 @@ def _largest(kernel: Kernel) -> tuple[str, int, DType]:
         elif isinstance(at, Reduce):  # of a tile without a name, such as a broadcast
             elements = prod(x.extent for x in lanes_of(at.x, scope))
             found = max(found, ("of a reduction", elements, at.dtype), key=_second)
+        elif stored and isinstance(at, Store):
+            elements = prod(x.extent for x in {*lanes_of(at.offset, scope), *lanes_of(at.value, scope)})
+            found = max(found, (f"stored to {at.tensor.name}", elements, at.value.dtype), key=_second)
     return found
 
 

@@ -97,7 +97,7 @@ def index_map(shape: Sequence[int], offset: Callable[..., Any],
     ``+ - * // %``. ``storage_size``: the elements of that memory, by default what the places need. Whether
     two elements are in one place is checked; then stores are refused. Raises KernelError for places
     outside of the memory."""
-    sizes = tuple(shape)
+    sizes = tuple(shape) if isinstance(shape, Sequence) else ()
     if not sizes or any(not isinstance(n, int) or n < 1 for n in sizes) or not callable(offset):
         raise KernelError(f"index_map({shape!r}, {offset!r}); expected sizes from 1 on, and a function of "
                           "indices")

@@ -18,8 +18,7 @@ from transconv.ir import InterpError, Memory, VerifyError, run
 from transconv.kernel import Group, KernelFunction
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.trial import KernelTrial
-from transconv.verify.fuzz_run import Row, prepare
-from transconv.verify.pool import is_fatal
+from transconv.verify.fuzz_run import Row, of_error, prepare
 
 NEAR = 2e-4  # floats: of 1, and of the value
 TARGET = "sm_90"
@@ -38,13 +37,9 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
             reason = difference(trial, way, Path(folder), row, target)
         row |= {"status": "failed" if reason else "passed", "reason": reason}
     except (InterpError, VerifyError) as fault:
-        row |= {"status": "failed", "reason": " ".join(f"{type(fault).__name__}: {fault}".split())[:600]}
+        row |= of_error(fault) | {"status": "failed"}
     except Exception as error:
-        if is_fatal(error):
-            raise
-        name = type(error).__name__
-        row |= {"status": "resources" if name == "OutOfResources" else "error",
-                "reason": " ".join(f"{name}: {error}".split())[:600]}
+        row |= of_error(error)
     row["seconds"] = round(time.perf_counter() - start, 4)
     return row
 

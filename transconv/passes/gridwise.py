@@ -9,141 +9,41 @@
                 store(...)                              for k in 0..32 tile: c = step*32 + k ...
                                                     store(...)
 
-Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, what
-depends on the block gets the mask ``position < size``. The grid has one dimension: others are limited.
+``sides`` splits the axes, ``tails`` masks what a partly filled block has too much. The grid has one
+dimension: others are limited.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import prod
 
 from transconv.compute import Compute
 from transconv.ir import (
     ASSUME,
-    ATOMIC_ADD,
-    REDUCERS,
-    Add,
-    Const,
     Expr,
-    ExprMutator,
     For,
     FuncCall,
     Kernel,
-    Le,
     Let,
-    Load,
-    Lt,
-    Max,
-    Min,
-    Mul,
-    Node,
-    Select,
     Seq,
     Stmt,
-    Store,
-    Update,
     Var,
-    all_of,
-    conjuncts,
     find,
-    free_vars,
     minimum,
-    reducer_of,
     seq,
     statements,
     substitute,
 )
 from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
-from transconv.passes.vanishing import roots_of, vanishes
-from transconv.schedule import Block, Schedule, ahead
-from transconv.simplify import Facts, facts_of, simplify
+from transconv.passes.nest import Swept, parts
+from transconv.passes.sides import Side, side_of
+from transconv.passes.tails import Guard
+from transconv.schedule import Schedule, ahead
+from transconv.simplify import facts_of
 
 STEP = Var("step")  # counts the steps of the sum
-LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """A sweep of a naive kernel: the statements before it, its loops, and their innermost body."""
-
-    before: tuple[Stmt, ...]
-    loops: tuple[For, ...]
-    body: Stmt
-
-
-@dataclass(frozen=True, slots=True)
-class Nest:
-    """The parts of a naive kernel: parallel loops, sweeps over the reduced axes, statements after them."""
-
-    around: tuple[For, ...]
-    sweeps: tuple[Swept, ...]
-    after: tuple[Stmt, ...]
-
-    @property
-    def lets(self) -> dict[Var, Expr]:
-        """The values of the nest's lets."""
-        inner = [s for x in self.sweeps for s in (*x.before, *statements(x.body))]
-        return {s.var: s.value for s in (*inner, *self.after) if isinstance(s, Let)}
-
-
-def parts(kernel: Kernel) -> Nest:
-    """Take a naive kernel apart."""
-    around, at = [], kernel.body
-    while isinstance(at, For) and at.kind == "parallel":
-        around.append(at)
-        at = at.body
-    sweeps: list[Swept] = []
-    before: list[Stmt] = []
-    for s in statements(at):
-        if not isinstance(s, (For, Update)):
-            before.append(s)
-            continue
-        loops = []
-        while isinstance(s, For):
-            loops.append(s)
-            s = s.body
-        sweeps.append(Swept(tuple(before), tuple(loops), s))
-        before = []
-    return Nest(tuple(around), tuple(sweeps), tuple(before))
-
-
-@dataclass(slots=True)
-class _Side:
-    """The tiling of the axes of one kind: block indices and their counts, the lanes of a tile, and lets of
-    the positions."""
-
-    kind: str
-    name: str  # of the lanes
-    facts: Facts
-    counts: list[tuple[Var, Extent]] = field(default_factory=list)
-    lets: list[Stmt] = field(default_factory=list)
-    extent: int = 1
-    lanes: dict[Block, Var] = field(default_factory=dict)  # if each block has lanes of its own
-    written: list[tuple[Var, int]] = field(default_factory=list)  # positions written out (``regs``)
-    tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
-
-    @property
-    def count(self) -> Extent:
-        return simple(prod(n for _, n in self.counts), self.facts)
-
-    @property
-    def lane(self) -> Var:
-        return Var(self.name)
-
-    def wrap(self, body: Stmt) -> Stmt:
-        """The tile loops around a body, which is executed at each position of the tile."""
-        for var, extent in reversed(self.written):
-            body = For(var, extent, body, "jam")
-        if not self.lanes:
-            return self.tile_loop(self.lane, self.extent, body) if self.extent > 1 else body
-        for block, lane in reversed(self.lanes.items()):
-            body = self.tile_loop(lane, block.extent, body)
-        return body
-
-    def tile_loop(self, lane: Var, extent: int, body: Stmt) -> For:
-        return For(lane, extent, body, "tile", side=self.kind)
 
 
 def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
@@ -155,12 +55,12 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
              for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
     facts = facts_of(kernel.sizes)
     kinds = {v: compute.kind(v.name) for v in sizes}
-    sides = {kind: _side(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule,
-                         compute.factors is not None, facts) for kind in "BMNK"}
+    sides = {kind: side_of(kind, [v for v in sizes if kinds[v] == kind], sizes, schedule,
+                           compute.factors is not None, facts) for kind in "BMNK"}
     pid, grid_lets, grid = _unpack_grid(sides, schedule)
     tails = {v: m for side in sides.values() for v, m in side.tails.items()}
     written = {Var(a) for a in schedule.regs.split(".")} & {v for v in tails if kinds[v] != "K"}
-    guard = _Guard(tails, nest, written)
+    guard = Guard(tails, nest, written)
     outer = [sides[kind] for kind in "BMN"]
     inner: list[Stmt] = [x for side in outer for x in side.lets]
     taken = {x.var.name for x in inner if isinstance(x, Let)}
@@ -178,7 +78,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     return replace(kernel, sizes=required, body=partials.dealt(body, schedule, compute))
 
 
-def _sweep(sweep: Swept, side: _Side, guard: _Guard, schedule: Schedule, turned: bool) -> Stmt:
+def _sweep(sweep: Swept, side: Side, guard: Guard, schedule: Schedule, turned: bool) -> Stmt:
     """The loop over the steps of a sweep, with the tile loops inside; ``turned``: from the last step."""
     body = side.wrap(seq(*side.lets, *statements(guard.mutate(sweep.body))))
     if not sweep.loops:
@@ -204,68 +104,7 @@ def _apart(loop: Stmt, number: int, taken: set[str]) -> Stmt:
     return substitute(loop, names)
 
 
-def _side(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedule,
-          product: bool, facts: Facts) -> _Side:
-    """The tiling of ``axes``, all of one kind. With ``product`` each side of a tile is one dimension, as
-    in a dot. Otherwise each block is a dimension: a copy may load along one and store along another."""
-    taken = {v.name for v in sizes}
-    # The lanes of several blocks are numbered: m0, m1.
-    clash = any(name.rstrip("0123456789") == LANES[kind] for name in taken)
-    side = _Side(kind, f"{LANES[kind]}_lane" if clash else LANES[kind], facts)
-    if kind == "K" and schedule.order:
-        rank = {n: i for i, n in enumerate(schedule.order.split("."))}
-        axes = sorted(axes, key=lambda v: rank[v.name])
-    tiles = [b for b in schedule.blocks if Var(b.first) in axes and b.extent > 1]
-    tiles = [b for b in tiles if not schedule.in_registers(b)]
-    tiles.sort(key=lambda b: axes.index(Var(b.first)))
-    side.extent = prod(b.extent for b in tiles)
-    if not product and len(tiles) > 1:
-        side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(tiles)}
-    below = side.extent
-    for axis in axes:
-        block = schedule.block_of(axis.name)
-        if block is None or block.extent == 1:
-            side.counts.append((axis, sizes[axis]))
-        elif schedule.in_registers(block):
-            side.written.append((Var(f"{axis.name}_in"), block.extent))
-            _tile(side, block, [axis], side.written[-1][0], sizes)
-        elif block.first == axis.name:
-            below //= block.extent
-            within = _within(side, block, below)
-            _tile(side, block, [Var(n) for n in block.axes], within, sizes)
-    return side
-
-
-def _within(side: _Side, block: Block, below: int) -> Expr:
-    """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, from which the
-    positions are unpacked; the last block varies fastest."""
-    if block.extent == side.extent or block in side.lanes:
-        return side.lanes.get(block, side.lane)
-    within = Var(f"{block.first}_in")
-    at: Expr = side.lane // below if below > 1 else side.lane
-    side.lets.append(Let(within, at % block.extent if below * block.extent < side.extent else at))
-    return within
-
-
-def _tile(side: _Side, block: Block, axes: list[Var], within: Expr,
-          sizes: dict[Var, Extent]) -> None:
-    """Add the let position = index*extent + within and, if the block fuses several axes, one per axis."""
-    whole = block.extent == side.extent and within is side.lane
-    index = Var(f"{side.lane.name if whole else axes[0].name}_blk")
-    total = simple(prod(sizes[a] for a in axes), side.facts)
-    name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
-    side.lets.append(Let(name, index * block.extent + within))
-    if len(axes) > 1:
-        # The outermost axis may exceed its size; the tail mask excludes such positions.
-        inner = [(a, sizes[a]) for a in axes[1:]]
-        side.lets.append(Let(axes[0], name // prod(n for _, n in inner)))
-        side.lets += unpack(name, inner, total)
-    side.counts.append((index, blocks(total, block.extent)))
-    if isinstance(total, Expr) or total % block.extent:
-        side.tails |= {a: name < total for a in axes}
-
-
-def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list[Stmt], Extent]:
+def _unpack_grid(sides: dict[str, Side], schedule: Schedule) -> tuple[Var, list[Stmt], Extent]:
     """The program's index, lets that unpack it to (batch, row block, column block), and the grid's size.
 
     Programs are numbered in groups of ``group_m`` row blocks, each over all columns, so that programs that
@@ -299,76 +138,3 @@ def _unpack_grid(sides: dict[str, _Side], schedule: Schedule) -> tuple[Var, list
                  FuncCall(ASSUME, (m < rows,)), FuncCall(ASSUME, (n < columns,))]
     lets += unpack(m, sides["M"].counts) + unpack(n, sides["N"].counts)
     return pid, lets, grid
-
-
-class _Guard(ExprMutator):
-    """Add the tail masks to every access that depends on a partly filled block. The positions of
-    ``written`` axes are written out. Their loads need no tail mask if their own mask keeps them inside the
-    tensor: results beyond the end are not stored, and the pass ``reuse`` can then share the load."""
-
-    def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
-        super().__init__()
-        self.tails, self.written = tails, written
-        self.lets = nest.lets
-        self.summed = {x.var for s in nest.sweeps for x in s.loops}
-
-    def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
-        roots = roots_of(offset, self.lets) - inside
-        needed = [m for v, m in self.tails.items() if v in roots]
-        return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
-
-    def mutate_Load(self, at: Load) -> Node:
-        inside = frozenset(v for v in self.written if self.keeps_inside(at, v))
-        return replace(at, mask=self.guarded(at.offset, at.mask, inside))
-
-    def keeps_inside(self, at: Load, axis: Var) -> bool:
-        """Whether a load's own mask excludes positions beyond the end of an axis: it bounds a coordinate
-        in the direction in which the axis moves it."""
-        seen = {*find(at.offset, Expr)}
-        for condition in conjuncts(at.mask):
-            match condition:
-                case Lt(coord, end) if coord in seen and axis not in roots_of(end, self.lets):
-                    towards = 1
-                case Le(Const(), coord) if coord in seen:
-                    towards = -1
-                case _:
-                    continue
-            if axis in roots_of(coord, self.lets) and self.step(coord, axis) * towards > 0:
-                return True
-        return False
-
-    def step(self, coord: Expr, axis: Var) -> int:
-        """The change of a coordinate from one position of an axis to the next; 0 if it is not constant."""
-        while named := {v: self.lets[v] for v in free_vars(coord) if v in self.lets}:
-            coord = substitute(coord, named)
-        moved = simplify(substitute(coord, {axis: axis + 1}) - coord, Facts())
-        return int(moved.value) if isinstance(moved, Const) else 0
-
-    def mutate_Store(self, at: Store) -> Node:
-        return Store(at.tensor, at.offset, self.mutate(at.value), self.guarded(at.offset, at.mask))
-
-    def mutate_FuncCall(self, at: FuncCall) -> Node:
-        if not at.func.leaves and at.func is not ATOMIC_ADD:
-            return at
-        tensor, offset, value, mask, *count = at.args
-        assert isinstance(offset, Expr) and isinstance(value, Expr) and isinstance(mask, Expr)
-        if at.func.leaves:  # all points count that are in the axes
-            kept = roots_of(offset, self.lets) | {*self.tails} - self.summed
-            ends = dict.fromkeys(p for v, m in self.tails.items() if v in kept for p in conjuncts(m))
-            return FuncCall(at.func, (tensor, offset, value, all_of([*ends]), *count))
-        return FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
-
-    def mutate_Update(self, at: Update) -> Node:
-        """Positions beyond the end must not change the result. In a sum of products it is enough that they
-        are loaded as 0; in other reductions the neutral element replaces their terms."""
-        match at.value:
-            case Add(old, term) | Mul(old, term) | Max(old, term) | Min(old, term) if old is at.var:
-                op = type(at.value)
-                reducer = REDUCERS[reducer_of(op)]
-                lacking = [m for v, m in self.tails.items() if v in self.summed
-                           and not vanishes(term, v, reducer.neutral, self.lets)]
-                if lacking:
-                    nothing = reducer.identity(term.dtype)
-                    kept = Select(all_of([p for m in lacking for p in conjuncts(m)]), term, nothing)
-                    return Update(at.var, op(old, kept))
-        return at

@@ -4,7 +4,7 @@ launcher."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -82,16 +82,38 @@ def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choos
     for compute, chosen in _agreed(_same_copies(mains, target), target):
         if schedule is not None and (reason := why_not(chosen, compute, target)):
             raise ScheduleError(f"{chosen}: {reason}")
-        whole = Scheduled(compute, chosen, target)
-        around |= {c.name: c for c in whole.copies if c.name not in around}
-        made.append((compute, chosen))
-        if blockwise.meeting(chosen, whole.main):
-            second = _second(whole)
-            made.append((second, choose(second, target)))
-        made += [(last, choose(last, target)) for last in finishes(whole.main, chosen)]
-    before = [(c, choose(c, target)) for c in around.values() if c.does == "pack"]
-    after = [(c, choose(c, target)) for c in around.values() if c.does == "unpack"]
-    return [*before, *made, *after]
+        made += _to_the_end(compute, chosen, target, choose)
+    for compute, chosen in made:
+        copied = Scheduled(compute, chosen, target).copies
+        around |= {c.name: c for c in copied if c.name not in around}
+    return _in_order(made, [(c, choose(c, target)) for c in around.values()])
+
+
+def _in_order(made: Planned, copies: Planned) -> Planned:
+    """Kernels with copies where what they copy is there: those of operands first, those of results last. A
+    tensor that one kernel stores and a later one reads is copied between the two."""
+    stored = {w.view.tensor.name: i for i, (k, _) in enumerate(made) for w in k.writes}
+    needed = {t.name: i for i, (k, _) in enumerate(made) for t in k.tensors}
+    first: Planned = []
+    behind: list[Planned] = [[] for _ in made]
+    for copy, chosen in sorted(copies, key=lambda m: m[0].does == "pack"):  # packed after it is unpacked
+        packs = copy.does == "pack"
+        tensor = (copy.a if packs else copy.c).tensor
+        at = stored.get(tensor.name, len(made))
+        between = at < needed[tensor.name]
+        (behind[at] if between else first if packs else behind[-1]).append((copy, chosen))
+    return [*first, *(m for main, after in zip(made, behind, strict=True) for m in (main, *after))]
+
+
+def _to_the_end(compute: Compute, chosen: Schedule, target: Target, choose: Choose) -> Iterator[tuple[
+        Compute, Schedule]]:
+    """The kernel, the one that adds its partial sums, and those that combine what it leaves of statistics;
+    the schedule of any of these may leave partial sums again."""
+    yield compute, chosen
+    whole = Scheduled(compute, chosen, target)
+    behind = [_second(whole)] if blockwise.meeting(chosen, whole.main) else []
+    for last in (*behind, *finishes(whole.main, chosen)):
+        yield from _to_the_end(last, choose(last, target), target, choose)
 
 
 def _same_copies(mains: Planned, target: Target) -> Planned:
@@ -117,10 +139,21 @@ def _second(whole: Scheduled) -> Compute:
 
 
 def _agreed(mains: Planned, target: Target) -> Planned:
-    """Make all stride phases write to the copy of the result, or none, because it is copied back as a
-    whole."""
-    if len({c.unpacks for _, c in mains}) < 2:
-        return mains
+    """Make all kernels that store parts of one result, such as stride phases, write to its copy, or none,
+    because it is copied back as a whole."""
+    made, parts = list(mains), dict[str, list[int]]()
+    for i, (compute, _) in enumerate(mains):
+        parts.setdefault(compute.c.tensor.name, []).append(i)
+    for places in parts.values():
+        if len({mains[i][1].unpacks for i in places}) == 2:
+            for i, main in zip(places, _same_result([mains[i] for i in places], target), strict=True):
+                made[i] = main
+    return made
+
+
+def _same_result(mains: Planned, target: Target) -> Planned:
+    """The kernels of one result, some of which write to its copy: all of them, or where that is not legal
+    none."""
     asked = [(a, c if c.unpacks else replace(c, c="gather", split_k=1, pack=with_letter(c.pack, "c")))
              for a, c in mains]
     if all(why_not(c, a, target) is None for a, c in asked):

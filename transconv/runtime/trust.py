@@ -14,11 +14,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from importlib.metadata import version
+from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
 from transconv import knobs
 from transconv.backend_triton import Miscompiled
+from transconv.compute import Workload
 from transconv.errors import Unsupported
+from transconv.ir import free_vars
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.compiler import MOST_REJECTED
 from transconv.runtime.operands import torch_type
@@ -127,15 +130,37 @@ def _is_tritons(error: BaseException) -> bool:
 
 def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
     """What is wrong with a result (empty if nothing), in which steps, and whether the data are too uniform
-    for a check."""
-    for name in plan.workload.results:  # so that elements that are not written are found
-        t = tensors[name]
-        t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
-    plan.launch(**tensors)
-    found = plan.workload.examine(tensors, tensors[plan.workload.result])
+    for a check. What other workloads stored to a tensor of which this one stores a part is there again
+    afterwards."""
+    kept = {name: tensors[name].clone() for name in _in_part(plan.workload)}
+    try:
+        for name in plan.workload.results:  # so that elements that are not written are found
+            t = tensors[name]
+            t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
+        plan.launch(**tensors)
+        found = plan.workload.examine(tensors, tensors[plan.workload.result])
+    finally:
+        for name, before in kept.items():
+            tensors[name].copy_(before)
+    if kept and not found.reason:
+        plan.launch(**tensors)
     if not found.reason:
         return "", (), found.weak
     return found.reason, _blamed(plan, found.wrong, tensors), found.weak
+
+
+def _in_part(workload: Workload) -> list[str]:
+    """The results of which not every element is stored: a text may store a part of a tensor."""
+    stored: dict[str, int] = {}
+    whole: dict[str, int] = {}
+    for compute in workload.computations:
+        for write in compute.writes:
+            tensor, name = write.view.tensor, write.view.tensor.name
+            seen = {v for d in write.view.dims for v in free_vars(d.coord)}
+            whole[name] = prod(tensor.shape)
+            stored[name] = stored.get(name, 0) + (whole[name] if write.op else prod(
+                x.size for x in compute.axes if x.var in seen))
+    return [name for name in workload.results if stored.get(name, 0) < whole.get(name, 0)]
 
 
 def _out_of_memory() -> type[Exception]:

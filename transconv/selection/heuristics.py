@@ -53,7 +53,7 @@ __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposal
 
 MOST = 200  # candidates that are checked and tuned
 FEW_FEATURES = 16
-WGMMA_ROWS, WGMMA_BITS = 64, 256  # rows of a product of wgmma, and bits of a row that it sums
+WGMMA_BITS = 256  # of a row that a product of wgmma sums
 KINDS: tuple[Callable[[Schedule, Schedule], bool], ...] = (
     lambda other, first: other.via != first.via,
     lambda other, first: "box" not in (other.a, other.b, other.c))
@@ -168,10 +168,14 @@ def merges(compute: Compute) -> list[int]:
 
 
 def _both_sum(compute: Compute) -> bool:
-    """Whether both factors vary along all summed axes, as the matrix unit requires."""
+    """Whether both factors vary along all summed axes, as the matrix unit requires; along one of them, if
+    each has one position."""
     seen = [{v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
             for view in (compute.a, compute.b) if view is not None]
-    return all(x.size == 1 or all(x.var in names for names in seen) for x in compute.axes_of("K"))
+    summed = [x for x in compute.axes_of("K") if x.size != 1]
+    if not summed:
+        return all(any(x.var in names for x in compute.axes_of("K")) for names in seen)
+    return all(x.var in names for x in summed for names in seen)
 
 
 def _types(compute: Compute) -> tuple[DType, DType]:
@@ -285,15 +289,16 @@ def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
 def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
     """A factor that is computed as the right side of a ``wgmma``, which is read from shared memory. The
     left side stays in registers: of several products of a step, Triton lets the next step overwrite them
-    before they are read (see ``backend_triton/flaws.py``), unless there is one stage."""
+    before they are read (see ``backend_triton/flaws.py``), unless there is one stage. ``mma.sync``, of few
+    warps or rows, has both sides in registers and no such products."""
     left, right = (isinstance(f, Value) for f in compute.factors or (None, None))
-    if "wgmma" not in target.features or not left:
+    turned, small = schedule.with_words(swap=1), is_small(schedule, compute)
+    if "wgmma" not in target.features or not left or small and is_small(turned, compute):
         yield schedule
         return
-    yield schedule.with_words(stages=1) if right else schedule.with_words(swap=1)
-    rows, _, depth = (prod(b.extent for b in schedule.blocks if compute.kind(b.axes[0]) == kind)
-                      for kind in "MNK")
-    if rows < WGMMA_ROWS or depth * _types(compute)[0].bits <= WGMMA_BITS:
+    yield schedule.with_words(stages=1) if right else turned
+    depth = prod(b.extent for b in schedule.blocks if compute.kind(b.axes[0]) == "K")
+    if small or depth * _types(compute)[0].bits <= WGMMA_BITS:
         yield schedule
 
 

@@ -46,8 +46,9 @@ def convert_(model: torch.nn.Module,
     Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
     ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules keep a forward of
     their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
-    FallbackWarning, once for each class. `enable` reaches those.
+    FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module.
     """
+    exchange.expect_module(model, "convert_")
     converted: list[str] = []
     skipped: dict[str, str] = {}
     for name, module in model.named_modules():
@@ -68,7 +69,8 @@ def convert_(model: torch.nn.Module,
 
 
 def revert_(model: torch.nn.Module) -> Report:
-    """Undo `convert_`, in place."""
+    """Undo `convert_`, in place. TypeError for what is no module."""
+    exchange.expect_module(model, "revert_")
     return Report(tuple([name for name, module in model.named_modules()
                          if _is_convolution(module) and exchange.exchange(module, back=True)]))
 

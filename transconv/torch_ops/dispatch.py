@@ -270,7 +270,7 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
         x.shape, weight.shape, None if bias is None else bias.shape, stride, padding, dilation,
         f.transposed, output_padding, groups)
     check_types(x, weight, bias)
-    y = library.call(x, weight, bias, *p)
+    y = library.called(x, weight, bias, *p)
     return y if is_batched else y.squeeze(0)
 
 

@@ -27,6 +27,13 @@ _CALLS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", 
           "convolution"}
 
 
+def expect_module(model: object, function: str) -> None:
+    """Raises TypeError for what is no module; ``function``: what was called with it."""
+    if not isinstance(model, torch.nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise TypeError(f"transconv.{function}: expected a torch.nn.Module, got {what}")
+
+
 def is_ours(kind: type) -> bool:
     return any(c in _TORCHS or c in _quantised for c in kind.__mro__)
 

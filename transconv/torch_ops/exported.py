@@ -21,6 +21,7 @@ from transconv.standalone import (
     write,
 )
 from transconv.target import Target, detect
+from transconv.torch_ops import exchange
 from transconv.version import __version__
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[st
     """
     from transconv.torch_ops.recorded import recorded
 
+    exchange.expect_module(model, "export")
     directory = Path(directory)
     check(directory, force)
     chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target

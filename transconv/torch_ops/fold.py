@@ -13,7 +13,7 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.compute import OPS, named
-from transconv.torch_ops import fused_modules, modules
+from transconv.torch_ops import exchange, fused_modules, modules
 from transconv.torch_ops.writes import is_hooked, stays
 
 _FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
@@ -39,8 +39,9 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     The model must be in eval mode and traceable by torch.fx. Chains that are used more than once,
     whose parts have other users or hooks, whose weights are read elsewhere, or over which something
     is written in place are left as they are. RuntimeError in training mode; fx's own errors for
-    control flow that depends on values.
+    control flow that depends on values; TypeError for what is no module.
     """
+    exchange.expect_module(model, "fold")
     if model.training:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
                            "only there; call model.eval() first")

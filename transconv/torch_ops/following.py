@@ -12,6 +12,7 @@ the model.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -172,3 +173,15 @@ def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: execut
             if at is not None:
                 network.called(at, _Given(tuple(x.shape), x.stride(), x.dtype, x.device), flags, workers)
                 return
+
+
+def _forked() -> None:
+    """After a fork: another thread of the parent may have held the lock, and the processes are its own."""
+    global _lock
+    _lock = threading.Lock()
+    for network in _networks:
+        network.expected.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -187,7 +187,7 @@ def fused_conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
     ``lambda acc, res, gate: F.silu(acc + res) * gate`` (see ``transconv.epilogue``). Differentiable.
     RuntimeError as conv1d's, and for an unknown activation or a tensor that does not fit; ComputeError for
     what an epilogue cannot do."""
-    if epilogue is not None:
+    if epilogue is not None or operands:
         return _traced(_CONV1D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
                        activation, residual)
     f = (_CONV1D if residual is None else _CONV1D_ADD).get(activation) or refuse(activation)
@@ -200,7 +200,7 @@ def fused_conv2d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
                  activation: str | None = None, residual: Tensor | None = None,
                  epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
     """activation(conv2d(input, weight, bias, ...) + residual): see fused_conv1d."""
-    if epilogue is not None:
+    if epilogue is not None or operands:
         return _traced(_CONV2D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
                        activation, residual)
     f = (_CONV2D if residual is None else _CONV2D_ADD).get(activation) or refuse(activation)
@@ -213,7 +213,7 @@ def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
                  activation: str | None = None, residual: Tensor | None = None,
                  epilogue: Callable[..., Any] | None = None, operands: Sequence[Tensor] = ()) -> Tensor:
     """activation(conv3d(input, weight, bias, ...) + residual): see fused_conv1d."""
-    if epilogue is not None:
+    if epilogue is not None or operands:
         return _traced(_CONV3D, input, weight, bias, stride, padding, dilation, groups, epilogue, operands,
                        activation, residual)
     f = (_CONV3D if residual is None else _CONV3D_ADD).get(activation) or refuse(activation)
@@ -222,8 +222,11 @@ def fused_conv3d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stri
 
 
 def _traced(kinds: Kinds, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any,
-            groups: Any, function: Callable[..., Any], operands: Sequence[Any], activation: str | None,
-            residual: Any) -> Tensor:
+            groups: Any, function: Callable[..., Any] | None, operands: Sequence[Any],
+            activation: str | None, residual: Any) -> Tensor:
+    if function is None:
+        raise RuntimeError("operands are what an epilogue reads beside the sums: expected epilogue=, a "
+                           "function of them")
     if activation or residual is not None:
         raise RuntimeError("an epilogue says all that follows the sums: expected no activation and no "
                            "residual beside it")

@@ -16,6 +16,7 @@ from transconv.torch_ops.fused import (
     fused_conv2d,
     fused_conv3d,
 )
+from transconv.torch_ops.fused_route import refuse
 
 Tensor = torch.Tensor
 
@@ -26,6 +27,12 @@ class Activates:
     fused: Any
     kinds: Kinds
     activation: str = ""
+
+    def __init__(self, *args: Any, activation: str | None = None, **kwargs: Any) -> None:
+        if activation not in self.kinds:
+            refuse(activation)
+        super().__init__(*args, **kwargs)
+        self.activation = activation or ""
 
     def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """activation(conv(input) + residual); a residual of another shape is broadcast as torch's
@@ -48,21 +55,22 @@ class Activates:
 
 
 class FusedConv1d(Activates, modules.Conv1d):
-    """Conv1d with ``activation``; ``forward(input, residual=None)``."""
+    """Conv1d with ``activation``, an argument by name: as fused_conv1d's; ``forward(input,
+    residual=None)``. RuntimeError for an unknown activation."""
 
     fused = staticmethod(fused_conv1d)
     kinds = BROADCASTING[1]
 
 
 class FusedConv2d(Activates, modules.Conv2d):
-    """Conv2d with ``activation``; ``forward(input, residual=None)``."""
+    """Conv2d with ``activation``; ``forward(input, residual=None)``: see FusedConv1d."""
 
     fused = staticmethod(fused_conv2d)
     kinds = BROADCASTING[2]
 
 
 class FusedConv3d(Activates, modules.Conv3d):
-    """Conv3d with ``activation``; ``forward(input, residual=None)``."""
+    """Conv3d with ``activation``; ``forward(input, residual=None)``: see FusedConv1d."""
 
     fused = staticmethod(fused_conv3d)
     kinds = BROADCASTING[3]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from transconv.torch_ops import frozen
+from transconv.torch_ops import exchange, frozen
 
 Tensor = torch.Tensor
 
@@ -113,6 +113,7 @@ def inference(model: torch.nn.Module) -> Inference:
     place, `.to()`, an assigned weight and `requires_grad_()` never give old results. After writes that
     torch does not count, call `refresh()`. In a captured CUDA graph weights are copied at every replay.
     The model does not change: its state dict, copies and pickles do not contain the copies. Raises
-    ValueError if a weight requires a gradient.
+    ValueError if a weight requires a gradient, TypeError for what is no module.
     """
+    exchange.expect_module(model, "inference")
     return Inference(model)

@@ -72,6 +72,9 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+        if (of_class := subclasses.at_once(input, subclasses.forwards)) is not None:
+            made: Tensor = of_class(input, weight, bias, *numbers)
+            return made
         p = operators.resolve(input, weight, bias, numbers)
         return operators.fwd(input, weight, bias, None, operators.spelled(p))
 
@@ -85,7 +88,8 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         mask = list(ctx.needs_input_grad[:3])
-        found = convolution_backward(grad, input, weight, *ctx.numbers, mask)
+        of_class = None if torch.is_grad_enabled() else subclasses.at_once(grad, subclasses.gradients)
+        found = (of_class or convolution_backward)(grad, input, weight, *ctx.numbers, mask)
         return *(t if on else None for t, on in zip(found, mask, strict=True)), *[None] * 6
 
 
@@ -149,7 +153,32 @@ class ConvolutionBackward(torch.autograd.Function):
         return for_grad, for_input, for_weight, *[None] * 7
 
 
+class _AtOnce(torch.autograd.Function):
+    """``Convolution`` for tensors of a served class: in one function, whose arguments torch takes as they
+    are."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+        Convolution.setup_context(ctx, (input, weight, bias, *numbers), input)
+        return Convolution.forward(input, weight, bias, *numbers)
+
+    backward = Convolution.backward
+
+
 _apply: Any = Convolution.apply
+_apply_at_once: Any = _AtOnce.apply
+
+
+def called(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    """The operator's result. Tensors of a class that is served, and that no transform is for, do not go
+    through torch's dispatcher, which costs the host more than a launch."""
+    if subclasses.at_once(input, subclasses.forwards) is None:
+        return call(input, weight, bias, *numbers)
+    run = _apply_at_once if differentiated(input, weight, bias) else Convolution.forward
+    made: Tensor = run(input, weight, bias, *numbers)
+    return made
+
+
 _apply_backward: Any = ConvolutionBackward.apply
 
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 
 from transconv.runtime import Prepared, collecting
 from transconv.runtime import prepare as compiled
-from transconv.torch_ops import any_size, execute, routes, stats
+from transconv.torch_ops import any_size, exchange, execute, routes, stats
 from transconv.torch_ops.convert import use
 
 Tensor = torch.Tensor
@@ -36,6 +36,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     """
     from tqdm import tqdm
 
+    exchange.expect_module(model, "prepare")
     if backward is None:
         backward = any(p.requires_grad for p in model.parameters())
     runs = [inputs, *(_sized(inputs, size) for size in sizes or ())]

@@ -63,6 +63,7 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     transconv.quantized.conv2d); by default what a configuration says, else False. Returns what was
     quantised and what was left, with reasons. ValueError for an unknown kind, a configuration that means
     none, or fast sums of another kind; TypeError for a calibration that is neither."""
+    exchange.expect_module(model, "quantize_")
     how = kind_of(kind)
     if not (calibration is None or callable(calibration) or hasattr(calibration, "__iter__")):
         raise TypeError("quantize_: calibration: expected batches, or a function that runs the model, got "

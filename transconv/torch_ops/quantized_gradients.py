@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weight from an input and a result's gradient of 8-bit floats."""
+"""The gradient of a convolution's weight in 32 bits, from an input and a result's gradient of fewer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Tensor classes that a room above serves: it is imported when their library is, and registers itself.
 
     load()    imports the rooms whose library the program has imported
-    serve()   is called by a room: its class, the gradients of a convolution of it, what `enable` tells it
+    serve()   is called by a room: its class, a convolution of it and its gradients, what `enable` tells it
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from transconv.torch_ops import execute
 
 # The module of a class, and the room that serves it.
 ROOMS = {"torch.distributed.tensor": "transconv.distributed"}
 
+forwards: dict[type, Callable[..., Any]] = {}
 gradients: dict[type, Callable[..., Any]] = {}
 _listeners: list[Callable[[frozenset[str]], None]] = []
 
@@ -65,10 +68,12 @@ class _Then(Loader):
 _together = _Together()
 
 
-def serve(kind: type, backward: Callable[..., Any],
+def serve(kind: type, forward: Callable[..., Any], backward: Callable[..., Any],
           replaced: Callable[[frozenset[str]], None]) -> None:
-    """Serve tensors of a class. ``backward`` takes what ``transconv::convolution_backward`` takes;
-    ``replaced`` the devices on which aten's convolution is transconv's, now and at every change."""
+    """Serve tensors of a class. ``forward`` and ``backward`` take what ``transconv::convolution`` and
+    ``transconv::convolution_backward`` take; ``replaced`` the devices on which aten's convolution is
+    transconv's, now and at every change."""
+    forwards[kind] = forward
     gradients[kind] = backward
     _listeners.append(replaced)
     replaced(execute.replaced)
@@ -82,6 +87,14 @@ def tell(devices: frozenset[str]) -> None:
             sys.meta_path.insert(0, _together)
     for listener in _listeners:
         listener(devices)
+
+
+def at_once(tensor: Any, functions: dict[type, Callable[..., Any]]) -> Callable[..., Any] | None:
+    """The function for a tensor's class, without the way through torch's dispatcher, on which nobody is to
+    see the call."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        return None
+    return functions.get(type(tensor))
 
 
 def served(tensor: Any) -> bool:

@@ -21,7 +21,7 @@ from transconv.compute import Compute, describe
 from transconv.conv import ConvProblem, Epilogue, Prop, computes
 from transconv.errors import ProblemError
 from transconv.ir import InterpError
-from transconv.passes import EMIT, TOGETHER, forms, passes, running, together
+from transconv.passes import EMIT, TOGETHER, forms, running, together
 from transconv.schedule import Schedule
 from transconv.target import TARGETS, Target
 from transconv.verify.bisect_emitted import ask_compiler, ask_emitter
@@ -37,7 +37,7 @@ from transconv.verify.bisect_replay import (
     differing,
 )
 from transconv.verify.bisect_report import PARTS, Blame, Report, changes
-from transconv.verify.bisect_rules import Unsound, audited
+from transconv.verify.bisect_rules import rule_of
 from transconv.verify.bisect_shrink import PRODUCTS, shrunk
 from transconv.verify.bisect_widths import overflow
 
@@ -110,7 +110,9 @@ class _Trial(Report):
         except InterpError as error:
             reason = str(error)
         if reason:
-            rule = self.rule_of(name) if name == forms()[0].name else ""
+            asked = self.asked
+            rule = "" if name != forms()[0].name else rule_of(
+                lambda: computes(asked.problem, asked.prop, asked.epilogue), self.seed)
             return self.guilty(name, reason, rule, "\n".join(map(describe, made)))
         self.say(name, "right")
         return None
@@ -145,7 +147,7 @@ class _Trial(Report):
     def judge_stage(self, launches: list[Stages], stage: int, name: str) -> Blame | None:
         failed = next((s for s in launches if s.failed == name), None)
         if failed is not None:
-            return self.guilty(name, failed.reason, self.rule_of(name, failed, stage))
+            return self.guilty(name, failed.reason, failed.rule_of(stage, self.seed))
         before = [s.kernel(stage - 1) if stage else None for s in launches]
         same = all(s.kernel(stage) is old for s, old in zip(launches, before, strict=True))
         if same and stage != FINAL:
@@ -156,7 +158,7 @@ class _Trial(Report):
             self.say(name, "right")
             return None
         culprit = self.culprit(launches, stage)
-        return self.guilty(name, reason, self.rule_of(name, culprit, stage),
+        return self.guilty(name, reason, culprit.rule_of(stage, self.seed),
                            changes(before[launches.index(culprit)], culprit.kernel(stage),
                                    NAMES[stage - 1] if stage else "", name))
 
@@ -181,22 +183,6 @@ class _Trial(Report):
                 if self.result(launches, [stage - (j != i) for j in range(len(launches))]):
                     return launches[i]
         return launches[changed[0] if changed else 0]
-
-    def rule_of(self, name: str, launch: Stages | None = None, stage: int = 0) -> str:
-        """The rule of the simplifier that made a stage wrong, in words; empty if none did."""
-        small = self.asked if launch is None else self.small
-        try:
-            with audited(self.seed):
-                if launch is None:
-                    computes(small.problem, small.prop, small.epilogue)
-                elif stage:
-                    step = next(p for p in passes() if p.name == name)
-                    step.run(launch.kernel(stage - 1), launch.context)
-        except Unsound as unsound:
-            return str(unsound)
-        except Exception:  # the stage fails by itself, which has been told
-            return ""
-        return ""
 
     # -- below the IR ------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ import numpy as np
 from transconv.compute import Alone, Compute, describe, execute
 from transconv.errors import ComputeError, TransconvError
 from transconv.ir import Array, InterpError, Kernel, convert
-from transconv.passes import EMIT, forms, passes, running
+from transconv.passes import EMIT, forms, running
 from transconv.runtime import build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled
 from transconv.target import Target
@@ -30,7 +30,6 @@ from transconv.verify import any_size
 from transconv.verify.bisect_emitted import Verdict, in_a_child, no_compiler
 from transconv.verify.bisect_replay import NAMES, Stages, parts_begin
 from transconv.verify.bisect_report import PARTS, Blame, Report, changes
-from transconv.verify.bisect_rules import Unsound, audited
 from transconv.verify.computation import Case
 from transconv.verify.fuzz_compute import ComputeTrial
 from transconv.verify.shrink_compute import smaller
@@ -152,7 +151,7 @@ class _Search(Report):
                 x.role == "part" for x in s.compute.axes)]
             failed = next((s for s in asked if s.failed == name), None)
             if failed is not None:
-                return self.guilty(name, failed.reason, self.rule_of(name, failed, stage))
+                return self.guilty(name, failed.reason, failed.rule_of(stage, self.seed))
             before = [s.kernel(stage - 1) if stage else None for s in asked]
             if all(s.kernel(stage) is old for s, old in zip(asked, before, strict=True)):
                 self.say(name, "unchanged")
@@ -161,7 +160,7 @@ class _Search(Report):
                 changed = [s for s, old in zip(asked, before, strict=True) if s.kernel(stage) is not old]
                 one = changed[0] if len(changed) == 1 else self.culprit(asked, changed, stage, case)
                 old, earlier = (one.kernel(stage - 1), NAMES[stage - 1]) if stage else (None, "")
-                return self.guilty(name, reason, self.rule_of(name, one, stage),
+                return self.guilty(name, reason, one.rule_of(stage, self.seed),
                                    changes(old, one.kernel(stage), earlier, name))
             self.say(name, "right")
         return None
@@ -181,19 +180,6 @@ class _Search(Report):
             return case.interpreted(*(k.at(self.sizes) for k in kernels), zeroed=zeroed).problem
         except InterpError as error:
             return str(error)
-
-    def rule_of(self, name: str, launch: Stages, stage: int) -> str:
-        """The rule of the simplifier that made a stage wrong, in words; empty if none did."""
-        step = next((p for p in passes() if p.name == name), None)
-        try:
-            with audited(self.seed):
-                if step is not None:
-                    step.run(launch.kernel(stage - 1), launch.context)
-        except Unsound as unsound:
-            return str(unsound)
-        except Exception:  # the stage fails by itself, which has been told
-            return ""
-        return ""
 
     # -- below the IR ------------------------------------------------------------------------------
 

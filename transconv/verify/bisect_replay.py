@@ -34,6 +34,7 @@ from transconv.ir import expr as ex
 from transconv.passes import NAIVE, Context, levels, naive, passes, running
 from transconv.schedule import Schedule, Scheduled, is_copy, why_not
 from transconv.target import Target
+from transconv.verify.bisect_rules import rule_of
 
 
 @dataclass(slots=True)
@@ -188,6 +189,13 @@ class Stages:
 
     def kernel(self, stage: int) -> Kernel:
         return self.kernels[stage][1]
+
+    def rule_of(self, stage: int, seed: int) -> str:
+        """The rule of the simplifier that makes a stage wrong, in words; empty if none does."""
+        made_by = next((p for p in passes() if p.name == NAMES[stage]), None)
+        if made_by is None:
+            return ""
+        return rule_of(lambda: made_by.run(self.kernel(stage - 1), self.context), seed)
 
     def orders(self, stage: int) -> int:
         """How many orders of events a stage should be tried in."""

@@ -8,7 +8,7 @@ first unsound step is found, not what later steps made of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -42,6 +42,18 @@ def audited(seed: int = 0) -> Iterator[Audit]:
     audit = Audit(np.random.default_rng(seed))
     with witnessed(audit.look):
         yield audit
+
+
+def rule_of(rewrite: Callable[[], object], seed: int = 0) -> str:
+    """The rule of the simplifier that makes a rewrite wrong, in words; empty if none does."""
+    try:
+        with audited(seed):
+            rewrite()
+    except Unsound as unsound:
+        return str(unsound)
+    except Exception:  # it fails by itself, which has been told
+        return ""
+    return ""
 
 
 class Audit:

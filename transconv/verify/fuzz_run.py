@@ -74,13 +74,18 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
     except (ScheduleError, Unsupported) as refusal:
         row |= {"status": "refused", "reason": f"{type(refusal).__name__}: {refusal}"}
     except Exception as error:
-        if is_fatal(error):
-            raise
-        name = type(error).__name__
-        row |= {"status": "resources" if name == "OutOfResources" else "error",
-                "reason": " ".join(f"{name}: {error}".split())[:600]}
+        row |= of_error(error)
     row["seconds"] = round(time.perf_counter() - start, 4)
     return row
+
+
+def of_error(error: Exception) -> Row:
+    """The outcome of a trial that ended with an error. Raises one that ends the use of the GPU."""
+    if is_fatal(error):
+        raise error
+    name = type(error).__name__
+    return {"status": "resources" if name == "OutOfResources" else "error",
+            "reason": " ".join(f"{name}: {error}".split())[:600]}
 
 
 @functools.cache

@@ -48,9 +48,9 @@ python -m transconv matrix --update --page docs/targets.md  # after a change tha
 make matrix  # everything, with the pinned Triton and the newest release
 ```
 
-**What was run and what was only compiled.** Kernels for sm_90 run on an H200 with Triton 3.6 (see
-[the results](results.md)). For every other chip on this page, and for any chip with a newer Triton,
-they were compiled and never run: that they are right there rests on the IR's and Triton's
+**What was run and what was only compiled.** Kernels for sm_90 ran on an H200 and on H100s with Triton
+3.6 (see [the results](results.md)). For every other chip on this page, and for any chip with a newer
+Triton, they were compiled and never run: that they are right there rests on the IR's and Triton's
 interpreters, how fast they are is not known. Intel GPUs are not on this page, as their compiler
 needs the vendor's driver stack.
 
