@@ -206,19 +206,22 @@ class Run:
         return row
 
     def losses(self, steps: int) -> list[float]:
-        """Of training from the same weights on the same batches."""
-        inner = copy.deepcopy(self.plain)
-        model = self.wrapped(inner)
+        """Of training from the same weights on the same batches, by what is compiled; its weights are then
+        as before."""
+        inner = getattr(self.compiled, "_orig_mod", self.compiled)
         optimizer = torch.optim.SGD(inner.parameters(), lr=0.01, momentum=0.9)
         batches = [(self.batch(seed, torch.float32), self.model.targets(self.quick, seed).to(self.device))
                    for seed in range(min(4, steps))]
+        inner.load_state_dict(self.plain.state_dict())  # calls before have moved running statistics
         found = []
         for step in range(steps):
             optimizer.zero_grad()
-            loss = self.loss(model, *batches[step % len(batches)])
+            loss = self.loss(self.compiled, *batches[step % len(batches)])
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             found.append(float(loss.detach()))
+        optimizer.zero_grad()
+        inner.load_state_dict(self.plain.state_dict())
         return found
 
 

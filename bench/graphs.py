@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="write reports of the kernels, with their times, beside the table")
     parser.add_argument("--seconds", type=ranges.seconds, default=2.0, help="timing of one model")
     parser.add_argument("--steps", type=ranges.at_least(0), default=STEPS,
-                        help="of training, whose losses are compared; they compile the model again")
+                        help="of training, whose losses are compared")
     parser.add_argument("--together", type=ranges.processes, default=1,
                         help="rows that are compiled at the same time, before they are timed one by one; "
                         "they divide the cores and GPUs")

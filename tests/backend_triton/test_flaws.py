@@ -60,6 +60,20 @@ def test_registers_that_are_overwritten(ptx: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": HEAD + ptx})) == wrong
 
 
+TOGETHER, APART = "mov.b32 \t%r{}, {{%rs1, %rs2}};\n", "mov.b32 \t{{%rs3, %rs4}}, %r{};\n"
+CHANGED = TOGETHER + "and.b32 \t%r{}, %r{}, 16711935;\n" + APART
+
+
+@pytest.mark.parametrize(("ptx", "wrong"), [
+    (CHANGED.format(1, 2, 1, 2) + CHANGED.format(3, 4, 3, 4), True),
+    (CHANGED.format(1, 2, 1, 2) + ".entry" + CHANGED.format(3, 4, 3, 4), False),  # another function
+    (CHANGED.format(1, 2, 1, 2) + CHANGED.format(3, 4, 5, 4), False),  # no pair that was put together
+    (CHANGED.format(1, 2, 1, 2) + TOGETHER.format(3) + APART.format(3), False),  # as it was
+    (CHANGED.format(1, 2, 1, 2), False)])
+def test_upper_halves(ptx: str, wrong: bool) -> None:
+    assert bool(flaw({"ptx": HEAD + ptx})) == wrong
+
+
 PAIR = "or.b64  \t%rd22, %rd19, %rd21;\n"
 UPPER = "mov.b64 \t{_, %r49}, %rd22;\n"
 
@@ -108,12 +122,15 @@ BRANCHING = ConvProblem.parse("g6ic96ih6oc96oh3kh4sh2ph1 dt=f16 tag=nhwc")
 BRANCH_SCHEDULE = "qw:64 ic:16 oc:16 | mma | a=box b=box | group_m=1 stages=4 warps=4 via=gluon"
 
 
-def test_a_branch_of_threads_that_disagree() -> None:
+def test_an_upper_half_of_another_pair() -> None:
+    """The PTX text tells; without it, a branch of threads that disagree."""
     words = (BRANCH_SCHEDULE, BRANCH_SCHEDULE.replace("stages", "programs=132 stages"))
-    right, wrong = compile_offline([jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0]
-                                    for w in words])
+    right, wrong = compile_offline([replace(
+        jobs_of(BRANCHING, Prop.BWD_D, TARGETS["sm_90"], Schedule.parse(w))[0], code=True) for w in words])
     assert isinstance(right, Resources) and isinstance(wrong, Resources)
-    assert not right.flaw and "threads disagree" in wrong.flaw and "copies boxes" in wrong.flaw
+    assert not right.flaw and "of another pair" in wrong.flaw
+    assert "threads disagree" in flaw({"cubin": wrong.code})
+    assert not takes_uniform_branches(right.code)
     assert not takes_uniform_branches(b"") and not takes_uniform_branches(b"no file of machine code")
 
 

@@ -213,3 +213,21 @@ def test_a_statistic_that_nothing_stores_is_found(value: str) -> None:
 def test_a_file_that_checks_some_points_has_none() -> None:
     with pytest.raises(Unsupported, match="M is a statistic of all of the result"):
         lines_of(parse(NHWC + MOMENTS))
+
+
+def test_a_statistic_of_all_points() -> None:
+    """One place, of a tensor without dims."""
+    case = Case(parse("""compute whole
+        tensor X f32 [8, 4]
+        tensor W f32 [16, 4]
+        axes   m=8 n=16 | k=4
+        read   x = X[m, k]
+        read   w = W[n, k]
+        let    y = sum(x*w; k)
+        store  Y[m, n] = y
+        store  S[] sum= y
+        store  D[] squares= y
+    """))
+    y = case.answers["Y"].value
+    np.testing.assert_allclose(case.answers["S"].value, y.sum(), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(case.answers["D"].value, ((y - y.mean()) ** 2).sum(), rtol=1e-6)

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import re
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -327,6 +331,9 @@ def why_wrong(drawn: Drawn, most: float = 1e-8) -> str:
 
 # -- on a GPU --------------------------------------------------------------------------------------
 
+REASON = re.compile(r"[;:(]|\d")  # what follows differs from graph to graph
+COLUMNS = ("seed", "draws", "passed", "failed", "refused", "kernels", "reasons", "seconds", "error",
+           "device", "torch", "triton", "commit")
 AS_TORCH, ROUNDING = 16.0, 1e-4  # of the errors of torch's f32; of the largest element
 
 
@@ -390,26 +397,36 @@ def _far(want: Tensor, own: Tensor, got: Tensor) -> str:
 
 def on_device(options: argparse.Namespace) -> None:
     """Draw graphs for kernels of a device, in processes, until the time is over."""
-    from bench.environment import worker_environment
+    from bench.environment import versions, worker_environment
+    from transconv.tuning.table import Table
     from transconv.verify.pool import Group, Pool, Task
 
     variables = worker_environment() | ({"TRITON_INTERPRET": "1"} if options.device == "cpu" else {})
     pool = Pool({"draw": Group("tests.graph.draw:work", options.processes, variables)})
     seeds = range(options.seed, options.seed + options.n)
     tasks = [Task("draw", {"seed": seed, "device": options.device}, 120.0) for seed in seeds]
-    right = kernels = refused = wrong = 0
+    right = kernels = wrong = 0
+    refusals: Counter[str] = Counter()
+    began = time.perf_counter()
     for task, row in pool.run(tasks, options.time_budget):
         if "kernels" in row:
             right, kernels = right + 1, kernels + int(row["kernels"])
         elif "refused" in row:
-            refused += 1
+            refusals[REASON.split(str(row["refused"]))[0]] += 1
             print(f"seed {task.payload['seed']} refused: {row['refused']}", flush=True)
         elif row.get("error") != "out of budget":
             wrong += 1
             why = row.get("problem") or row["error"]
             print(f"seed {task.payload['seed']}: {why}\n{row.get('text', '')}", flush=True)
+    refused = refusals.total()
     print(f"{right} graphs with {kernels} kernels as torch's on {options.device}, {refused} refused, "
-          f"{wrong} wrong")
+          f"{wrong} wrong", flush=True)
+    if options.out:
+        said = "; ".join(f"{n} x {why}" for why, n in refusals.most_common())
+        table = Table(Path(options.out), COLUMNS, ("seed", "commit"))
+        table.add({"seed": options.seed, "draws": right + refused + wrong, "passed": right,
+                   "failed": wrong, "refused": refused, "kernels": kernels, "reasons": said,
+                   "seconds": time.perf_counter() - began, "error": ""} | versions())
 
 
 def main() -> None:
@@ -422,6 +439,7 @@ def main() -> None:
     parser.add_argument("--device", default="", help="cuda: kernels run there; else texts are executed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--time-budget", type=float, default=90.0)
+    parser.add_argument("--out", default="", help="a CSV file that gets a row of the counts")
     args = parser.parse_args()
     if args.device:
         on_device(args)

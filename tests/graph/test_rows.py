@@ -265,3 +265,16 @@ def test_axes_have_no_names_of_types() -> None:
         compare(f, run := traced(f, [x]), [x], 1e-9)
     (found,) = run.transconv.graphs
     assert all(isinstance(r, KernelRow) for r in found.rows)
+
+
+@pytest.mark.parametrize("f", [
+    lambda x, y: x.reshape(4, 1) @ y.reshape(1, 5), lambda x, y: torch.addmm(y, x.reshape(4, 1), y[None]),
+    lambda x, y: F.conv2d(x.reshape(2, 1, 2, 1), y.reshape(5, 1, 1, 1), y),
+    lambda x, y: F.conv2d(F.conv2d(y.reshape(1, 5, 1, 1), x[:1].expand(5).reshape(1, 5, 1, 1)),
+                          x.reshape(4, 1, 1, 1))])
+def test_products_of_one_term_are_maps(f: Any) -> None:
+    """No schedule of a product has a sum of one term."""
+    given = [torch.randn(4, requires_grad=True), torch.randn(5, requires_grad=True)]
+    with by_meaning() as texts:
+        compare(f, traced(lambda x, y: (f(x, y),), given), given, 1e-5)
+    assert not any("=1 ic=1\n" in t or "=1 oc=1\n" in t or "| k=1\n" in t for t in texts), texts

@@ -10,9 +10,10 @@ On an H200 all of 24 runs of one such kernel ended with "an illegal instruction 
 persistent Gluon kernel whose tile has more rows than the result. compute-sanitizer names the copy of a
 box by the warps that load. The branch is not the cause: without it the kernel fails as before, and a
 warp takes it only where all of its threads do. The code computes the place of that box wrongly: of two
-16-bit values in one register it takes the number of the program instead of the upper one. The branch is a
-sign of such code: without ``programs`` the same kernel has neither and is right, and none of 91 other
-kernels has one. ptxas of CUDA 12.8, 12.9 and 13.0 makes it. Code that copies no box has no place of a box.
+16-bit values in one register it takes the number of the program instead of the upper one (flaws.py tells
+how, and finds it in the PTX text). The branch is a sign of such code where that text is not there: without
+``programs`` the same kernel has neither and is right, and none of 91 other kernels has one. ptxas of CUDA
+12.8, 12.9 and 13.0 makes it. Code that copies no box has no place of a box.
 """
 
 from __future__ import annotations

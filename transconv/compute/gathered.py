@@ -18,15 +18,17 @@ class Gathered:
 
     def __init__(self, op: str, shape: tuple[int, ...]) -> None:
         self.op = op
-        self.held = {name: np.zeros(shape) for name in NEEDS[op]}
-        self.extreme = np.full(shape, -np.inf if op == "max" else np.inf)
+        # With one dim more: of a tensor without dims each point would otherwise be every point's place.
+        self.every = {name: np.zeros((1, *shape)) for name in NEEDS[op]}
+        self.most = np.full((1, *shape), -np.inf if op == "max" else np.inf)
 
     def add(self, where: tuple[Array, ...], value: Array, error: Array) -> None:
         """Add points, each to its place."""
         error = np.broadcast_to(error, value.shape)
+        where = (np.zeros(value.shape, np.int64), *where)
         if self.op in ("max", "min"):
-            (np.maximum if self.op == "max" else np.minimum).at(self.extreme, where, value)
-        for name, into in self.held.items():
+            (np.maximum if self.op == "max" else np.minimum).at(self.most, where, value)
+        for name, into in self.every.items():
             match name:
                 case "count":
                     np.add.at(into, where, 1.0)
@@ -43,12 +45,17 @@ class Gathered:
                 case "off_most":
                     np.maximum.at(into, where, error)
 
+    @property
+    def held(self) -> dict[str, Array]:
+        """What is known of each place."""
+        return {name: found[0] for name, found in self.every.items()}
+
     def value(self) -> Array:
         """The reduction of each place; NaN where there are no points, of what is added 0."""
         if self.op == "add":
             return self.held["sum"]
         count = self.held["count"]
-        found = self.held["sum"] if self.op == "sum" else self.extreme
+        found = self.held["sum"] if self.op == "sum" else self.most[0]
         if self.op == "squares":
             found = self.held["squares"] - self.held["sum"] ** 2 / np.maximum(count, 1.0)
         return np.where(count > 0, found, np.nan)

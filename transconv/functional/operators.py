@@ -80,7 +80,7 @@ def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = N
     made = []
     for name, m in found.stored.items():
         like = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
-        made.append(like.copy_(torch.from_numpy(np.ascontiguousarray(answers[name].value))))
+        made.append(like.copy_(torch.from_numpy(np.array(answers[name].value, order="C"))))
     return made
 
 

@@ -51,7 +51,7 @@ def bases(piece: Piece, planner: Planner, only_views: bool) -> list[Piece]:
                 parts = [cheapest(o, deep + 1) for o in x.operands]
                 work = price.ahead(x)
                 again = planner.rates.worked(work) + sum(us for us, _ in parts)
-                if again < found[x][0] or again == found[x][0] and isinstance(x, Seen):
+                if again < found[x][0] or again == found[x][0] and (isinstance(x, Seen) or copies(x)):
                     found[x] = again, tuple(dict.fromkeys(b for _, own in parts for b in own))
         return found[x]
     return [*cheapest(piece, 0)[1]]
@@ -75,7 +75,8 @@ def _evaluates(x: Piece, planner: Planner, only_views: bool) -> bool:
     """Whether a kernel that has the operands of a value may evaluate it."""
     if only_views:
         home = planner.home.get(x)
-        return home is not None and (viewed(x) or widens(x)) and planner.home.get(x.operands[0]) is home
+        return home is not None and (viewed(x) or widens(x) or copies(x)) and (
+            planner.home.get(x.operands[0]) is home)
     return isinstance(x, (Mapped, Seen))
 
 
@@ -89,6 +90,12 @@ def widens(piece: Piece) -> bool:
     return (isinstance(piece, Mapped) and len(piece.inputs) == 1 and piece.work <= 1.0
             and piece.inputs[0].dtype.itemsize < piece.dtype.itemsize
             and same(piece.inputs[0].shape, piece.shape))
+
+
+def copies(piece: Piece) -> bool:
+    """Whether a value is another one in memory of its own, which only what is handed out needs."""
+    return isinstance(piece, Mapped) and not piece.work and len(piece.inputs) == 1 and (
+        piece.inputs[0].dtype is piece.dtype and same(piece.inputs[0].shape, piece.shape))
 
 
 def compared(piece: Mapped, planner: Planner) -> None:
@@ -134,6 +141,8 @@ def weigh_factor(piece: Product, side: int, planner: Planner) -> None:
     """Store a factor that is computed, where it would be evaluated too often."""
     stored = planner.plan.stored
     views = piece.factors[side].of
+    if isinstance(views, Chosen) and views in planner.outputs:
+        planner.keep(views, piece, STORED_ANYWAY, itself=True)
     while isinstance(views, (Seen, Chosen)) and views not in stored and not any(
             isinstance(x, Mapped) for x in views.operands[1:]):
         views = views.operands[0]

@@ -3,8 +3,9 @@
     conv -> norm -> silu -> conv     each value that is stored between two kernels has its features last
 
 Convolutions read and store boxes of features, and what stands between them is as fast in any order that
-all have in common. So values that a convolution reads or makes, and those that maps, pads and windows
-connect with such ones, lie with features last, whatever torch says; what is handed out keeps its order.
+all have in common. So values that a convolution reads or makes, and those that maps, pads, windows and
+concatenations connect with such ones, lie with features last, whatever torch says; what is handed out
+keeps its order, but for what only the backward graph sees (saved.py).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def images(order: Iterable[Piece]) -> set[Piece]:
     near: dict[Piece, list[Piece]] = {}
     for piece in pieces:
         for x in piece.operands if isinstance(piece, (Mapped, Seen, Chosen)) else ():
-            if len(x.shape) == len(piece.shape) > 2 and x.shape[1] == piece.shape[1]:
+            joined = isinstance(piece, Chosen) and piece.along == 1
+            if len(x.shape) == len(piece.shape) > 2 and (joined or x.shape[1] == piece.shape[1]):
                 near.setdefault(x, []).append(piece)
                 near.setdefault(piece, []).append(x)
     left = [x for p in pieces if isinstance(p, Product) for x in _own(p)]

@@ -121,7 +121,7 @@ def inside(shape: Shape, move: Move, dims: Sequence[int]) -> Where:
     return where
 
 
-def bounded(kind: str, shape: Shape, before: Mapping[int, int]) -> Move:
+def bounded(kind: str, shape: Shape, before: Mapping[int, Length]) -> Move:
     """Dims that begin earlier by so much; beyond an end what a row of ``COORDINATES`` says (clamp,
     reflect, wrap)."""
     row = COORDINATES[kind]

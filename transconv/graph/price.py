@@ -87,7 +87,8 @@ def counted(group: Group, stored: set[Piece]) -> tuple[int, float]:
     ends = [*group.stores, *group.within, *([group.product] if group.product else [])]
     read = {x for e in ends for x in sources(e, stored - {*group.stores})}
     elements = prod(like(n) for _, n in group.axes)
-    each = sum(x.work for x in group.at if isinstance(x, Mapped)) + len(group.within)
+    done = {*group.at, *group.evaluated}
+    each = sum(x.work for x in done if isinstance(x, Mapped)) + len(group.within)
     operations = 2.0 * group.product.multiplied if group.product else 0.0
     operations += each * (like(group.product.size) if group.product else elements)
     return sum(x.bytes for x in {*read, *group.stores}), operations

@@ -32,10 +32,12 @@ def _multiplied(*operands: Piece) -> None:
         raise NotOurs("a product of these types")
 
 
-def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Product:
-    """(..., m, k) times (..., k, n), of the same leading dims."""
+def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Piece:
+    """(..., m, k) times (..., k, n), of the same leading dims. Of one term it is no sum."""
     _multiplied(x, w)
     *lead, m, k = x.shape
+    if k == 1:
+        return _one_term(x, w, (*lead, m, w.shape[-1]), label, dtype)
     axes = list(zip(counted("b"), lead, strict=False))
     batch = [Var(name) for name, _ in axes]
     places = []
@@ -50,6 +52,10 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Product:
                    axes=tuple(axes), summed=summed,
                    factors=(Factor(x, (*batch, row_, inner), TRUE),
                             Factor(w, (*batch, inner, column), TRUE)), at=(*batch, row_, column))
+
+
+def _one_term(x: Piece, w: Piece, shape: Shape, label: str, dtype: torch.dtype) -> Piece:
+    return mapped("{} * {}".format, expanded(x, shape), expanded(w, shape), dtype=dtype, label=label)
 
 
 def _split(name: str, n: Length, seen: Sequence[Piece]) -> list[tuple[str, Length]]:
@@ -105,14 +111,27 @@ def _convolution(call: Call) -> Piece:
 def _forward(call: Call, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
     if not p.transposed:
         x, p = unpadded(x, p)
-    made = _related(Prop.BWD_D if p.transposed else Prop.FWD, call.shape, x, w, p, call.dtype)
-    made.instead = _instead(call, x, w, p, bias is not None)
+    made = _scaled(call.shape, x, w, p, call.dtype, "convolution") if not p.transposed else None
+    if made is None:
+        related = _related(Prop.BWD_D if p.transposed else Prop.FWD, call.shape, x, w, p, call.dtype)
+        related.instead = _instead(call, x, w, p, bias is not None)
+        made = related
     if bias is None:
         return made
     if bias.dtype is not x.dtype and kind(bias.dtype) != "float":
         raise NotOurs("a bias of whole numbers")
     wide = expanded(reshaped(bias, (bias.size, *[1] * (len(call.shape) - 2))), call.shape)
     return arithmetic(call, "{} + {}".format, made, wide, label="bias")
+
+
+def _scaled(shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype, label: str) -> Piece | None:
+    """A convolution of one feature by one tap, or its gradient: each element times that of its feature's
+    weight, which is no sum. None for another one."""
+    numbers = (*p.stride, *(1 + n for n in (*p.padding, *p.output_padding)), p.groups, x.shape[1])
+    if any(n != 1 for n in (*numbers, *w.shape[2:])):
+        return None
+    _multiplied(x, w)
+    return _one_term(x, reshaped(w, (w.size, *[1] * (len(shape) - 2))), shape, label, dtype)
 
 
 def _instead(call: Call, x: Piece, w: Piece, p: Params, finished: bool) -> Instead | None:
@@ -230,9 +249,11 @@ def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params,
 
 
 def _gradient(prop: Prop, shape: Shape, grad: Piece, w: Piece, p: Params,
-              dtype: torch.dtype) -> Product:
+              dtype: torch.dtype) -> Piece:
     """The gradient of the input."""
     _multiplied(grad, w)
+    if not p.transposed and (made := _scaled(shape, grad, w, p, dtype, "input gradient")) is not None:
+        return made
     return _product(_relation(prop, shape, w.shape, grad.shape, p, grad.dtype), (grad, w), shape, dtype,
                     "input gradient")
 

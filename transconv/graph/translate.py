@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from transconv.graph import (
+    cat_rows,
     gradient_rows,
     map_rows,
     pool_rows,
@@ -25,7 +26,8 @@ from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 
 # Imported for their rows.
-TABLES = (map_rows, view_rows, reduction_rows, pool_rows, product_rows, gradient_rows, quantized_rows)
+TABLES = (map_rows, view_rows, cat_rows, reduction_rows, pool_rows, product_rows, gradient_rows,
+          quantized_rows)
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:

@@ -8,7 +8,6 @@ from typing import Any
 from transconv.compute import COORDINATES
 from transconv.graph import moves
 from transconv.graph.counting import told_by_place
-from transconv.graph.map_rows import cast
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -18,10 +17,9 @@ from transconv.graph.pieces import (
     Part,
     Piece,
     Seen,
-    Where,
 )
 from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
-from transconv.graph.sizes import Length, Size, like, same
+from transconv.graph.sizes import Length, Size, like
 from transconv.ir import ZERO, Expr, all_of, as_expr, eq
 
 
@@ -160,27 +158,6 @@ def _reflect(call: Call) -> Piece:
 @row("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def _replicate(call: Call) -> Piece:
     return _bounded("clamp", call)
-
-
-@row("cat")
-def _cat(call: Call) -> Piece:
-    given = [x for x in call.args[0] if not same(x.shape, (0,))]
-    dim = call.arg(1, "dim", 0) % len(call.shape)
-    if kind(call.dtype) == "bool":
-        raise NotOurs("truths are joined")
-    parts: list[Part] = []
-    start: Length = 0
-    for x in given:
-        start += x.shape[dim]
-        end = start
-        before = [start - x.shape[dim] if d == dim else 0 for d in range(len(call.shape))]
-        parts.append(Part(x if x.dtype is call.dtype else cast(x, call.dtype), moves.shifted(before),
-                          _below(dim, end)))
-    return Chosen(shape=call.shape, dtype=call.dtype, label="cat", parts=tuple(parts), along=dim)
-
-
-def _below(dim: int, end: Length) -> Where:
-    return lambda at: at[dim] < end
 
 
 @row("slice_scatter")

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
-from transconv.compute import Compute
+from transconv.compute import Compute, Write
 from transconv.ir import (
     ZERO,
     Alloc,
@@ -126,7 +126,8 @@ def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
 
 
 def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
-    """The second kernel's computation, masked to tiles that programs share and to their parts."""
+    """The second kernel's computation, masked to tiles that programs share and to their parts. The first
+    kernel stores all results of the other tiles, which have no parts."""
     dealt = deal(schedule, compute)
     more = dealt.more(_counted(schedule, compute)[0])
     part, *rest = second.a.dims
@@ -134,9 +135,14 @@ def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
     a = View(second.a.tensor, (ViewDim(part.coord, all_of([part.mask, there])), *rest))
     if dealt.fewest > 1:
         return second.through(a=a)
-    head, *tail = second.c.dims
-    c = View(second.c.tensor, (ViewDim(head.coord, all_of([head.mask, more > 0])), *tail))
-    return second.through(a=a, c=c)
+
+    def shared(view: View) -> View:
+        head, *tail = view.dims
+        return View(view.tensor, (ViewDim(head.coord, all_of([head.mask, more > 0])), *tail))
+    made = second.through(a=a, c=shared(second.c))
+    return replace(made, steps=tuple(
+        replace(s, view=shared(s.view)) if isinstance(s, Write) and s.view is not made.c else s
+        for s in made.steps))
 
 
 def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) -> Kernel:
@@ -145,7 +151,7 @@ def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) 
     dealt = deal(schedule, compute)
     grid = kernel.body
     assert isinstance(grid, For)
-    tile: Stmt = _Tile(dealt, parts, compute.c, accumulator(kernel)).mutate(grid.body)
+    tile: Stmt = _Tile(dealt, parts, compute.c, kernel).mutate(grid.body)
     units = dealt.tiles * dealt.steps
     names = [Let(TILE, FIRST // dealt.steps + SEGMENT),
              Let(BEGIN, maximum(FIRST - TILE * dealt.steps, 0)),
@@ -167,9 +173,11 @@ def accumulator(kernel: Kernel) -> Var:
 class _Tile(Mutator):
     """Restricts a tile to the steps of one program, and stores its sum to C or to the workspace."""
 
-    def __init__(self, dealt: Deal, parts: Tensor, c: View, acc: Var) -> None:
-        self.dealt, self.parts, self.c, self.acc = dealt, parts, c, acc
-        self.stored = False
+    def __init__(self, dealt: Deal, parts: Tensor, c: View, kernel: Kernel) -> None:
+        self.dealt, self.parts, self.c, self.acc = dealt, parts, c, accumulator(kernel)
+        stores = find(kernel, Store)
+        self.mask = next(s.mask for s in stores if s.tensor is c.tensor)
+        self.last = stores[-1]
 
     def mutate_For(self, loop: For) -> Stmt:
         if loop.var is not STEP:
@@ -178,9 +186,9 @@ class _Tile(Mutator):
                        until=END - BEGIN)
 
     def mutate_Store(self, at: Store) -> Stmt | None:
+        """Of several results the last one's place has the sum: one that needs none may come before it."""
         view = View(self.parts, (ViewDim(PART), *self.c.dims))
-        part = None if self.stored else Store(self.parts, view.offset(), self.acc, at.mask)
-        self.stored = True  # several results may follow from the sum, which is stored once
+        part = Store(self.parts, view.offset(), self.acc, self.mask) if at is self.last else None
         if self.dealt.chunk < self.dealt.steps:  # no program has a whole tile
             return part
         return If(END - BEGIN > self.dealt.steps - 1, at, part)

@@ -14,13 +14,16 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, Read
-from transconv.ir import View
+from transconv.ir import View, free_vars
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import sides
+from transconv.schedule.partials import reduced_sides
 from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
+
+KEPT = 4096  # bytes of a warp
 
 
 def boxes_behind(c: Schedule, compute: Compute) -> dict[View, Box]:
@@ -78,6 +81,28 @@ def behind_bytes(c: Schedule, compute: Compute) -> int:
     kept = in_place(c, compute)
     return c.consumers * sum([prod(box.extents) * box.tensor.dtype.bytes
                               for view, box in found.items() if view is not kept])
+
+
+def exchanged_bytes(c: Schedule, compute: Compute) -> int:
+    """Bytes of shared memory through which warps exchange what stands behind the sum, beside the operands
+    of the next tile: in explicit and in persistent kernels. Statistics that reduce the side of the tile
+    that warps share have a value of each warp; where Triton reads elements as large as the tile, too, it
+    keeps 4 KB of each warp (as its kernels for sm_90 say)."""
+    if c.via == "tl" and not c.programs or not compute.statistics:
+        return 0
+    left, other = ("N", "M") if c.swap else ("M", "N")
+    extents = sides(c, compute)
+    shared = any(left in reduced_sides(w, compute, c) for w in compute.statistics)
+    found = c.consumers * c.warps * extents[other] * 4 if shared else 0
+    reads = [s.view for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
+    wide = any(len(_moved(v, c, compute)) > 1 for v in reads)
+    return max(found, c.warps * KEPT) if wide and c.via == "tl" else found
+
+
+def _moved(view: View, c: Schedule, compute: Compute) -> set[str]:
+    """The sides of the tile along which a view moves."""
+    own = {v.name for d in view.dims for v in free_vars(d.coord)}
+    return {compute.kind(b.first) for b in c.blocks if b.extent > 1 and own.intersection(b.axes)}
 
 
 def why_not_behind(c: Schedule, compute: Compute, target: Target) -> str | None:

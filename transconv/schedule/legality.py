@@ -13,7 +13,7 @@ from functools import lru_cache
 from operator import attrgetter
 
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
-from transconv.schedule.behind import behind_bytes
+from transconv.schedule.behind import behind_bytes, exchanged_bytes
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
 from transconv.schedule.legality_words import why_not_early
 from transconv.schedule.packing import letters, view_of
@@ -140,7 +140,7 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
         need = shared_bytes(c, compute)
         held = c.c == "box" or _reordered(c, compute)
         need += c.consumers * m * n * compute.c.tensor.dtype.bytes if held else 0
-        need += (fetched := behind_bytes(c, compute))
+        need += (fetched := behind_bytes(c, compute)) + exchanged_bytes(c, compute)
         if need > target.shared_bytes:
             twice = ", with what is transposed" if transposed_bytes(c, compute) else ""
             twice += f", {c.keep} kept," if c.keep else ""
