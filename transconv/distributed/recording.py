@@ -49,6 +49,7 @@ class Captured:
 
     @property
     def is_recorded(self) -> bool:
+        """Whether calls start a recorded step."""
         return self._graph is not None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
