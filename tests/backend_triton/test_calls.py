@@ -123,7 +123,7 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
 @pytest.mark.parametrize("name", sorted(CALLS))
 def test_every_function_compiles_in_gluon(name: str) -> None:
     """In a kernel of its own, emitted as the expressions of a warp-specialised role are."""
-    speller = emit_gluon.GluonEmitter((), 4, 0)
+    speller = emit_gluon.GluonEmitter((), 4, 0, False)
     dtype = ir.f32 if CALLS[name].floats else ir.i32
     lane, v = ir.Lane("i", N, 1), ir.Var("v", dtype)
     speller.scope[v] = (lane,)

@@ -148,15 +148,15 @@ def test_a_compiling_process_also_builds_what_starts_a_kernel(
     built: list[str] = []
     monkeypatch.setattr(nvidia, "library_dirs", lambda: [])
     monkeypatch.setattr(nvidia, "compile_module_from_src", lambda src, **_: built.append(src))
-    compiled.build_start(compiled.again("k", "f", True))
+    compiled.build_start(compiled.again("k", "f", True), False)
     assert len(built) == 1 and "launch" in built[0]
 
     def missing() -> list[str]:
         raise AssertionError("libcuda.so cannot found!")
 
     monkeypatch.setattr(nvidia, "library_dirs", missing)
-    compiled.build_start(compiled.again("k", "f", True))
-    monkeypatch.setattr(compiled, "build_start", lambda kernel: built.append(kernel.name))
+    compiled.build_start(compiled.again("k", "f", True), False)
+    monkeypatch.setattr(compiled, "build_start", lambda kernel, patient: built.append(kernel.name))
     Launcher("", "f", None, 1, 8, 3, key="k").compile(True)
     assert built[1:] == ["f"]
 

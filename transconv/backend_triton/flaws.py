@@ -49,10 +49,9 @@ them apart, and does so again with what it made of them:
 Where all threads of a warp have the same numbers, ptxas (CUDA 12.8, 12.9, 13.0) takes %rs9 for %rs17: the
 upper half of the second pair is never read. The place of a TMA box becomes another one, and on an H200 all
 of 24 runs of one such kernel ended with "an illegal instruction was encountered". Code with one such pair,
-or with pairs that are taken apart as they were put together, is not refused.
-
-**Branches of whole warps.** See branches.py; the check reads the machine code, without a disassembler,
-where there is no PTX text that tells of such pairs.
+or with pairs that are taken apart as they were put together, is not refused; nor is code without a branch
+of whole warps beside copies of boxes (branches.py), whose threads have numbers of their own. That check
+reads the machine code, without a disassembler, and decides alone where there is no PTX text.
 
 **Sums whose elements change rows.** See reordered.py; the check needs the TTGIR text.
 """
@@ -100,12 +99,9 @@ def flaw(asm: Mapping[str, Any]) -> str:
     if converts(ptx):
         return ("ptxas converts a float of which the lowest bits are stored "
                 "(see transconv/backend_triton/narrowed.py)")
-    if _apart(ptx) > 1:
-        return ("the upper half of a pair of 16 bits may be that of another pair "
-                "(see transconv/backend_triton/flaws.py)")
-    if not ptx and takes_uniform_branches(asm.get("cubin", b"")):
-        return ("it copies boxes, and a branch of whole warps has a condition about which threads "
-                "disagree (see transconv/backend_triton/branches.py)")
+    if (not ptx or _apart(ptx) > 1) and takes_uniform_branches(asm.get("cubin", b"")):
+        return ("the place of a box may have the upper half of another pair of 16 bits "
+                "(see transconv/backend_triton/flaws.py and branches.py)")
     if reorders(asm.get("ttgir", "")):
         return ("a sum in a loop takes elements of other rows "
                 "(see transconv/backend_triton/reordered.py)")

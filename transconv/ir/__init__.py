@@ -86,11 +86,11 @@ from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.multiply_add import multiply_add
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
+from transconv.ir.rounded_once import multiply_add
 from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
 from transconv.ir.saturation import at_random, divided, saturated

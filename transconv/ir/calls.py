@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from transconv.ir.dtype import DType, i32
-from transconv.ir.multiply_add import multiply_add
 from transconv.ir.reductions import REDUCERS
+from transconv.ir.rounded_once import multiply_add
 from transconv.ir.stochastic import RANDOM_BITS, SHORT, helper, in_numpy, numpy_bits
 
 Array = np.ndarray[Any, np.dtype[Any]]

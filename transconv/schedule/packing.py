@@ -53,7 +53,8 @@ from transconv.ir import (
 from transconv.schedule.merging import inner_feature
 
 ROW_ALIGN = 16  # bytes
-FEATURES = 1  # the dimension of features in every tensor, innermost in most copies
+FEATURES = 1
+"""The dimension of features in every tensor, innermost in most copies."""
 WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
 LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
 
