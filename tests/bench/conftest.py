@@ -11,6 +11,9 @@ import torch
 
 @pytest.fixture(autouse=True)
 def flags_can_be_set() -> Iterator[None]:
+    products = torch.backends.cuda.matmul
+    before = products.allow_tf32
     with getattr(torch.backends, "__allow_nonbracketed_mutation")(), torch.backends.cudnn.flags(
             enabled=True):
         yield
+        products.allow_tf32 = before
