@@ -127,13 +127,13 @@ class GluonEmitter(TlEmitter):
         value = self.fit(s.value, lanes)
         if isinstance(s.value, Piece):
             along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
-            value += self.turned(lanes, along, s.value.dtype.bits)
+            value += self.loaded_across(lanes, along, s.value.dtype.bits)
         if isinstance(s.value, Piece) or s.piece.buffer.type.boxed is s.piece.buffer.type:
             return [f"{self.slot(s.piece, lanes)}.store({value})"]
         return [f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"
                 f".to({self.type(s.piece.buffer.type.boxed)}))"]
 
-    def turned(self, lanes: tuple[Lane, ...], along: int, bits: int) -> str:
+    def loaded_across(self, lanes: tuple[Lane, ...], along: int, bits: int) -> str:
         """How a tile to be transposed is read. If both operands are, the steps of the sum are in another
         order in both: those whose bytes make a word come from four quarters of it."""
         if bits != 8:

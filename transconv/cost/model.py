@@ -34,7 +34,7 @@ MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 lay
 WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
 # To transpose a byte in registers: by a program alone, and by many together (gradients of 22 layers in
 # 8-bit floats on an H100: 0.25 with one program on a multiprocessor, 0.15 with two, 0.075 with six).
-TURNED_NS, TURNED_TOGETHER_NS = 0.25, 0.06
+BYTEWISE_NS, BYTEWISE_TOGETHER_NS = 0.25, 0.06
 
 
 def estimate(schedule: Schedule, compute: Compute, target: Target,
@@ -202,8 +202,8 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     in_flight = larger(1, steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
-    if w.turned:  # by the warps that multiply
-        wait += w.turned * larger(TURNED_TOGETHER_NS, TURNED_NS / together)
+    if w.bytewise:  # by the warps that multiply
+        wait += w.bytewise * larger(BYTEWISE_TOGETHER_NS, BYTEWISE_NS / together)
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
         work = multiply + fetch
         return larger(work, (work + late) / together) + wait

@@ -82,7 +82,7 @@ class Work(NamedTuple):
     divided: bool = False  # whether summed positions are unpacked by sizes that are arguments
     behind: Behind = Behind()  # what the maps behind the sum read
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
-    turned: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
+    bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
 
 
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
@@ -123,19 +123,19 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
-        behind=behind, small=small, turned=_turned(schedule, compute, target),
+        behind=behind, small=small, bytewise=_bytewise(schedule, compute, target),
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)
 
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the matrix unit needs K innermost in shared memory, so that other operands go through
     registers to be transposed. Asynchronous units need that of operands of 32 bits, and of 8 bits, which
-    ``_turned`` counts."""
+    ``_bytewise`` counts."""
     return (schedule.unit == "mma" and schedule.via == "tl" and compute.a.tensor.dtype.memory is f32
             and compute.math != "ieee" and bool(ASYNCHRONOUS & target.features))
 
 
-def _turned(schedule: Schedule, compute: Compute, target: Target) -> int:
+def _bytewise(schedule: Schedule, compute: Compute, target: Target) -> int:
     """Bytes of a step that go through registers, to lie in shared memory with K innermost: those of tiles
     of 8 bits that lie otherwise in memory."""
     if not (schedule.unit == "mma" and schedule.via == "tl" and ASYNCHRONOUS & target.features):

@@ -170,11 +170,11 @@ def _why_not_8_bits(c: Schedule, compute: Compute) -> str | None:
     return None
 
 
-def most_sums(warps: int, turned: bool = False) -> int:
+def most_sums(warps: int, transposed: bool = False) -> int:
     """The sums of a tile that an explicit kernel can move to f32: a thread holds each three times, whole
-    and in the two parts that the matrix unit makes in turns. ``turned``: beside warps that transpose,
+    and in the two parts that the matrix unit makes in turns. ``transposed``: beside warps that transpose,
     which leave eight others fewer registers."""
-    return (IN_PARTS // 2 if turned and warps > WARP_GROUP else IN_PARTS) // 3 * 32 * warps
+    return (IN_PARTS // 2 if transposed and warps > WARP_GROUP else IN_PARTS) // 3 * 32 * warps
 
 
 def _why_not_parts(c: Schedule, compute: Compute, sums: int) -> str | None:
