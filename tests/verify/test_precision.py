@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 
 from tests.verify.planted import planted_pass
 from tests.verify.planted_precision import LONG, MMA, PRECISION, Imprecise
-from transconv.conv import Compiled, ConvProblem, Epilogue, compiler
+from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
+from transconv.runtime import trust
 from transconv.schedule import is_copy, rounds
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target.records import TARGETS
+from transconv.verify import limits
 from transconv.verify.case import Case
 from transconv.verify.driver_run import work as checked
 from transconv.verify.fuzz_compute import ComputeTrial
@@ -78,3 +82,23 @@ def test_copies_are_rounded_for_products_of_tf32_alone(unit: str, math: str, rou
     plan = compiler.plan(problem, CUT.bug.prop, TARGETS["sm_90"],
                          f"mb.oh.ow:32 oc:16 ic:16 | {unit} | pack=a.b stages=2 warps=4")
     assert [rounds(s.compute) for s in plan.steps if is_copy(s.compute)] == [rounded] * 2
+
+
+def test_near_a_pole_single_elements_decide() -> None:
+    """A few sums near 0 are most of what 1/x makes of all of them."""
+    pole, smooth = (limits.steepened(moved, 1.0, 1.0) for moved in (16.0, (8 * limits.STEP) ** 2))
+    assert pole == inf
+    assert smooth == pytest.approx(8 * limits.SLACK)
+    case = Case(ConvProblem.parse("g2ic16ih14oc16oh14kh3ph1 dt=f32"), Prop.FWD, "pow:1:-1", where="cpu",
+                target=TARGETS["sm_90"], numpy=True)
+    assert case.judge(case.plan(), "float").right
+
+
+def test_plans_with_blocked_layouts_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "is_trusted", lambda *_, **__: False)
+    monkeypatch.setattr(trust, "run", lambda *_: pytest.fail("no view to look at"))
+    for problem, epilogue in (("ic8ih4oc8oh4kh1 dt=i8", "add:s8:14:aBcd4b"),
+                              ("ic8ih4oc8oh4kh1 dt=f32 tag=nChw8c", "")):
+        case = Case(ConvProblem.parse(problem), Prop.FWD, epilogue, target=TARGETS["sm_90"])
+        case.where = "cuda"
+        assert case.proven().workload is not None

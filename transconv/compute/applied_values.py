@@ -65,11 +65,14 @@ def with_error(function: Pointwise, given: Tensors, errors: Tensors, eps: float,
 
 def _moved(found: Callable[..., torch.Tensor], refs: Sequence[Ref], args: Sequence[torch.Tensor],
            own: Sequence[torch.Tensor], value: torch.Tensor) -> torch.Tensor:
-    """How far a step's value is off if each of its numbers is as much too large or too small as it may be;
-    a number that it takes twice is moved once."""
+    """How far a step's value is off if each of its numbers is as much too large or too small as it may be,
+    or 0 where it may be that: a divisor is at its worst there. A number that it takes twice is moved
+    once."""
     loose = dict.fromkeys(ref for ref, arg, e in zip(refs, args, own, strict=True)
                           if arg.dtype.is_floating_point and bool((e != 0).any()))
-    total = value.new_zeros(())
+    nearest = [a - a.clamp(-e, e) if ref in loose else a
+               for ref, a, e in zip(refs, args, own, strict=True)]
+    total = _apart(found(*nearest), value) if loose else value.new_zeros(())
     for ways in itertools.product((1.0, -1.0), repeat=len(loose)):
         way = dict(zip(loose, ways, strict=True))
         given = [a + way[ref] * e if ref in way else a for ref, a, e in zip(refs, args, own, strict=True)]

@@ -25,6 +25,7 @@ MANY = 256
 # be neighbours of the answer. Rounded twice are a fifth of them or more.
 NEIGHBOURS = 0.1
 STEP = 2.0**-10  # by which sums are moved to see how steep an epilogue is
+WHOLE = 0.5  # of a result
 SLACK = 1.5  # errors are not as even as that
 FEW = 2  # elements that may be, in the smallest results
 
@@ -79,8 +80,12 @@ def steepened(moved: float, before: float, after: float) -> float:
     """How many times as large the relative error of a result may be as that of its sums, by sums of
     squares: ``before`` of the sums, ``after`` of what the epilogue makes of them, ``moved`` of how far it
     is off if they are off by ``STEP``. What flattens sums, as tanh does, leaves the small ones, whose
-    errors are as large."""
-    return max(1.0, SLACK * (moved / after) ** 0.5 / STEP) if after and before else 1.0
+    errors are as large. Infinite where the result is off by as much as it is: a few sums nearer to a pole
+    than ``STEP`` are most of it then, as of 1/x, and how far they may be off is said of each element."""
+    if not (after and before):
+        return 1.0
+    apart = (moved / after) ** 0.5
+    return inf if apart > WHOLE else max(1.0, SLACK * apart / STEP)
 
 
 def neighbours(p: ConvProblem, prop: Prop, result: DType, chain: int = 0) -> float:
