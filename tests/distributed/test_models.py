@@ -389,3 +389,8 @@ def test_modules_that_are_named() -> None:
 
 class _Mesh:
     ndim, mesh_dim_names = 1, None
+
+
+def test_what_is_no_model_is_named() -> None:
+    with pytest.raises(TypeError, match="model: expected a torch.nn.Module, got builtin_function_or_method"):
+        transconv.distributed.parallelize(torch.relu, _Mesh(), {"h": 0})  # type: ignore[arg-type]
