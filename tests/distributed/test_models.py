@@ -392,5 +392,5 @@ class _Mesh:
 
 
 def test_what_is_no_model_is_named() -> None:
-    with pytest.raises(TypeError, match="model: expected a torch.nn.Module, got builtin_function_or_method"):
+    with pytest.raises(TypeError, match="expected a torch.nn.Module, got builtin_function_or_method"):
         transconv.distributed.parallelize(torch.relu, _Mesh(), {"h": 0})  # type: ignore[arg-type]
