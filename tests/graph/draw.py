@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import multiprocessing
 import os
 import random
 import re
@@ -402,15 +403,25 @@ def _settle(device: str) -> None:
     compiled.rank = lambda questions: None  # type: ignore[attr-defined]
 
 
-def imported() -> None:
-    """Import what processes need before they are forked: it takes as long as several graphs. Nothing here
-    may touch the GPU, or start threads."""
-    for name in ("triton", "functorch.compile", "torch._dynamo.backends.common", "bench.environment",
-                 "transconv.graph.torch_compile", "transconv.graph.compiled",
-                 "transconv.functional.launches"):
+NEEDED = ("triton", "triton.compiler.code_generator", "triton.experimental.gluon.nvidia.hopper",
+          "functorch.compile", "torch._dynamo.backends.common", "torch._inductor.pattern_matcher",
+          "torch._inductor.decomposition", "transconv.graph.torch_compile",
+          "transconv.functional.launches")
+
+
+def forked(device: str) -> bool:
+    """Import what processes need before they are forked, which takes as long as several graphs; nothing
+    here may touch the GPU, or start threads. Whether a fork can use the device: else they are spawned."""
+    os.environ |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    for name in NEEDED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+    child = multiprocessing.get_context("fork").Process(target=torch.zeros, args=(1,),
+                                                        kwargs={"device": device})
+    child.start()
+    child.join()
+    return child.exitcode == 0
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -450,9 +461,9 @@ def on_device(options: argparse.Namespace) -> None:
 
     if options.device == "cpu":
         knobs.use_interpreter()
-    imported()
-    pool = Pool({"draw": Group("tests.graph.draw:work", options.processes, worker_environment())},
-                start="fork")
+    start = "fork" if forked(options.device) else "spawn"
+    variables = worker_environment() | ({"TRITON_INTERPRET": "1"} if options.device == "cpu" else {})
+    pool = Pool({"draw": Group("tests.graph.draw:work", options.processes, variables)}, start=start)
     seeds = range(options.seed, options.seed + options.n)
     tasks = [Task("draw", {"seed": seed, "device": options.device}, 120.0) for seed in seeds]
     right = kernels = wrong = 0
