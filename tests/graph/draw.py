@@ -8,12 +8,17 @@ A graph is a list of operations, each with the numbers of its operands: the inpu
 from __future__ import annotations
 
 import argparse
+import gc
+import importlib
+import multiprocessing
+import os
 import random
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -339,32 +344,101 @@ AS_TORCH, ROUNDING = 16.0, 1e-4  # of the errors of torch's f32; of the largest 
 
 def work(seed: int, device: str) -> dict[str, object]:
     """What a process of ``main`` answers of a drawn graph: what is wrong with it, and its kernels, which
-    it compiles itself, as all processes have something to do."""
-    import transconv
+    it compiles itself, as all processes have something to do. ``spent``: the seconds of each stage."""
     from transconv.errors import Unsupported
-    from transconv.graph import compiled, torch_compile
+    from transconv.graph import torch_compile
 
-    transconv.config.fallback = "error"
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    if device == "cpu":
-        transconv.config.cpu = "interpret"
-    torch_compile.begin = lambda questions: None  # type: ignore[attr-defined]
-    compiled.rank = lambda questions: None  # type: ignore[attr-defined]
+    _settle(device)
+    clock, compiled_before = Clock(), Clock.compiling
     drawn = Draw(seed).drawn()
     exact = [_rounded(x) for x in drawn.inputs]
     given = [x.detach().to(device, torch.float32 if x.is_floating_point() else x.dtype).requires_grad_(
         x.requires_grad) for x in exact]
+    clock("drawn")
     run = torch_compile.backend(drawn.traced(), given, options={"rest": "eager"})
+    clock("traced")
     want, own = _made(drawn, exact), _made(drawn, given)
+    clock("by torch")
     try:
-        turns = [_made(run, given) for _ in range(2)]  # the second is not looked at, and writes over
+        turns = []
+        for name in ("first calls", "second calls"):  # the second is not looked at, and writes over
+            turns.append(_made(run, given))
+            clock(name)
     except Unsupported as why:
         return {"refused": str(why)}
     for turn, made in zip(("first", "second"), turns, strict=True):
         for i, (a, b, c) in enumerate(zip(want, own, made, strict=True)):
             if why := _far(a, b, c):
                 return {"problem": f"{turn} call, value {i}: {why}", "text": str(drawn)}
-    return {"kernels": sum(len(g.kernels) for g in run.transconv.graphs)}  # type: ignore[attr-defined]
+    kernels = sum(len(g.kernels) for g in run.transconv.graphs)  # type: ignore[attr-defined]
+    clock.spent["of them compiling"] = Clock.compiling - compiled_before
+    return {"kernels": kernels, "spent": clock.spent}
+
+
+class Clock:
+    """What stages take: a call ends one, by its name. ``compiling``: the seconds of Triton's compiler in
+    this process."""
+
+    compiling = 0.0
+
+    def __init__(self) -> None:
+        self.spent: Counter[str] = Counter()
+        self.last = time.perf_counter()
+
+    def __call__(self, stage: str) -> None:
+        before, self.last = self.last, time.perf_counter()
+        self.spent[stage] += self.last - before
+
+    @classmethod
+    def of(cls, does: Callable[..., Any]) -> Callable[..., Any]:
+        """A function whose calls are a stage of all clocks, within others."""
+        def timed(*given: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return does(*given)
+            finally:
+                cls.compiling += time.perf_counter() - began
+        return timed
+
+
+@cache
+def _settle(device: str) -> None:
+    """Set a process up, once: one thread, and garbage is rarely looked for, as little of it has cycles."""
+    import transconv
+    from transconv.backend_triton.launch import Launcher
+    from transconv.graph import compiled, torch_compile
+
+    torch.set_num_threads(1)
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
+    transconv.config.fallback = "error"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if device == "cpu":
+        transconv.config.cpu = "interpret"
+    torch_compile.begin = lambda questions: None  # type: ignore[attr-defined]
+    compiled.rank = lambda questions: None  # type: ignore[attr-defined]
+    Launcher._compiled = Clock.of(Launcher._compiled)  # type: ignore[method-assign]
+
+
+NEEDED = ("triton", "triton.compiler.code_generator", "triton.experimental.gluon.nvidia.hopper",
+          "functorch.compile", "torch._dynamo.backends.common", "torch._inductor.pattern_matcher",
+          "torch._inductor.decomposition", "transconv.graph.torch_compile",
+          "transconv.functional.launches")
+
+
+def forked(device: str) -> bool:
+    """Import what processes need before they are forked, which takes as long as several graphs; nothing
+    here may touch the GPU, or start threads. Whether a fork can use the device: else they are spawned."""
+    os.environ |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    for name in NEEDED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    child = multiprocessing.get_context("fork").Process(target=torch.zeros, args=(1,),
+                                                        kwargs={"device": device})
+    child.start()
+    child.join()
+    return child.exitcode == 0
 
 
 def _rounded(x: Tensor) -> Tensor:
@@ -398,19 +472,25 @@ def _far(want: Tensor, own: Tensor, got: Tensor) -> str:
 def on_device(options: argparse.Namespace) -> None:
     """Draw graphs for kernels of a device, in processes, until the time is over."""
     from bench.environment import versions, worker_environment
+    from transconv import knobs
     from transconv.tuning.table import Table
     from transconv.verify.pool import Group, Pool, Task
 
+    if options.device == "cpu":
+        knobs.use_interpreter()
+    start = "fork" if forked(options.device) else "spawn"
     variables = worker_environment() | ({"TRITON_INTERPRET": "1"} if options.device == "cpu" else {})
-    pool = Pool({"draw": Group("tests.graph.draw:work", options.processes, variables)})
+    pool = Pool({"draw": Group("tests.graph.draw:work", options.processes, variables)}, start=start)
     seeds = range(options.seed, options.seed + options.n)
     tasks = [Task("draw", {"seed": seed, "device": options.device}, 120.0) for seed in seeds]
     right = kernels = wrong = 0
     refusals: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
     began = time.perf_counter()
     for task, row in pool.run(tasks, options.time_budget):
         if "kernels" in row:
             right, kernels = right + 1, kernels + int(row["kernels"])
+            spent.update(row["spent"])
         elif "refused" in row:
             refusals[REASON.split(str(row["refused"]))[0]] += 1
             print(f"seed {task.payload['seed']} refused: {row['refused']}", flush=True)
@@ -421,12 +501,15 @@ def on_device(options: argparse.Namespace) -> None:
     refused = refusals.total()
     print(f"{right} graphs with {kernels} kernels as torch's on {options.device}, {refused} refused, "
           f"{wrong} wrong", flush=True)
+    took = time.perf_counter() - began
+    print(f"{(right + refused + wrong) / took:.1f} graphs/s; seconds of one: " + ", ".join(
+        f"{name} {s / max(1, right):.2f}" for name, s in spent.items()), flush=True)
     if options.out:
         said = "; ".join(f"{n} x {why}" for why, n in refusals.most_common())
         table = Table(Path(options.out), COLUMNS, ("seed", "commit"))
         table.add({"seed": options.seed, "draws": right + refused + wrong, "passed": right,
                    "failed": wrong, "refused": refused, "kernels": kernels, "reasons": said,
-                   "seconds": time.perf_counter() - began, "error": ""} | versions())
+                   "seconds": took, "error": ""} | versions())
 
 
 def main() -> None:
@@ -437,7 +520,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="", help="cuda: kernels run there; else texts are executed")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1,
+                        help="of --device (default: one for each core)")
     parser.add_argument("--time-budget", type=float, default=90.0)
     parser.add_argument("--out", default="", help="a CSV file that gets a row of the counts")
     args = parser.parse_args()

@@ -437,6 +437,8 @@ QUANTISED = ("--dir=FWD_D --dt=s8:s8:s8 --epilogue=zero:src+mul:f32:per_oc+add:s
 def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert work(line=QUANTISED, sets=3)["problems"] == 3
     assert work(line=RIGHT, sets=3)["problems"] == 1  # nothing but its operands could differ
+    wide = QUANTISED.replace("s8:s8:s8", "s8:s8:f32").replace("zero:src+", "")
+    assert work(line=wide, sets=3)["problems"] == 1  # a result that neither rounds nor saturates
     first, second = (fuzz_run._filled(Trial.parse(line), 7, "exact") for line in (
         QUANTISED, QUANTISED.replace("--dt", "--values=1 --dt")))
     assert all(not torch.equal(first[n].view, second[n].view) for n in first if n != "dst")
@@ -450,6 +452,16 @@ def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: p
     row = work(line=QUANTISED, sets=4)
     assert row["status"] == "failed" and Trial.parse(row["line"]).values == 2 and row["problems"] == 2
     assert work(line=row["line"])["status"] == "failed"
+
+
+def test_workers_on_a_device_share_what_starts_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A C compiler makes it; kernels of as many arguments have the same."""
+    asked: list[str] = []
+    monkeypatch.setattr(fuzz_run, "prepare", lambda scratch, launchers="": asked.append(launchers))
+    monkeypatch.setattr(fuzz_run, "_on_device", lambda *given: {"status": "passed", "nonzero": 1.0})
+    for way in ("device", "numpy"):
+        assert work(line=RIGHT, way=way)["status"] == "passed"
+    assert asked == ["triton", ""]
 
 
 def test_trials_of_small_types_alone() -> None:

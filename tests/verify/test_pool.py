@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from typing import Any
@@ -75,6 +76,26 @@ def test_tasks_can_be_added_while_running() -> None:
         if len(told) < 3:
             made.add(Task("a", {"what": str(len(told) + 1)}))
     assert told == ["1", "2", "3"]
+
+
+LOCKS = []
+
+
+def with_a_lock() -> dict[str, Any]:
+    """Holds a named semaphore until the process ends."""
+    LOCKS.append(multiprocessing.Lock())
+    return {"pid": os.getpid()}
+
+
+@pytest.mark.parametrize("start", ["spawn", "fork"])
+def test_idle_workers_end_by_themselves(start: str) -> None:
+    """A killed one would leave its semaphore, of which Python warns when this process ends."""
+    made = Pool({"a": Group(f"{__name__}:with_a_lock", 1), "b": Group(f"{__name__}:work", 1)}, start=start)
+    found = {}
+    for task, row in made.run([Task("a", {}), Task("b", {"what": "hang"}, limit_s=2)]):
+        found |= {w.group: w.process for w in made.workers}
+        assert row["error"] == "timeout" if task.group == "b" else row["pid"] == found["a"].pid
+    assert found["a"].exitcode == 0
 
 
 def test_a_spent_budget_starts_nothing_more() -> None:

@@ -18,36 +18,17 @@ how, and finds it in the PTX text). The branch is a sign of such code where that
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+from transconv.backend_triton.machine_code import instructions
 
-CODE = 16  # bytes of an instruction from sm_70 on
 BRANCH, OPCODE = 0x947, 0xFFF  # the lowest bits of the first word
 COPIES = (0x5b4, 0x3b5)  # of boxes: UTMALDG, UTMASTG
 UNIFORM = 1 << 32
 ALWAYS = 7  # the predicate of a branch that all threads take, in bits 12 to 14
-PROGBITS, EXECUTABLE = 1, 0x4  # type and flag of a section
 
 
 def takes_uniform_branches(cubin: bytes) -> bool:
     """Whether a kernel in an ELF file (64 bits, little endian) that copies boxes has a conditional branch
     of whole warps."""
-    words = [word for code in _sections(cubin) for word in _words(code)]
+    words = [word for word, _ in instructions(cubin)]
     return any(word & OPCODE in COPIES for word in words) and any(
         word & OPCODE == BRANCH and word & UNIFORM and word >> 12 & 7 != ALWAYS for word in words)
-
-
-def _words(code: bytes) -> Iterator[int]:
-    """The first word of each instruction."""
-    return (word for word, _ in struct.iter_unpack("<QQ", code[:len(code) // CODE * CODE]))
-
-
-def _sections(cubin: bytes) -> Iterator[bytes]:
-    """The machine code of each function."""
-    if cubin[:4] != b"\x7fELF":
-        return
-    (table,), (size, count) = struct.unpack_from("<Q", cubin, 0x28), struct.unpack_from("<HH", cubin, 0x3A)
-    for n in range(count):
-        _, kind, flags, _, begin, length = struct.unpack_from("<IIQQQQ", cubin, table + n * size)
-        if kind == PROGBITS and flags & EXECUTABLE:
-            yield cubin[begin:begin + length]

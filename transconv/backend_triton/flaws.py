@@ -53,6 +53,8 @@ or with pairs that are taken apart as they were put together, is not refused; no
 of whole warps beside copies of boxes (branches.py), whose threads have numbers of their own. That check
 reads the machine code, without a disassembler, and decides alone where there is no PTX text.
 
+**Conversions of a constant's number.** See unpacked.py; the check reads the machine code.
+
 **Sums whose elements change rows.** See reordered.py; the check needs the TTGIR text.
 """
 
@@ -66,6 +68,7 @@ from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.narrowed import converts
 from transconv.backend_triton.reordered import reorders
+from transconv.backend_triton.unpacked import takes_numbers
 from transconv.errors import Unsupported
 
 RIGHT_SINCE = (9, 4)  # the oldest PTX version whose assembler kept the constant in tests
@@ -82,6 +85,7 @@ _WIDE = re.compile(r"\bm(?:ul|ad)\.wide\.[us]32\s+(%rd\d+),"
 _TOGETHER = re.compile(r"\bmov\.b32\s+(%r\d+),\s*\{%rs\d+,\s*%rs\d+\};")
 _CHANGED = re.compile(r"\b(?:and|or|xor|shl|shr|lop3)\.\w+\s+(%r\d+),\s*(%r\d+),")
 _APART = re.compile(r"\bmov\.b32\s+\{(?:_|%rs\d+),\s*%rs\d+\},\s*(%r\d+);")
+_UNPACKED = re.compile(r"\bcvt\.[\w.]*f16x2\.e[45]m[23]x2\b")
 _LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?[\w.]+,\s*0x0\b")
 
 
@@ -99,6 +103,9 @@ def flaw(asm: Mapping[str, Any]) -> str:
     if converts(ptx):
         return ("ptxas converts a float of which the lowest bits are stored "
                 "(see transconv/backend_triton/narrowed.py)")
+    if (not ptx or _UNPACKED.search(ptx)) and takes_numbers(asm.get("cubin", b"")):
+        return ("ptxas converts two 8-bit floats of the number of a constant "
+                "(see transconv/backend_triton/unpacked.py)")
     if (not ptx or _apart(ptx) > 1) and takes_uniform_branches(asm.get("cubin", b"")):
         return ("the place of a box may have the upper half of another pair of 16 bits "
                 "(see transconv/backend_triton/flaws.py and branches.py)")

@@ -48,9 +48,11 @@ def add_to(verbs: object) -> None:
     made.add_argument("--interpreter", action="store_true",
                       help="use no GPU, but the interpreter of the IR, and for --share Triton's")
     made.add_argument("--sets", type=ranges.at_least(1, 1000), default=1, metavar="N",
-                      help="run the kernels of each convolution with N sets of scales, zero points and "
-                           "operands of post-ops, which are arguments: each is a problem with its own "
-                           "check (default: 1)")
+                      help="run the kernels of a convolution with N sets of scales, zero points and "
+                           "operands of post-ops, which are arguments, where their values matter: zero "
+                           "points, and results that are rounded or saturate. Each is a problem with its "
+                           "own check, of whole numbers or of rounded ones in turn; shapes, types and "
+                           "chains differ from trial to trial alone (default: 1)")
     made.add_argument("--share", type=ranges.fraction, default=0.2, metavar="F",
                       help="fraction of interpreted trials in Triton's interpreter (default: 0.2)")
     made.add_argument("--shrink", type=ranges.at_least(0, 1000), default=4, metavar="N",

@@ -58,7 +58,9 @@ class Tally:
                  (("generate_s", "to generate"), ("compile_s", "to compile and start"))
                  if self.spent[name]]
         several = f" of {self.problems} problems" if self.problems > self.asked else ""
-        lines = [f"{self.asked} trials{several} in {self.seconds:.0f} s ({self.rate:.1f}/s): "
+        rates = f"{self.rate:.1f}/s" + (f", {self.problems / self.seconds:.0f} problems/s"
+                                       if several and self.seconds else "")
+        lines = [f"{self.asked} trials{several} in {self.seconds:.0f} s ({rates}): "
                  f"{said or 'none'}",
                  f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
                  + (f", of them {', '.join(parts)}" if parts else "")

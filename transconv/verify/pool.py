@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -25,6 +26,7 @@ from transconv.verify.stopping import held_back, leave_to_parent
 
 Row = dict[str, Any]
 STARTUP_S = 240.0
+END_S = 5.0  # for all idle workers to end by themselves
 IDLE_S = 0.02  # between two looks for what other processes did, with no worker at work
 
 
@@ -60,7 +62,7 @@ class _Worker:
 
 
 def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None:
-    """The child: read a payload, answer with a row, until the pipe closes."""
+    """The child: read a payload, answer with a row, until one is None or the pipe closes."""
     leave_to_parent()
     knobs.adopt(environment)
     module, name = function.split(":")
@@ -70,6 +72,8 @@ def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None
         try:
             payload = pipe.recv()
         except EOFError:
+            return
+        if payload is None:
             return
         try:
             row = call(**payload)
@@ -154,10 +158,21 @@ class Pool:
                     what = "timeout" if now > worker.deadline else "out of budget"
                     yield from self._lost(worker, what)
         finally:
-            for worker in self.workers:  # all at once: one that held a GPU takes a while to die
+            self._end()
+
+    def _end(self) -> None:
+        """Have idle workers end, which gives back what they hold: a killed one leaves its semaphores to
+        Python, which warns of them. All at once: one that held a GPU takes a while."""
+        for worker in self.workers:
+            if worker.task or not worker.ready:
                 worker.process.kill()
-            for worker in list(self.workers):
-                self._stop(worker)
+            else:
+                with suppress(OSError):  # it has died
+                    worker.pipe.send(None)
+        end = time.monotonic() + END_S
+        for worker in list(self.workers):
+            worker.process.join(max(0.0, end - time.monotonic()))
+            self._stop(worker)
 
     def _pending(self, late: bool) -> bool:
         return any(w.task for w in self.workers) or (
