@@ -14,7 +14,7 @@ from transconv.backend_triton import flaws
 from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.flaws import Miscompiled, flaw, refuse
 from transconv.backend_triton.machine_code import LISTED, listing
-from transconv.backend_triton.offline import Resources, compile_offline
+from transconv.backend_triton.offline import Resources, compile_offline, triton_version
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.schedule import legality_boxes
 from transconv.schedule.schedule import Schedule
@@ -46,6 +46,36 @@ RIGHT = "ic:16 oc:16 mb.od.oh.ow:64 | mma | stages=4 warps=8"
 ])
 def test_texts(ptx: str, sass: str, wrong: bool) -> None:
     assert bool(flaw({"ptx": ptx, "sass": sass})) == wrong
+
+
+UNPACKED = HEAD + "cvt.rn.f16x2.e5m2x2 %r22, %rs2;\n"
+# Three steps of four read padding alone: 8 of 96 elements were wrong on an H100.
+PADDED = "g24ic24ih7iw1oc24oh2ow1kh7kw3sh2ph3pw1 dt=f8e5m2:f8e4m3:bf16 tag=nhwc"
+
+
+@pytest.mark.parametrize(("ptx", "sass", "wrong"), [
+    (UNPACKED, "F2FP.F16.E5M2.UNPACK_B R2, 2.2420775429197073135e-44;", True),
+    (UNPACKED, "F2FP.F16.E4M3.UNPACK_B R2, -0.5;", True),
+    (UNPACKED, "F2FP.F16.E5M2.UNPACK_B R25, RZ;\nF2FP.F16.E4M3.UNPACK_B R20, R20.H1;", False),
+    (UNPACKED, "F2FP.BF16.F32.PACK_AB R4, R9, 0.5;", False),
+    (HEAD, "F2FP.F16.E5M2.UNPACK_B R2, 2.2420775429197073135e-44;", False)])  # not read
+def test_floats_unpacked_from_a_number(ptx: str, sass: str, wrong: bool) -> None:
+    assert bool(flaw({"ptx": ptx, "sass": sass})) == wrong
+
+
+def test_floats_unpacked_from_a_number_by_the_assembler_that_is_here() -> None:
+    """The assembler of Triton 3.6 makes the mistake, and the kernel is refused; a kernel without steps
+    that read nothing is not."""
+    found = []
+    for problem in (PADDED, PADDED.replace("kw3", "kw1").replace("pw1", "pw0")):
+        jobs = jobs_of(ConvProblem.parse(problem), Prop.FWD, TARGETS["sm_90"], Schedule.parse(
+            "mb.oh:64 g:16 | fma | pack=b stages=1 warps=4"), text="sass")
+        [answer] = [a for a in compile_offline(jobs) if "conv_fwd" in a.function]
+        assert isinstance(answer, Resources)
+        wrong = "e-44" in answer.texts["sass"]
+        assert wrong == ("unpacks" in answer.flaw)
+        found.append(wrong)
+    assert found[0] or triton_version() != "3.6.0"
 
 
 PRODUCT = "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%r1,%r2}, "

@@ -54,6 +54,8 @@ of whole warps beside copies of boxes (branches.py), whose threads have numbers 
 reads the machine code, without a disassembler, and decides alone where there is no PTX text.
 
 **Sums whose elements change rows.** See reordered.py; the check needs the TTGIR text.
+
+**8-bit floats that are unpacked from a number.** See unpacked.py; the check needs the machine code.
 """
 
 from __future__ import annotations
@@ -66,6 +68,7 @@ from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.narrowed import converts
 from transconv.backend_triton.reordered import reorders
+from transconv.backend_triton.unpacked import may_unpack, unpacks_numbers
 from transconv.errors import Unsupported
 
 RIGHT_SINCE = (9, 4)  # the oldest PTX version whose assembler kept the constant in tests
@@ -106,14 +109,20 @@ def flaw(asm: Mapping[str, Any]) -> str:
         return ("a sum in a loop takes elements of other rows "
                 "(see transconv/backend_triton/reordered.py)")
     version = _VERSION.search(ptx)
-    packed = _PACKED.search(ptx) if ptx else "cubin" in asm
-    if not packed or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):
+    unread = not ptx and "cubin" in asm
+    right = version is not None and (int(version[1]), int(version[2])) >= RIGHT_SINCE
+    packed = (unread or bool(_PACKED.search(ptx))) and not right
+    if not (packed or unread or may_unpack(ptx)):
         return ""
     try:
         sass = listing(asm)
     except Exception as error:  # no disassembler: code that cannot be read is refused
-        return f"it may have packed 16-bit additions, and the machine code cannot be read ({error})"
-    if _LOST.search(sass):
+        return ("it may have packed 16-bit additions or 8-bit floats, and the machine code cannot be read "
+                f"({error})")
+    if unpacks_numbers(sass):
+        return ("ptxas unpacks 8-bit floats from a number of its own "
+                "(see transconv/backend_triton/unpacked.py)")
+    if packed and _LOST.search(sass):
         return ("ptxas lost the constant of a packed 16-bit addition "
                 "(see transconv/backend_triton/flaws.py)")
     return ""

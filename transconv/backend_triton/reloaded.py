@@ -22,7 +22,8 @@ from transconv.disk_cache import Content
 from transconv.disk_cache import files as keep
 
 KNOWN = "3.6."  # the releases of Triton whose kernels are made here
-RULES = ("flaws.py", "branches.py", "reordered.py")  # what a kernel was read for when it was compiled
+RULES = ("flaws.py", "branches.py", "reordered.py", "unpacked.py")
+"""What a kernel was read for when it was compiled."""
 CODE = "cubin"
 HOOKS = {"compilation": ("always_compile", "override", "dump_ir", "instrumentation_mode", "listener"),
          "runtime": ("debug", "override_arch", "jit_cache_hook", "jit_post_compile_hook",

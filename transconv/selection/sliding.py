@@ -24,6 +24,7 @@ from transconv.target import Target
 LANES = (64, 128, 256, 512, 1024, 32, 16)
 ALONG = 8  # the most positions of an axis that are written out
 LONGEST = 32  # an axis of at most this size may be written out whole
+LEAST_DEEP = 2  # the fewest elements along g in a thread, but 4 of 8 bits, which are one register
 WASTE = 1.2  # the most computed positions, relative to the size of an axis
 
 
@@ -77,10 +78,10 @@ def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Sched
     window = [x for x in compute.axes_of("M" if summed else "K") if x.role == "window"]
     if not positions or not window:
         return
-    for lanes, held in product(LANES, (1, 2)):
+    wide = ACCESS // compute.a.tensor.dtype.bytes
+    for lanes, deep in product(LANES, (n for n in (wide, wide // 2, wide // 4) if n >= LEAST_DEEP)):
         if lanes > LANES[-1] and -(-group.size // lanes) * lanes > WASTE * group.size:
             continue
-        deep = ACCESS // compute.a.tensor.dtype.bytes // held
         for blocks, regs in _written(positions[-1], window):
             for other, rows in _rows(positions[:-1], window, regs, summed, 128 * deep // lanes):
                 schedule = Schedule((*other, *rows, *blocks, Block((group.name,), lanes)), "fma",
