@@ -91,13 +91,15 @@ def reads_along(compute: Compute) -> bool:
     return compute.math != "ieee" and all(t.memory is f32 for t in types)
 
 
-def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False) -> Tensor:
+def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False,
+            near: bool = False) -> Tensor:
     """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
-    outermost, the rest in order between them, and rows of at least 16 bytes padded to multiples of 16.
-    Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long, and 8-bit floats are f16
-    if ``wide``."""
+    outermost, or if ``near`` next to it, the rest in order, and rows of at least 16 bytes padded to
+    multiples of 16. Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long, and
+    8-bit floats are f16 if ``wide``."""
     dtype = f16 if wide and tensor.dtype.is_short else tensor.dtype
-    order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
+    rest = [*range(len(tensor.shape) - 1, 1, -1)]
+    order = [inner, 1 - inner, *rest] if near else [inner, *rest, 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = ROW_ALIGN // dtype.bytes
     row = row if shape[inner] >= row else 1
@@ -144,12 +146,22 @@ def _workspace(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
     exact values and have a copy with another name."""
     view = view_of(compute, letter)
     assert view is not None
-    made = copy_of(view.tensor, innermost(compute, letter, wide), diagonal(view, compute), wide)
+    inner = innermost(compute, letter, wide)
+    made = copy_of(view.tensor, inner, diagonal(view, compute), wide,
+                   inner == 0 and _in_patches(view, compute))
     if letter == "c" or made.dtype is not f32:
         return made
     if unit == "mma" and wants_rounding(view, compute):
         return replace(made, layout=replace(made.layout, dtype=multiplied_as(f32, compute.math)))
     return replace(made, name=f"{made.name}_exact")
+
+
+def _in_patches(view: View, compute: Compute) -> bool:
+    """Whether a tensor of 8-bit elements is summed along its first dimension alone, as gradients of layers
+    are whose windows do not overlap: the others are then a run, with features innermost as in memory."""
+    summed = {x.var for x in compute.axes_of("K") if x.size > 1}
+    apart = {v for d in view.dims[1:] for e in (d.coord, d.mask) for v in free_vars(e)}
+    return view.tensor.dtype.bits == 8 and prod(view.tensor.shape[2:]) > 1 and not summed & apart
 
 
 def view_of(compute: Compute, letter: str) -> View | None:
