@@ -215,6 +215,8 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
         work = multiply + fetch
         return larger(work, (work + late) / together) + wait
+    if w.transposed and w.bits == 8:  # whatever lands in one of two places is waited for
+        late = (c.latency_ns + fetch) / in_flight
     return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait
 
 

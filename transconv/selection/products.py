@@ -251,6 +251,8 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     found = half or not before  # whether a legal one is known, or it does not matter
     for pack in ways:
         packed = Scheduled(compute, Schedule(pack=pack), target).main
+        if any(_rows_along(letter, packed) < FEW_FEATURES for letter in along if letter in pack):
+            continue
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
             found = found or why_not(schedule, packed, target) is None
             yield schedule.with_words(pack=pack)
@@ -258,6 +260,14 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
         for pack in ways[-1:] if half else ways:
             for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
                 yield schedule.with_words(pack=pack)
+
+
+def _rows_along(letter: str, packed: Compute) -> int:
+    """How many rows of the copy of an operand of 8 bits a block can run along: a box of fewer is mostly
+    padding, whose rows take the copy engine as long as others."""
+    axes = packed.axes_of("M" if letter == "a" else "N")
+    wide = tuple(x for x in axes if x.size > 1) or axes[-1:]
+    return run_of(wide, packed)[1] if packed.a.tensor.dtype.bits == 8 else FEW_FEATURES
 
 
 def _widened(compute: Compute, target: Target) -> Iterator[Schedule]:
