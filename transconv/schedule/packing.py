@@ -51,11 +51,13 @@ from transconv.ir import (
     multiplied_as,
 )
 from transconv.schedule.merging import inner_feature
+from transconv.schedule.row_copies import row_copy, rows_of
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1
 """The dimension of features in every tensor, innermost in most copies."""
 WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
+IN_ROWS = "rows"  # the same where copies are rows of summed positions (row_copies.py)
 LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
 
 
@@ -115,12 +117,17 @@ def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = 
 
 def letters(pack: str) -> list[str]:
     """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
-    return [x for x in pack.split(".") if x and x != WIDE]
+    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
 
 
 def widens(pack: str) -> bool:
     """Whether copies of 8-bit floats hold f16."""
     return WIDE in pack.split(".")
+
+
+def has_rows(pack: str) -> bool:
+    """Whether copies are rows of summed positions."""
+    return IN_ROWS in pack.split(".")
 
 
 def with_letter(pack: str, letter: str) -> str:
@@ -137,6 +144,8 @@ def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> li
     """The tensors that hold the copies of operands, and the one that the main kernel writes to if its
     result is copied afterwards."""
     named = [x for x in letters(pack) if x != "c" or split == 1]
+    if has_rows(pack):
+        return [rows_of(v, compute).tensor for x in named if (v := view_of(compute, x)) is not None]
     return [_workspace(compute, x, unit, widens(pack)) for x in named]
 
 
@@ -183,7 +192,8 @@ def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
         dims = view.dims
         if inner := inner_feature(view, seen):
             dims = (dims[0], ViewDim(inner.var), *dims[2:])
-        over = View(_workspace(seen, letter, unit, widens(pack)), dims)
+        over = rows_of(view, seen) if has_rows(pack) else View(
+            _workspace(seen, letter, unit, widens(pack)), dims)
         compute = compute.through(**{letter: over})
     return compute
 
@@ -200,6 +210,9 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
             continue
         view = view_of(compute, letter)
         assert view is not None
+        if has_rows(pack):
+            yield row_copy(view, compute)
+            continue
         tensor, copied = view.tensor, _workspace(compute, letter, unit, widens(pack))
         inner, feature = innermost(compute, letter, widens(pack)), None
         if letter == "c":

@@ -23,6 +23,7 @@ from transconv.schedule import (
     wants_rounding,
     why_not,
     why_not_copied,
+    why_not_rows,
 )
 from transconv.selection.elementwise import elementwise, transposed_tiles
 from transconv.selection.explicit import explicit
@@ -85,6 +86,7 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
             yield from explicit(compute, target)
             yield from _packed(compute, target)
             yield from _widened(compute, target)
+            yield from _in_rows(compute, target)
     else:
         yield from elementwise(compute, target)
         yield from sliding(compute, target)
@@ -280,4 +282,14 @@ def _widened(compute: Compute, target: Target) -> Iterator[Schedule]:
     pack = "a.b.f16"
     over = Scheduled(compute, Schedule(pack=pack), target).main
     for schedule in itertools.chain(_matrix(over, target), _boxes(over, target), explicit(over, target)):
+        yield schedule.with_words(pack=pack)
+
+
+def _in_rows(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Products of bytes over copies whose rows are summed positions."""
+    pack, views = "a.b.rows", [v for v in (compute.a, compute.b) if v is not None]
+    if any(why_not_rows(view, compute) for view in views):
+        return
+    over = Scheduled(compute, Schedule(pack=pack), target).main
+    for schedule in itertools.chain(_boxes(over, target), explicit(over, target)):
         yield schedule.with_words(pack=pack)
