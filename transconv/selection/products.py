@@ -291,5 +291,5 @@ def _in_rows(compute: Compute, target: Target) -> Iterator[Schedule]:
     if any(why_not_rows(view, compute) for view in views):
         return
     over = Scheduled(compute, Schedule(pack=pack), target).main
-    for schedule in itertools.chain(_boxes(over, target), explicit(over, target)):
-        yield schedule.with_words(pack=pack)
+    ways = explicit if "wgmma" in target.features else _boxes
+    yield from (schedule.with_words(pack=pack) for schedule in ways(over, target))
