@@ -300,3 +300,13 @@ def test_search_walks_to_the_minimum() -> None:
     found = fit.search(score, SM90.rates.triton)
     assert found.narrow == pytest.approx(40, rel=0.05)
     assert found.persistent == pytest.approx(0.3, rel=0.05)
+
+
+@pytest.mark.parametrize(("text", "prop"), [
+    ("ic4ih128oc320oh128kh3ph1 dt=i8 tag=nhwc", "bwd_d"),
+    ("mb128ic3ih224oc64oh112kh7sh2ph3 dt=f8e4m3:bf16:f8e5m2 tag=nhwc", "bwd_w")])
+def test_boxes_of_bytes_are_not_mostly_padding(text: str, prop: str) -> None:
+    """Copies with the sum innermost have rows of 3 or 4 features: no box of 32 or more of them."""
+    compute = computes(ConvProblem.parse(text), Prop(prop))[0]
+    assert not any(c.pack and "box" in (c.a, c.b) and "f16" not in c.pack
+                   for c in heuristics.proposals(compute, TARGETS["sm_90"]))

@@ -241,3 +241,31 @@ def test_an_operand_is_copied_once(pack: str) -> None:
     compute = computes(ConvProblem.parse("mb4ic16ih8oc16oh8kh3ph1 dt=f16"), FWD)[0]
     schedule = replace(Schedule.parse("mb.oh.ow:32 oc:16 ic:16 | mma"), pack=pack)
     assert "each operand is copied once" in str(why_not(schedule, compute, SM90))
+
+
+# -- layers whose windows do not overlap ------------------------------------------------------------
+
+PATCHES = "mb64ic3ih4oc32oh1kh4sh4ph0"
+
+
+@pytest.mark.parametrize(("types", "prop", "schedule"), [
+    ("i8", BWD_D, "mb:64 rh.rw.ic:64 oc:32 | mma | a=box b=box | pack=b stages=3 warps=4 via=gluon"),
+    ("bf16:f8e4m3:f8e5m2", BWD_D, "mb:64 rh.rw.ic:16 oc:32 | mma | pack=b stages=3 warps=4"),
+    ("f8e4m3:f32:f8e5m2", BWD_W,
+     "kh.kw.ic:64 oc:32 mb:64 | mma | a=box b=box | pack=a.b stages=3 warps=4 via=gluon")])
+def test_copies_of_bytes_keep_patches_together(types: str, prop: Prop, schedule: str) -> None:
+    """What is summed lies innermost, features next to it, and the window before them: one block of columns
+    runs along the window and the features, as in memory."""
+    case = Case(ConvProblem.parse(f"{PATCHES} dt={types} tag=nhwc"), prop, where="cpu", target=SM90,
+                numpy=True)
+    plan = case.plan(schedule)
+    letter = "wei_packed" if prop is BWD_D else "src_packed"
+    inner = 32 if prop is BWD_D else 64
+    assert plan.workspaces[letter].layout.strides() == (1, inner, 12 * inner, 3 * inner)
+    assert case.judge(plan, "exact", 3).reason == ""
+
+
+def test_copies_of_bytes_beneath_windows_that_overlap_have_features_outermost() -> None:
+    compute = computes(ConvProblem.parse("mb64ic16ih4oc32oh4kh3ph1 dt=i8 tag=nhwc"), BWD_D)[0]
+    made = over_copies(compute, "b").b
+    assert made is not None and made.tensor.layout.strides() == (1, 9 * 32, 3 * 32, 32)

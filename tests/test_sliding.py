@@ -21,7 +21,7 @@ from transconv.ir.interp.memory import Memory
 from transconv.ir.verify import verify
 from transconv.passes import PIPELINE, levels
 from transconv.schedule.legality import why_not
-from transconv.schedule.packing import copy_of, over_copies, rows_of_features
+from transconv.schedule.packing import copies, copy_of, over_copies, rows_of_features
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.selection.sliding import sliding, sliding_down
@@ -264,3 +264,26 @@ def test_one_channel_and_a_large_window_are_multiplied_in_registers() -> None:
 @pytest.mark.parametrize("text", ["mb32ic64ih56oc64oh56kh3ph1", "mb2ic1ih28oc32oh28kh5ph2"])
 def test_more_channels_stay_on_the_matrix_unit(text: str) -> None:
     assert not list(sliding_down(made_of(text, FWD), SM90))
+
+
+# -- types of 8 bits ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("types", ["f8e4m3:f8e4m3:bf16", "i8"])
+def test_tiles_of_8_bits_are_those_of_16_bits(types: str) -> None:
+    """Sums need as many registers: no thread has more than 8 elements along g, nor more than 72 sums."""
+    wide, small = ({str(s) for s in sliding(made_of(LARGE.replace("bf16", t), FWD), SM90)}
+                   for t in ("bf16", types))
+    held = {s for s in small if s in wide}
+    assert held and all("ow:14" in s for s in small - wide)
+    assert not any("ow:14" in s and "mb.oh:32 ow:14 kw:7 g:32" in s for s in small)
+
+
+def test_rows_of_bytes_that_begin_anywhere_are_not_copied() -> None:
+    """The copy of 54 channels stores one or two bytes at a time, which takes longer than the rest."""
+    compute = made_of("g54mb8ic54id16ih56iw56oc54od16oh56ow56kd3kh3kw3pd1ph1pw1 dt=i8 tag=ndhwc", FWD)
+    assert heuristics.default(compute, SM90).pack == "b"
+    rows = {c.a.tensor.name: cost.copying(c, SM90)
+            for c in copies(compute, "a.b", unit="fma")}
+    aligned = made_of("g64mb8ic64id16ih56iw56oc64od16oh56ow56kd3kh3kw3pd1ph1pw1 dt=i8 tag=ncdhw", FWD)
+    [other] = [cost.copying(c, SM90) for c in copies(aligned, "a", unit="fma")]
+    assert rows["src"] > 2 * other

@@ -49,6 +49,19 @@ def test_every_bit_is_that_of_the_reference(problem: str, prop: str, words: str)
         assert again.reason == "" and torch.equal(made, same)
 
 
+@pytest.mark.parametrize(("problem", "prop", "tile"), [
+    ("g8mb2ic16iw66oc32ow16kw3sw4pw0 dt=f8e4m3:f8e5m2:f8e5m2 tag=nwc", "fwd", "mb.ow:16 oc:16 ic:16"),
+    ("g4mb2ic16iw9oc16ow9kw3pw1 dt=bf16 tag=nwc", "bwd_d", "mb.iw:16 ic:16 oc:16"),
+    ("g4mb2ic16iw9oc16ow9kw3pw1 dt=f16:bf16:f16 tag=nwc", "bwd_w", "ic:16 oc:16 mb.ow:16")])
+def test_places_of_merged_groups_are_those_of_the_result(problem: str, prop: str, tile: str) -> None:
+    """The random word of an element is told by its place in the result, whatever the kernel sees as one
+    group."""
+    case = Case(ConvProblem.parse(problem), Prop(prop), "mul:0.65625+stochastic", "cpu", numpy=True)
+    for merge in (1, 2, 4):
+        found = case.judge(case.plan(f"{tile} | mma | merge={merge}"), "exact", 3)
+        assert found.reason == "" and found.nonzero > 0.5, merge
+
+
 @pytest.mark.parametrize("planted", [
     {"numpy": lambda seed, element: stochastic.numpy_bits(seed, element + 1)},
     {"numpy": lambda seed, element: stochastic.numpy_bits(seed * 0, element)}], ids=["place", "seed"])

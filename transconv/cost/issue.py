@@ -29,6 +29,7 @@ ROW = 30.0  # instructions for the index and the mask of a row of positions, per
 STEP = 30.0  # other instructions of a step
 REGISTERS = 20  # of a thread, for addresses and masks
 UNPACKED = 48  # more of a thread that unpacks bytes and converts them: 40 to 50 in four depthwise kernels
+CONVERTED = 1.6  # times the clocks between two instructions, where bytes are converted
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
 
 
@@ -101,7 +102,8 @@ def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
     if not schedule.late and lanes(schedule, compute, "K") > 1:
         step += chip.barriers_ns
-    return Issued(step, chip.latency_ns + issued * chip.stall / chip.clock, resident,
+    stall = chip.stall * (CONVERTED if 8 in bits else 1.0)
+    return Issued(step, chip.latency_ns + issued * stall / chip.clock, resident,
                   _distinct(schedule, compute, views), _scattered(schedule, compute), target)
 
 

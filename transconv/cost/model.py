@@ -23,12 +23,16 @@ from transconv.cost import issue, maps
 from transconv.cost.additions import leaving_us, meeting_us
 from transconv.cost.issue import LINE
 from transconv.cost.spelled import Number, kept, larger, smaller
-from transconv.cost.work import Work, count
+from transconv.cost.work import ASYNC, Work, count, in_rows
 from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
 from transconv.target import Constants, Target
 
-PAIR_NS = 150.0  # from the last product of a pair of parts to the first one of the next; not measured
+PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the next (34 kernels, H100)
+# Of a step whose operands of 8 bits are transposed: for warps that wait for one another, and the rate of
+# the bytes (weight gradients of 10 layers on an H100).
+TURN_NS, TURNED_GBS = 250.0, 280.0
+STRAY_NS = 1.0  # to store a lane's one or two bytes beside those of others (x3d_m_dw3_54 on an H100)
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
@@ -82,10 +86,14 @@ def _beside(compute: Compute, pack: str, split: bool, target: Target) -> float:
 
 
 def copying(copy: Compute, target: Target, constants: Constants | None = None) -> float:
-    """Microseconds of a copy into another order: bytes read and written, and its launch."""
+    """Microseconds of a copy into another order: bytes read and written, and its launch. Rows of bytes
+    that begin anywhere are stored one or two bytes at a time."""
     constants = constants or target.rates.triton
     moved = sum(touched(v, copy) for v in (copy.a, copy.c))
-    return constants.copy_us + moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
+    us = moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
+    if copy.a.tensor.dtype.bits == 8 and (each := in_rows(copy)) < ASYNC:
+        us = max(us, prod(copy.c.tensor.shape) / each * STRAY_NS / target.sms / 1e3)
+    return constants.copy_us + us
 
 
 def interpreted(schedule: Schedule, compute: Compute) -> float:
@@ -207,6 +215,8 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
         work = multiply + fetch
         return larger(work, (work + late) / together) + wait
+    if w.transposed and w.bits == 8:  # whatever lands in one of two places is waited for
+        late = (c.latency_ns + fetch) / in_flight
     return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait
 
 
@@ -229,4 +239,5 @@ def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:
     landed = (w.left + w.right) * w.k * w.bits / 8
     wide = 256 if schedule.warps == 4 else 128
     read = (w.left * -(-w.right // wide) + w.right * -(-w.left // 64)) * w.k * w.bits / 8
-    return (landed + 2 * w.transposed + read) / c.shared_gbs
+    moved = landed + 2 * w.transposed + read
+    return TURN_NS + moved / TURNED_GBS if w.bits == 8 else moved / c.shared_gbs

@@ -193,6 +193,15 @@ def along_sum(view: View, compute: Compute) -> bool:
     return any(strides[x.name] == 1 for x in compute.axes_of("K") if x.size > 1)
 
 
+def in_rows(copy: Compute) -> int:
+    """How many elements along the rows that a copy reads and writes alike always begin at a multiple of
+    their number, a power of two."""
+    rows = [x.name for x in copy.axes if all(axis_strides(v, copy)[x.name] == 1 for v in (copy.a, copy.c))]
+    if not rows:
+        return WIDEST
+    return min(_aligned(v, tuple(rows), copy) for v in (copy.a, copy.c))
+
+
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
     elements = _elements(schedule.blocks, compute, view)

@@ -57,6 +57,7 @@ from transconv.schedule.partials import (
 )
 from transconv.schedule.piles import pile
 from transconv.schedule.reducing import divided, kept, told, within
+from transconv.schedule.row_copies import why_not_rows
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Such, Word
@@ -75,6 +76,6 @@ __all__ = [
     "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "ROW", "row_of",
     "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such", "tile",
     "tiles_along", "told", "told_behind", "transposed_bytes", "unregister_word", "wants_rounding",
-    "WARP_GROUP", "why_not", "why_not_copied", "why_not_early", "with_letter", "within", "within_places",
-    "without", "Word", "WORDS", "words", "words_table",
+    "WARP_GROUP", "why_not", "why_not_copied", "why_not_early", "why_not_rows", "with_letter", "within",
+    "within_places", "without", "Word", "WORDS", "words", "words_table",
 ]

@@ -14,8 +14,9 @@ from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
-from transconv.schedule.packing import letters, view_of, why_not_copied, widens
+from transconv.schedule.packing import has_rows, letters, view_of, why_not_copied, widens
 from transconv.schedule.partials import carried
+from transconv.schedule.row_copies import why_not_rows
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
         gathered = c.unit == "mma" and {"a": c.a, "b": c.b}.get(letter) == "gather"
         if widens(c.pack) and not view.tensor.dtype.is_short:
             return f"pack={c.pack}: {view.tensor.name} holds {view.tensor.dtype}, no floats of 8 bits"
-        if reason := why_not_copied(compute, letter, gathered, widens(c.pack)):
+        reason = why_not_rows(view, compute) if has_rows(c.pack) else why_not_copied(
+            compute, letter, gathered, widens(c.pack))
+        if reason:
             return f"pack={letter}: {reason}"
     if "c" in letters(c.pack):
         if not compute.stores_all:

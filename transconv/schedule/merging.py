@@ -9,7 +9,8 @@ which B is block diagonal:
                 B[g*4 + n, k]                    B[g*64 + n, k % 4]  where k//4 == n//4
                 C[m, g*4 + n]                    C[m, g*64 + n]
 
-Merging is a substitution, g -> g*16 + n//4 and n -> n % 4 (k likewise), and a mask: B is zero off the
+Merging is a substitution, g -> g*16 + n//4 and n -> n % 4 (k likewise), in views and in what is computed
+behind the sum from a place, such as its random word. And it is a mask: B is zero off the
 diagonal, and results that have B's dimensions (sums over positions) are stored on the diagonal only. There
 are 16 times as many products, of the same bytes. Zeros of B are multiplied by the values of other groups,
 so an infinity or NaN in one group gives NaN in the groups merged with it.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from transconv.compute import Axis, Compute
+from transconv.compute import Axis, Compute, Read, Step
 from transconv.ir import Expr, Var, View, ViewDim, all_of, eq, free_vars, substitute
 from transconv.simplify import Facts, simplify
 
@@ -60,6 +61,10 @@ def _apart(compute: Compute, group: Axis) -> str | None:
             return f"{view.tensor.name} has no dimension of groups and features"
     if any(read.fill for read in compute.reads):
         return "what is read beyond an end is not 0"
+    for step in compute.steps:
+        if not isinstance(step, Read) and step not in compute.after and free_vars(step.value) & {
+                group.var, *features}:
+            return "what is summed is computed from the numbers of groups or features"
     return None
 
 
@@ -78,7 +83,17 @@ def _made(compute: Compute, merge: int) -> Compute:
                  replace(x, size=x.size * merge) if x.role == "feature" else x
                  for x in compute.axes)
     seen = compute.over(lambda view: _merged(view, compute, group, merge))
-    return replace(seen, axes=axes, merge=merge)
+    values, facts = _originals(compute.c, compute, group, merge), _facts(compute, merge)
+    steps = tuple(_of_originals(s, values, facts) if s in seen.after else s for s in seen.steps)
+    return replace(seen, steps=steps, axes=axes, merge=merge)
+
+
+def _of_originals(step: Step, values: dict[Expr, Expr], facts: Facts) -> Step:
+    """A step whose value, if it is computed from the numbers of a group and of features, is that of the
+    original ones."""
+    if isinstance(step, Read) or not any(e in values for e in free_vars(step.value)):
+        return step
+    return replace(step, value=simplify(substitute(step.value, values), facts))
 
 
 def _merged(view: View, compute: Compute, group: Axis, merge: int) -> View:
@@ -87,13 +102,8 @@ def _merged(view: View, compute: Compute, group: Axis, merge: int) -> View:
     features = [x for x in compute.axes if x.role == "feature"]
     if not _varies(view, {group.var, *(x.var for x in features)}):  # a scale of all groups
         return view
-    facts = Facts()
-    for x in features:
-        facts = facts.with_range(x.var, 0, max(0, x.size * merge - 1))
-    with_group = next(d for d in view.dims if group.var in free_vars(d.coord))
-    first = next(x for x in features if x.var in free_vars(with_group.coord))
-    values: dict[Expr, Expr] = {x.var: x.var % x.size for x in features}
-    values[group.var] = group.var * merge + first.var // first.size
+    facts, first = _facts(compute, merge), _with_group(view, compute, group)
+    values = _originals(view, compute, group, merge)
     dims = []
     for dim in view.dims:
         coord, mask = (substitute(e, values) for e in (dim.coord, dim.mask))
@@ -103,6 +113,28 @@ def _merged(view: View, compute: Compute, group: Axis, merge: int) -> View:
         changed = coord is not dim.coord
         dims.append(ViewDim(simplify(coord, facts), mask) if changed else dim)
     return View(view.tensor, tuple(dims))
+
+
+def _facts(compute: Compute, merge: int) -> Facts:
+    """The ranges of features of merged groups."""
+    facts = Facts()
+    for x in compute.axes:
+        if x.role == "feature":
+            facts = facts.with_range(x.var, 0, max(0, x.size * merge - 1))
+    return facts
+
+
+def _with_group(view: View, compute: Compute, group: Axis) -> Axis:
+    """The feature that shares a coordinate of a view with the group."""
+    shared = {v for d in view.dims if group.var in (seen := free_vars(d.coord)) for v in seen}
+    return next(x for x in compute.axes if x.role == "feature" and x.var in shared)
+
+
+def _originals(view: View, compute: Compute, group: Axis, merge: int) -> dict[Expr, Expr]:
+    """The original group and features at a point of a view through merged groups."""
+    values: dict[Expr, Expr] = {x.var: x.var % x.size for x in compute.axes if x.role == "feature"}
+    first = _with_group(view, compute, group)
+    return values | {group.var: group.var * merge + first.var // first.size}
 
 
 def _varies(view: View, names: set[Var]) -> bool:

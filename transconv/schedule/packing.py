@@ -51,11 +51,13 @@ from transconv.ir import (
     multiplied_as,
 )
 from transconv.schedule.merging import inner_feature
+from transconv.schedule.row_copies import row_copy, rows_of
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1
 """The dimension of features in every tensor, innermost in most copies."""
 WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
+IN_ROWS = "rows"  # the same where copies are rows of summed positions (row_copies.py)
 LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
 
 
@@ -91,13 +93,15 @@ def reads_along(compute: Compute) -> bool:
     return compute.math != "ieee" and all(t.memory is f32 for t in types)
 
 
-def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False) -> Tensor:
+def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False,
+            near: bool = False) -> Tensor:
     """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
-    outermost, the rest in order between them, and rows of at least 16 bytes padded to multiples of 16.
-    Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long, and 8-bit floats are f16
-    if ``wide``."""
+    outermost, or if ``near`` next to it, the rest in order, and rows of at least 16 bytes padded to
+    multiples of 16. Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long, and
+    8-bit floats are f16 if ``wide``."""
     dtype = f16 if wide and tensor.dtype.is_short else tensor.dtype
-    order = [inner, *range(len(tensor.shape) - 1, 1, -1), 1 - inner]
+    rest = [*range(len(tensor.shape) - 1, 1, -1)]
+    order = [inner, 1 - inner, *rest] if near else [inner, *rest, 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = ROW_ALIGN // dtype.bytes
     row = row if shape[inner] >= row else 1
@@ -113,12 +117,17 @@ def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = 
 
 def letters(pack: str) -> list[str]:
     """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
-    return [x for x in pack.split(".") if x and x != WIDE]
+    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
 
 
 def widens(pack: str) -> bool:
     """Whether copies of 8-bit floats hold f16."""
     return WIDE in pack.split(".")
+
+
+def has_rows(pack: str) -> bool:
+    """Whether copies are rows of summed positions."""
+    return IN_ROWS in pack.split(".")
 
 
 def with_letter(pack: str, letter: str) -> str:
@@ -135,6 +144,8 @@ def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> li
     """The tensors that hold the copies of operands, and the one that the main kernel writes to if its
     result is copied afterwards."""
     named = [x for x in letters(pack) if x != "c" or split == 1]
+    if has_rows(pack):
+        return [rows_of(v, compute).tensor for x in named if (v := view_of(compute, x)) is not None]
     return [_workspace(compute, x, unit, widens(pack)) for x in named]
 
 
@@ -144,12 +155,22 @@ def _workspace(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
     exact values and have a copy with another name."""
     view = view_of(compute, letter)
     assert view is not None
-    made = copy_of(view.tensor, innermost(compute, letter, wide), diagonal(view, compute), wide)
+    inner = innermost(compute, letter, wide)
+    made = copy_of(view.tensor, inner, diagonal(view, compute), wide,
+                   inner == 0 and _in_patches(view, compute))
     if letter == "c" or made.dtype is not f32:
         return made
     if unit == "mma" and wants_rounding(view, compute):
         return replace(made, layout=replace(made.layout, dtype=multiplied_as(f32, compute.math)))
     return replace(made, name=f"{made.name}_exact")
+
+
+def _in_patches(view: View, compute: Compute) -> bool:
+    """Whether a tensor of 8-bit elements is summed along its first dimension alone, as gradients of layers
+    are whose windows do not overlap: the others are then a run, with features innermost as in memory."""
+    summed = {x.var for x in compute.axes_of("K") if x.size > 1}
+    apart = {v for d in view.dims[1:] for e in (d.coord, d.mask) for v in free_vars(e)}
+    return view.tensor.dtype.bits == 8 and prod(view.tensor.shape[2:]) > 1 and not summed & apart
 
 
 def view_of(compute: Compute, letter: str) -> View | None:
@@ -171,7 +192,8 @@ def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
         dims = view.dims
         if inner := inner_feature(view, seen):
             dims = (dims[0], ViewDim(inner.var), *dims[2:])
-        over = View(_workspace(seen, letter, unit, widens(pack)), dims)
+        over = rows_of(view, seen) if has_rows(pack) else View(
+            _workspace(seen, letter, unit, widens(pack)), dims)
         compute = compute.through(**{letter: over})
     return compute
 
@@ -188,6 +210,9 @@ def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> It
             continue
         view = view_of(compute, letter)
         assert view is not None
+        if has_rows(pack):
+            yield row_copy(view, compute)
+            continue
         tensor, copied = view.tensor, _workspace(compute, letter, unit, widens(pack))
         inner, feature = innermost(compute, letter, widens(pack)), None
         if letter == "c":

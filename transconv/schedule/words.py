@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 UNITS = ("mma", "fma")
 WAYS = ("gather", "box")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
-PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16)?").fullmatch,
-             "some of a.b.c, in this order, or a.b.f16")
+PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows)?").fullmatch,
+             "some of a.b.c, in this order, a.b.f16 or a.b.rows")
 
 
 def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
@@ -54,7 +54,8 @@ WORDS: tuple[Word, ...] = (
          why_not=rules.why_not_merge, draw=(1, 2, 3, 4, 8, 16)),
     Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
          "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
-         "floats as f16.", PACKS,
+         "floats as f16; those in `a.b.rows` have rows of summed positions, once for each column of a "
+         "window.", PACKS,
          "each operand is copied once, and named in the order a.b.c",
          why_not=rules.why_not_pack),
     Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",

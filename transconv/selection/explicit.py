@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from math import prod
 
-from transconv.compute import Axis, Compute
+from transconv.compute import Axis, Compute, axis_strides
 from transconv.schedule import (
     INTEGERS,
     ROW,
@@ -83,8 +83,9 @@ def _summing_positions(compute: Compute, target: Target,
     whole = tuple(x.name for x in wide["K"])
     row = ROW // compute.a.tensor.dtype.bytes
     shapes = SHAPES if compute.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
-    batch = wide["K"][0].size  # innermost in copies
-    short = [k for k in (row // 4, row // 2) if batch <= k] if compute.a.tensor.dtype.bits == 8 else []
+    lying = axis_strides(compute.a, compute)  # what is summed is innermost in copies
+    least = min([x.size for x in wide["K"] if lying[x.name] == 1], default=wide["K"][0].size)
+    short = [k for k in (row // 4, row // 2) if least <= k] if compute.a.tensor.dtype.bits == 8 else []
     for (m, n), k in itertools.product(shapes, (*short[:1], row, 2 * row)):
         if n not in extents(columns):
             continue

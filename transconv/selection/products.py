@@ -23,6 +23,7 @@ from transconv.schedule import (
     wants_rounding,
     why_not,
     why_not_copied,
+    why_not_rows,
 )
 from transconv.selection.elementwise import elementwise, transposed_tiles
 from transconv.selection.explicit import explicit
@@ -85,6 +86,7 @@ def products(compute: Compute, target: Target) -> Iterator[Schedule]:
             yield from explicit(compute, target)
             yield from _packed(compute, target)
             yield from _widened(compute, target)
+            yield from _in_rows(compute, target)
     else:
         yield from elementwise(compute, target)
         yield from sliding(compute, target)
@@ -251,6 +253,8 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
     found = half or not before  # whether a legal one is known, or it does not matter
     for pack in ways:
         packed = Scheduled(compute, Schedule(pack=pack), target).main
+        if any(_rows_along(letter, packed) < FEW_FEATURES for letter in along if letter in pack):
+            continue
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
             found = found or why_not(schedule, packed, target) is None
             yield schedule.with_words(pack=pack)
@@ -258,6 +262,14 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
         for pack in ways[-1:] if half else ways:
             for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
                 yield schedule.with_words(pack=pack)
+
+
+def _rows_along(letter: str, packed: Compute) -> int:
+    """How many rows of the copy of an operand of 8 bits a block can run along: a box of fewer is mostly
+    padding, whose rows take the copy engine as long as others."""
+    axes = packed.axes_of("M" if letter == "a" else "N")
+    wide = tuple(x for x in axes if x.size > 1) or axes[-1:]
+    return run_of(wide, packed)[1] if packed.a.tensor.dtype.bits == 8 else FEW_FEATURES
 
 
 def _widened(compute: Compute, target: Target) -> Iterator[Schedule]:
@@ -271,3 +283,13 @@ def _widened(compute: Compute, target: Target) -> Iterator[Schedule]:
     over = Scheduled(compute, Schedule(pack=pack), target).main
     for schedule in itertools.chain(_matrix(over, target), _boxes(over, target), explicit(over, target)):
         yield schedule.with_words(pack=pack)
+
+
+def _in_rows(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Products of bytes over copies whose rows are summed positions."""
+    pack, views = "a.b.rows", [v for v in (compute.a, compute.b) if v is not None]
+    if any(why_not_rows(view, compute) for view in views):
+        return
+    over = Scheduled(compute, Schedule(pack=pack), target).main
+    ways = explicit if "wgmma" in target.features else _boxes
+    yield from (schedule.with_words(pack=pack) for schedule in ways(over, target))

@@ -24,6 +24,7 @@ from transconv.target import Target
 LANES = (64, 128, 256, 512, 1024, 32, 16)
 ALONG = 8  # the most positions of an axis that are written out
 LONGEST = 32  # an axis of at most this size may be written out whole
+SUMS = 72  # of a thread, at most, of elements of 8 bits; with more, kernels spill or have too few warps
 WASTE = 1.2  # the most computed positions, relative to the size of an axis
 
 
@@ -77,11 +78,15 @@ def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Sched
     window = [x for x in compute.axes_of("M" if summed else "K") if x.role == "window"]
     if not positions or not window:
         return
-    for lanes, held in product(LANES, (1, 2)):
+    is_small = compute.a.tensor.dtype.bits == 8
+    wide = ACCESS // max(2, compute.a.tensor.dtype.bytes)  # of 8 bits as many as of 16
+    for lanes, deep in product(LANES, (wide, wide // 2)):
         if lanes > LANES[-1] and -(-group.size // lanes) * lanes > WASTE * group.size:
             continue
-        deep = ACCESS // compute.a.tensor.dtype.bytes // held
-        for blocks, regs in _written(positions[-1], window):
+        for blocks, regs in _written(positions[-1], window, is_small):
+            kept = [b.extent for b in blocks if (b.first == positions[-1].name) != summed]
+            if is_small and deep * prod(kept) > SUMS:
+                continue
             for other, rows in _rows(positions[:-1], window, regs, summed, 128 * deep // lanes):
                 schedule = Schedule((*other, *rows, *blocks, Block((group.name,), lanes)), "fma",
                                 regs=".".join(regs), late=int(summed and bool(rows)), stages=1)
@@ -89,10 +94,14 @@ def _over_rows(compute: Compute, summed: bool, target: Target) -> Iterator[Sched
                     yield replace(schedule, split_k=split)
 
 
-def _written(position: Axis, window: list[Axis]) -> Iterator[tuple[tuple[Block, ...], list[str]]]:
-    """Blocks of a row's positions and of the window that slides over them, and their axes."""
+def _written(position: Axis, window: list[Axis], is_small: bool) -> Iterator[
+        tuple[tuple[Block, ...], list[str]]]:
+    """Blocks of a row's positions and of the window that slides over them, and their axes. Loaded elements
+    of 8 bits leave registers for the sums of more positions, which share those of a long row."""
+    many = is_small and position.size > LONGEST and window[-1].size > ALONG // 2
+    more = [_least_waste(position.size)] if many else []
     rows = [[window[-1]], [*window[-2:]]] if len(window) > 1 and window[-2].size > 1 else [[window[-1]]]
-    for along, axes in product(_even(position.size), rows):
+    for along, axes in product(dict.fromkeys((*more, *_even(position.size))), rows):
         for last in _even(window[-1].size) if len(axes) == 1 else [window[-1].size]:
             named = [(position, along), *((x, x.size) for x in axes[:-1]), (axes[-1], last)]
             if prod(n for _, n in named) > MOST_WRITTEN:
@@ -107,6 +116,11 @@ def _even(size: int) -> list[int]:
     found = [n for n in range(min(ALONG, size), 0, -1) if -(-size // n) * n <= WASTE * size]
     whole = [size] if ALONG < size <= LONGEST else []
     return [*whole, *found[:2], *(n for n in found[2:] if n == ALONG // 2)]
+
+
+def _least_waste(size: int) -> int:
+    """The extent between ``ALONG`` and twice as many that covers an axis with the least waste."""
+    return min(range(2 * ALONG, ALONG, -1), key=lambda n: -(-size // n) * n)
 
 
 def _rows(positions: list[Axis], window: list[Axis], written: list[str], summed: bool,
