@@ -85,8 +85,11 @@ def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
 
 
 def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-    if x.meta["val"].dtype is dtype:
-        return x
+    """A part in the narrower type: what it was widened from, where that has the type."""
+    of = x.args[0] if x.target in CASTS else None
+    for known in (x, of):
+        if isinstance(known, fx.Node) and known.meta["val"].dtype is dtype:
+            return known
     made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
     made.meta["val"] = x.meta["val"].to(dtype)
     return made
