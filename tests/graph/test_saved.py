@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from tests.graph.meant import by_meaning, near
+from tests.graph.meant import by_meaning, near, results, traced
 from transconv.graph import backend, decompositions, report
 
 Tensor = torch.Tensor
@@ -119,3 +119,14 @@ def test_a_result_that_is_handed_out_has_torch_s_strides() -> None:
             for one, two in zip(run(x), model(x), strict=True):
                 assert one.stride() == two.stride()
                 near(one.detach(), two.detach(), 1e-4, "result")
+
+
+def test_a_slice_of_what_was_widened_is_read_as_it_is() -> None:
+    def sliced(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        wide = x.float()[:, 8:].transpose(0, 1)
+        return (wide.to(x.dtype) @ w,)
+    x, w = torch.randn(32, 24, dtype=torch.bfloat16), torch.randn(32, 16, dtype=torch.bfloat16)
+    run = traced(sliced, [x, w])
+    with by_meaning() as texts:
+        near(results(run(x, w))[0], sliced(x, w)[0], 1e-2, "product")
+    assert texts and not any("f32(" in t for t in texts), texts

@@ -42,8 +42,8 @@ class Found:
 
     @property
     def weak(self) -> bool:
-        """Whether a wrong kernel could have passed: constant operands, mostly elements that are 0 within the
-        allowed error, or fewer than 16 elements."""
+        """Whether a wrong kernel could have passed: constant operands, mostly elements that are 0 within
+        the allowed error, or fewer than 16 elements."""
         return not self.varied or self.telling * 8 < self.checked or self.checked < 16
 
 
