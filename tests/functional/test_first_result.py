@@ -209,3 +209,12 @@ def test_torchs_products_may_cut_operands_to_tf32() -> None:
                 proof._compare(route, [a @ b], [cut[0] @ cut[1]])
         with pytest.raises(Unsupported, match="differs from torch's"):
             proof._compare(route, [a @ b], [a[:, 1:] @ b[1:]])
+
+
+def test_small_numbers_tell_nothing_if_zeros_would_pass() -> None:
+    """Gradients far below the allowed error: a kernel that stores zeros is looked at with other data."""
+    given = data(PRODUCT)
+    assert not examine(parse(PRODUCT), given).weak
+    small = {n: t * 1e-5 for n, t in given.items()} | {"Y": given["Y"] * 0}
+    found = examine(parse(PRODUCT), small)
+    assert not found.reason and found.weak

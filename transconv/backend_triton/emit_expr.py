@@ -83,6 +83,7 @@ class ExprSpeller:
         self.scope: dict[Var, tuple[Lane, ...]] = {}
         self.counting: dict[Var, str] = {}  # names whose lanes count up, see ``counts``
         self.numbers: set[Var] = set()  # loop counters, and lets computed from them alone
+        self.products: set[Var] = set()  # sums of the matrix unit
 
     def name(self, s: Let) -> None:
         """Record the lanes of a let, and how its value counts."""
@@ -215,7 +216,11 @@ class ExprSpeller:
         return text, level
 
     def spell_Select(self, e: Select) -> tuple[str, int]:
-        return self.function("where", (e.cond, e.yes, e.no), e)
+        """Between 0 and a sum of the matrix unit that begins with 0, ptxas takes 0 (see dropped.py), but
+        not where an addition made one of them."""
+        yes, no = (Add(x, other) if x in self.products and isinstance(other, Const) and other.value == 0.0
+                   and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))
+        return self.function("where", (e.cond, yes, no), e)
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
         callee = CALLS.get(e.name)

@@ -130,6 +130,7 @@ class TlEmitter(ExprSpeller):
     def call_dot(self, s: FuncCall) -> list[str]:
         acc, a, b = s.args
         assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
+        self.products.add(acc)
         precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype.memory is f32 else ""
         precision += f", out_dtype={self.type(acc.dtype)}" if acc.dtype.kind == "int" else ""
         if a.dtype.is_short and b.dtype.is_short and s.func.attr("precision") == "ieee":

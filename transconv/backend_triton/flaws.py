@@ -56,6 +56,8 @@ reads the machine code, without a disassembler, and decides alone where there is
 **Conversions of a constant's number.** See unpacked.py; the check reads the machine code.
 
 **Sums whose elements change rows.** See reordered.py; the check needs the TTGIR text.
+
+**Products that are dropped.** See dropped.py; the check needs the PTX text.
 """
 
 from __future__ import annotations
@@ -65,6 +67,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from transconv.backend_triton.branches import takes_uniform_branches
+from transconv.backend_triton.dropped import drops
 from transconv.backend_triton.machine_code import listing
 from transconv.backend_triton.narrowed import converts
 from transconv.backend_triton.reordered import reorders
@@ -112,6 +115,12 @@ def flaw(asm: Mapping[str, Any]) -> str:
     if reorders(asm.get("ttgir", "")):
         return ("a sum in a loop takes elements of other rows "
                 "(see transconv/backend_triton/reordered.py)")
+    try:
+        if drops(asm):
+            return ("ptxas dropped products whose sums are chosen or 0 "
+                    "(see transconv/backend_triton/dropped.py)")
+    except Exception as error:  # no disassembler: code that cannot be read is refused
+        return f"its products may be dropped, and the machine code cannot be read ({error})"
     version = _VERSION.search(ptx)
     packed = _PACKED.search(ptx) if ptx else "cubin" in asm
     if not packed or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):

@@ -31,7 +31,7 @@ LARGE = 1e38  # intermediate values beyond this may overflow in f32, and such po
 @dataclass(frozen=True, slots=True)
 class Found:
     """The outcome of a check. ``checked``: the number of elements that were compared; ``telling``: those
-    whose answer is not zero; ``varied``: whether each operand has more than one value; ``wrong``: the
+    that 0 would not pass for; ``varied``: whether each operand has more than one value; ``wrong``: the
     coordinates of wrong elements; ``reason``: a sentence about them, empty if there are none."""
 
     checked: int
@@ -42,8 +42,8 @@ class Found:
 
     @property
     def weak(self) -> bool:
-        """Whether a wrong kernel could have passed: constant operands, mostly zeros, or fewer than 16
-        elements."""
+        """Whether a wrong kernel could have passed: constant operands, mostly elements that are 0 within
+        the allowed error, or fewer than 16 elements."""
         return not self.varied or self.telling * 8 < self.checked or self.checked < 16
 
 
@@ -112,8 +112,8 @@ class Samples(Run):
             if (answer := self.answer(step)) is None:
                 continue
             where, want, off = answer
-            sure, bad, got = self.compared(step.view.tensor, where, want, off)
-            checked, telling = checked + int(sure.sum()), telling + int((sure & (want != 0)).sum())
+            sure, bad, got, tells = self.compared(step.view.tensor, where, want, off)
+            checked, telling = checked + int(sure.sum()), telling + int((sure & tells).sum())
             if bad.any() and not reason:
                 places = np.stack([w[bad] for w in where], -1)
                 wrong = [tuple(int(i) for i in p) for p in places[:POINTS]]
@@ -139,8 +139,9 @@ class Samples(Run):
         return where, np.broadcast_to(value, shape)[keep], off
 
     def compared(self, tensor: Tensor, where: tuple[Array, ...], want: Array,
-                 off: Array) -> tuple[Array, Array, Array]:
-        """For stored elements: whether each can be compared, whether it is wrong, and its value."""
+                 off: Array) -> tuple[Array, Array, Array, Array]:
+        """For stored elements: whether each can be compared, whether it is wrong, its value, and whether 0
+        would be wrong."""
         import torch
 
         got = self.elements(tensor, where).astype(np.float64)
@@ -150,7 +151,7 @@ class Samples(Run):
         most = float(torch.finfo(dtype).max) if dtype.is_floating_point else np.inf
         sure = np.isnan(want) | (np.abs(want) + bound < min(most, LARGE))
         same = (got == near) | (np.isnan(got) & np.isnan(near))
-        return sure, sure & ~same & ~(np.abs(got - near) <= bound), got
+        return sure, sure & ~same & ~(np.abs(got - near) <= bound), got, ~(np.abs(near) <= bound)
 
     def evaluate(self, step: Read | Value | Reduction) -> None:
         super().evaluate(step)

@@ -28,7 +28,7 @@ from transconv.functional.launches import (
     refused,
 )
 from transconv.functional.operators import as_wanted
-from transconv.graph import smaller
+from transconv.graph import saved, smaller
 from transconv.graph.apart import weighed as apart_or_not
 from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
@@ -110,6 +110,7 @@ class Launches:
     cut: dict[Piece, Slices] = field(default_factory=dict)  # tensors that hold several values, by these
     known: dict[tuple[int, ...], Bound] = field(default_factory=dict)  # by sizes
     numbered: set[Kernel] = field(default_factory=set)  # that have no schedule for any sizes
+    lying: dict[str, tuple[Length, ...]] = field(default_factory=dict)  # strides of results, see saved.py
 
     def bound(self, sizes: Mapping[str, int]) -> Bound:
         """The region for some sizes."""
@@ -255,11 +256,12 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
     symbols = symbols or Symbols(fx.Graph())
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
+    free = _free(region, handed)
     apart: dict[Piece, tuple[str, ...]] = {}
     again: dict[Piece, str] = {}
     ranked: set[Workload] = set()
     while True:
-        plan = planned(ends, rates, apart, again)
+        plan = planned(ends, rates, apart, again, free)
         kernels: list[Kernel] = []
         for group in plan.groups:
             try:
@@ -292,7 +294,16 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
     found = Launches(device, region, plan, kernels, inputs, handed)
     found.last, found.cut = _last(found), slices(plan)
     found.over = replacing(found.kernels, found.last, plan.places)
+    found.lying = {node.name: plan.strides(h.piece) for node, h in zip(region.outputs, handed, strict=True)
+                   if h.piece in free}
     return found
+
+
+def _free(region: Region, handed: Sequence[Handed]) -> set[Piece]:
+    """Results that lie as kernels like it: those that only the backward graph sees, through no view."""
+    ends = [(h, bool(node.meta.get(saved.FREE)) and h.view is None)
+            for node, h in zip(region.outputs, handed, strict=True)]
+    return {h.piece for h, own in ends if own} - {h.piece for h, own in ends if not own}
 
 
 def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
@@ -339,6 +350,8 @@ def _handed(node: fx.Node, region: Region, symbols: Symbols) -> Handed:
         at, piece = at.args[0], piece.of
     if at is node:
         return Handed(piece, None)
+    if at.meta.get(saved.MOVED):  # its views were traced of other memory
+        return Handed(region.pieces[node], None)
     base = at.meta["val"]
     if not isinstance(piece, Source) and not same(memory_of(piece), symbols.result(base).strides):
         return Handed(region.pieces[node], None)

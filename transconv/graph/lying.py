@@ -5,7 +5,7 @@
 Convolutions read and store boxes of features, and what stands between them is as fast in any order that
 all have in common. So values that a convolution reads or makes, and those that maps, pads, windows and
 concatenations connect with such ones, lie with features last, whatever torch says; what is handed out
-keeps its order.
+keeps its order, but for what only the backward graph sees (saved.py).
 """
 
 from __future__ import annotations

@@ -4,13 +4,14 @@ and a few more. Values are computed in f32 (f64 in f64), and rounded by casts an
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, log2
 from typing import Any
 
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.pieces import TYPES, Constant, Counted, Mapped, Piece
+from transconv.graph.pieces import TYPES, Constant, Counted, Mapped, Piece, Seen
 from transconv.graph.rows import (
     Call,
     NotOurs,
@@ -75,6 +76,18 @@ def cast(x: Piece, dtype: torch.dtype) -> Piece:
     if kind(dtype) == "bool":
         return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
     return mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+
+
+def narrowed(x: Piece, dtype: torch.dtype) -> Piece | None:
+    """What a value was widened from, seen as it is, if that has the type; None if not. The numbers are the
+    same."""
+    if isinstance(x, Seen) and (of := narrowed(x.of, dtype)) is not None:
+        return replace(x, of=of, dtype=dtype, alias=False, strides=None, values=None)
+    if isinstance(x, Mapped) and len(x.inputs) == 1 and x.place is None and (
+            x.write("x") == f"{TYPES[x.dtype].name}(x)") and x.inputs[0].dtype is dtype and (
+            kind(dtype) == kind(x.dtype) and dtype.itemsize < x.dtype.itemsize):
+        return x.inputs[0]
+    return None
 
 
 # -- rows of the table of operations ---------------------------------------------------------------
@@ -164,7 +177,10 @@ def copied(x: Piece) -> Piece:
 @row("_to_copy", "prims::convert_element_type")
 def _to(call: Call) -> Piece:
     x = call.args[0]
-    return cast(x, call.dtype) if x.dtype is not call.dtype else copied(x)
+    same = x if x.dtype is call.dtype else narrowed(x, call.dtype)
+    if same is None:
+        return cast(x, call.dtype)
+    return same if same is not x and isinstance(x, Seen) else copied(same)
 
 
 @row("reciprocal")

@@ -197,6 +197,8 @@ def extracted(region: Region, graph: fx.GraphModule) -> fx.GraphModule:
         known[x].meta = dict(x.meta)
     for node in region.nodes:
         known[node] = made.node_copy(node, lambda x: known[x])
+        if node.target is torch.ops.aten.view.default:  # what it reads may lie otherwise than traced
+            known[node].target = torch.ops.aten.reshape.default
     made.output(tuple(known[x] for x in region.outputs))
     return fx.GraphModule(graph, made)
 

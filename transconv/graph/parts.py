@@ -19,6 +19,7 @@ from transconv.graph.partition import Region, extracted, names, nothing, regions
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price
 from transconv.graph.refusals import Refused
+from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.runtime import Question, collect, is_collecting
 from transconv.target import Target
@@ -116,6 +117,11 @@ class Parts:
                 yield from part.instead.launches()
             elif part.launches is not None:
                 yield part.launches
+
+    def lying(self) -> dict[str, tuple[int, ...]]:
+        """The strides of results that lie as kernels like it, by the names of their nodes."""
+        return {name: tuple(map(like, strides)) for found in self.launches()
+                for name, strides in found.lying.items()}
 
     def questions(self, sizes: Mapping[str, int]) -> list[Question]:
         """What the kernels are asked for."""

@@ -117,7 +117,7 @@ def _copy(part: Piece, at: Place, own: Group, planner: Planner) -> None:
 def _strides(piece: Chosen, planner: Planner) -> tuple[int, ...]:
     """How a concatenation lies: as torch has it where it is handed out, else with features last if it is
     an image of a convolution."""
-    if piece not in planner.outputs and any(x in planner.images for x in (piece, *piece.operands)):
+    if piece not in planner.fixed and any(x in planner.images for x in (piece, *piece.operands)):
         return _numbers(features_last(piece.shape))
     return _numbers(memory_of(piece))
 

@@ -9,7 +9,7 @@ Each edge between two kernels has the reason why it is one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -82,21 +82,24 @@ def ordered(ends: Iterable[Piece]) -> list[Piece]:
 
 
 def planned(outputs: Sequence[Piece], rates: price.Price, apart: Apart = NONE,
-            again: Mapping[Piece, str] = MappingProxyType({})) -> Plan:
+            again: Mapping[Piece, str] = MappingProxyType({}),
+            free: Set[Piece] = frozenset()) -> Plan:
     """The plan for some values to be in memory. ``apart``: products whose factors are written first;
-    ``again``: those whose results are read again by reductions, with the reasons."""
-    return Planner(outputs, rates, apart, again).plan
+    ``again``: those whose results are read again by reductions, with the reasons; ``free``: outputs whose
+    order in memory nothing depends on."""
+    return Planner(outputs, rates, apart, again, free).plan
 
 
 class Planner:
     """Makes a plan. ``home``: the group in which a value rides."""
 
     def __init__(self, outputs: Sequence[Piece], rates: price.Price, apart: Apart,
-                 again: Mapping[Piece, str]) -> None:
+                 again: Mapping[Piece, str], free: Set[Piece] = frozenset()) -> None:
         self.apart, self.again = apart, again
+        self.fixed = {*outputs} - free  # in torch's order
         self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
         self.order = ordered(self.outputs)
-        self.images = images(self.order) - {*self.outputs}
+        self.images = images(self.order) - self.fixed
         self.home: dict[Piece, Group] = {}
         self.users: dict[Piece, list[Piece]] = {}
         for piece in self.order:

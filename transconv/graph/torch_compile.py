@@ -11,7 +11,7 @@ from torch._dynamo.backends.common import aot_autograd
 
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
-from transconv.graph import decompositions, mutated, quantized_products, reporting
+from transconv.graph import decompositions, mutated, quantized_products, reporting, saved
 from transconv.graph.captured import Captures
 from transconv.graph.finding import Made, owner
 from transconv.graph.partition import is_size
@@ -109,6 +109,10 @@ class _Graph:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made, upsampling: str = "auto") -> None:
+        if phase == "backward":
+            saved.examples(gm.graph, inputs)
+        elif phase == "inference":
+            saved.parts_cast(gm.graph)
         decompositions.waiting_for_nothing(gm.graph)
         quantized_products.joined(gm.graph)
         self.mutated = mutated.taken(gm.graph)
@@ -119,6 +123,8 @@ class _Graph:
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
         self.ways = [_Way(self, Symbols(gm.graph))]
+        if phase == "forward":
+            saved.told(self.strides())
         self.known: dict[tuple[int, ...], Chosen] = {}
 
     def __call__(self, given: list[Any]) -> list[Any]:
@@ -133,6 +139,15 @@ class _Graph:
         own = len(made) - len(inputs)
         mutated.write(inputs, made[own:])
         return made[:own]
+
+    def strides(self) -> list[tuple[int, ...] | None]:
+        """How its results lie, without those that are written to inputs; None for what is no tensor."""
+        outs: Any = self.gm.graph.output_node().args[0]
+        lying = self.ways[0].parts.lying()
+        own = outs[:len(outs) - len(self.mutated)]
+        vals = [x.meta.get("val") if isinstance(x, fx.Node) else None for x in own]
+        return [lying.get(x.name, v.stride()) if isinstance(v, Tensor) else None
+                for x, v in zip(own, vals, strict=True)]
 
     def way(self, values: tuple[int, ...]) -> Chosen:
         """What runs for the sizes of a call, these by name, and the values of nodes that are sizes."""

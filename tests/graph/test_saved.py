@@ -1,0 +1,132 @@
+"""What forward graphs leave for backward graphs: which values, and how they lie in memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+
+from tests.graph.meant import by_meaning, near, results, traced
+from transconv.graph import backend, decompositions, report
+
+Tensor = torch.Tensor
+
+
+class Skipped(nn.Module):
+    """Two levels of a U-Net with group norms, whose parts are cast behind their concatenation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(4, 32, 3, padding=1), nn.GroupNorm(4, 32)
+        self.two, self.up = nn.Conv2d(32, 32, 3, padding=1), nn.ConvTranspose2d(32, 32, 2, 2)
+        self.join, self.last = nn.Conv2d(64, 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = F.relu(self.norm(self.one(x)))
+        y = self.up(F.relu(self.two(F.max_pool2d(skip, 2))))
+        z: Tensor = self.last(F.relu(self.join(torch.cat([skip, y], 1))))
+        return z
+
+
+@contextmanager
+def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[fx.Graph, list[fx.Node]]]]:
+    """The backward graphs, and what forward ones leave for them."""
+    found: list[tuple[fx.Graph, list[fx.Node]]] = []
+    divided = decompositions.divided
+
+    def seen(joint: fx.GraphModule, *given: Any, **about: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = divided(joint, *given, **about)
+        outs: Any = forward.graph.output_node().args[0]
+        found.append((backward.graph, [x for x in outs[about["num_fwd_outputs"]:]]))
+        return forward, backward
+    with monkeypatch.context() as patch:
+        patch.setattr(decompositions, "divided", seen)
+        yield found
+
+
+def trained(model: nn.Module, x: Tensor) -> Any:
+    """Two steps of what torch.compile made, whose gradients are torch's."""
+    other = copy.deepcopy(model)
+    run: Any = torch.compile(model, backend=backend, options={"rest": "eager"})
+    with by_meaning():
+        for _ in range(2):
+            losses = [f(x).square().mean() for f in (other, run)]
+            for loss in losses:
+                loss.backward()
+            near(losses[1].detach(), losses[0].detach(), 1e-4, "loss")
+            for one, two in zip(other.parameters(), model.parameters(), strict=True):
+                assert one.grad is not None and two.grad is not None
+                near(two.grad, one.grad, 1e-4, "gradient")
+    return report(run)
+
+
+def test_a_concatenation_is_left_in_the_place_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    with left(monkeypatch) as found:
+        made = trained(Skipped(), torch.randn(2, 4, 8, 8))
+    (backward, saved), = found
+    assert not any(n.target is torch.ops.aten.cat.default for n in backward.nodes)
+    whole = [n for n in saved if n.target is torch.ops.aten.cat.default]
+    assert len(whole) == 1 and not {*whole[0].args[0]} & {*saved}
+    texts = [k.text for g in made.graphs for k in g.kernels]
+    assert not any("where(i1 < 32" in t or "where(ic < 32" in t for t in texts), texts
+    assert any("where it stands" in e.reason for e in made.graphs[0].edges)
+    assert all(k.flops for k in made.graphs[0].kernels), made.graphs[0]  # none only copies a part
+
+
+def test_images_lie_as_convolutions_like_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's group norm gives images with features first, whatever it reads."""
+    torch.manual_seed(0)
+    made = trained(Skipped(), torch.randn(2, 4, 8, 8))
+    gradients = [k.text for k in made.graphs[1].kernels if "weight_gradient" in k.name]
+    assert len(gradients) == 5
+    assert any("X0 f32 [2, 64, 8, 8] strides(4096,1,512,64)" in t for t in gradients), gradients
+
+
+def test_a_pool_leaves_places_of_32_bits_and_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.max_pool2d(self.conv(x).sigmoid() * 2, 3, 2, 1)
+    with left(monkeypatch) as found:
+        trained(Pooled(), torch.randn(2, 4, 9, 8))
+    (_, saved), = found
+    types = [n.meta["val"].dtype for n in saved if n.op == "call_function"]
+    assert torch.int32 in types and torch.int64 not in types
+    assert sum(n.meta["val"].dtype is torch.float32 for n in saved if n.op == "call_function") == 1
+
+
+def test_a_result_that_is_handed_out_has_torch_s_strides() -> None:
+    class Both(Skipped):
+        def forward(self, x: Tensor) -> Any:
+            skip = F.relu(self.norm(self.one(x)))
+            return self.two(skip), skip
+    torch.manual_seed(0)
+    model = Both()
+    run: Any = torch.compile(model, backend=backend, options={"rest": "eager"})
+    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    with by_meaning():
+        for _ in range(2):
+            for one, two in zip(run(x), model(x), strict=True):
+                assert one.stride() == two.stride()
+                near(one.detach(), two.detach(), 1e-4, "result")
+
+
+def test_a_slice_of_what_was_widened_is_read_as_it_is() -> None:
+    def sliced(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        wide = x.float()[:, 8:].transpose(0, 1)
+        return (wide.to(x.dtype) @ w,)
+    x, w = torch.randn(32, 24, dtype=torch.bfloat16), torch.randn(32, 16, dtype=torch.bfloat16)
+    run = traced(sliced, [x, w])
+    with by_meaning() as texts:
+        near(results(run(x, w))[0], sliced(x, w)[0], 1e-2, "product")
+    assert texts and not any("f32(" in t for t in texts), texts
