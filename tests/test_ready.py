@@ -15,6 +15,7 @@ import pytest
 
 from transconv import runtime
 from transconv.backend_triton import Compilers, compiled
+from transconv.backend_triton.child import Child
 from transconv.backend_triton.launch import Launcher
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, Prop, compiler
@@ -282,6 +283,20 @@ def test_a_program_ends_while_processes_work(tmp_path: Path) -> None:
     lines = ran.stdout.split()
     assert lines[0] == "begun" and lines.count("begun") == 1 and not ran.stderr
     assert not Path(f"/proc/{lines[1]}").exists()
+
+
+def test_who_waits_for_an_answer_at_the_end_gets_one() -> None:
+    """The pipes are not closed under the thread that reads them."""
+    for _ in range(3):
+        child, found = Child("timeit", {}), list[dict[str, Any]]()  # which does not answer for a while
+        asking = threading.Thread(target=lambda: found.append(child.ask({}, 60.0)))  # noqa: B023
+        asking.start()
+        while child.process is None:
+            pass
+        child.close()
+        asking.join(10.0)
+        assert found[0]["died"] and not Path(child.folder.name).exists()
+        assert child.ask({}, 60.0)["died"], "none is started anew"
 
 
 def test_an_answer_after_the_end_is_heard_by_nobody() -> None:

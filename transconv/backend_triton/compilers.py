@@ -78,6 +78,8 @@ class Compilers:
         self.closed = True
         with self.lock:
             children, self.children = self.children, set()
+        for child in children:  # all at once
+            child.kill()
         for child in children:
             child.close()
 
