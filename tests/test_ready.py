@@ -251,6 +251,21 @@ def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest
                                                     aligned=False).steps]
 
 
+def test_the_child_rehearses_and_keeps_no_plan(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_: list[str] = []
+    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
+    monkeypatch.setattr(readiness_child.gc, "freeze", lambda: None)
+    monkeypatch.setattr(Launcher, "compile", lambda self, *_: compiled_.append(self.key))
+    like = compiler.question(PROBLEM, Prop.FWD, SM90)
+    assert readiness_child.answer(readiness.START | like.job) == {}
+    assert compiled_ == [s.digest for s in asked("now").steps]
+    compiler.forget()
+    for path in [p for p in Path(os.environ["TRANSCONV_CACHE"]).rglob("plans-*/*") if p.is_file()]:
+        path.unlink()
+    assert readiness_child.answer(readiness.START | like.job) == {} and not list(kept.DRAWER.items())
+    assert readiness_child.answer(readiness.START | like.job | {"problem": "none"}) == {}
+
+
 def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Launcher, "compile", None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90)

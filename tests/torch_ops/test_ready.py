@@ -21,7 +21,7 @@ from transconv.errors import Unsupported
 from transconv.functional import launches
 from transconv.runtime import kept, prepared, readiness
 from transconv.selection import files_digest, store
-from transconv.torch_ops import execute
+from transconv.torch_ops import execute, routes
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
 
@@ -97,6 +97,47 @@ def test_torch_answers_until_the_kernel_is_there(machine: Machine, name: str,
     for _ in range(4):
         torch.testing.assert_close(call(), answer(), rtol=1e-3, atol=1e-3)
     assert counts() == ({counted: 4}, {})
+
+
+def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process compiles, a call costs a look-up; the plan is asked for when it may be there."""
+    decided: list[str] = []
+    for name in ("make_forward", "make_backward"):
+        made = getattr(routes, name)
+        monkeypatch.setattr(routes, name, lambda *given, n=name, made=made: (decided.append(n), made(*given))[1])
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+
+    def step() -> None:
+        torch.autograd.grad(transconv.conv2d(x, w).sum(), (x, w))
+
+    for _ in range(5):
+        step()
+    assert decided == ["make_forward", "make_backward"] and len(machine.processes.jobs) == 3
+    assert counts() == ({}, {"compiling": 15})
+    machine.finish()
+    for _ in range(5):
+        step()
+    assert decided == ["make_forward", "make_backward"] * 2
+    assert counts() == ({"fwd": 5, "bwd_d": 5, "bwd_w": 5}, {})
+
+
+def test_one_gradient_does_not_take_the_turn_of_the_other(machine: Machine,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken over once waits for no pause, and begins none."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+
+    def step() -> dict[str, int]:
+        torch.autograd.grad(transconv.conv2d(x, w).sum(), (x, w))
+        return counts()[0]
+
+    step()
+    machine.finish()
+    monkeypatch.setattr(readiness, "PAUSE_S", 1000.0)
+    found = [step()]
+    for _ in range(2):
+        monkeypatch.setattr(readiness, "_next", 0.0)
+        found += [step(), step()]
+    assert [sum(n.values()) for n in found] == [1, 2, 2, 3, 3]
 
 
 def test_gradients_switch_too(machine: Machine) -> None:

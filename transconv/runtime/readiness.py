@@ -157,14 +157,18 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None
                 _submit(question, _Asked(early=True), workers)
 
 
-def begin_processes(target: Target, workers: int) -> None:
+def begin_processes(like: Question, workers: int) -> None:
     """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are
-    not compiled, or a plan is on disk."""
-    if compiles(target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
+    not compiled, or a plan is on disk. Each rehearses with a request ``like`` them: the first kernel of a
+    process takes twice as long as others."""
+    if compiles(like.target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
         with _lock:
             if _pool is None:
                 expect_kernels()
-                compilers(workers).begin()
+                pool = compilers(workers)
+                pool.first = START | like.job
+                pool.begin()
+                pool.first = START
 
 
 def withdraw(questions: Iterable[Question]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transconv.conv import Prop
+from transconv.conv import ConvProblem, Prop
 from transconv.runtime import ahead, begin_processes, helpers, is_collecting
 from transconv.torch_ops import execute, shapes
 from transconv.torch_ops.arguments import Ints, Params
@@ -23,6 +23,9 @@ from transconv.torch_ops.settings import settings
 if TYPE_CHECKING:
     from transconv.runtime import Question
     from transconv.torch_ops.route import Route
+
+
+LIKE = "mb8ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc"  # a request that processes rehearse with
 
 
 def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags, aligned: bool,
@@ -63,7 +66,8 @@ def expect(model: torch.nn.Module) -> None:
         return
     if workers := processes(some, some, "now"):
         with quietly():
-            begin_processes(execute.target_of(some.device), workers)
+            begin_processes(execute.question(ConvProblem.parse(LIKE), Prop.FWD, some.device, "", True, False),
+                            workers)
 
 
 @contextmanager
