@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from transconv.conv import ConvProblem, Prop
-from transconv.runtime import ahead, begin_processes, helpers, is_collecting
+from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting
 from transconv.torch_ops import execute, shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.settings import settings
@@ -45,6 +45,18 @@ def trained(route: Route, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):
         route.trains = True
         gradients(route.params, x, w, flags, aligned, mode)
+
+
+def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags,
+              aligned: bool) -> None:
+    """The same for a call that torch computes while a process compiles its kernel: torch makes the
+    gradients, too, which ask for nothing."""
+    if (settings.sizes == "exact" and torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+            and not is_collecting()):
+        with quietly():
+            asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
+                              aligned)
+            compile_ahead(asked, beside())
 
 
 def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:

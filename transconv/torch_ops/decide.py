@@ -184,6 +184,8 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
         compile_route(route, x, w, None, "", aligned, flags, mode)
     except Unsupported as error:
         refused(route, error, x)
+        if route.over is not None:
+            ahead.meanwhile(params, x, w, flags, aligned)
     return route
 
 
