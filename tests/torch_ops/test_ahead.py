@@ -238,10 +238,10 @@ def test_what_is_on_disk_is_not_handed_over(processes: Processes, monkeypatch: p
     assert not processes.jobs
 
 
-def test_in_the_background_only_what_is_asked_for_is_handed_over(processes: Processes) -> None:
+def test_in_the_background_nothing_is_guessed(processes: Processes) -> None:
     transconv.config.compile = "background"
     transconv.conv2d(*leaves())
-    assert directions(processes) == ["fwd"]
+    assert directions(processes) == ["fwd", "bwd_d", "bwd_w"], "as torch makes the gradients, too"
 
 
 def test_tensors_on_the_cpu_are_torchs(processes: Processes) -> None:

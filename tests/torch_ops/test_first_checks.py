@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
@@ -11,21 +9,22 @@ from transconv.torch_ops import execute, first_checks
 
 
 @pytest.mark.parametrize("dtype", execute.DTYPES)
-def test_a_check_sees_elements_of_each_direction(dtype: torch.dtype) -> None:
+def test_a_check_sees_elements(dtype: torch.dtype) -> None:
     assert min(first_checks.check(torch.device("cpu"), dtype)) >= 1024
 
 
-def test_it_is_begun_once_and_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_done_once_on_a_gpu_and_never_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU here: that the check fails is left to the first one."""
     begun: list[object] = []
-    ended = threading.Event()
-    monkeypatch.setattr(first_checks, "_begun", set())
-    monkeypatch.setattr(first_checks, "_on_gpu", lambda *given: (begun.append(given), ended.set()))
-    gpu = torch.device("cuda", 0)
-    for device in (torch.device("cpu"), gpu, gpu):
-        first_checks.expect(device, torch.float16)
-    assert ended.wait(10.0) and begun == [(gpu, torch.float16)]
-
-
-def test_what_fails_is_left_to_the_first_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_checks, "check", lambda *_: 1 / 0)
-    first_checks._on_gpu(torch.device("cuda", 99), torch.float16)  # there is none
+    monkeypatch.setattr(first_checks, "_done", set())
+    monkeypatch.setattr(first_checks, "check", lambda *given: (begun.append(given), 1 / 0))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    gpu, capturing = torch.device("cuda", 0), [True]
+    monkeypatch.setattr(execute, "capturing", lambda _: capturing[0])
+    first_checks.expect(gpu, torch.float16)
+    assert not begun
+    capturing[0] = False
+    for device, dtype in ((torch.device("cpu"), torch.float16), (gpu, torch.int64), (gpu, torch.float16),
+                          (gpu, torch.float16)):
+        first_checks.expect(device, dtype)
+    assert begun == [(gpu, torch.float16)]

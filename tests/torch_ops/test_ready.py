@@ -106,7 +106,8 @@ def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatc
     decided: list[str] = []
     for name in ("make_forward", "make_backward"):
         made = getattr(routes, name)
-        monkeypatch.setattr(routes, name, lambda *given, n=name, made=made: (decided.append(n), made(*given))[1])
+        monkeypatch.setattr(routes, name, lambda *given, n=name, made=made: (
+            decided.append(n), made(*given))[1])
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
 
     def step() -> None:

@@ -11,6 +11,6 @@ from transconv.cost.spelled import Lines, Number
 from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small
 
 __all__ = [
-    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "along_sum", "count", "estimate",
-    "is_small", "spills",
+    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "along_sum", "count",
+    "estimate", "is_small", "spills",
 ]

@@ -23,14 +23,13 @@ from transconv.ir import Expr, View, as_expr, minimum
 from transconv.schedule import Schedule, Scheduled, k_steps, programs
 from transconv.target import Target
 
-
 HERE = "here_"  # what names in the texts of a formula begin with; they become its own where it is used
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """The estimate of one kernel as texts of Python: ``us``, which uses the names of ``lines`` and, for the
-    values of ``counts``, here_c0, here_c1 and here_c2."""
+    """The estimate of one kernel as texts of Python: ``us``, which uses the names of ``lines``, and for
+    the values of ``counts`` here_c0, here_c1 and here_c2."""
 
     counts: tuple[Expr, ...]
     lines: tuple[tuple[str, str], ...]

@@ -43,9 +43,9 @@ def _collecting(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
     """Make and compile the plan of a request; where it asks for the ``rank`` of schedules alone, these are
-    listed, and their time is estimated; where for the ``start``, what all need is imported, and the plan of
-    a problem that it names made for that alone. In the answer, ``wrong``: kernels that failed to compile and were replaced by the next best ones. Raises
-    Unsupported if no kernel is left, and as ``build``."""
+    listed, and their time is estimated; where for the ``start``, what all need is imported, and a plan
+    that it names is made for that alone. In the answer, ``wrong``: kernels that failed to compile and were
+    replaced by the next best ones. Raises Unsupported if no kernel is left, and as ``build``."""
     started = time.perf_counter()
     if job.get("start"):
         importlib.import_module("triton.compiler")

@@ -16,7 +16,7 @@ import torch
 
 from transconv.conv import ConvProblem, Prop
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting
-from transconv.torch_ops import execute, shapes
+from transconv.torch_ops import execute, first_checks, shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.settings import settings
 
@@ -71,15 +71,19 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
 
 
 def expect(model: torch.nn.Module) -> None:
-    """A model was converted: where nothing is on disk, processes start before its first training step has
-    work for them. None for a model that does not train, or whose kernels are not compiled."""
-    some = next((p for p in model.parameters() if p.requires_grad), None)
-    if some is None or not model.training or settings.mode != "now":
+    """A model was converted: where nothing is on disk, processes start before its first step has work for
+    them. With ``now`` none for a model that does not train; none where kernels are not compiled."""
+    mode, some = settings.mode, next(iter(model.parameters()), None)
+    if mode == "now":
+        some = next((p for p in model.parameters() if p.requires_grad and model.training), None)
+    if some is None or mode == "never" or execute.reasons(some, some):
         return
-    if workers := processes(some, some, "now"):
+    if workers := processes(some, some, "now") if mode == "now" else beside():
         with quietly():
-            begin_processes(execute.question(ConvProblem.parse(LIKE), Prop.FWD, some.device, "", True, False),
-                            workers)
+            like = ConvProblem.parse(LIKE)
+            begin_processes(execute.question(like, Prop.FWD, some.device, "", True, False), workers)
+    if mode == "background":
+        first_checks.expect(some.device, some.dtype)
 
 
 @contextmanager

@@ -101,8 +101,8 @@ class _Call:
             registry.forget()
 
     def elsewhere(self, mode: str) -> None:
-        """Ask also for the kernels of tensors that begin anywhere, if one of these begins within its memory:
-        at other sizes, where a part of a concatenation begins is no multiple of 16 bytes."""
+        """Ask also for the kernels of tensors that begin anywhere, if one of these begins within its
+        memory: at other sizes, a part of a concatenation begins at no multiple of 16 bytes."""
         route = self.route
         if route.aligned and any(t.storage_offset() for t in self.operands.values()):
             route.aligned = False

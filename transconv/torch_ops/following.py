@@ -89,8 +89,8 @@ class _Network:
         self.expected |= self._following(at, here.result, flags)
         asked = self.expected.values()
         ahead.compile_ahead((a.question for a in asked), workers)
-        # The backward pass comes after all of the forward pass, and begins with the last layer. Plans of many
-        # kernels take the longest: they are begun first.
+        # The backward pass comes after all of the forward pass, and begins with the last layer. Plans of
+        # many kernels take the longest: they are begun first.
         gradients = [q for a in (*reversed(asked), here) for q in a.gradients]
         ahead.compile_ahead(sorted(gradients, key=_kernels, reverse=True), workers)
 

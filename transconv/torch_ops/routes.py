@@ -129,7 +129,7 @@ def _kept(key: Hashable, routes: BackwardRoutes) -> BackwardRoutes:
     return kept
 
 
-def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
+def keep(key: Hashable, value: Any, routes: Sequence[Any]) -> Any:
     """Sets the entry of a key to ``value``, made of ``routes``, unless another came first."""
     waits = [r.over for r in routes if r.over is not None or r.reason in PASSING]
     if None in waits:
