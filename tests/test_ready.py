@@ -223,7 +223,8 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
         forget()
         assert runtime.compiler.plan(*told).formulas() == first.formulas()
     for change in ({"sizes": None}, {"sizes": ""}, {"sizes": "Q=8 in 1..9"}, {"where": None},
-                   {"where": ["Q <= 4"]}, {"sizes": 7}, {"programs": "N*M"}, {"programs": ""}, {"programs": None},
+                   {"where": ["Q <= 4"]}, {"sizes": 7}, {"programs": "N*M"}, {"programs": ""},
+                   {"programs": None},
                    {"sizes": "N=8 in 1..4096, K=300 in 1..8192, K % 4 =="}):
         broken = {**content, "steps": [{**content["steps"][0], **change}, *content["steps"][1:]]}
         kept.DRAWER.put(name, broken)

@@ -327,6 +327,16 @@ def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: py
     assert len(report.problems) == 2 and all("ih56?" in p or "ih14?" in p for p in report.problems)
 
 
+def test_prepare_asks_for_tensors_that_begin_anywhere(sized: Machine) -> None:
+    """What begins within its memory may begin at no multiple of 16 bytes at other sizes."""
+    transconv.config.sizes = "any"
+    memory = torch.randn(8 + X.numel())
+    for x, aligned in ((X, {True}), (memory[8:].view_as(X), {True, False})):
+        with readiness.collecting() as questions:
+            transconv.conv2d(x, W)
+        assert {q.aligned for q in questions} == aligned and len(questions) == 2 * len(aligned)
+
+
 # -- prepare ---------------------------------------------------------------------------------------
 
 
