@@ -103,7 +103,7 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
     key = (params, grad.shape, grad.stride(), grad.dtype, grad.device, x.shape, x.stride(), x.dtype,
            x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
-    routes = find(key)
+    routes = _routes.get(key) or (_waits(key) if _waiting else None)
     if routes is None:
         routes = _new_backward(key, params, grad, x, w, mask, flags, aligned, mode)
     return routes, flags, aligned
