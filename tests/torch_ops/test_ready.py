@@ -20,6 +20,7 @@ from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
 from transconv.functional import launches
 from transconv.runtime import kept, prepared, readiness
+from transconv.runtime import registry as registries
 from transconv.selection import files_digest, store
 from transconv.torch_ops import decide, execute, routes
 
@@ -317,6 +318,16 @@ def test_a_call_that_waits_for_no_kernel_looks_up_little(
         assert counts() == ({}, {"compiling": 1}) and len(sized.processes.jobs) == 2 * layer
         assert counted.calls == {"key": 2 * layer, "grouped": 0}
         assert files_digest.cache_info().misses == read
+
+
+def test_a_layer_that_waits_asks_for_no_kernel_again(sized: Machine,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    transconv.config.sizes = "any"
+    counted = Counted(monkeypatch, ready=registries)
+    for n in (5, 6, 7, 8):
+        x = torch.randn(1, 4, n, n)
+        torch.testing.assert_close(transconv.conv2d(x, W), torch.conv2d(x, W))
+    assert counted.calls == {"ready": 2} and counts() == ({}, {"compiling": 4})
 
 
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

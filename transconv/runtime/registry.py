@@ -107,6 +107,7 @@ class Registry(Generic[Made]):
         self.there: dict[Question, Kernels[Made]] = {}
         self.table: Table[Made] | None = None  # of those that are there
         self.failed: dict[Question, str] = {}
+        self.over: dict[Question, Callable[[], bool]] = {}  # of those that processes compile
         self.looked = False
         self.title = f"{title}, any size"
 
@@ -188,6 +189,10 @@ class Registry(Generic[Made]):
         for question in self.questions:
             if question in self.there or question in self.failed:
                 continue
+            over = self.over.get(question)
+            if over is not None and mode == "background" and not over():  # there is nothing to ask yet
+                waits.append(over)
+                continue
             try:
                 plan = ready(question.workload, question.target, None, question.deterministic, self.made,
                              question.aligned, mode)
@@ -197,6 +202,7 @@ class Registry(Generic[Made]):
                     self.there[question] = Kernels(question, plan)
                     self.table = None
             except Waiting as error:
+                self.over[question] = error.over
                 waits.append(error.over)
             except Unsupported as error:
                 if error.reason in (COMPILING, NEVER):
