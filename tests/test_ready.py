@@ -15,6 +15,7 @@ import pytest
 
 from transconv import runtime
 from transconv.backend_triton import Compilers, compiled
+from transconv.backend_triton.child import Child
 from transconv.backend_triton.launch import Launcher
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, Prop, compiler
@@ -216,8 +217,14 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
     for of in (lambda p: p.required.sizes, lambda p: p.steps[0].launcher.requires,
                lambda p: p.steps[0].launcher.programs, lambda p: p.steps[0].launcher.boxes):
         assert of(first) == of(second)
-    for change in ({"sizes": None}, {"sizes": ""}, {"sizes": "Q=8 in 1..9"},
-                   {"sizes": 7}, {"programs": "N*M"}, {"programs": ""}, {"programs": None},
+    with monkeypatch.context() as m:  # nothing is proved or counted again
+        m.setattr("transconv.backend_triton.sized_launch.facts_of", None)
+        m.setattr("transconv.runtime.plans.AtSizes", None)
+        forget()
+        assert runtime.compiler.plan(*told).formulas() == first.formulas()
+    for change in ({"sizes": None}, {"sizes": ""}, {"sizes": "Q=8 in 1..9"}, {"where": None},
+                   {"where": ["Q <= 4"]}, {"sizes": 7}, {"programs": "N*M"}, {"programs": ""},
+                   {"programs": None},
                    {"sizes": "N=8 in 1..4096, K=300 in 1..8192, K % 4 =="}):
         broken = {**content, "steps": [{**content["steps"][0], **change}, *content["steps"][1:]]}
         kept.DRAWER.put(name, broken)
@@ -248,6 +255,21 @@ def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest
     assert runtime.ready(question.workload, question.target, None, False, Compiled, False, "now").source
     assert done == [s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu",
                                                     aligned=False).steps]
+
+
+def test_the_child_rehearses_and_keeps_no_plan(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_: list[str] = []
+    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
+    monkeypatch.setattr(readiness_child.gc, "freeze", lambda: None)
+    monkeypatch.setattr(Launcher, "compile", lambda self, *_: compiled_.append(self.key))
+    like = compiler.question(PROBLEM, Prop.FWD, SM90)
+    assert readiness_child.answer(readiness.START | like.job) == {}
+    assert compiled_ == [s.digest for s in asked("now").steps]
+    compiler.forget()
+    for path in [p for p in Path(os.environ["TRANSCONV_CACHE"]).rglob("plans-*/*") if p.is_file()]:
+        path.unlink()
+    assert readiness_child.answer(readiness.START | like.job) == {} and not list(kept.DRAWER.items())
+    assert readiness_child.answer(readiness.START | like.job | {"problem": "none"}) == {}
 
 
 def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +304,20 @@ def test_a_program_ends_while_processes_work(tmp_path: Path) -> None:
     lines = ran.stdout.split()
     assert lines[0] == "begun" and lines.count("begun") == 1 and not ran.stderr
     assert not Path(f"/proc/{lines[1]}").exists()
+
+
+def test_who_waits_for_an_answer_at_the_end_gets_one() -> None:
+    """The pipes are not closed under the thread that reads them."""
+    for _ in range(3):
+        child, found = Child("timeit", {}), list[dict[str, Any]]()  # which does not answer for a while
+        asking = threading.Thread(target=lambda: found.append(child.ask({}, 60.0)))  # noqa: B023
+        asking.start()
+        while child.process is None:
+            pass
+        child.close()
+        asking.join(10.0)
+        assert found[0]["died"] and not Path(child.folder.name).exists()
+        assert child.ask({}, 60.0)["died"], "none is started anew"
 
 
 def test_an_answer_after_the_end_is_heard_by_nobody() -> None:

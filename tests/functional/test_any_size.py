@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,12 +105,19 @@ def test_what_the_requirements_exclude_has_a_kernel_of_its_own(small: list[Any],
     assert "N*K <= 128" in text and "(N * K) <= 128" in taken.why
 
 
-def test_an_answer_of_a_process_leaves_routes_that_wait_for_none() -> None:
-    ours.sum(torch.ones(3, 5), 1)
-    routes.decide_anew()
-    ours.sum(torch.ones(3, 5), 1)
-    kept = [r for r in routes._routes.values() if r.name == "sum"]
-    assert [r.calls for r in kept] == [2]
-    kept[0].stands_in = True
-    routes.decide_anew()
-    assert not routes._routes
+def test_a_kernel_that_stands_in_is_asked_for_until_the_wait_is_over(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, choose = [True], any_size.Registry.choose
+
+    def chosen(self: Any, *given: Any) -> Any:
+        return replace(choose(self, *given), waits=(lambda: not waits[0]) if waits[0] else None)
+
+    monkeypatch.setattr(any_size.Registry, "choose", chosen)
+    for _ in range(3):
+        ours.sum(torch.ones(3, 5), 1)
+    assert not routes._routes and [r.calls for r, _ in routes._waiting.values()] == [3]
+    waits[0] = False
+    for _ in range(2):
+        ours.sum(torch.ones(3, 5), 1)
+    assert not routes._waiting and [r.calls for r in routes._routes.values()] == [2]
+    assert transconv.stats(reset=True).native == {"sum any size": 5}

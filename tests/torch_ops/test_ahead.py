@@ -238,10 +238,10 @@ def test_what_is_on_disk_is_not_handed_over(processes: Processes, monkeypatch: p
     assert not processes.jobs
 
 
-def test_in_the_background_only_what_is_asked_for_is_handed_over(processes: Processes) -> None:
+def test_in_the_background_nothing_is_guessed(processes: Processes) -> None:
     transconv.config.compile = "background"
     transconv.conv2d(*leaves())
-    assert directions(processes) == ["fwd"]
+    assert directions(processes) == ["fwd", "bwd_d", "bwd_w"], "as torch makes the gradients, too"
 
 
 def test_tensors_on_the_cpu_are_torchs(processes: Processes) -> None:
@@ -322,8 +322,10 @@ def test_the_first_layer_hands_over_those_behind_it(processes: Processes) -> Non
     assert forwards(processes) == asked, "of one pixel nothing is guessed"
     assert seen[0] == ("0", "10"), "three, their gradients, and one of the first"
     made = [(job["direction"], job["problem"].split()[0]) for job, _ in processes.jobs]
-    assert made[3:10] == [*((d, p) for p in reversed(asked) for d in ("bwd_d", "bwd_w")),
-                          ("bwd_w", "ic3ih14oc4oh12kh3")], "the last layer's first"
+    of_data, of_weight = ([(d, p) for p in reversed(asked)] for d in ("bwd_d", "bwd_w"))
+    assert made[3:5] == [of_data[0], of_data[2]], "plans of several kernels first"
+    assert made[5:10] == [of_weight[0], of_data[1], *of_weight[1:], ("bwd_w", "ic3ih14oc4oh12kh3")], (
+        "then the last layer's")
     assert len(seen) == len({n for n, _ in seen}) == len(list(model.modules())), "each ran once"
     assert model[3].norm.num_batches_tracked == 1
     assert [q for q in readiness._asked if q.workload.direction == "fwd"] == [], "the calls took them back"
@@ -417,6 +419,7 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
             return {}
 
         def close(self) -> None: ...
+        kill = close
 
     monkeypatch.setattr(compilers, "Child", Slow)
     pool = compilers.Compilers("m", {}, 1, {"n": 0})

@@ -15,6 +15,7 @@ import torch
 import transconv
 from bench.faked_launches import Launched, as_on_gpu
 from transconv.conv import registry
+from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional, known_layers, routes, warm
 from transconv.torch_ops.arguments import Params
@@ -50,7 +51,7 @@ def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
 
 def told(found: list[Any]) -> list[tuple[Any, ...]]:
     return [(r.direction, r.params, r.shape, r.strides, r.channels_last, r.near, r.far, r.types,
-             r.registry, r.compiled.schedule, r.reason, r.stands_in, r.adds_bias, r.copies_bias, r.aligned,
+             r.registry, r.compiled.schedule, r.reason, r.over, r.adds_bias, r.copies_bias, r.aligned,
              r.device) for r in found]
 
 
@@ -73,7 +74,7 @@ def test_the_routes_are_those_of_the_general_way(launched: Launched,
             launched.clear()
     assert len({schedule for routes_, _ in plain for *_, schedule in [r[:10] for r in routes_]}) > 3
     kept = [r.registry for r in routes._of(next(iter(routes._routes.values())))]
-    routes._drop(lambda item: True)
+    routes.forget(layers=False)
     for at, size in enumerate(sizes):
         if at > 1:  # both plans have run by then
             monkeypatch.setattr(routes, "make_forward", lambda *_: pytest.fail("decided anew"))
@@ -85,7 +86,9 @@ def test_the_routes_are_those_of_the_general_way(launched: Launched,
         at = dict(zip(("MB", "IH", "IW"), size, strict=True))
         for us, k in one.estimates(size):
             assert all(value_at(c, at) for c in k.sizes.requirements)
-            assert us == sum(e.us(*(value_at(c, at) for c in e.counts)) for e in k.estimates)
+            each = [AtSizes(s.schedule, c, k.plan.target)
+                    for s, c in zip(k.plan.steps, k.plan.workload.computations, strict=True)]
+            assert us == sum(e.us(*(value_at(c, at) for c in e.counts)) for e in each)
 
 
 def test_a_first_call_does_little(launched: Launched) -> None:

@@ -20,8 +20,9 @@ from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
 from transconv.functional import launches
 from transconv.runtime import kept, prepared, readiness
+from transconv.runtime import registry as registries
 from transconv.selection import files_digest, store
-from transconv.torch_ops import execute
+from transconv.torch_ops import decide, execute, routes
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
 
@@ -91,12 +92,61 @@ def test_torch_answers_until_the_kernel_is_there(machine: Machine, name: str,
     transconv.config.fallback = "warn"
     for _ in range(4):
         torch.testing.assert_close(call(), answer())
-    assert counts() == ({}, {"compiling": 4}) and len(machine.processes.jobs) == 1
+    assert counts() == ({}, {"compiling": 4})
+    directions = [job["direction"] for job, _ in machine.processes.jobs]
+    assert len(directions) == 1 or (name, directions) == ("module", ["fwd", "bwd_w"]), "gradients at once"
     assert not [w for w in recwarn if w.category is transconv.FallbackWarning]
     machine.finish()
     for _ in range(4):
         torch.testing.assert_close(call(), answer(), rtol=1e-3, atol=1e-3)
     assert counts() == ({counted: 4}, {})
+
+
+def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a process compiles, a call costs a look-up; the plan is asked for when it may be there."""
+    decided: list[str] = []
+    for name in ("make_forward", "make_backward"):
+        made = getattr(routes, name)
+        monkeypatch.setattr(routes, name, lambda *given, n=name, made=made: (
+            decided.append(n), made(*given))[1])
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+
+    def step() -> None:
+        torch.autograd.grad(transconv.conv2d(x, w).sum(), (x, w))
+
+    for _ in range(5):
+        step()
+    assert decided == ["make_forward"] and len(machine.processes.jobs) == 3
+    assert counts() == ({}, {"compiling": 5})
+    machine.finish()
+    for _ in range(5):
+        step()
+    assert decided == ["make_forward"] * 2 + ["make_backward"]
+    assert counts() == ({"fwd": 5, "bwd_d": 5, "bwd_w": 5}, {})
+
+
+def test_one_gradient_does_not_take_the_turn_of_the_other(machine: Machine,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was taken over once waits for no pause, and begins none."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+
+    def step() -> dict[str, int]:
+        y = transconv.conv2d(x, w)
+        torch.autograd.grad(y, (x, w), torch.ones_like(y))
+        return counts()[0]
+
+    def never(*_: object) -> None:
+        raise Unsupported("sizes:refused")
+
+    monkeypatch.setattr(decide._Call, "of_any_size", never)  # none stands in
+    step()
+    machine.finish()
+    monkeypatch.setattr(readiness, "PAUSE_S", 1000.0)
+    found = [step()]
+    for _ in range(2):
+        monkeypatch.setattr(readiness, "_next", 0.0)
+        found += [step(), step()]
+    assert [sum(n.values()) for n in found] == [1, 2, 2, 3, 3]
 
 
 def test_gradients_switch_too(machine: Machine) -> None:
@@ -270,12 +320,32 @@ def test_a_call_that_waits_for_no_kernel_looks_up_little(
         assert files_digest.cache_info().misses == read
 
 
+def test_a_layer_that_waits_asks_for_no_kernel_again(sized: Machine,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    transconv.config.sizes = "any"
+    counted = Counted(monkeypatch, ready=registries)
+    for n in (5, 6, 7, 8):
+        x = torch.randn(1, 4, n, n)
+        torch.testing.assert_close(transconv.conv2d(x, W), torch.conv2d(x, W))
+    assert counted.calls == {"ready": 2} and counts() == ({}, {"compiling": 4})
+
+
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "Compilers", AtOnce)
     transconv.config.sizes = "any"
     report = transconv.prepare(torch.nn.Conv2d(4, 4, 3), X, sizes=[(7, 7), (9, 8)], backward=False,
                                progress=False)
     assert len(report.problems) == 2 and all("ih56?" in p or "ih14?" in p for p in report.problems)
+
+
+def test_prepare_asks_for_tensors_that_begin_anywhere(sized: Machine) -> None:
+    """What begins within its memory may begin at no multiple of 16 bytes at other sizes."""
+    transconv.config.sizes = "any"
+    memory = torch.randn(8 + X.numel())
+    for x, aligned in ((X, {True}), (memory[8:].view_as(X), {True, False})):
+        with readiness.collecting() as questions:
+            transconv.conv2d(x, W)
+        assert {q.aligned for q in questions} == aligned and len(questions) == 2 * len(aligned)
 
 
 # -- prepare ---------------------------------------------------------------------------------------

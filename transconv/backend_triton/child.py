@@ -12,6 +12,7 @@ import selectors
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import IO, Any
 from transconv import knobs
 
 Job = dict[str, Any]
+CLOSING_S = 1.0  # how long ``close`` waits for a thread that gets an answer
 ROOT = str(Path(__file__).parents[2])
 
 
@@ -33,6 +35,8 @@ class Child:
         self.module, self.environment, self.path = module, environment, (*path, ROOT)
         self.folder = tempfile.TemporaryDirectory(prefix="transconv-child-")
         self.process: subprocess.Popen[bytes] | None = None
+        self.lock, self.closed = threading.Lock(), False
+        self.busy = threading.Lock()  # held during a job
 
     def __enter__(self) -> Child:
         return self
@@ -40,15 +44,35 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def kill(self) -> None:
+        """Kill the process for good. Another thread may be in ``ask``: it gets the answer that the process
+        died, and starts none anew."""
+        with self.lock:
+            self.closed, process = True, self.process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
-        """End the process, also during a job."""
-        self.end()
+        """End the process, also during a job of another thread."""
+        self.kill()
+        # Who waits for an answer reads the end of it; only then the pipes are closed.
+        if self.busy.acquire(timeout=CLOSING_S):
+            try:
+                self.end()
+            finally:
+                self.busy.release()
         self.folder.cleanup()
 
     def ask(self, job: Job, timeout_s: float) -> Job:
-        """The answer to one job; it has ``reason``, ``log`` and ``died`` if the process died or was killed
-        at the time limit."""
+        """The answer to one job; it has ``reason``, ``log`` and ``died`` if the process died, was ended or
+        was killed at the time limit."""
+        with self.busy:
+            return self._asked(job, timeout_s)
+
+    def _asked(self, job: Job, timeout_s: float) -> Job:
         process = self._running()
+        if process is None:
+            return {"reason": "the compiler's process was ended", "log": "", "died": True}
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(json.dumps(job).encode() + b"\n")
@@ -65,16 +89,18 @@ class Child:
         return {"reason": f"no answer within {timeout_s:g} s" if line is None
                 else f"the compiler's process died ({_cause(code)})", "log": said, "died": True}
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self.process is None:
-            folder = self.folder.name
-            changes = {k: v and v.format(folder=folder) for k, v in self.environment.items()}
-            with open(f"{folder}/stderr", "w+b") as errors:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-m", self.module], stdin=subprocess.PIPE,
-                    env=knobs.child_environment(changes, os.pathsep.join(self.path)),
-                    stdout=subprocess.PIPE, stderr=errors)
-        return self.process
+    def _running(self) -> subprocess.Popen[bytes] | None:
+        """The process, started if there is none; None after ``close``."""
+        with self.lock:
+            if self.process is None and not self.closed:
+                folder = self.folder.name
+                changes = {k: v and v.format(folder=folder) for k, v in self.environment.items()}
+                with open(f"{folder}/stderr", "w+b") as errors:
+                    self.process = subprocess.Popen(
+                        [sys.executable, "-m", self.module], stdin=subprocess.PIPE,
+                        env=knobs.child_environment(changes, os.pathsep.join(self.path)),
+                        stdout=subprocess.PIPE, stderr=errors)
+            return self.process
 
     def end(self) -> int:
         """Kill the process if it still runs; its exit status."""

@@ -50,12 +50,12 @@ class Compilers:
     def _start(self) -> None:
         child = Child(self.module, self.environment)
         self.children.add(child)
-        threading.Thread(target=self._serve, args=(child,), daemon=True,
+        threading.Thread(target=self._serve, args=(child, self.first), daemon=True,
                          name="transconv-compiler").start()
 
-    def _serve(self, child: Child) -> None:
-        if self.first is not None:
-            _asked(child, self.first)
+    def _serve(self, child: Child, first: dict[str, Any] | None) -> None:
+        if first is not None:
+            _asked(child, first)
         while True:
             try:
                 take, job, done = self.jobs.get(timeout=IDLE_S)
@@ -78,6 +78,8 @@ class Compilers:
         self.closed = True
         with self.lock:
             children, self.children = self.children, set()
+        for child in children:  # all at once
+            child.kill()
         for child in children:
             child.close()
 

@@ -3,6 +3,7 @@ C code with which Triton talks to the driver, which a C compiler makes once for 
 
 from __future__ import annotations
 
+import importlib
 import threading
 from contextlib import suppress
 
@@ -12,8 +13,15 @@ from transconv.backend_triton import fingerprint
 def expect() -> None:
     """Begin both, in threads of their own. What fails there fails again, and is told, where it is
     needed."""
-    for name, begin in (("fingerprint", fingerprint.remember), ("driver", _driver)):
-        threading.Thread(target=begin, daemon=True, name=f"transconv-{name}").start()
+    threading.Thread(target=_expected, daemon=True, name="transconv-triton").start()
+
+
+def _expected() -> None:
+    # Triton's modules import one another: two threads that import them would meet them half made.
+    with suppress(Exception):
+        importlib.import_module("triton.compiler")
+        threading.Thread(target=_driver, daemon=True, name="transconv-driver").start()
+        fingerprint.remember()
 
 
 def _driver() -> None:

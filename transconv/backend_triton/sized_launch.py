@@ -98,11 +98,13 @@ class SizedLauncher(Launcher):
 
     def __init__(self, source: str, function: str, path: Any, programs: Expr, sizes: Sizes, warps: int,
                  stages: int, early: bool, types: tuple[str, ...] = (), key: str = "",
-                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False, fuse: bool = True) -> None:
+                 boxes: tuple[Boxed | None, ...] = (), explicit: bool = False, fuse: bool = True,
+                 requires: Sizes | None = None) -> None:
         super().__init__(source, function, path, 1, warps, stages, boxes, explicit, early, types, key,
                          fuse)
         self.programs, self.sizes, self.unspecialised = programs, sizes, sizes.names
-        self.requires = _countable(programs, sizes, self.boxes)
+        # Another process may have found them already.
+        self.requires = requires or _countable(programs, sizes, self.boxes)
         self.count = values_of((programs,), sizes.names)
         self.lying = _lying(self.boxes, sizes)
         self.compiled = 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from transconv.compute.expressions import Scope, expression
 from transconv.errors import ComputeError
@@ -37,8 +38,8 @@ def sizes_of(text: str) -> Sizes:
         raise ComputeError("no size; expected names such as N=8 in 1..64")
     words = [w.strip() for w in text.split(",")]
     named = [found for w in words if (found := SIZE.fullmatch(w))]
-    scope = Scope({found[1]: 0 for found in named}, f32)
-    where = tuple(p for w in words if not SIZE.fullmatch(w) for p in conjuncts(_condition(w, scope)))
+    names = tuple(found[1] for found in named)
+    where = tuple(p for w in words if not SIZE.fullmatch(w) for p in conjuncts(_condition(w, names)))
     each: list[Size] = []
     for found in named:
         least, most = int(found[3] or 1), int(found[4] or LARGEST_SIZE)
@@ -59,11 +60,17 @@ def sizes_of(text: str) -> Sizes:
 
 def of_sizes(text: str, sizes: Sizes) -> Expr:
     """An expression of sizes. Raises ComputeError."""
-    return expression(text, Scope({}, f32, whole=index, named=sizes))
+    return _of_names(text, sizes.names)
 
 
-def _condition(text: str, scope: Scope) -> Expr:
-    made = expression(text, scope)
+@lru_cache(maxsize=4096)  # plans of any size, which are read from disk, have the same again and again
+def _of_names(text: str, names: tuple[str, ...]) -> Expr:
+    return expression(text, Scope(dict.fromkeys(names, 0), f32, whole=index))
+
+
+@lru_cache(maxsize=4096)
+def _condition(text: str, names: tuple[str, ...]) -> Expr:
+    made = expression(text, Scope(dict.fromkeys(names, 0), f32))
     if made.dtype.kind != "bool" or not free_vars(made):
         raise ComputeError(f"'{text}'; expected a size such as N=8 in 1..64, or a condition of sizes")
     return made

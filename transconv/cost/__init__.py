@@ -3,7 +3,7 @@
 In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it.
 """
 
-from transconv.cost.at_sizes import AtSizes
+from transconv.cost.at_sizes import AtSizes, Formula
 from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
 from transconv.cost.registers import spills
@@ -11,6 +11,6 @@ from transconv.cost.spelled import Lines, Number
 from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small
 
 __all__ = [
-    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Lines", "Number", "Work", "along_sum", "count", "estimate",
-    "is_small", "spills",
+    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "along_sum", "count",
+    "estimate", "is_small", "spills",
 ]

@@ -5,22 +5,48 @@ and steps there are, and how many bytes cross the memory's pins, are expressions
 
     us(sizes) = rates(counts of the example, tiles(sizes), steps(sizes), bytes(sizes))
 
-Given numbers, ``us`` is a number; given texts of the counts (spelled.py), it is the text of an expression.
+Given numbers, ``us`` is a number; given texts of the counts (spelled.py), it is the text of an expression
+(``Formula``), which is all that another process needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
 from transconv.cost.model import Timed, copied, interpreted, launched
-from transconv.cost.spelled import Number
+from transconv.cost.spelled import Lines, Number
 from transconv.cost.work import count
 from transconv.ir import Expr, View, as_expr, minimum
 from transconv.schedule import Schedule, Scheduled, k_steps, programs
 from transconv.target import Target
+
+HERE = "here_"  # what names in the texts of a formula begin with; they become its own where it is used
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """The estimate of one kernel as texts of Python: ``us``, which uses the names of ``lines``, and for
+    the values of ``counts`` here_c0, here_c1 and here_c2."""
+
+    counts: tuple[Expr, ...]
+    lines: tuple[tuple[str, str], ...]
+    us: str
+
+    def among(self, others: Lines, at: int, counts: Sequence[str]) -> str:
+        """The text of the estimate as the ``at``-th in the text of a function, whose lines get those that
+        it needs; ``counts``: the texts of their values there."""
+        names = [c if c.isidentifier() else others.name(others.number(c)) for c in counts]
+
+        def own(text: str) -> str:
+            for n, name in enumerate(names):
+                text = text.replace(f"{HERE}c{n}", name)
+            return text.replace(HERE, f"e{at}_")
+
+        others.named += [(own(name), own(text)) for name, text in self.lines]
+        return own(self.us)
 
 
 @dataclass(slots=True)
@@ -51,6 +77,12 @@ class AtSizes:
         timed = Timed(work, schedule, self.target,
                       rates.gluon if schedule.via == "gluon" else rates.triton)
         self.us = (lambda *counts: beside + timed(*counts)) if beside else timed
+
+    def formula(self) -> Formula:
+        """The same as texts."""
+        lines = Lines(sign=f"{HERE}v")
+        us = lines.name(self.us(*[lines.number(f"{HERE}c{n}") for n in range(3)]))
+        return Formula(self.counts, tuple(lines.named), us)
 
     def _interpreted(self) -> Callable[[Number, Number, Number], Number]:
         compute, schedule = self.compute, self.schedule

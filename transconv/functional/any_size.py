@@ -106,13 +106,13 @@ def _kind(named: library.Named, device: torch.device, aligned: bool) -> _Kind:
 
 
 class Found(NamedTuple):
-    """The launch of a step and its text; ``any_size``: sizes are arguments of its kernels; ``waits``: a
-    process compiles another one, which may then be chosen."""
+    """The launch of a step and its text; ``any_size``: sizes are arguments of its kernels; ``waits``, if a
+    process compiles another one: whether it may be chosen by now."""
 
     launch: Launch
     text: str
     any_size: bool = False
-    waits: bool = False
+    waits: Callable[[], bool] | None = None
 
 
 def launched(step: Step, exact: Callable[[], str], device: torch.device, aligned: bool,

@@ -19,8 +19,8 @@ from transconv.functional.bound import Function, Numbers, as_tuple, bind
 from transconv.functional.derivatives import apply, apply_in_graph, forward_in_graph
 from transconv.functional.launches import aligned, refused
 from transconv.functional.routes import Route, made_of
+from transconv.runtime import Waiting
 from transconv.torch_ops import routes, stats
-from transconv.torch_ops.decide import PASSING
 from transconv.torch_ops.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
 from transconv.torch_ops.route import ALIGNMENT
@@ -83,11 +83,8 @@ def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
         if tensors[0] is None or not all(map(_is_number, numbers)):
             return _handed(f, tensors, numbers, "form:numbers")  # torch's error or result
         route = _made(f, tensors, numbers, wanted)
-        if route.reason in PASSING:  # a kernel may be ready later
-            stats.add(False, route.reason, 1)
-        else:
-            route = routes.keep(key, route, [])
-    elif route.bound is not None and not casts:
+        route = routes.keep(key, route, [route])
+    elif route.bound is not None and route.over is None and not casts:
         warm.note(f, tensors, numbers, route, True in wanted, _general)
     route.calls += 1
     if route.bound is None:
@@ -169,6 +166,7 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
     """Decide who computes calls of one kind."""
     given = [t for t in tensors if t is not None]
     why, message = why_torch(f, tensors), ""
+    waits: Unsupported | None = None
     if not why:
         try:
             any_size = settings.sizes == "any"
@@ -182,9 +180,12 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
                 forms.note(bound, tensors, numbers, wanted)
             return route
         except Unsupported as error:
-            why, message = error.reason, error.message
+            why, message, waits = error.reason, error.message, error
     stats.announce(why, message, f.name)
-    return Route(None, why, f.name)
+    route = Route(None, why, f.name)
+    if isinstance(waits, Waiting):
+        route.over = waits.over
+    return route
 
 
 def why_torch(f: Function, tensors: Tensors) -> str:

@@ -56,7 +56,7 @@ class Route:
     """``bound`` is None where torch computes, for ``reason``."""
 
     __slots__ = ("adds", "aligned", "bound", "calls", "calls_back", "entry_back", "functions", "gradients",
-                 "name", "only_on", "reason", "stands_in", "step")
+                 "name", "only_on", "over", "reason", "step")
 
     def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
@@ -66,7 +66,8 @@ class Route:
         self.entry_back: Callable[..., tuple[Any, ...] | None] | None = None  # see written_back
         self.calls = self.calls_back = 0
         self.adds = bound is not None and bound.adds
-        self.stands_in = False  # until a process has compiled other kernels, which may be chosen then
+        # Torch, or kernels that are not meant for it, compute until this says that others may be there.
+        self.over: Callable[[], bool] | None = None
         self.aligned = False  # all its tensors begin at multiples of 16 bytes
         self.only_on: int | None = None  # the device that must be the current one, if there are several
 
@@ -161,7 +162,8 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
         raise waits
     route.step, *route.gradients = found
     route.aligned = is_aligned
-    route.stands_in = any([step.waits for step in found])
+    if overs := [step.waits for step in found if step.waits is not None]:
+        route.over = lambda: any(over() for over in overs)
     if device.type == "cuda" and torch.cuda.device_count() > 1:
         route.only_on = device.index
     return route

@@ -12,11 +12,12 @@ from transconv.runtime.first_results import first_result
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.prepared import Begun, Prepared, begin, prepare, rank
-from transconv.runtime.processors import cores, helpers
+from transconv.runtime.processors import beside, cores, helpers
 from transconv.runtime.readiness import (
     COMPILING,
     NEVER,
     Question,
+    Waiting,
     ahead,
     begin_processes,
     collect,
@@ -24,7 +25,6 @@ from transconv.runtime.readiness import (
     expect,
     is_collecting,
     is_ready,
-    on_answer,
     ready,
     state,
     withdraw,
@@ -35,8 +35,9 @@ from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_s
 __all__ = [
     "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER",
     "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
-    "begin_processes", "build", "build_compute", "check_indices", "collect", "collecting",
+    "begin_processes", "beside", "build", "build_compute", "check_indices", "collect", "collecting",
     "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",
-    "is_collecting", "is_estimated", "is_ready", "kernel_name", "on_answer", "pack", "plan",
+    "is_collecting", "is_estimated", "is_ready", "kernel_name", "pack", "plan",
     "plan_steps", "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
+    "Waiting",
 ]

@@ -12,11 +12,13 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
+from transconv.cost import Formula
 from transconv.disk_cache import Content, Drawer
 from transconv.ir import DTYPES, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
@@ -59,6 +61,8 @@ def keep(plan: Plan) -> None:
             "problem": plan.workload.text, "direction": plan.workload.direction, "why": plan.why,
             "schedule": str(plan.schedule), "rejected": plan.rejected,
             "workspaces": [_told(t) for t in plan.workspaces.values()],
+            "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us]
+                          for f in plan.formulas()] if plan.required else [],
             "steps": [_step(s) for s in plan.steps]})
 
 
@@ -77,6 +81,8 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
         plan = kind(workload, target, Schedule.parse(content["schedule"]), steps,
                     {t.name: t for t in spaces}, rejected=int(content["rejected"]),
                     why=str(content["why"]), deterministic=deterministic)
+        if plan.required:
+            plan.estimated = tuple([_formula(f, plan.required.sizes) for f in content["estimated"]])
     except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
         return None
     return None if any(verdicts.is_wrong(s.digest) for s in plan.steps) else plan
@@ -84,8 +90,8 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
 
 def _step(step: Step) -> Content:
     run = step.launcher
-    sized = {"sizes": str(run.sizes), "programs": str(run.programs)} if isinstance(
-        run, SizedLauncher) else {"sizes": None}
+    sized = {"sizes": str(run.sizes), "where": list(map(str, run.requires.where)),
+             "programs": str(run.programs)} if isinstance(run, SizedLauncher) else {"sizes": None}
     return {**sized, "does": step.does, "schedule": str(step.schedule), "source": step.source,
             "function": run.function, "grid": run.grid, "warps": run.warps, "stages": run.stages,
             "boxes": [b and [_told(b[0]), list(b[1])] for b in run.boxes], "explicit": run.explicit,
@@ -106,7 +112,8 @@ def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
     if sizes:
         run: Launcher = SizedLauncher(source, function, path, of_sizes(kept["programs"], sizes), sizes,
                                       *words, kept["early"], types, kept["digest"], boxes,
-                                      kept["explicit"])
+                                      kept["explicit"], requires=replace(
+                                          sizes, where=tuple([of_sizes(c, sizes) for c in kept["where"]])))
     else:
         run = Launcher(source, function, path, kept["grid"], *words, boxes, kept["explicit"],
                        kept["early"], types, kept["digest"])
@@ -118,6 +125,11 @@ def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
     zero = None if kept["zero"] is None else _tensor(kept["zero"])
     return Step(str(kept["does"]), schedule, lowered, source, path, run, tuple(kept["params"]),
                 kept["digest"], zero)
+
+
+def _formula(kept: Any, sizes: Sizes) -> Formula:
+    counts, lines, us = kept
+    return Formula(tuple([of_sizes(c, sizes) for c in counts]), tuple([(n, t) for n, t in lines]), us)
 
 
 def _told(tensor: Tensor) -> Content:

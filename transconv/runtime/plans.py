@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, StarterAt
 from transconv.compute import Compute, Workload
+from transconv.cost import AtSizes, Formula
 from transconv.ir import Kernel, Tensor, Values
 from transconv.runtime import allocator
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
@@ -62,7 +63,7 @@ class Plan:
     sentence; ``deterministic``: results have the same bits in every run; ``required``: what must hold
     for the sizes that are arguments of its kernels; ``sizes``: these, if the plan is for given ones
     (``at``); otherwise they are read from a call's tensors; ``padding``: boxes of the result's blocks that
-    hold no element and are cleared behind the launches."""
+    hold no element and are cleared behind the launches; ``estimated``: see ``formulas``."""
 
     workload: Workload
     target: Target
@@ -77,6 +78,7 @@ class Plan:
     required: Required | None = field(default=None, repr=False, compare=False)
     sizes: Values | None = None
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)
+    estimated: tuple[Formula, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         each = [s.launcher.requires for s in self.steps if isinstance(s.launcher, SizedLauncher)]
@@ -86,6 +88,17 @@ class Plan:
     def source(self) -> str:
         """The Triton text of its kernels, in the order of launches."""
         return "\n\n".join(s.source for s in self.steps)
+
+    def formulas(self) -> tuple[Formula, ...]:
+        """What its kernels are estimated to take for sizes that are their arguments, one for each
+        computation; of a plan from disk as they were found when it was made."""
+        if not self.estimated:
+            sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)]
+            each = self.workload.computations
+            one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
+            self.estimated = tuple([AtSizes(s.schedule, c, self.target).formula()
+                                    for s, c in zip(one, each, strict=True)])
+        return self.estimated
 
     def launch(self, **tensors: Any) -> None:
         """Run on torch tensors by name; results are written in place. Raises TensorError for a tensor that

@@ -10,6 +10,7 @@ from transconv import knobs
 from transconv.runtime import kept
 
 ENOUGH, MOST = 4, 31  # cores for which processes compile ahead of need, and these processes
+FEWEST, MOST_BESIDE = 2, 16  # processes that compile in the background
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processors in each period
 
 
@@ -36,3 +37,10 @@ def helpers() -> int:
     if share < ENOUGH or not kept.keeps() or kept.DRAWER.path("plan") is None:
         return 0
     return min(MOST, share - 1)
+
+
+def beside() -> int:
+    """How many processes may compile while the program computes: for three of four cores, as they run at a
+    lower priority and the program keeps few of them busy, as far as other processes of the same launcher
+    leave them."""
+    return min(MOST_BESIDE, max(FEWEST, cores() // knobs.local_processes() * 3 // 4))

@@ -3,7 +3,7 @@
     now          the plan is made and its kernels are compiled in this process, unless a process has begun
                  to do so ahead of the request (``ahead``), for which it then waits
     background   if kernels are not compiled, the request is refused ("compiling") while a process compiles
-                 them; later requests get the plan, one in each tenth of a second
+                 them; later requests get the plan, one new plan at a time, with a pause after each
     never        if kernels are not compiled, the request is refused ("compile:never")
     text         the plan is made in this process, for somebody who reads it; nothing is compiled
 
@@ -30,7 +30,7 @@ from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
 from transconv.runtime.plans import Plan
-from transconv.runtime.processors import cores
+from transconv.runtime.processors import beside
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
 from transconv.target import Target
@@ -41,10 +41,8 @@ NEVER = "compile:never"
 """The reason why torch computes a call whose kernel is not compiled, with mode ``never``."""
 MODULE = "transconv.runtime.readiness_child"
 START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
-FEWEST = 2  # processes that compile in the background, where there are few cores
 LOOK_S = 0.5  # how often who waits for a process looks whether there still is one
-PAUSE_S = 0.1  # between two kernels that calls take over from processes
-SHARE = 4  # cores for each of them, where there are more: the others are the program's
+PAUSE_S = 0.03  # between two kernels that calls take over from processes
 ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
                "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
 log = logging.getLogger("transconv.ready")
@@ -73,14 +71,27 @@ class Question:
         return f"{self.workload.title} for {self.target}"
 
 
+class Waiting(Unsupported):
+    """A request whose kernels are not there yet. ``over``: whether it may be answered otherwise by now;
+    until then nobody needs to ask again."""
+
+    def __init__(self, message: str, over: Callable[[], bool]) -> None:
+        super().__init__(COMPILING, message)
+        self.over = over
+
+    def __reduce__(self) -> tuple[type[Unsupported], tuple[str, str]]:
+        return Unsupported, (self.reason, self.message)
+
+
 @dataclass(slots=True)
 class _Asked:
-    """The state of a request that a process compiles: whether it is done, why it failed, whether a
-    missing record was logged (``told``), whether the process ``died`` of it, whether it was
-    handed over ahead of the request (``early``); ``take`` is the pool's, ``ended`` is set when it is
-    done."""
+    """The state of a request that a process compiles: whether it is done (or forgotten), why it failed,
+    whether its plan was ``taken`` over here, whether a missing record was logged (``told``), whether the
+    process ``died`` of it, whether it was handed over ahead of the request (``early``); ``take`` is the
+    pool's, ``ended`` is set when it is done."""
 
     done: bool = False
+    taken: bool = False
     reason: str = ""
     told: bool = False
     died: bool = False
@@ -88,13 +99,16 @@ class _Asked:
     take: Callable[[], bool] = lambda: False
     ended: threading.Event = field(default_factory=threading.Event)
 
+    def over(self) -> bool:
+        """Whether a request that was refused in the background may be answered otherwise."""
+        return self.done and (self.taken or time.monotonic() >= _next)
+
 
 _lock = threading.Lock()
 _asked: dict[Question, _Asked] = {}
 _collected: dict[Question, None] | None = None
 _pool: Compilers | None = None
 _next = 0.0  # when the next kernel may be taken over
-_listeners: list[Callable[[], None]] = []
 
 
 def ready(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
@@ -116,15 +130,15 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
             _wait(question, asked)
         return compiler.plan(workload, target, schedule, deterministic, kind)
     if asked is not None and not asked.done:
-        raise Unsupported(COMPILING, "a process compiles it")
-    if asked is not None and mode == "background" and time.monotonic() < _next:
-        raise Unsupported(COMPILING, "another kernel was just taken over")
+        raise Waiting("a process compiles it", asked.over)
+    if asked is not None and mode == "background" and not asked.over():
+        raise Waiting("another kernel was just taken over", asked.over)
     found = _there(question, kind)
     if found is not None:
-        if asked is not None:
+        if asked is not None and not asked.taken:
             # A kernel is read, loaded and checked by the call that gets it: not all calls of one step of
             # a program are to wait for theirs.
-            _next = time.monotonic() + PAUSE_S
+            asked.taken, _next = True, time.monotonic() + PAUSE_S
         return found
     if mode == "never":
         raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
@@ -143,14 +157,18 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None
                 _submit(question, _Asked(early=True), workers)
 
 
-def begin_processes(target: Target, workers: int) -> None:
+def begin_processes(like: Question, workers: int) -> None:
     """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are
-    not compiled, or a plan is on disk."""
-    if compiles(target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
+    not compiled, or a plan is on disk. Each rehearses with a request ``like`` them: the first kernel of a
+    process takes twice as long as others."""
+    if compiles(like.target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
         with _lock:
             if _pool is None:
                 expect_kernels()
-                compilers(workers).begin()
+                pool = compilers(workers)
+                pool.first = START | like.job
+                pool.begin()
+                pool.first = START
 
 
 def withdraw(questions: Iterable[Question]) -> None:
@@ -245,7 +263,7 @@ def _begin(question: Question, kind: type[Made]) -> Made:
             log.info("compiling in the background: %s", question)
             _submit(question, asked)
     if not asked.done:
-        raise Unsupported(COMPILING, "a process compiles it")
+        raise Waiting("a process compiles it", asked.over)
     if asked.reason:
         raise Unsupported("compile:failed", asked.reason)
     if not asked.told:
@@ -294,20 +312,13 @@ def _answered(question: Question, answer: dict[str, Any]) -> None:
         log.info("compiled: %s in %.1f s", question, answer.get("seconds", 0.0))
     asked.reason, asked.done = reason, True
     asked.ended.set()
-    for listener in _listeners:
-        listener()
-
-
-def on_answer(listener: Callable[[], None]) -> None:
-    """Call ``listener`` whenever a process has answered; it may run in any thread."""
-    _listeners.append(listener)
 
 
 def compilers(workers: int = 0) -> Compilers:
     """The processes: as many as ``workers`` (0: as compile beside a program), if there are as many
     jobs."""
     global _pool
-    workers = workers or max(FEWEST, cores() // SHARE)
+    workers = workers or beside()
     if _pool is None:
         _pool = Compilers(MODULE, ENVIRONMENT, workers, START)
     _pool.workers = workers
@@ -320,7 +331,7 @@ def close() -> None:
     with _lock:
         pool, _pool = _pool, None
         for question in [q for q, a in _asked.items() if not a.done]:
-            del _asked[question]
+            _asked.pop(question).done = True  # who waited for it asks again
     if pool is not None:
         pool.close()
 
@@ -337,6 +348,8 @@ def _forked() -> None:
     """After a fork, the processes belong to the parent."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
+    for asked in _asked.values():
+        asked.done = True
     _asked.clear()
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from transconv.backend_triton import Miscompiled, pretend, serve
+from transconv.compute import Workload
 from transconv.errors import TransconvError, Unsupported
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.estimates import estimated
@@ -42,20 +43,18 @@ def _collecting(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
     """Make and compile the plan of a request; where it asks for the ``rank`` of schedules alone, these are
-    listed, and their time is estimated; where for the ``start``, only what all need is imported. In the
-    answer, ``wrong``: kernels that failed to compile and were replaced by the next best ones. Raises
-    Unsupported if no kernel is left, and as ``build``."""
+    listed, and their time is estimated; where for the ``start``, what all need is imported, and a plan
+    that it names is made for that alone. In the answer, ``wrong``: kernels that failed to compile and were
+    replaced by the next best ones. Raises Unsupported if no kernel is left, and as ``build``."""
     started = time.perf_counter()
     if job.get("start"):
         importlib.import_module("triton.compiler")
         files_digest()
+        if "problem" in job:
+            _rehearse(job)
         gc.freeze()
         return {}
-    importlib.import_module(job["front"])  # registers the front end's parser
-    workload = workload_of(job["problem"], job["direction"], job["behind"])
-    if workload is None:
-        raise ValueError(f"{job['problem']} cannot be read back")
-    target = replace(Target.parse(job["target"]), features=frozenset(job["features"]), **job["counts"])
+    workload, target = _request(job)
     if job.get("rank"):
         with suppress(TransconvError):  # it is on disk as well
             estimated(workload, target)
@@ -74,6 +73,24 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
         plan = compiler.replan(plan)
     raise Unsupported("miscompiled", f"{compiler.MOST_REJECTED} plans do not compile: "
                       f"{wrong[-1]['reason']}")
+
+
+def _request(job: dict[str, Any]) -> tuple[Workload, Target]:
+    importlib.import_module(job["front"])  # registers the front end's parser
+    workload = workload_of(job["problem"], job["direction"], job["behind"])
+    if workload is None:
+        raise ValueError(f"{job['problem']} cannot be read back")
+    return workload, replace(Target.parse(job["target"]), features=frozenset(job["features"]),
+                             **job["counts"])
+
+
+def _rehearse(job: dict[str, Any]) -> None:
+    """Import and parse what a first plan needs, by making and compiling one, which is not kept."""
+    with suppress(Exception):  # a request meets it if it is about that
+        workload, target = _request(job)
+        pretend(target.backend, target.arch, target.warp_size)
+        _compile(compiler.plan(workload, target, None, job["deterministic"], Plan, keeps=False),
+                 job["aligned"], False)
 
 
 def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:

@@ -6,17 +6,17 @@ estimates to be the fastest for it is taken. A new size makes no other kernel.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Generic
 
-from transconv.backend_triton import SizedLauncher
-from transconv.cost import AtSizes, Lines, Number
+from transconv.cost import Formula, Lines
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
 from transconv.ir import Sizes, function_of
 from transconv.runtime.plans import Made, Plan
-from transconv.runtime.readiness import COMPILING, NEVER, Question, ready
+from transconv.runtime.readiness import COMPILING, NEVER, Question, Waiting, ready
 
 NEVER_US = "1e999"  # infinity, as Python reads it
 
@@ -24,14 +24,14 @@ NEVER_US = "1e999"  # infinity, as Python reads it
 @dataclass(frozen=True, slots=True)
 class Chosen(Generic[Made]):
     """The plan for one size of a kind of call, held at it, and the question that it answers. ``us``: its
-    estimate; ``of``: how many had a say; ``waits``: another one is being compiled, and may then be
-    chosen; ``kind``: of the calls."""
+    estimate; ``of``: how many had a say; ``waits``, if another one is being compiled: whether it may be
+    chosen by now; ``kind``: of the calls."""
 
     plan: Made
     question: Question
     us: float
     of: int
-    waits: bool
+    waits: Callable[[], bool] | None
     kind: str
 
     @property
@@ -50,16 +50,11 @@ class Kernels(Generic[Made]):
     question: Question
     plan: Made
     sizes: Sizes = field(init=False)
-    estimates: Sequence[AtSizes] = field(init=False)
+    estimates: Sequence[Formula] = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.plan.required is not None
-        self.sizes = self.plan.required.sizes
-        sized = [s for s in self.plan.steps if isinstance(s.launcher, SizedLauncher)]
-        # The computations are at hand; those of a plan from disk would be lowered anew.
-        each = self.plan.workload.computations
-        one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
-        self.estimates = [AtSizes(s.schedule, c, self.plan.target) for s, c in zip(one, each, strict=True)]
+        self.sizes, self.estimates = self.plan.required.sizes, self.plan.formulas()
 
 
 class Table(Generic[Made]):
@@ -83,12 +78,12 @@ class Table(Generic[Made]):
         """What ``find`` returns, of the texts of requirements and counts."""
         lines, left = Lines(), iter(texts)
         us: list[str] = []
+        number = itertools.count()
         for k in self.kernels:
             takes = " and ".join(next(left) for _ in k.sizes.requirements) or "True"
-            total: Number = 0.0
-            for estimate in k.estimates:
-                total = total + estimate.us(*[lines.number(next(left)) for _ in estimate.counts])
-            us.append(lines.name(lines.number(f"({lines.name(total)} if {takes} else {NEVER_US})")))
+            each = [e.among(lines, next(number), [next(left) for _ in e.counts]) for e in k.estimates]
+            total = lines.name(lines.number(f"({' + '.join(each)})"))
+            us.append(lines.name(lines.number(f"({total} if {takes} else {NEVER_US})")))
         best = str(len(us) - 1)
         for at in reversed(range(len(us) - 1)):
             first = " and ".join(f"{us[at]} <= {other}" for other in us[at + 1:])
@@ -112,19 +107,23 @@ class Registry(Generic[Made]):
         self.there: dict[Question, Kernels[Made]] = {}
         self.table: Table[Made] | None = None  # of those that are there
         self.failed: dict[Question, str] = {}
+        self.over: dict[Question, Callable[[], bool]] = {}  # of those that processes compile
         self.looked = False
         self.title = f"{title}, any size"
 
     def choose(self, sizes: Sequence[int], mode: str) -> Chosen[Made]:
         """The plan for sizes, in the order of their names. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
-        waits = "" if self.is_settled() else self._look(mode)
+        why, waits = ("", []) if self.is_settled() else self._look(mode)
+        over = (lambda: any(w() for w in waits)) if waits else None
         found = self.estimates(sizes)
         if not found:
-            raise Unsupported(waits or "sizes:refused", self._why_none(sizes))
+            if over is not None:
+                raise Waiting(self._why_none(sizes), over)
+            raise Unsupported(why or "sizes:refused", self._why_none(sizes))
         us, best = min(found, key=lambda one: one[0])
         held = best.plan.held(dict(zip(best.sizes.names, sizes, strict=True)))
-        return Chosen(held, best.question, us, len(found), waits == COMPILING, self.kind)
+        return Chosen(held, best.question, us, len(found), over, self.kind)
 
     def is_settled(self) -> bool:
         """Whether each question has a plan, or the reason why it has none."""
@@ -180,14 +179,19 @@ class Registry(Generic[Made]):
         self.there.clear()
         self.table = None
 
-    def _look(self, mode: str) -> str:
-        """Ask for the plans that are not there; why some are not, if they may come."""
-        waits = ""
+    def _look(self, mode: str) -> tuple[str, list[Callable[[], bool]]]:
+        """Ask for the plans that are not there; why some will not come in this mode, and for each that may
+        whether it has."""
+        why, waits = "", list[Callable[[], bool]]()
         if mode == "never" and self.looked:  # what another process makes meanwhile is not looked for
-            return NEVER
+            return NEVER, waits
         self.looked = True
         for question in self.questions:
             if question in self.there or question in self.failed:
+                continue
+            over = self.over.get(question)
+            if over is not None and mode == "background" and not over():  # there is nothing to ask yet
+                waits.append(over)
                 continue
             try:
                 plan = ready(question.workload, question.target, None, question.deterministic, self.made,
@@ -197,14 +201,17 @@ class Registry(Generic[Made]):
                 else:
                     self.there[question] = Kernels(question, plan)
                     self.table = None
+            except Waiting as error:
+                self.over[question] = error.over
+                waits.append(error.over)
             except Unsupported as error:
                 if error.reason in (COMPILING, NEVER):
-                    waits = waits or error.reason
+                    why = error.reason
                 else:
                     self.failed[question] = str(error)
             except (ScheduleError, ProblemError, ComputeError) as error:
                 self.failed[question] = str(error)
-        return waits
+        return why, waits
 
     def _why_none(self, sizes: Sequence[int]) -> str:
         told = [self._why_not(k, sizes) for k in self.there.values()]

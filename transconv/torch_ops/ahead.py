@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transconv.conv import Prop
-from transconv.runtime import ahead, begin_processes, helpers, is_collecting
-from transconv.torch_ops import execute, shapes
+from transconv.conv import ConvProblem, Prop
+from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting
+from transconv.torch_ops import execute, first_checks, shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.runtime import Question
     from transconv.torch_ops.route import Route
+
+
+LIKE = "mb8ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc"  # a request that processes rehearse with
 
 
 def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags, aligned: bool,
@@ -44,6 +47,18 @@ def trained(route: Route, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags
         gradients(route.params, x, w, flags, aligned, mode)
 
 
+def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.Flags,
+              aligned: bool) -> None:
+    """The same for a call that torch computes while a process compiles its kernel: torch makes the
+    gradients, too, which ask for nothing."""
+    if (settings.sizes == "exact" and torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+            and not is_collecting()):
+        with quietly():
+            asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
+                              aligned)
+            compile_ahead(asked, beside())
+
+
 def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
     """How many processes may compile ahead of a call in training. None in other modes than ``now``, for
     kernels of any size, for calls that torch computes, while a CUDA graph is captured, and where they
@@ -56,14 +71,19 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
 
 
 def expect(model: torch.nn.Module) -> None:
-    """A model was converted: where nothing is on disk, processes start before its first training step has
-    work for them. None for a model that does not train, or whose kernels are not compiled."""
-    some = next((p for p in model.parameters() if p.requires_grad), None)
-    if some is None or not model.training or settings.mode != "now":
+    """A model was converted: where nothing is on disk, processes start before its first step has work for
+    them. With ``now`` none for a model that does not train; none where kernels are not compiled."""
+    mode, some = settings.mode, next(iter(model.parameters()), None)
+    if mode == "now":
+        some = next((p for p in model.parameters() if p.requires_grad and model.training), None)
+    if some is None or mode == "never" or execute.reasons(some, some):
         return
-    if workers := processes(some, some, "now"):
+    if workers := processes(some, some, "now") if mode == "now" else beside():
         with quietly():
-            begin_processes(execute.target_of(some.device), workers)
+            like = ConvProblem.parse(LIKE)
+            begin_processes(execute.question(like, Prop.FWD, some.device, "", True, False), workers)
+    if mode == "background":
+        first_checks.expect(some.device, some.dtype)
 
 
 @contextmanager

@@ -14,8 +14,17 @@ import torch
 
 from transconv.conv import Prop
 from transconv.errors import Unsupported
-from transconv.runtime import COMPILING, NEVER, apart, is_collecting
-from transconv.torch_ops import ahead, any_size, arguments, execute, shapes, stats, whole
+from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting
+from transconv.torch_ops import (
+    ahead,
+    any_size,
+    arguments,
+    execute,
+    first_checks,
+    shapes,
+    stats,
+    whole,
+)
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import BackwardRoutes, Route
 from transconv.torch_ops.settings import settings
@@ -39,6 +48,8 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
         call.captured()
         return
     if settings.sizes == "any":
+        if is_collecting():
+            call.elsewhere(mode)
         try:
             call.of_any_size(mode)
             return
@@ -54,7 +65,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
             call.of_any_size("never")
         except Unsupported:
             raise error from None
-        route.stands_in = error.reason == COMPILING
+        route.over = error.over if isinstance(error, Waiting) else None
 
 
 class _Call:
@@ -85,9 +96,19 @@ class _Call:
         if loaded and not execute.is_loaded(chosen.plan, some.device, route.aligned):
             raise Unsupported("capture:cold", "the kernel for any size has not run yet")
         compiled = self.proven(chosen.plan)
-        route.compiled, route.registry, route.stands_in = compiled, registry, chosen.waits
+        route.compiled, route.registry, route.over = compiled, registry, chosen.waits
         if compiled.steps is not chosen.plan.steps:
             registry.forget()
+
+    def elsewhere(self, mode: str) -> None:
+        """Ask also for the kernels of tensors that begin anywhere, if one of these begins within its
+        memory: at other sizes, a part of a concatenation begins at no multiple of 16 bytes."""
+        route = self.route
+        if route.aligned and any(t.storage_offset() for t in self.operands.values()):
+            route.aligned = False
+            with suppress(Unsupported):
+                self.of_any_size(mode)
+            route.aligned = True
 
     def of_this_size(self, mode: str) -> None:
         """A kernel for these sizes alone."""
@@ -120,9 +141,17 @@ class _Call:
 
 def settle(route: Route, why: list[str], message: str = "") -> None:
     """Send the route to torch, as far as the policy allows."""
-    route.reason = why[0]
+    route.reason, route.over = why[0], None
     for reason in why:
         stats.announce(reason, message)
+
+
+def refused(route: Route, error: Unsupported, x: torch.Tensor) -> None:
+    """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
+    settle(route, [error.reason], error.message)
+    if isinstance(error, Waiting):
+        route.over = error.over
+        first_checks.expect(x.device, x.dtype)
 
 
 def like(tensor: torch.Tensor) -> execute.Like:
@@ -154,7 +183,9 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
                 route.adds_bias = True
         compile_route(route, x, w, None, "", aligned, flags, mode)
     except Unsupported as error:
-        settle(route, [error.reason], error.message)
+        refused(route, error, x)
+        if route.over is not None:
+            ahead.meanwhile(params, x, w, flags, aligned)
     return route
 
 
@@ -179,5 +210,5 @@ def make_backward(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.
         try:
             compile_route(route, near, weight, grad, "", aligned, flags, mode)
         except Unsupported as error:
-            settle(route, [error.reason], error.message)
+            refused(route, error, x)
     return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())

@@ -118,6 +118,10 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             ahead.trained(route, input, weight, flags, aligned, settings.mode)
         warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                   aligned, cast)
+    if (route.over is not None and route.compiled is None and settings.sizes == "exact"
+            and input.device.type not in execute.replaced):
+        route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
+        return _hand_over(f, *given[:3], *rest)
     route.lay_out(weight)
     if torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad
                                     or (bias is not None and bias.requires_grad)):

@@ -4,7 +4,8 @@ In the first training step of a model that `convert_` converted, a layer's call 
 behind it: they follow through torch's own modules, in the order in which the model registered them. No
 code of the model and no hook runs for that. Where a size does not follow (a module of another kind, an
 image of one pixel), the guess ends, and the next layer that was not guessed begins it anew. Kernels of
-the gradients are handed over behind all others, the last layer's first, as the backward pass needs them.
+the gradients are handed over behind all others, the last layer's first, as the backward pass needs them,
+but for those that take longest, of strided layers, which come before.
 
 A guess may be wrong, as the model's own code is not looked at. That costs processor time alone: calls
 ask for what they need. A wrong one takes back what no process has begun, and the second ends guessing for
@@ -17,13 +18,14 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from transconv.conv import Prop
+from transconv.conv import ConvWorkload, Prop
 from transconv.runtime import withdraw
 from transconv.torch_ops import ahead, arguments, execute, module_sizes, shapes
 from transconv.torch_ops.ahead import Given
@@ -87,8 +89,10 @@ class _Network:
         self.expected |= self._following(at, here.result, flags)
         asked = self.expected.values()
         ahead.compile_ahead((a.question for a in asked), workers)
-        # The backward pass comes after all of the forward pass, and begins with the last layer.
-        ahead.compile_ahead((q for a in (*reversed(asked), here) for q in a.gradients), workers)
+        # The backward pass comes after all of the forward pass, and begins with the last layer. Plans of
+        # many kernels take the longest: they are begun first.
+        gradients = [q for a in (*reversed(asked), here) for q in a.gradients]
+        ahead.compile_ahead(sorted(gradients, key=_kernels, reverse=True), workers)
 
     def _forget(self) -> None:
         withdraw(q for asked in self.expected.values() for q in (asked.question, *asked.gradients))
@@ -124,6 +128,13 @@ class _Network:
                 self.given[now.shape[1]] = now
             elif type(module) not in SAME:
                 return
+
+
+def _kernels(question: Question) -> int:
+    """How many kernels a plan has at least: one for each stride phase."""
+    workload = question.workload
+    assert isinstance(workload, ConvWorkload)
+    return prod(workload.problem.stride) if workload.prop is Prop.BWD_D else 1
 
 
 def _layer(layer: _ConvNd, x: Given, trains: bool, flags: execute.Flags) -> _Asked:

@@ -16,7 +16,7 @@ from transconv.compute import table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import ahead, arguments, execute, route, routes, shapes
-from transconv.torch_ops.decide import PASSING, compile_route, make_forward, settle
+from transconv.torch_ops.decide import PASSING, compile_route, make_forward, refused
 from transconv.torch_ops.requests import Request
 from transconv.torch_ops.route import ALIGNMENT, Route, Run
 
@@ -100,9 +100,9 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
         except Unsupported as error:
             if error.reason in PASSING:
                 made.plain = Route(Prop.FWD, params, shape, made.channels_last)
-                settle(made.plain, [error.reason], error.message)
+                refused(made.plain, error, x)
     made.plain = made.plain or make_forward(params, x, w, b, flags, aligned, mode)
-    made.reason = made.plain.reason
+    made.reason, made.over = made.plain.reason, made.plain.over
     return made
 
 

@@ -181,7 +181,7 @@ def forget() -> None:
 
 def _serves(route: Route) -> bool:
     """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
-    return route.registry is not None and not route.stands_in and route.types is None
+    return route.registry is not None and route.over is None and route.types is None
 
 
 def _keep(key: Hashable, layer: Layer, *routes: Route) -> None:

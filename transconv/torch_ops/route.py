@@ -55,11 +55,11 @@ class Route:
         "gradients",
         "halves",
         "near",
+        "over",
         "params",
         "reason",
         "registry",
         "shape",
-        "stands_in",
         "start",
         "strides",
         "trains",
@@ -82,7 +82,8 @@ class Route:
         self.reason = ""
         self.registry: Registry | None = None  # where sizes are arguments of its kernel
         self.whole = False  # of integers, for which another route is found
-        self.stands_in = False  # until another kernel has been compiled
+        # Torch, or a kernel that is not meant for it, computes until this says that another may be there.
+        self.over: Callable[[], bool] | None = None
         self.trains = False  # a call asked for gradients, which were then compiled ahead
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies_bias = False
@@ -218,7 +219,8 @@ class Route:
         made.shape, made.strides, made.near, made.far = shape, strides, self.near, self.far
         made.types, made.aligned, made.registry = self.types, self.aligned, self.registry
         made.compiled, made.device, made.halves, made.reason = compiled, device, None, ""
-        made.whole = made.stands_in = made.trains = made.adds_bias = made.copies_bias = False
+        made.whole = made.trains = made.adds_bias = made.copies_bias = False
+        made.over = None
         made.functions, made.gradients, made.calls = {}, {}, 0
         made.start = _STARTS.get(count, _more)(self, shape, strides, begin, dtype)
         return made

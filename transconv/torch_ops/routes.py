@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from transconv.runtime import expect, on_answer
+from transconv.runtime import expect
 from transconv.torch_ops import any_size, execute, known_layers, stats, warm
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.decide import PASSING, make_backward, make_forward
@@ -25,6 +25,8 @@ LIMIT = 4096  # routes kept; beyond it the oldest quarter goes
 
 
 _routes: dict[Hashable, Any] = {}
+# Those whose kernels are not there yet, each with what says that they may be.
+_waiting: dict[Hashable, tuple[Any, tuple[Callable[[], bool], ...]]] = {}
 
 
 def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor,
@@ -42,7 +44,23 @@ def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor,
 
 def find(key: Hashable) -> Any:
     """The route under a key, or None."""
-    return _routes.get(key)
+    found = _routes.get(key)
+    return _waits(key) if found is None and _waiting else found
+
+
+def _waits(key: Hashable) -> Any:
+    """The route under a key that waits for a kernel; None if there is none, or the wait is over."""
+    found = _waiting.get(key)
+    if found is None:
+        return None
+    for over in found[1]:
+        if over():
+            with stats.lock:
+                gone = _waiting.pop(key, None)
+            if gone is not None:
+                _count(gone[0])
+            return None
+    return found[0]
 
 
 def add_forward(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor,
@@ -85,7 +103,7 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
     key = (params, grad.shape, grad.stride(), grad.dtype, grad.device, x.shape, x.stride(), x.dtype,
            x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
-    routes = _routes.get(key)
+    routes = _routes.get(key) or (_waits(key) if _waiting else None)
     if routes is None:
         routes = _new_backward(key, params, grad, x, w, mask, flags, aligned, mode)
     return routes, flags, aligned
@@ -111,12 +129,24 @@ def _kept(key: Hashable, routes: BackwardRoutes) -> BackwardRoutes:
     return kept
 
 
-def keep(key: Hashable, value: Any, routes: list[Route]) -> Any:
+def keep(key: Hashable, value: Any, routes: Sequence[Any]) -> Any:
     """Sets the entry of a key to ``value``, made of ``routes``, unless another came first."""
-    if any(r.reason in PASSING for r in routes):
+    waits = [r.over for r in routes if r.over is not None or r.reason in PASSING]
+    if None in waits:
         for r in routes:
-            stats.add(not r.reason, r.does, 1)
+            stats.add(not r.reason, r.reason or r.does, 1)
         return value  # a kernel may be ready later
+    if waits:
+        with stats.lock:
+            if len(_waiting) >= LIMIT:
+                dropped = [v for v, _ in _waiting.values()]
+                _waiting.clear()
+            else:
+                dropped = []
+            _waiting[key] = value, tuple(waits)
+        for item in dropped:
+            _count(item)
+        return value
     with stats.lock:
         value = _routes.setdefault(key, value)
         old = list(_routes)[: LIMIT // 4] if len(_routes) > LIMIT else []
@@ -143,30 +173,22 @@ def forget(layers: bool = True) -> None:
     if layers:
         any_size.forget()
     known_layers.forget()
-    _drop(lambda item: True)
-
-
-def decide_anew() -> None:
-    """Drop the routes with stand-in kernels: the kernels that they wait for may be compiled."""
-    _drop(lambda item: any(r.stands_in for r in _of(item)))
-
-
-def _drop(unwanted: Callable[[Any], bool]) -> None:
     with stats.lock:
-        dropped = [(key, item) for key, item in _routes.items() if unwanted(item)]
-        for key, _ in dropped:
-            del _routes[key]
-    if not dropped:
-        return
-    warm.forget()
-    for _, item in dropped:
+        dropped = [*_routes.values(), *(v for v, _ in _waiting.values())]
+        _routes.clear()
+        _waiting.clear()
+    if dropped:
+        warm.forget()
+    for item in dropped:
         _count(item)
+
+
 
 
 def counted(reset: bool = False) -> stats.Stats:
     """Who computed how many results: see Stats."""
     with stats.lock:
-        items = list(_routes.values())
+        items = [*_routes.values(), *(v for v, _ in _waiting.values())]
     for item in items:
         _count(item)
     known_layers.count()
@@ -182,4 +204,3 @@ def _expect() -> None:
 settings.on_change(forget)
 settings.on_change(_expect)
 _expect()  # the environment may have said so
-on_answer(decide_anew)

@@ -11,6 +11,7 @@ from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.ir import DTYPES
+from transconv.runtime import Waiting
 from transconv.torch_ops import arguments, execute, routes, shapes
 from transconv.torch_ops.decide import PASSING, compile_route, make_forward, settle
 from transconv.torch_ops.requests import Request
@@ -108,13 +109,14 @@ def find(req: Request, x: Tensor, w: Tensor, b: Tensor | None, operands: Sequenc
                           **route.extra(b, operands))
         except Unsupported as error:
             route.plain = make_forward(p, x, w, b, flags, aligned, mode)
-            if error.reason in PASSING:
-                route.reason = error.reason
-            else:
+            if error.reason not in PASSING:
                 settle(route, [error.reason], error.message)
+                route.over = route.plain.over
+            else:
+                route.reason, route.over = error.reason, error.over if isinstance(error, Waiting) else None
     else:
         route.plain = make_forward(p, x, w, b, flags, aligned, mode)
-        route.reason = route.plain.reason
+        route.reason, route.over = route.plain.reason, route.plain.over
     made: TracedRoute = routes.keep(key, route, [route])
     return made
 

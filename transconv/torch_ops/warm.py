@@ -124,8 +124,8 @@ def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: 
     gave them. A residual under autocast is never remembered.
     """
     x, weight, bias, residual = given
-    # Lists can change under their identity.
-    if (_function_modes() or any(isinstance(n, list) for n in numbers)
+    # Lists can change under their identity. A route that waits for a kernel is asked at each call.
+    if (route.over is not None or _function_modes() or any(isinstance(n, list) for n in numbers)
             or (residual is not None and cast is not None)):
         return
     place = due(id(weight), CHAIN)
@@ -156,7 +156,7 @@ def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tenso
                   routes: BackwardRoutes, flags: Flags, aligned: bool) -> None:
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
     route and wanted subset."""
-    cold = any(r.reason in PASSING for r in routes.aten)
+    cold = any(r.reason in PASSING or r.over is not None for r in routes.routes())
     check = None if cold or not due((route, wanted), 1) else guard(grad, x, w)
     if check is not None:
         _backward.add(route)
