@@ -25,6 +25,7 @@ from transconv.backend_triton.launch import (
     written_out,
 )
 from transconv.backend_triton.launch import _torch as torch_module
+from transconv.errors import Unsupported
 from transconv.ir import (
     LARGEST_SIZE,
     Expr,
@@ -113,6 +114,7 @@ class SizedLauncher(Launcher):
         sizes = tuple([values[n] for n in self.sizes.names])
         (grid,), device = self.count(*sizes), tensors[0].device
         if device.type == "cpu":
+            self.refuse_steps("Triton's interpreter")
             with INTERPRETER:
                 prepare_interpreter()
                 with explained():
@@ -128,6 +130,13 @@ class SizedLauncher(Launcher):
                 self.starts[device.index, aligned] = made
                 self.compiled += 1
             made(grid, sizes, tensors, torch._C._cuda_getCurrentRawStream(device.index))
+
+    def refuse_steps(self, what: str) -> None:
+        """Raise Unsupported where descriptors are made by what cannot take every so many-th position."""
+        if stepped := next((b[0] for b in self.boxes if b is not None and b[0].every), None):
+            raise Unsupported("boxes:every", f"{self.function}: its boxes take every "
+                              f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
+                              "expected a=gather")
 
     def boxes_at(self, sizes: tuple[int, ...]) -> tuple[Boxed | None, ...]:
         """Which arguments are descriptors, each with its tensor and how it lies for these sizes."""
@@ -167,6 +176,8 @@ class _Start:
         self.boxed = bool(launcher.boxes)
         direct = entry(kernel, self.boxed)
         self.raw: Any = direct and direct[0]
+        if direct is None:
+            launcher.refuse_steps("Triton's own launch")
         self.encodings = encodings(launcher.boxes, direct[1]) if direct and self.boxed else []
         self.known: dict[tuple[int, ...], Encoder] = {}
 

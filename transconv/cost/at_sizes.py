@@ -36,7 +36,8 @@ class AtSizes:
 
     def __post_init__(self) -> None:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
-        many, long = tiles(schedule, compute), steps(schedule, compute)
+        grouped = Scheduled(compute, schedule, self.target).grouped
+        many, long = tiles(schedule, grouped), steps(schedule, grouped)
         self.counts = many * split, (long + (split - 1)) // split, moved(compute)
         if self.target.backend == "interpreter":
             self.us = self._interpreted()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
+ENGINE_STEP = 8
 ENGINE_ALIGN = 16
 """Bytes of which a box's strides, and its begin along the innermost dimension, are multiples."""
 LONGEST = 2**31 - 2**16  # elements along a dimension: coordinates, those of the last tile too, are 32 bits
@@ -29,7 +30,7 @@ SHORTEST = 32  # bytes: the shortest rows of boxes that lie side by side
 class Dim:
     """A dimension of a tensor in memory, and the view's coordinate along it. Size, stride and extent count
     elements. ``bound`` and ``pitch``: size and stride as expressions of sizes that are arguments; None
-    where they are numbers."""
+    where they are numbers. ``every``: the step in which the box takes positions."""
 
     name: str
     size: int
@@ -41,6 +42,7 @@ class Dim:
     plane: bool = False  # whether it numbers interleaved planes, perhaps merged with another dimension
     bound: Expr | None = None
     pitch: Expr | None = None
+    every: int = 1
 
     @property
     def length(self) -> Expr:
@@ -112,8 +114,8 @@ def _engine(dims: list[Dim], tensor: Tensor, facts: Facts) -> str | None:
         if d.named and not prove(d.length <= LONGEST, facts):
             return f"{d.name} may be longer than {LONGEST}, which 32 bits count"
     for d in dims:
-        if d.extent > ENGINE_EXTENT:
-            return f"the box reaches {d.extent} along {d.name}, at most {ENGINE_EXTENT}"
+        if d.extent * d.every > ENGINE_EXTENT:
+            return f"the box reaches {d.extent * d.every} along {d.name}, at most {ENGINE_EXTENT}"
         if d.size == 0:
             return f"{d.name} is empty"
     row = inner.extent * tensor.dtype.bytes

@@ -23,7 +23,7 @@ from transconv.schedule.counts import (
 )
 from transconv.schedule.packing import ROW_ALIGN
 from transconv.simplify import Facts, multiple_of, simplify
-from transconv.target import Target
+from transconv.target import Target, is_direct, triton_version
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
@@ -56,6 +56,9 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
     found = box_of(view, c, compute, stored=name == "c")
     if isinstance(found, str):
         return f"{name}=box: {found}"
+    if found.tensor.every and not is_direct():
+        return (f"{name}=box: it takes every so many-th position of {view.tensor.name}, Triton "
+                f"{triton_version()} has no such descriptors")
     if name == "c" and _cut_short(found, view, axis_facts(compute)):
         return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
                 "and TMA writes beyond them")
