@@ -31,8 +31,9 @@ _used: set[tuple[str, str]] = set()  # whose kernels are loaded
 def questions(name: str, direction: str, quick: bool, beside: Sequence[str]) -> list[Question]:
     """The plans of a layer for any size, then those for each size of ``beside`` alone."""
     layer, prop = _layer(name, quick), _layer(name, quick).prop(direction)
-    alone = [problem_at(layer, Size.parse(size), _dtype()) for size in beside]
-    return [*_registry(name, direction, quick).questions, *(compiler.question(p, prop, detect()) for p in alone)]
+    alone = [compiler.question(problem_at(layer, Size.parse(size), _dtype()), prop, detect())
+             for size in beside]
+    return [*_registry(name, direction, quick).questions, *alone]
 
 
 def measure(name: str, direction: str, quick: bool, sizes: Sequence[str], timed: Sequence[str],

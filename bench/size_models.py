@@ -81,9 +81,9 @@ def dynamic(side: str, quick: bool, workers: int) -> Row:
         with Compilations() as compilations:
             others, made = _each(compiled, images[1:])
     return {"case": "dynamic", "side": side, "sizes": len(images), "graphs": counter.frame_count,
-            "plans": "", "prepare_s": prepared, "first_ms": first[0], "worst_ms": max(others), "compiled": compilations.count,
-            "stalls": sum(t > STALL_MS for t in others), "later_ms": sum(others),
-            "far": _far(made, wanted[1:])}
+            "plans": "", "prepare_s": prepared, "first_ms": first[0], "worst_ms": max(others),
+            "compiled": compilations.count, "stalls": sum(t > STALL_MS for t in others),
+            "later_ms": sum(others), "far": _far(made, wanted[1:])}
 
 
 def _model(quick: bool) -> torch.nn.Sequential:

@@ -2,7 +2,8 @@
 
 cuDNN plans anew for each size, which takes milliseconds, and half a second for a depthwise layer: too
 long for thousands of sizes. Here the image, padded once, is cut out for each tap, and a product of
-matrices adds what the tap gives, in f32 or as tf32: products and sums of small whole numbers are exact in both.
+matrices adds what the tap gives, in f32 or as tf32: products and sums of small whole numbers are exact in
+both.
 """
 
 from __future__ import annotations
