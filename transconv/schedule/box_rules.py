@@ -11,7 +11,7 @@ from transconv.ir import Const, Expr, Tensor, Var
 from transconv.simplify import Facts, multiple_of, prove, simplify
 
 if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
+    from transconv.schedule.schedule import Block, Schedule
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
@@ -74,7 +74,7 @@ def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: 
                  stored: bool, facts: Facts) -> str | None:
     """None if the dimensions are legal for a box, else the reason in a few words."""
     return (_lanes(dims, schedule, compute) or _engine(dims, tensor, facts)
-            or _tails(dims, schedule, compute, stored, facts))
+            or _tails(dims, schedule, compute, tensor, stored, facts))
 
 
 def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
@@ -127,11 +127,22 @@ def _engine(dims: list[Dim], tensor: Tensor, facts: Facts) -> str | None:
     return None
 
 
-def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool,
+def _is_zero_beyond(block: Block, tensor: Tensor, compute: Compute, facts: Facts) -> bool:
+    """Whether the other factor is 0 beyond the end of a block's axis, because there its tensor ends. Then
+    what this one holds there adds nothing, unless it is no number: an infinity or NaN gives NaN. For given
+    sizes there are tiles that divide them, so this is for sizes that are arguments."""
+    if len(block.axes) > 1:
+        return False
+    others = [v for v in (compute.a, compute.b) if v is not None and v.tensor is not tensor]
+    return any(simplify(d.coord, facts) is Var(block.first) and simplify(n, facts) == whole(
+        compute, block.axes) for v in others for d, n in zip(v.dims, v.tensor.bounds, strict=True))
+
+
+def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor, stored: bool,
            facts: Facts) -> str | None:
     """A block that does not divide its axes reaches beyond their end. That is legal only if it is also
     beyond the end of the tensor, where the engine reads zeros and drops writes: otherwise a sum would
-    include, or a store overwrite, other elements."""
+    include, or a store overwrite, other elements. (A sum may if they are multiplied by 0.)"""
     for block in schedule.blocks:
         total = whole(compute, block.axes)
         kind = compute.kind(block.first)
@@ -139,6 +150,7 @@ def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool,
             continue
         name = Var("_".join(block.axes))
         for d in dims:
-            if d.moving is name and not (d.coord is name and simplify(d.length, facts) == total):
+            if d.moving is name and not (d.coord is name and simplify(d.length, facts) == total) and not (
+                    compute.named and kind == "K" and _is_zero_beyond(block, tensor, compute, facts)):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None
