@@ -277,8 +277,9 @@ def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
      "which is not a multiple of 16 bytes"),
     ("mb2?ic16ih6?oc16oh6kh1 dt=f16 tag=nchw", Prop.FWD, LAYERS[1][2], "not a multiple of 16 bytes"),
     (POINTWISE, Prop.BWD_W, LAYERS[4][2].replace("c=box", "split_k=4"), "boxes have no mask"),
-    ("mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.BWD_W,
-     "ic:16 oc:16 oh:2 ow:8 | mma | a=box b=box | stages=2 warps=4", "goes on beyond it")])
+    ("mb2?ic64ih6?oc64oh6kh3ph1 dt=f16 tag=nhwc", Prop.BWD_W,
+     "ic:64 oc:64 oh:2 ow:8 | mma | a=box b=box | split_k=2 programs=9 stages=2 warps=4 via=gluon",
+     "parts that may be empty")])
 def test_what_has_no_descriptor_is_refused(text: str, prop: Prop, schedule: str, reason: str) -> None:
     assert reason in (why_not(Schedule.parse(schedule), layer(text, prop), SM90) or "legal")
 

@@ -92,7 +92,7 @@ def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
     ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
     if c.unroll and ends:
         return f"sizes that are arguments: unroll=1, but the sum over {ends[0]} ends at one"
-    if c.unit == "mma" and ends and c.warps > FEW_WARPS:
+    if c.unit == "mma" and c.via == "tl" and ends and c.warps > FEW_WARPS:
         return (f"sizes that are arguments: the sum over {ends[0]} ends at one, and Triton 3.6 makes the "
                 f"matrix unit of {c.warps} warps wait in such a loop; expected at most {FEW_WARPS} warps")
     return None

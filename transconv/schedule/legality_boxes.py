@@ -96,8 +96,9 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
         return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts whose last steps "
                 "may be beyond it, and boxes have no mask")
     if c.split_k > 1 and ends and c.programs:
-        return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts that may be empty, "
-                f"after which the next one of a program (programs={c.programs}) would meet a full ring")
+        return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts that may be "
+                f"empty, after which the next one of a program (programs={c.programs}) would meet a full "
+                "ring")
     if c.split_k > 1 and k_steps(c, compute) % c.split_k and c.via == "tl":
         return f"split_k={c.split_k} does not divide the {k_steps(c, compute)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
