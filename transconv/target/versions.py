@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from importlib.metadata import PackageNotFoundError, version
 
-DIRECT = "3.6."  # the release whose launch function is called, and whose descriptors are encoded, directly
+DIRECT = "3.6."
+"""The release of Triton whose launch function is called, and whose descriptors are encoded, directly."""
 
 
 def is_direct() -> bool:
