@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import lru_cache
 from math import lcm, log, sqrt
+from typing import cast
 
 from transconv.compute import Compute
 from transconv.cost import AtSizes, spills
@@ -47,9 +49,9 @@ def at_several(schedules: list[Schedule], compute: Compute, target: Target) -> l
 
 def around(sizes: Sizes) -> Iterator[tuple[int, ...]]:
     """Sizes that meet the requirements, none of them further than ``REACH`` from the example's."""
-    divided = [m for r in sizes.where for m in find(r, Mod) if isinstance(m.b, Const)]
-    share = lcm(*(int(m.b.value) for m in divided))
-    shared = {v.name for m in divided for v in free_vars(m)}
+    divisors = {m: int(m.b.value) for r in sizes.where for m in find(r, Mod) if isinstance(m.b, Const)}
+    share = lcm(*divisors.values())
+    shared = {v.name for m in divisors for v in free_vars(m)}
     for turn in range(1, COUNT + 1):
         drawn = {}
         for place, (name, like) in enumerate(sizes.like.items(), 1):
@@ -60,6 +62,9 @@ def around(sizes: Sizes) -> Iterator[tuple[int, ...]]:
             yield tuple(drawn.values())
 
 
+_counting = lru_cache(maxsize=256)(values_of)  # schedules with one tile have the same counts
+
+
 def _kind(schedule: Schedule, compute: Compute, target: Target) -> tuple[bool, bool]:
     return too_long(schedule, compute, target), bool(spills(schedule, compute, target))
 
@@ -68,5 +73,6 @@ def _mean(schedule: Schedule, compute: Compute, target: Target, sizes: list[tupl
     """The mean of the logarithms of the estimates."""
     assert compute.named is not None
     at = AtSizes(schedule, compute, target)
-    counts = values_of(at.counts, compute.named.names)
-    return sum(log(float(at.us(*counts(*drawn)))) for drawn in sizes) / len(sizes)  # type: ignore[arg-type]
+    counts = _counting(at.counts, compute.named.names)
+    us = [cast(float, at.us(*counts(*drawn))) for drawn in sizes]
+    return sum(map(log, us)) / len(us)
