@@ -12,6 +12,7 @@ import pytest
 
 import transconv
 from transconv.backend_triton import (
+    Miscompiled,
     Resources,
     SizedLauncher,
     compile_offline,
@@ -224,8 +225,26 @@ def test_the_driver_gets_steps_and_what_they_reach(monkeypatch: pytest.MonkeyPat
     descriptors._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
     assert asked == [id(made) + 128, 10, 4, 4096, [64, 9, 7, 3], [128, 1152, 8064], [64, 16, 8, 1],
                      [1, 2, 2, 1], 0, 3, 2, 0]
-    with pytest.raises(RuntimeError, match="returned 1 for a tensor of"):
+    with pytest.raises(descriptors.NotEncoded, match="returned 1 for a tensor of"):
         descriptors._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
+
+
+def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is known to be wrong: what runs first results takes the next best schedule."""
+    run = built(1)[1].steps[0].launcher
+
+    def encoding(meta: Any, box: Any) -> Any:
+        def encode(address: int, lying: Any) -> list[Any]:
+            raise descriptors.NotEncoded("the driver said 1")
+        return encode
+
+    monkeypatch.setattr(launch, "encoding", encoding)
+    monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: None, "xyz"))
+    start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
+    with pytest.raises(Miscompiled, match="the driver said 1") as told:
+        start(7, (2, 5, 6), tensors, "stream")
+    assert told.value.function == run.function
 
 
 MERGED = "g8mb2?ic32ih6?oc32oh6kh3ph1 dt=f16 tag=nhwc"

@@ -94,27 +94,31 @@ def encoding(meta: Mapping[str, Any], box: Tensor) -> Encode:
     return encode
 
 
+class NotEncoded(RuntimeError):
+    """A descriptor that the driver refuses."""
+
+
 MAP_BYTES = 128  # of a CUtensorMap, the last ones of Triton's object
 LINES_OF_128 = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, as Triton has it
 
 
 def _step(made: Any, address: int, fixed: tuple[Any, ...], lying: Lying, every: tuple[int, ...]) -> None:
     """Encode a descriptor again, whose boxes take every so many-th position: a box then reaches over all
-    positions between them. Raises RuntimeError if the driver refuses it."""
+    positions between them. Raises NotEncoded if the driver refuses it."""
     swizzle, size, elements, box = fixed
     shape, strides = (each[::-1] for each in lying)  # innermost first
     rank, steps = len(shape), every[::-1]
     ends = type(made).__basicsize__
     if ends != 2 * MAP_BYTES:  # a header, padded to that many bytes, and the descriptor
-        raise RuntimeError(f"Triton's object for a descriptor has {ends} bytes, expected {2 * MAP_BYTES}")
+        raise NotEncoded(f"Triton's object for a descriptor has {ends} bytes, expected {2 * MAP_BYTES}")
     reach = [n * step for n, step in zip(box[::-1], steps, strict=True)]
     code = _driver().cuTensorMapEncodeTiled(
         c_void_p(id(made) + ends - MAP_BYTES), elements, rank, c_void_p(address),
         (c_uint64 * rank)(*shape), (c_uint64 * (rank - 1))(*[size * n for n in strides[1:]]),
         (c_uint32 * rank)(*reach), (c_uint32 * rank)(*steps), 0, swizzle, LINES_OF_128, 0)
     if code:
-        raise RuntimeError(f"cuTensorMapEncodeTiled returned {code} for a tensor of {lying[0]} elements, "
-                           f"{lying[1]} apart, in boxes of {box}, every {every}")
+        raise NotEncoded(f"cuTensorMapEncodeTiled returned {code} for a tensor of {lying[0]} elements, "
+                         f"{lying[1]} apart, in boxes of {box}, every {every}")
 
 
 @cache

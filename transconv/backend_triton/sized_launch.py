@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.backend_triton.descriptors import Lying, lying
+from transconv.backend_triton.descriptors import Lying, NotEncoded, lying
+from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch import (
     INTERPRETER,
@@ -189,9 +190,12 @@ class _Start:
                        *given, *sizes)
             return
         pointers, _ = addresses(tensors)
+        try:
+            given = self.encoder(sizes)(pointers) if self.boxed else pointers
+        except NotEncoded as error:  # the next best schedule takes this one's place
+            raise Miscompiled(self.launcher.function, str(error)) from error
         self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
-                 kernel.packed_metadata, None, None, None,
-                 *(self.encoder(sizes)(pointers) if self.boxed else pointers), *sizes)
+                 kernel.packed_metadata, None, None, None, *given, *sizes)
 
     def encoder(self, sizes: tuple[int, ...]) -> Encoder:
         """The encoder of the boxes' descriptors for these sizes."""
