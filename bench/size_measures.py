@@ -1,8 +1,7 @@
-"""What the children of ``python -m bench sizes`` measure, a function for each group of processes."""
+"""What the child of ``python -m bench sizes`` that has the GPU measures, and the plans that it needs."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -13,39 +12,38 @@ import transconv
 from bench import reference
 from bench.size_calls import Compilations, Subject, host_us, same, switched
 from bench.size_layers import Size, chosen, problem_at
+from bench.size_reference import exact_sums
 from transconv.backend_triton import SizedLauncher
-from transconv.conv import Compiled, ConvProblem, Epilogue, Layer, Registry
+from transconv.conv import Compiled, ConvProblem, Epilogue, Layer, Registry, compiler
 from transconv.errors import TransconvError
+from transconv.runtime import Question
 from transconv.target import detect
 from transconv.tuning.table import Row
 from transconv.tuning.timing import Clock
-from transconv.verify.case import Case, device, warm
+from transconv.verify.case import Case, device, synchronize
 from transconv.verify.timed import OfProblem
 
-CALLS = 8  # of a size; the last of them are later ones
-LATER = 4
+LATER = 4  # calls of a size after the first
 _registries: dict[tuple[str, str], Registry] = {}
+_used: set[tuple[str, str]] = set()  # whose kernels are loaded
 
 
-def compile_plans(name: str, direction: str, quick: bool, size: str = "") -> Row:
-    """Compile the plans of a layer for any size; with a size, the plan for it alone."""
-    layer, start = _layer(name, quick), time.perf_counter()
-    if size:
-        p = problem_at(layer, Size.parse(size), _dtype())
-        plans = [Case(p, layer.prop(direction)).plan()]
-    else:
-        plans = _plans(_registry(name, direction, quick))
-    if device() == "cuda":
-        for plan in plans:
-            warm(plan)
-    return {"seconds": time.perf_counter() - start}
+def questions(name: str, direction: str, quick: bool, beside: Sequence[str]) -> list[Question]:
+    """The plans of a layer for any size, then those for each size of ``beside`` alone."""
+    layer, prop = _layer(name, quick), _layer(name, quick).prop(direction)
+    alone = [compiler.question(problem_at(layer, Size.parse(size), _dtype()), prop, detect())
+             for size in beside]
+    return [*_registry(name, direction, quick).questions, *alone]
 
 
 def measure(name: str, direction: str, quick: bool, sizes: Sequence[str], timed: Sequence[str],
             beside: Sequence[str], budget_ms: float) -> Row:
-    """A row for each size: whether its result is exact, and host times; of those in ``timed`` device times
-    of ours and of cuDNN's heuristics; of those in ``beside`` also of the kernel for this size and of
-    cuDNN's benchmark."""
+    """A row for each size: whether its result is exact, and host times; of those in ``timed`` host and
+    device times beside cuDNN's heuristics; of those in ``beside`` also beside the kernel for this size and
+    cuDNN's benchmark. Without sizes torch and the GPU are made ready."""
+    synchronize()
+    if not sizes:
+        return {"rows": []}
     subject = Subject(_layer(name, quick), direction)
     reference.settings(tf32=False, benchmark=False)
     rows = []
@@ -54,7 +52,7 @@ def measure(name: str, direction: str, quick: bool, sizes: Sequence[str], timed:
         _first_uses(subject, registry)
         for text in sizes:
             p = problem_at(subject.layer, Size.parse(text), _dtype())
-            row = {"size": text, **_called(subject, registry, p)}
+            row = {"size": text, **_called(subject, registry, p, text in timed)}
             if text in timed:
                 row |= _device_times(subject, registry, p, text in beside, budget_ms)
             rows.append(row)
@@ -88,8 +86,12 @@ def _plans(registry: Registry) -> list[Compiled]:
 
 def _first_uses(subject: Subject, registry: Registry) -> None:
     """Make the layer's plans, and on a GPU call it at the size that each was made for: kernels are loaded,
-    and first results checked."""
+    and first results checked. Once in a process."""
     _plans(registry)
+    about = subject.layer.name, subject.direction
+    if about in _used:
+        return
+    _used.add(about)
     for question in registry.questions:
         like = question.workload.problem
         p = subject.layer.problem(_dtype()).at(like.mb, like.i, like.o)
@@ -104,26 +106,26 @@ def _loaded(registry: Registry) -> int:
                for s in steps)
 
 
-def _called(subject: Subject, registry: Registry, p: ConvProblem) -> Row:
-    """One size for the first time, and again."""
-    given = subject.operands(p, 1)
+def _called(subject: Subject, registry: Registry, p: ConvProblem, timed: bool) -> Row:
+    """One size for the first time, and again; with cuDNN's calls if ``timed``."""
+    given, found = subject.operands(p, 1), {}
     ours, torchs = (subject.call(side, p, given) for side in ("ours", "torch"))
-    their_first, theirs = host_us(torchs)  # its result's memory is also what ours will take
-    theirs_later = [host_us(torchs)[0] for _ in range(LATER)] if device() == "cuda" else []
+    torch.empty_like(given[subject.prop.result])  # leaves memory that the result will take
+    if timed:
+        found["cudnn_first_us"], _ = host_us(torchs)
+        if device() == "cuda":
+            found["cudnn_later_us"] = median(host_us(torchs)[0] for _ in range(LATER))
     transconv.stats(reset=True)
     loaded = _loaded(registry)
     with Compilations() as compilations:
         first, result = host_us(ours)
-    count = CALLS if device() == "cuda" else 1
-    later = [host_us(ours)[0] for _ in range(count)]
+    later = [host_us(ours)[0] for _ in range(LATER if device() == "cuda" else 1)]
     counted = transconv.stats(reset=True)
     elsewhere = counted.total - sum(n for what, n in counted.native.items() if what.endswith("any size"))
-    found = {"wrong": same(subject, p, given, result, theirs), "compiled": compilations.count,
-             "first_use": int(_loaded(registry) > loaded), "elsewhere": elsewhere,
-             "kernels": sum(len(plan.steps) for plan in _plans(registry)),
-             "first_us": first, "later_us": median(later[-LATER:]), "cudnn_first_us": their_first}
-    if theirs_later:
-        found["cudnn_later_us"] = median(theirs_later)
+    found |= {"wrong": same(result, exact_sums(p, subject.prop, given)), "compiled": compilations.count,
+              "first_use": int(_loaded(registry) > loaded), "elsewhere": elsewhere,
+              "kernels": sum(len(plan.steps) for plan in _plans(registry)),
+              "first_us": first, "later_us": median(later)}
     try:
         sizes = (p.mb, *p.i)
         taken = registry.choose(sizes, "now")

@@ -2,9 +2,10 @@
 the kernels for these sizes and cuDNN. ``<gpu>_sizes.csv`` has a row for each layer, direction and size,
 ``<gpu>_size_models.csv`` one for each side of six OCR layers and of a graph with symbolic sizes.
 
-First processes compile, then children of one process a group measure, each with a time limit; rows are
-written as they come, and a repeated run skips those that are there. ``--quick`` runs small layers in
-Triton's interpreter, where times say nothing.
+Processes without a GPU compile the plans of one layer and direction after another; what has all of its
+plans is measured meanwhile, by a process of its own. Results are compared with exact sums
+(size_reference.py). Rows are written as they come, and a repeated run skips those that are there.
+``--quick`` runs small layers in Triton's interpreter, where times say nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from bench import environment
 from bench.issues import short
 from bench.size_layers import Size, allowed, chosen, chunks, drawn
 from bench.size_table import models_table, sizes_table
 from transconv.cli import ranges
-from transconv.conv import DIRECTIONS, Layer
+from transconv.conv import DIRECTIONS
+from transconv.runtime.readiness import compiles
 from transconv.tuning.table import Row, Table
 from transconv.verify.pool import Group, Pool, Task
 
@@ -36,9 +38,10 @@ MODEL_COLUMNS = ("case", "side", "sizes", "plans", "graphs", "prepare_s", "first
                  "later_ms", "later_worst_ms", "compiled", "native", "far", "device", "torch", "triton",
                  "commit")
 MODEL_KEY = ("case", "side", "device")
-SIDES = (("ocr", "torch heuristics"), ("ocr", "torch benchmark"), ("ocr", "prepared"),
-         ("ocr", "background"), ("dynamic", "ours"))
-COMPILING = 0.4  # of the time limit, at most, before measurements begin
+SIDES = (("ocr", "prepared"), ("dynamic", "prepared"), ("ocr", "torch heuristics"),
+         ("ocr", "torch benchmark"), ("ocr", "background"))
+Pair = tuple[str, str]
+"""A layer's name and a direction."""
 MODELS_S = 90.0  # kept for the sides of models, at most a quarter of the limit
 
 
@@ -48,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         help="sizes for each layer (default: 200, with --quick 3)")
     parser.add_argument("--seed", type=ranges.at_least(0), default=1, help="of the draws")
     parser.add_argument("--timed", type=ranges.at_least(0), default=40,
-                        help="how many of the sizes are timed on the device (default: 40)")
+                        help="how many of the sizes are timed, beside cuDNN (default: 40)")
     parser.add_argument("--share", type=ranges.at_least(0), default=8,
                         help="how many of these beside a kernel of their own and cuDNN's benchmark")
     parser.add_argument("--only", default="", metavar="WORDS", help="only layers with one of these words, "
@@ -85,22 +88,14 @@ class Run:
         self.models = Table(out / f"{name}_size_models.csv", MODEL_COLUMNS, MODEL_KEY)
         self.layers = [] if options.only == "models" else chosen(options.quick, options.only)
         self.sizes = {x.name: drawn(x, options.count, options.seed, options.quick) for x in self.layers}
-        self.lost = 0
+        self.lost = self.measured = 0
         on_cpu = versions["device"] == "cpu"
         self.variables = environment.worker_environment(options.cache) | (
             {"OMP_NUM_THREADS": environment.threads()} if on_cpu else {})
 
     def go(self) -> int:
-        compiling = [] if self.options.quick else list(self.compilations())
-        if compiling:
-            pool = Pool({"compile": Group("bench.size_measures:compile_plans", self.options.workers,
-                                          self.variables)})
-            self.drain(pool, compiling, COMPILING * self.left(), "compiled")
-        kept = min(MODELS_S, self.left() / 4)
-        measuring = list(self.measurements())
-        if measuring:
-            pool = Pool({"measure": Group("bench.size_measures:measure", 1, self.variables)})
-            self.drain(pool, measuring, self.left() - kept, "measured")
+        if pairs := dict(self.todo()):
+            self.measure_layers(pairs)
         self.measure_models()
         print(f"{len(self.table.rows)} rows are in {self.table.path}\n\n{sizes_table(self.table.rows)}\n\n"
               f"{models_table(self.models.rows)}", flush=True)
@@ -113,76 +108,102 @@ class Run:
     def left(self) -> float:
         return max(1.0, self.end - time.monotonic())
 
-    def todo(self) -> Iterator[tuple[Layer, str, list[Size]]]:
+    def todo(self) -> Iterator[tuple[Pair, list[Size]]]:
         """Layers and directions with the sizes that have no row yet."""
         for layer in self.layers:
             for direction in self.options.props.split(","):
                 about = {"layer": layer.name, "direction": direction, "device": self.versions["device"]}
                 left = [s for s in self.sizes[layer.name] if not self.table.has({**about, "size": s})]
                 if left:
-                    yield layer, direction, left
+                    yield (layer.name, direction), left
 
-    def beside(self, layer: Layer) -> list[str]:
+    def beside(self, name: str) -> list[str]:
         """The sizes that get a kernel of their own: they are drawn like all others, and come first."""
-        return [str(s) for s in self.sizes[layer.name][:self.options.share]]
+        return [str(s) for s in self.sizes[name][:self.options.share]]
 
-    def compilations(self) -> Iterator[Task]:
-        """Plans for any size first, then those for one."""
-        quick, limit = self.options.quick, self.options.task_limit
-        todo = list(self.todo())
-        for layer, direction, _ in todo:
-            yield Task("compile", {"name": layer.name, "direction": direction, "quick": quick}, limit)
-        for layer, direction, sizes in todo:
-            for size in {*self.beside(layer)} & {str(s) for s in sizes}:
-                yield Task("compile", {"name": layer.name, "direction": direction, "quick": quick,
-                                       "size": size}, limit)
+    def compilations(self, pairs: dict[Pair, list[Size]]) -> Iterator[Task]:
+        """A task for each plan, pair after pair."""
+        from bench.size_measures import questions
 
-    def measurements(self) -> Iterator[Task]:
-        """The first chunk of every layer and direction, then the second ones: where time is short, all
-        have rows."""
-        found: list[tuple[int, Task]] = []
-        for layer, direction, sizes in self.todo():
-            timed = [str(s) for s in self.sizes[layer.name][:self.options.timed]]
-            for at, piece in enumerate(chunks(sizes, self.options.chunk)):
-                payload = {"name": layer.name, "direction": direction, "quick": self.options.quick,
-                           "sizes": [str(s) for s in piece], "timed": timed,
-                           "beside": self.beside(layer), "budget_ms": self.options.budget_ms}
-                found.append((at, Task("measure", payload, self.options.task_limit)))
-        yield from (task for _, task in sorted(found, key=lambda f: f[0]))
+        for (name, direction), sizes in pairs.items():
+            alone = [s for s in self.beside(name) if s in map(str, sizes)]
+            for question in questions(name, direction, self.options.quick, alone):
+                if compiles(question.target):
+                    yield Task("compile", {"job": question.job, "name": name, "direction": direction},
+                               self.options.task_limit)
 
-    def drain(self, pool: Pool, tasks: list[Task], budget_s: float, did: str) -> None:
-        """Run tasks, keep their rows, and say how far it is."""
-        began, kinds = time.monotonic(), {x.name: x.kind for x in self.layers}
-        print(f"{len(tasks)} tasks in at most {budget_s:.0f} s", flush=True)
-        for done, (task, answer) in enumerate(pool.run(tasks, budget_s), 1):
-            about = task.payload
-            if error := answer.get("error"):
-                self.lost += error != "out of budget"
-                print(f"not {did}: {about['name']} {about['direction']}: {error}", flush=True)
-            for row in answer.get("rows", ()):
-                head = {"layer": about["name"], "kind": kinds[about["name"]],
-                        "direction": about["direction"], "seed": self.options.seed}
-                self.table.add({**head, **row, **self.versions})
-            spent = time.monotonic() - began
-            left = min(spent / done * (len(tasks) - done), budget_s - spent)
-            print(f"{did} {about['name']} {about['direction']}: {done} of {len(tasks)}, {spent:.0f} s, "
-                  f"about {max(0.0, left):.0f} s left", flush=True)
+    def measurements(self, pair: Pair, sizes: list[Size]) -> Iterator[Task]:
+        """The chunks of a pair, one after another."""
+        name, direction = pair
+        timed = [str(s) for s in self.sizes[name][:self.options.timed]]
+        for piece in chunks(sizes, self.options.chunk):
+            yield Task("measure", {
+                "name": name, "direction": direction, "quick": self.options.quick,
+                "sizes": [str(s) for s in piece], "timed": timed, "beside": self.beside(name),
+                "budget_ms": self.options.budget_ms}, self.options.task_limit)
+
+    def measure_layers(self, pairs: dict[Pair, list[Size]]) -> None:
+        """Compile and measure. A pair is measured when its last plan is there, a chunk of sizes after one
+        of another pair: where time is short, all have rows."""
+        compiling = list(self.compilations(pairs))
+        left = Counter((task.payload["name"], task.payload["direction"]) for task in compiling)
+        waiting = {pair: self.measurements(pair, sizes) for pair, sizes in pairs.items()}
+        workers = self.options.workers
+        pool = Pool({"compile": Group("bench.size_compiles:compiled", workers, self.variables),
+                     "measure": Group("bench.size_measures:measure", 1, self.variables)})
+        ready: Iterator[Task] = (task for pair in pairs if not left[pair]
+                                 for task in [next(waiting[pair])])
+        first = Task("measure", {"name": "", "direction": "", "quick": self.options.quick, "sizes": [],
+                                 "timed": [], "beside": [], "budget_ms": 0}, self.options.task_limit)
+        budget_s = self.left() - min(MODELS_S, self.left() / 4) * (not self.options.only)
+        print(f"{len(compiling)} plans of {len(pairs)} pairs of layer and direction, in at most "
+              f"{budget_s:.0f} s", flush=True)
+        for task, answer in pool.run([*compiling, first, *ready], budget_s):
+            pair = task.payload["name"], task.payload["direction"]
+            self.keep(task, answer, pairs)
+            if task.group == "compile":
+                left[pair] -= 1
+            if pair in waiting and not left[pair] and (then := next(waiting[pair], None)):
+                pool.add(then)
+
+    def keep(self, task: Task, answer: Row, pairs: dict[Pair, list[Size]]) -> None:
+        """Add the rows of a task, and say how far it is."""
+        about, kinds = task.payload, {x.name: x.kind for x in self.layers}
+        who = f"{about['name']} {about['direction']}"
+        if error := answer.get("error"):
+            self.lost += error != "out of budget"
+            print(f"not {task.group}d: {who}: {error}", flush=True)
+        for row in answer.get("rows", ()):
+            head = {"layer": about["name"], "kind": kinds[about["name"]], "direction": about["direction"],
+                    "seed": self.options.seed}
+            self.table.add({**head, **row, **self.versions})
+        if rows := len(answer.get("rows", ())):
+            wanted = sum(map(len, pairs.values()))
+            self.measured += rows
+            print(f"measured {who}: {self.measured} of {wanted} sizes, {self.left():.0f} s left",
+                  flush=True)
 
     def measure_models(self) -> None:
-        """Each side in a process of its own, with empty caches."""
+        """Each side in a process of its own, with caches that are empty, or that it shares with others of
+        its name."""
         todo = [(case, side) for case, side in SIDES if not self.models.has(
             {"case": case, "side": side, "device": self.versions["device"]})]
-        for case, side in todo if self.options.only in ("", "models") else ():
-            payload = {"side": side, "quick": self.options.quick, "workers": self.options.workers}
-            with tempfile.TemporaryDirectory(prefix="bench-sizes-") as place:
-                group = Group(f"bench.size_models:{case}", 1, self.variables | {
-                    "TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"})
-                limit: Any = max(5.0, self.left())
-                for _, answer in Pool({case: group}).run([Task(case, payload, limit)], limit):
-                    if error := answer.get("error"):
-                        self.lost += error != "out of budget"
-                        print(f"not measured: {case} {side}: {error}", flush=True)
-                        continue
-                    self.models.add({**answer, **self.versions})
-                    print(f"measured {case} {side}: first calls {answer['first_ms']:.1f} ms, worst "
-                          f"{answer['worst_ms']:.1f} ms", flush=True)
+        if self.options.only not in ("", "models"):
+            return
+        with tempfile.TemporaryDirectory(prefix="bench-sizes-") as place:
+            for case, side in todo:
+                self.measure_model(case, side, Path(place) / side.replace(" ", "_"))
+
+    def measure_model(self, case: str, side: str, place: Path) -> None:
+        payload = {"side": side, "quick": self.options.quick, "workers": self.options.workers}
+        group = Group(f"bench.size_models:{case}", 1, self.variables | {
+            "TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"})
+        limit = max(5.0, self.left())
+        for _, answer in Pool({case: group}).run([Task(case, payload, limit)], limit):
+            if error := answer.get("error"):
+                self.lost += error != "out of budget"
+                print(f"not measured: {case} {side}: {error}", flush=True)
+                continue
+            self.models.add({**answer, **self.versions})
+            print(f"measured {case} {side}: first calls {answer['first_ms']:.1f} ms, worst "
+                  f"{answer['worst_ms']:.1f} ms, {self.left():.0f} s left", flush=True)

@@ -90,7 +90,7 @@ def test_a_start_has_nothing_left_to_decide(gathered: Registry, monkeypatch: pyt
     monkeypatch.setattr(step.launcher, "count", lambda *_: pytest.fail("the grid is computed again"))
     run(*(SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)))
     ((grid, *rest),) = started
-    assert grid == 3 * -(-20 * 30 // 16) * (64 // 16) and str(step.schedule).startswith("oh.ow:16 oc:16")
+    assert grid == 3 * -(-20 * 30 // 32) * (64 // 16) and str(step.schedule).startswith("oh.ow:32 oc:16")
     assert rest == [1, 1, "stream 0", "f", False, False, None, None, "p", None, None, None,
                     16, 32, 48, 3, 20, 30]
 

@@ -11,14 +11,24 @@ from typing import Any
 import pytest
 
 import transconv
-from transconv.backend_triton import Resources, SizedLauncher, compile_offline, launch, sized_launch
+from transconv.backend_triton import (
+    Miscompiled,
+    Resources,
+    SizedLauncher,
+    compile_offline,
+    descriptors,
+    launch,
+    sized_launch,
+)
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
-from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute
+from transconv.cost import AtSizes, estimate
+from transconv.errors import Unsupported
+from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at
 from transconv.runtime import Plan, build_compute, kept
-from transconv.schedule import Schedule, why_not
+from transconv.schedule import Schedule, legality_boxes, why_not
 from transconv.selection import heuristics
-from transconv.target import Target
+from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
 from transconv.verify.case import executable
 from transconv.verify.computation import Case
@@ -122,6 +132,147 @@ def test_planes_of_an_odd_size_are_refused() -> None:
         Case(free.at(**drawn)).interpreted(plan.steps[0].kernel.at(drawn))
 
 
+STRIDED = "mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc"
+STEPPED = (  # a step of 2, of 3 with a dilation, along one of two dimensions, in three dimensions, a sum
+    (STRIDED, Prop.FWD, "oh:4 ow:8 oc:16 ic:16 | mma | a=box b=box | c=box swap=1 stages=2 warps=4"),
+    ("mb2?ic16ih19?oc16oh5kh3sh3ph1dh1 dt=f16 tag=nhwc", Prop.FWD,
+     "mb:2 oh:2 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
+    ("mb2?ic16ih7?iw7?oc16oh7ow4kh3kw3sw2ph1pw1 dt=bf16 tag=nhwc", Prop.FWD,
+     "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
+    ("mb2?ic16id5?ih5?iw5?oc16od3oh3ow3kd3kh3kw3sd2sh2sw2pd1ph1pw1 dt=bf16 tag=axb", Prop.FWD,
+     "od:2 oh:2 ow:4 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4"),
+    ("mb2?ic64ih9?oc64oh5kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
+     "oh:4 ow:16 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs=3 stages=2 warps=4 via=gluon"))
+
+
+@pytest.mark.skipif(not is_direct(), reason="this release of Triton has no such descriptors")
+@pytest.mark.parametrize(("text", "prop", "schedule"), STEPPED)
+def test_boxes_take_every_second_position(text: str, prop: Prop, schedule: str) -> None:
+    """Of even and odd sizes, the least first, with one kernel."""
+    compute = layer(text, prop)
+    assert why_not(Schedule.parse(schedule), compute, SM90) is None
+    kernel = build_compute(compute, SM90, Schedule.parse(schedule)).steps[0].kernel
+    (src,) = (t for t in kernel.params if t.every)
+    assert src.name == "src" and max(src.every) > 1 and not src.planes
+    for drawn in sizes.drawn(compute, 6):
+        judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+        assert not judged.problem, (drawn, judged.problem)
+
+
+def stepped() -> tuple[Compute, Plan]:
+    compute = layer(*STEPPED[0][:2])
+    return compute, build_compute(compute, SM90, Schedule.parse(STEPPED[0][2]))
+
+
+@pytest.mark.skipif(not is_direct(), reason="as above")
+def test_a_box_that_forgets_its_step_is_found_out() -> None:
+    """Planted: the kernel of a descriptor in steps of 1."""
+    compute, plan = stepped()
+    kernel, drawn = plan.steps[0].kernel, {"MB": 1, "IH": 7, "IW": 8}
+    near = {t: replace(t, every=()) for t in kernel.params}
+    boxes = {x: replace(x, tensor=near[x.tensor]) for x in find(kernel, BoxLoad)}
+    wrong = replace(kernel, params=tuple(near.values()), body=substitute(kernel.body, boxes))
+    assert Case(compute.at(**drawn)).interpreted(wrong.at(drawn)).problem
+
+
+@pytest.mark.skipif(not is_direct(), reason="as above")
+def test_stepped_boxes_are_read_back_and_lie_on_disk(monkeypatch: pytest.MonkeyPatch,
+                                                     tmp_path: Path) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    compute, plan = stepped()
+    for stage, kernel in transconv.lower(compute, STEPPED[0][2], "sm_90"):
+        assert Kernel.parse(str(kernel)) is kernel, stage
+    step = plan.steps[0]
+    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0)
+    assert again.launcher.boxes == step.launcher.boxes
+    assert [b[0].every for b in step.launcher.boxes if b and b[0].every] == [(1, 2, 2, 1)]
+    assert "in boxes of [1, 4, 8, 16] of every [1, 2, 2, 1]" in step.source
+
+
+@pytest.mark.skipif(not is_direct(), reason="as above")
+def test_what_cannot_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter and its own launch, which would fetch neighbours, and other releases."""
+    compute, plan = stepped()
+    run = plan.steps[0].launcher
+    assert isinstance(run, SizedLauncher)
+    with pytest.raises(Unsupported, match=r"every \[1, 2, 2, 1\] position of src, which Triton's interp"):
+        Case(compute.at(MB=1, IH=5, IW=5)).launched(plan, "cpu")
+    monkeypatch.setattr(sized_launch, "entry", lambda *_: None)
+    with pytest.raises(Unsupported, match="Triton's own launch cannot"):
+        sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    monkeypatch.setattr(legality_boxes, "is_direct", lambda: False)
+    reason = legality_boxes.why_not_a(Schedule.parse(STEPPED[0][2]), compute, SM90)
+    assert reason is not None and "has no such descriptors" in reason
+
+
+class Map:
+    """As large as what Triton makes for a descriptor: 128 bytes with a header, and the driver's 128."""
+
+    __slots__ = tuple(f"word{n}" for n in range(30))
+
+
+def test_the_driver_gets_steps_and_what_they_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Innermost first; a box reaches over the positions between those that it takes."""
+    asked: list[Any] = []
+
+    def encode(*given: Any) -> int:
+        asked.extend([*x] if hasattr(x, "_length_") else getattr(x, "value", x) for x in given)
+        return int(len(asked) > 12)
+
+    monkeypatch.setattr(descriptors, "_driver", lambda: SimpleNamespace(cuTensorMapEncodeTiled=encode))
+    made = Map()
+    lying = (3, 7, 9, 64), (7 * 9 * 64, 9 * 64, 64, 1)
+    descriptors._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
+    assert asked == [id(made) + 128, 10, 4, 4096, [64, 9, 7, 3], [128, 1152, 8064], [64, 16, 8, 1],
+                     [1, 2, 2, 1], 0, 3, 2, 0]
+    with pytest.raises(descriptors.NotEncoded, match="returned 1 for a tensor of"):
+        descriptors._step(made, 4096, (3, 2, 10, [1, 4, 8, 64]), lying, (1, 2, 2, 1))
+
+
+def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is known to be wrong: what runs first results takes the next best schedule."""
+    run = built(1)[1].steps[0].launcher
+
+    def encoding(meta: Any, box: Any) -> Any:
+        def encode(address: int, lying: Any) -> list[Any]:
+            raise descriptors.NotEncoded("the driver said 1")
+        return encode
+
+    monkeypatch.setattr(launch, "encoding", encoding)
+    monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: None, "xyz"))
+    start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
+    with pytest.raises(Miscompiled, match="the driver said 1") as told:
+        start(7, (2, 5, 6), tensors, "stream")
+    assert told.value.function == run.function
+
+
+MERGED = "g8mb2?ic32ih6?oc32oh6kh3ph1 dt=f16 tag=nhwc"
+
+
+@pytest.mark.parametrize(("prop", "schedule"), [
+    (Prop.FWD, "oh:4 ow:8 oc:32 ic:32 | mma | a=box b=gather | c=box merge=8 swap=1 stages=2 warps=4"),
+    (Prop.BWD_D, "mb.ih.iw:32 ic:16 oc:16 | mma | a=gather b=gather | merge=4 stages=2 warps=4"),
+    (Prop.BWD_W, "ic:16 oc:16 mb.oh.ow:32 | mma | a=gather b=gather | merge=4 stages=2 warps=4")])
+def test_groups_are_merged(prop: Prop, schedule: str) -> None:
+    compute = layer(MERGED, prop)
+    kernel = build_compute(compute, SM90, Schedule.parse(schedule)).steps[0].kernel
+    for drawn in sizes.drawn(compute, 4):
+        judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+        assert not judged.problem, (drawn, judged.problem)
+
+
+def test_estimates_count_the_tiles_of_merged_groups() -> None:
+    """They are the model's own for the size."""
+    words = "oh:4 ow:8 oc:32 ic:32 | mma | a=gather b=gather | merge=8 stages=2 warps=4"
+    compute, schedule = layer(MERGED, Prop.FWD), Schedule.parse(words)
+    found = AtSizes(schedule, compute, SM90)
+    for drawn in ({"MB": 8, "IH": 56, "IW": 56}, {"MB": 3, "IH": 99, "IW": 17}):
+        counts = [value_at(c, drawn) for c in found.counts]
+        at = estimate(schedule, replace(compute.at(**drawn)), SM90)
+        assert found.us(*counts) == pytest.approx(at, rel=0.02), drawn
+
+
 def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
     """Planted: descriptors of the example for all sizes."""
     compute, plan = built(0)
@@ -136,14 +287,18 @@ def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("text, prop, schedule, reason", [
-    ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD, LAYERS[1][2],
-     "src_2 as oh*2 + kh - 1, a box steps by 1 and IH is no multiple of 2"),
+    ("mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc", Prop.FWD,
+     "mb:1 oh:256 ow:1 oc:16 ic:16 | mma | a=box b=box | swap=1 stages=2 warps=4",
+     "the box reaches 512 along src_2, at most 256"),
+    ("mb2?ic16ih19?oc16oh2kh3sh9ph1 dt=f16 tag=nhwc", Prop.FWD, LAYERS[1][2],
+     "src_2 as oh*9 + kh - 1, a box steps by 1 and IH is no multiple of 9"),
     ("mb2?ic20ih6?oc16oh6kh1 dt=f16 tag=nhwc", Prop.FWD, LAYERS[0][2],
      "which is not a multiple of 16 bytes"),
     ("mb2?ic16ih6?oc16oh6kh1 dt=f16 tag=nchw", Prop.FWD, LAYERS[1][2], "not a multiple of 16 bytes"),
     (POINTWISE, Prop.BWD_W, LAYERS[4][2].replace("c=box", "split_k=4"), "boxes have no mask"),
-    ("mb2?ic16ih6?oc16oh6kh3ph1 dt=f16 tag=nhwc", Prop.BWD_W,
-     "ic:16 oc:16 oh:2 ow:8 | mma | a=box b=box | stages=2 warps=4", "goes on beyond it")])
+    ("mb2?ic64ih6?oc64oh6kh3ph1 dt=f16 tag=nhwc", Prop.BWD_W,
+     "ic:64 oc:64 oh:2 ow:8 | mma | a=box b=box | split_k=2 programs=9 stages=2 warps=4 via=gluon",
+     "parts that may be empty")])
 def test_what_has_no_descriptor_is_refused(text: str, prop: Prop, schedule: str, reason: str) -> None:
     assert reason in (why_not(Schedule.parse(schedule), layer(text, prop), SM90) or "legal")
 

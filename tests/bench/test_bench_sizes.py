@@ -3,6 +3,9 @@ result is named, and the tables say it."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from math import prod
 from pathlib import Path
 
@@ -13,6 +16,7 @@ from bench import reference, size_layers, size_measures, size_models
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
+from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
 from transconv import knobs
 from transconv.conv import Epilogue, Prop, Registry
@@ -69,7 +73,7 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
     assert told == [("", "0", "0", "3")] * 2 and all(float(r["first_us"]) for r in found)
     assert [bool(r["exact_us"]) for r in found] == [True, False]
     said = capsys.readouterr().out
-    assert "1 of 1" in said and "about 0 s left" in said
+    assert "measured quick_dense fwd: 2 of 2 sizes" in said
     assert "| quick_dense | fwd | 2 | 2 of 2 | 3 | 0 | 0 |" in said
     assert main(words) == 0 and read(tmp_path / "cpu_sizes.csv") == found
     with pytest.raises(SystemExit):
@@ -81,13 +85,46 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
 def test_a_wrong_result_is_named() -> None:
     subject = Subject(size_measures._layer("quick_dense", True), "fwd")
     p = size_layers.problem_at(subject.layer, Size(1, (4, 5)), "f32")
-    given = subject.operands(p, 1)
-    right = subject.call("torch", p, given)()
+    right = exact_sums(p, subject.prop, subject.operands(p, 1))
     wrong = right.clone()
     wrong[0, 1, 2, 3] += 1
-    assert same(subject, p, given, right, wrong) == "", "ours is the exact sum, whatever torch has"
-    assert same(subject, p, given, wrong, right) == "1 of 160 elements differ from the exact sums"
-    assert "its shape is" in same(subject, p, given, wrong[:, :1], right)
+    assert same(right, right) == "" and same(right.bfloat16(), right) == ""
+    assert same(wrong, right) == "1 of 160 elements differ from the exact sums"
+    assert "its shape is" in same(wrong[:, :1], right)
+
+
+SMALL = {1: (23,), 2: (9, 8), 3: (5, 4, 6)}
+
+
+@pytest.mark.parametrize("direction", ("fwd", "bwd_d", "bwd_w"))
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda x: x.name)
+def test_sums_of_taps_are_torchs(layer: size_layers.Layer, direction: str) -> None:
+    """Of all layers, each of which has at most a small image here."""
+    sides = tuple(n * s for n, s in zip(SMALL[layer.shape.ndims], layer.shape.stride, strict=True)
+                  ) if layer.transposed else SMALL[layer.shape.ndims]
+    p = size_layers.problem_at(layer, Size(2, sides), "f32")
+    subject = Subject(layer, direction)
+    given = subject.operands(p, 3)
+    found = exact_sums(p, subject.prop, given)
+    wide = subject.call("torch", p, {name: t.double() for name, t in given.items()})()
+    assert torch.equal(found.double(), wide.round()) and float(found.abs().max()) > 0
+
+
+def test_sums_that_f32_does_not_hold_are_refused() -> None:
+    p = size_layers.problem_at(size_measures._layer("quick_dense", True), Size(1, (4, 5)), "f32")
+    given = {n: torch.full(p.shapes[n], 2.0**12) for n in ("src", "wei")}
+    with pytest.raises(ValueError, match="a sum is larger than"):
+        exact_sums(p, Prop.FWD, given)
+
+
+def test_each_plan_is_compiled_once_and_by_no_gpu() -> None:
+    """The questions of a pair are those of its registry, then the sizes' own, as JSON objects."""
+    found = size_measures.questions("rn50_l2_3x3_128_s2", "fwd", False, ["mb2i21x30"])
+    jobs = [json.loads(json.dumps(q.job)) for q in found]
+    assert len(jobs) == 7 and len({str(j) for j in jobs}) == 7
+    assert "mb2i" not in jobs[0]["problem"] and "?" not in jobs[-1]["problem"]
+    code = "import sys, bench.size_compiles; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @interpreted
@@ -96,10 +133,10 @@ def test_sixteen_sizes_and_one_graph() -> None:
     found = size_models.ocr("prepared", True, 1)
     assert found["compiled"] == 0 and found["native"] == 1.0 and found["far"] < 1e-5
     found |= {"device": "cpu"}
-    graph = size_models.dynamic("ours", True, 1)
+    graph = size_models.dynamic("prepared", True, 1)
     assert graph["graphs"] == 1 and graph["compiled"] == 0 and graph["far"] < 1e-5
     table = models_table([{k: str(v) for k, v in row.items()} for row in (found, graph)])
-    assert table.count("\n") == 3 and "| dynamic | ours | 3 | 1 |" in table
+    assert table.count("\n") == 3 and "| dynamic | prepared | 3 | 1 |" in table
 
 
 def test_the_table_counts_first_uses_apart() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -83,3 +85,11 @@ def test_a_text_that_reads_nothing_is_told_where_its_result_shall_be() -> None:
         count()
     with pytest.raises(TypeError, match="reads no tensor"):
         count(want, device="cpu")
+
+
+def test_torchs_compiler_may_be_imported_after_convolutions_were_replaced() -> None:
+    """Its import reaches torch.distributed.tensor, whose room imports this one meanwhile."""
+    code = ("import sys, torch, transconv; transconv.enable('cpu'); "
+            "assert 'torch._dynamo' not in sys.modules; import torch._dynamo; "
+            "assert 'transconv.functional' in sys.modules")
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.test_sized_boxes import LAYERS as BOXED
-from tests.test_sized_boxes import NAMES, built
+from tests.test_sized_boxes import NAMES, STEPPED, built
+from tests.test_sized_weights import KERNELS
 from transconv.backend_triton import SizedLauncher
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import TensorError
 from transconv.runtime import build_compute
+from transconv.schedule import Schedule
 from transconv.target import detect
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import Case
@@ -149,3 +151,17 @@ def test_boxes_of_drawn_sizes(at: int) -> None:
             assert not judged.problem, (drawn, judged.problem)
     launcher = plan.steps[0].launcher
     assert isinstance(launcher, SizedLauncher) and launcher.compiled == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("text", "prop", "words"), [
+    *STEPPED, *((text, Prop.BWD_W, words) for text, words in KERNELS)])
+def test_explicit_kernels_and_boxes_in_steps(text: str, prop: Prop, words: str) -> None:
+    """Boxes that take every second position, and sums that end at a size: edges first, then drawn ones."""
+    (compute,) = computes(text, prop)
+    plan = build_compute(compute, detect(), Schedule.parse(words))
+    assert compute.named is not None
+    least = {s.name: s.least for s in compute.named.each}
+    for drawn in (least, *sizes.drawn(compute, 12)):
+        judged = Case(compute.at(**drawn)).launched(plan, "cuda")
+        assert not judged.problem, (drawn, judged.problem)

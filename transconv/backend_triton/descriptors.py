@@ -3,11 +3,16 @@
 The copy engine rounds float32 to tf32 on its way, to the nearest, if a descriptor says that its elements
 are tf32. Triton 3.9 has a parameter for that; for 3.6 the type is replaced when the descriptor is encoded.
 In other releases the matrix unit truncates the numbers, as it does those that do not come in boxes.
+
+Where a box takes every so many-th position (``Tensor.every``), the driver encodes the descriptor again:
+Triton has no word for that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from ctypes import CDLL, c_uint32, c_uint64, c_void_p
+from functools import cache
 from typing import Any
 
 from transconv.backend_triton import absent
@@ -81,6 +86,42 @@ def encoding(meta: Mapping[str, Any], box: Tensor) -> Encode:
 
     def encode(address: int, lying: Lying) -> list[Any]:
         shape, strides = lying
-        return [fill(address, *fixed, shape, strides, 0), *shape, *strides]
+        made = fill(address, *fixed, shape, strides, 0)
+        if box.every:
+            _step(made, address, fixed, lying, box.every)
+        return [made, *shape, *strides]
 
     return encode
+
+
+class NotEncoded(RuntimeError):
+    """A descriptor that the driver refuses."""
+
+
+MAP_BYTES = 128  # of a CUtensorMap, the last ones of Triton's object
+LINES_OF_128 = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B, as Triton has it
+
+
+def _step(made: Any, address: int, fixed: tuple[Any, ...], lying: Lying, every: tuple[int, ...]) -> None:
+    """Encode a descriptor again, whose boxes take every so many-th position: a box then reaches over all
+    positions between them. Raises NotEncoded if the driver refuses it."""
+    swizzle, size, elements, box = fixed
+    shape, strides = (each[::-1] for each in lying)  # innermost first
+    rank, steps = len(shape), every[::-1]
+    ends = type(made).__basicsize__
+    if ends != 2 * MAP_BYTES:  # a header, padded to that many bytes, and the descriptor
+        raise NotEncoded(f"Triton's object for a descriptor has {ends} bytes, expected {2 * MAP_BYTES}")
+    reach = [n * step for n, step in zip(box[::-1], steps, strict=True)]
+    code = _driver().cuTensorMapEncodeTiled(
+        c_void_p(id(made) + ends - MAP_BYTES), elements, rank, c_void_p(address),
+        (c_uint64 * rank)(*shape), (c_uint64 * (rank - 1))(*[size * n for n in strides[1:]]),
+        (c_uint32 * rank)(*reach), (c_uint32 * rank)(*steps), 0, swizzle, LINES_OF_128, 0)
+    if code:
+        raise NotEncoded(f"cuTensorMapEncodeTiled returned {code} for a tensor of {lying[0]} elements, "
+                         f"{lying[1]} apart, in boxes of {box}, every {every}")
+
+
+@cache
+def _driver() -> Any:
+    """The driver's library, which is loaded already."""
+    return CDLL("libcuda.so.1")

@@ -26,11 +26,11 @@ from transconv.backend_triton.flaws import refuse
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.module import load
 from transconv.ir import Tensor
+from transconv.target import DIRECT
 
 Boxed = tuple[Tensor, tuple[int, ...]] | tuple[Tensor, tuple[int, ...], Lying | None]
 """A tensor and the extents of its box; how it lies, if sizes are arguments."""
 Start = Callable[[tuple[int, ...], Sequence[Any], Any], None]  # of addresses, tensors, a stream
-DIRECT = "3.6."  # the release of Triton whose launch function is called without its wrapper
 # Triton's interpreter keeps the grid position and the patched language in globals: kernels
 # that are interpreted at the same time would compute each other's programs.
 INTERPRETER = threading.Lock()

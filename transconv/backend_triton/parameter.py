@@ -21,7 +21,10 @@ class Parameter:
         return self.tensor.name if self.box is None else box_name(self.tensor.name)
 
     def __str__(self) -> str:
-        return str(self.tensor) + ("" if self.box is None else f" in boxes of {list(self.box)}")
+        if self.box is None:
+            return str(self.tensor)
+        every = f" of every {list(self.tensor.every)}" if self.tensor.every else ""
+        return f"{self.tensor} in boxes of {list(self.box)}{every}"
 
 
 def parameters(kernel: Kernel) -> tuple[Parameter, ...]:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from transconv.backend_triton.descriptors import Lying, lying
+from transconv.backend_triton.descriptors import Lying, NotEncoded, lying
+from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch import (
     INTERPRETER,
@@ -25,6 +26,7 @@ from transconv.backend_triton.launch import (
     written_out,
 )
 from transconv.backend_triton.launch import _torch as torch_module
+from transconv.errors import Unsupported
 from transconv.ir import (
     LARGEST_SIZE,
     Expr,
@@ -115,6 +117,7 @@ class SizedLauncher(Launcher):
         sizes = tuple([values[n] for n in self.sizes.names])
         (grid,), device = self.count(*sizes), tensors[0].device
         if device.type == "cpu":
+            self.refuse_steps("Triton's interpreter")
             with INTERPRETER:
                 prepare_interpreter()
                 with explained():
@@ -130,6 +133,13 @@ class SizedLauncher(Launcher):
                 self.starts[device.index, aligned] = made
                 self.compiled += 1
             made(grid, sizes, tensors, torch._C._cuda_getCurrentRawStream(device.index))
+
+    def refuse_steps(self, what: str) -> None:
+        """Raise Unsupported where descriptors are made by what cannot take every so many-th position."""
+        if stepped := next((b[0] for b in self.boxes if b is not None and b[0].every), None):
+            raise Unsupported("boxes:every", f"{self.function}: its boxes take every "
+                              f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
+                              "expected a=gather")
 
     def boxes_at(self, sizes: tuple[int, ...]) -> tuple[Boxed | None, ...]:
         """Which arguments are descriptors, each with its tensor and how it lies for these sizes."""
@@ -169,6 +179,8 @@ class _Start:
         self.boxed = bool(launcher.boxes)
         direct = entry(kernel, self.boxed)
         self.raw: Any = direct and direct[0]
+        if direct is None:
+            launcher.refuse_steps("Triton's own launch")
         self.encodings = encodings(launcher.boxes, direct[1]) if direct and self.boxed else []
         self.known: dict[tuple[int, ...], Encoder] = {}
 
@@ -180,9 +192,12 @@ class _Start:
                        *given, *sizes)
             return
         pointers, _ = addresses(tensors)
+        try:
+            given = self.encoder(sizes)(pointers) if self.boxed else pointers
+        except NotEncoded as error:  # the next best schedule takes this one's place
+            raise Miscompiled(self.launcher.function, str(error)) from error
         self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
-                 kernel.packed_metadata, None, None, None,
-                 *(self.encoder(sizes)(pointers) if self.boxed else pointers), *sizes)
+                 kernel.packed_metadata, None, None, None, *given, *sizes)
 
     def encoder(self, sizes: tuple[int, ...]) -> Encoder:
         """The encoder of the boxes' descriptors for these sizes."""

@@ -1,7 +1,7 @@
 """The registry of a layer (runtime/registry.py), and the examples that its schedules are chosen for.
 
-    middle, small, large                            at most 6 kernels
-    the same for images of a multiple of a stride   which boxes can read and write as planes
+    middle, small, large                          at most 6 kernels
+    others for images of a multiple of a stride   which boxes can read and write as planes
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from transconv.target import Target
 EXAMPLES = {1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224)),
             3: ((4, 16), (1, 8), (8, 32))}
 ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
+# Those for images of a multiple of a stride, which may also take the plans for all images.
+OTHERS = {1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (4, 28), (16, 96)),
+          3: ((2, 20), (2, 12), (8, 20))}
+ONE_IMAGE = {1: (1, 16384), 2: (1, 224), 3: (1, 24)}  # where all stride phases are one launch
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
 
 
@@ -37,11 +41,13 @@ class Registry(runtime.Registry[Compiled]):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
         room = max(1, MOST_KERNELS // len(phases(problem, prop)))
         sizes = EXAMPLES[problem.ndims][:room] if room > 1 else (ALONE[problem.ndims],)
-        examples = dict.fromkeys(_like(problem, *e) for e in sizes)
         target = suited(target, aligned)
-        ways = (every, whole) if (planes := _has_planes(problem, prop, target)) else (every,)
+        ways = [(every, sizes)]
+        if planes := _has_planes(problem, prop, target):
+            ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
+                         (*sizes, ONE_IMAGE[problem.ndims])))
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
-                     for names in ways for p in examples]
+                     for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
         super().__init__(questions, Compiled, "layer", questions[0].workload.title,
                          most=max(MOST_KERNELS, len(phases(problem, prop)) + planes))
 

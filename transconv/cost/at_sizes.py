@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
@@ -20,7 +21,7 @@ from transconv.cost.model import Timed, copied, interpreted, launched
 from transconv.cost.spelled import Lines, Number
 from transconv.cost.work import count
 from transconv.ir import Expr, View, as_expr, minimum
-from transconv.schedule import Schedule, Scheduled, k_steps, programs
+from transconv.schedule import Block, Schedule, Scheduled, k_steps, programs
 from transconv.target import Target
 
 HERE = "here_"  # what names in the texts of a formula begin with; they become its own where it is used
@@ -62,7 +63,8 @@ class AtSizes:
 
     def __post_init__(self) -> None:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
-        many, long = tiles(schedule, compute), steps(schedule, compute)
+        grouped = Scheduled(compute, schedule, self.target).grouped
+        many, long = tiles(schedule, grouped), steps(schedule, grouped)
         self.counts = many * split, (long + (split - 1)) // split, moved(compute)
         if self.target.backend == "interpreter":
             self.us = self._interpreted()
@@ -93,14 +95,15 @@ class AtSizes:
 
 def tiles(schedule: Schedule, compute: Compute) -> Expr:
     """Tiles of results, as an expression of sizes."""
-    return _blocks(schedule, compute, "BMN")
+    return _blocks(schedule.blocks, compute, "BMN")
 
 
 def steps(schedule: Schedule, compute: Compute) -> Expr:
     """``k_steps``, as an expression of sizes."""
-    return _blocks(schedule, compute, "K")
+    return _blocks(schedule.blocks, compute, "K")
 
 
+@lru_cache(maxsize=64)  # many schedules of a computation are compared
 def moved(compute: Compute) -> Expr:
     """The bytes that are read and written at least once, as an expression of sizes."""
     total = as_expr(0)
@@ -119,11 +122,12 @@ def _touched(view: View, compute: Compute) -> Expr:
     return minimum(points, elements)
 
 
-def _blocks(schedule: Schedule, compute: Compute, kinds: str) -> Expr:
+@lru_cache(maxsize=1024)
+def _blocks(blocks: tuple[Block, ...], compute: Compute, kinds: str) -> Expr:
     """How many blocks there are along axes of these kinds; axes without a block are taken one by one."""
     found = as_expr(1)
     axes = {x.name: x for x in compute.axes if compute.kind(x.name) in kinds}
-    for block in schedule.blocks:
+    for block in blocks:
         if not {*block.axes} <= axes.keys():
             continue
         points = as_expr(1)

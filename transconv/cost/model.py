@@ -33,6 +33,7 @@ PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the 
 # the bytes (weight gradients of 10 layers on an H100).
 TURN_NS, TURNED_GBS = 250.0, 280.0
 STRAY_NS = 1.0  # to store a lane's one or two bytes beside those of others (x3d_m_dw3_54 on an H100)
+STEPPED = 1.1  # times the time to fetch boxes of every second position; not measured
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
@@ -200,7 +201,8 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     else:
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
-    fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) for f in w.fetched)
+    fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
+                for f in w.fetched)
     fetch /= c.fetch_gbs
     unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
     fetch += accesses * (c.access_ns + unpacked)

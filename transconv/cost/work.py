@@ -18,9 +18,11 @@ from transconv.schedule import (
     ROWS,
     WARP_GROUP,
     Block,
+    Box,
     Schedule,
     Scheduled,
     behind_bytes,
+    box_of,
     by_tile,
     diagonal,
     inner_feature,
@@ -53,6 +55,7 @@ class Fetch(NamedTuple):
     ahead: bool = True  # whether it can be in flight while earlier tiles are multiplied
     alone: bool = False  # whether no two elements are contiguous
     through: bool = False  # whether it goes through registers, to be transposed or rounded
+    stepped: bool = False  # whether the copy engine takes every so many-th position
 
 
 class Work(NamedTuple):
@@ -206,7 +209,11 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
     elements = _elements(schedule.blocks, compute, view)
     widest = min(ACCESS // view.tensor.dtype.bytes, max(1, elements // (schedule.warps * 32)))
-    return _fetched(schedule.blocks, compute, view, widest, word, only_along)
+    found = _fetched(schedule.blocks, compute, view, widest, word, only_along)
+    if word == "box" and view.tensor.extents:
+        box = box_of(view, schedule, compute)
+        found = found._replace(stepped=isinstance(box, Box) and bool(box.tensor.every))
+    return found
 
 
 @by_tile

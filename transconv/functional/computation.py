@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from transconv.compute import Compute, one_line, parse, why_not_all_stored, why_not_stored
+from transconv.compute import (
+    Compute,
+    Reduction,
+    one_line,
+    parse,
+    why_not_all_stored,
+    why_not_stored,
+)
 from transconv.errors import ComputeError, TensorError
 from transconv.functional import operators
 from transconv.functional.launches import Memory, Program, program
@@ -21,8 +28,12 @@ class Computation:
     def __init__(self, text: str) -> None:
         self.text, self._line = text, one_line(text)
         self.program: Program = program(text)
-        adds = any(w.op for w in self.compute.writes)  # to places that points may share
-        if why := (None if adds else why_not_stored(self.compute)) or why_not_all_stored(self.compute):
+        # Points may share places that they add to. Of several kernels, which reduce over axes of their
+        # own, each is asked when it is made.
+        adds = any(w.op for w in self.compute.writes)
+        several = len({frozenset(s.axes) for s in self.compute.steps if isinstance(s, Reduction)}) > 1
+        why = None if adds or several else why_not_stored(self.compute)
+        if why := why or why_not_all_stored(self.compute):
             raise ComputeError(f"{self.compute.name}: {why}")
 
     @property

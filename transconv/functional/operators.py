@@ -43,7 +43,8 @@ def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
     return _computed(text, given, given[0].device)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+# Not torch.compiler.disable: this may be imported while torch._dynamo is.
+@torch._disable_dynamo  # type: ignore[attr-defined]
 def of_nothing(text: str, device: torch.device) -> list[Tensor]:
     """The stores of a text that reads no tensor. A graph cannot hold it as an operator: torch finds the
     device of one by its tensors."""

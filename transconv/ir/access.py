@@ -35,8 +35,8 @@ class BoxLoad(Read):
     """The part of a tensor that a copy engine fetches in one piece.
 
     One entry per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` the
-    position of each lane relative to the corner, ``extents`` the size of the box. Elements outside the
-    tensor are 0; the others are rounded to ``tensor.near`` if that is set.
+    position of each lane relative to the corner, in steps of ``tensor.every``, ``extents`` the size of the
+    box. Elements outside the tensor are 0; the others are rounded to ``tensor.near`` if that is set.
     """
 
     tensor: Tensor
@@ -57,6 +57,7 @@ class BoxLoad(Read):
 def box_address(tensor: Tensor, corner: tuple[Expr, ...],
                 within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
     """The offset of each element of a box, and the condition that it is inside the tensor."""
-    coords = [a + b for a, b in zip(corner, within, strict=True)]
+    steps = tensor.every or [1] * len(corner)
+    coords = [a + (b if n == 1 else b * n) for a, b, n in zip(corner, within, steps, strict=True)]
     inside = [(c >= 0) & (c < n) for c, n in zip(coords, tensor.bounds, strict=True)]
     return tensor.offset_of(coords), all_of(inside)

@@ -64,7 +64,8 @@ def tensor_line(t: Tensor) -> str:
     words = ((t.copy_of, f"copy of {t.copy_of}"), (t.parts_of, f"parts of {t.parts_of}"),
              (t.planes, "planes"), (t.number, "number"),
              (t.extents, f"any [{', '.join(map(str, t.extents))}]"),
-             (t.pitches, f"apart [{', '.join(map(str, t.pitches))}]"))
+             (t.pitches, f"apart [{', '.join(map(str, t.pitches))}]"),
+             (t.every, f"every [{', '.join(map(str, t.every))}]"))
     return ", ".join([str(t), *(text for holds, text in words if holds)])
 
 

@@ -138,7 +138,8 @@ def _told(tensor: Tensor) -> Content:
             "dtype": lay.dtype.name, "blocks": [[b.dim, b.size, b.stride] for b in lay.blocks],
             "offset": lay.offset, "near": tensor.near and tensor.near.name,
             "copy_of": tensor.copy_of, "parts_of": tensor.parts_of, "planes": tensor.planes,
-            "extents": list(map(str, tensor.extents)), "pitches": list(map(str, tensor.pitches))}
+            "extents": list(map(str, tensor.extents)), "pitches": list(map(str, tensor.pitches)),
+            "every": list(tensor.every)}
 
 
 def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
@@ -148,4 +149,5 @@ def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
     extents, pitches = (tuple(of_sizes(e, sizes) for e in kept[name]) if sizes else ()
                         for name in ("extents", "pitches"))
     return Tensor(kept["name"], tuple(kept["dims"]), tuple(kept["shape"]), layout, near,
-                  kept["copy_of"], kept["parts_of"], kept["planes"], extents, pitches)
+                  kept["copy_of"], kept["parts_of"], kept["planes"], extents, pitches,
+                  every=tuple(kept["every"]))

@@ -11,10 +11,11 @@ from transconv.ir import Const, Expr, Tensor, Var
 from transconv.simplify import Facts, multiple_of, prove, simplify
 
 if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
+    from transconv.schedule.schedule import Block, Schedule
 
 ENGINE_RANK = 5
 ENGINE_EXTENT = 256
+ENGINE_STEP = 8
 ENGINE_ALIGN = 16
 """Bytes of which a box's strides, and its begin along the innermost dimension, are multiples."""
 LONGEST = 2**31 - 2**16  # elements along a dimension: coordinates, those of the last tile too, are 32 bits
@@ -29,7 +30,7 @@ SHORTEST = 32  # bytes: the shortest rows of boxes that lie side by side
 class Dim:
     """A dimension of a tensor in memory, and the view's coordinate along it. Size, stride and extent count
     elements. ``bound`` and ``pitch``: size and stride as expressions of sizes that are arguments; None
-    where they are numbers."""
+    where they are numbers. ``every``: the step in which the box takes positions."""
 
     name: str
     size: int
@@ -41,6 +42,7 @@ class Dim:
     plane: bool = False  # whether it numbers interleaved planes, perhaps merged with another dimension
     bound: Expr | None = None
     pitch: Expr | None = None
+    every: int = 1
 
     @property
     def length(self) -> Expr:
@@ -72,7 +74,7 @@ def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: 
                  stored: bool, facts: Facts) -> str | None:
     """None if the dimensions are legal for a box, else the reason in a few words."""
     return (_lanes(dims, schedule, compute) or _engine(dims, tensor, facts)
-            or _tails(dims, schedule, compute, stored, facts))
+            or _tails(dims, schedule, compute, tensor, stored, facts))
 
 
 def _lanes(dims: list[Dim], schedule: Schedule, compute: Compute) -> str | None:
@@ -112,8 +114,8 @@ def _engine(dims: list[Dim], tensor: Tensor, facts: Facts) -> str | None:
         if d.named and not prove(d.length <= LONGEST, facts):
             return f"{d.name} may be longer than {LONGEST}, which 32 bits count"
     for d in dims:
-        if d.extent > ENGINE_EXTENT:
-            return f"the box reaches {d.extent} along {d.name}, at most {ENGINE_EXTENT}"
+        if d.extent * d.every > ENGINE_EXTENT:
+            return f"the box reaches {d.extent * d.every} along {d.name}, at most {ENGINE_EXTENT}"
         if d.size == 0:
             return f"{d.name} is empty"
     row = inner.extent * tensor.dtype.bytes
@@ -125,11 +127,22 @@ def _engine(dims: list[Dim], tensor: Tensor, facts: Facts) -> str | None:
     return None
 
 
-def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool,
+def _is_zero_beyond(block: Block, tensor: Tensor, compute: Compute, facts: Facts) -> bool:
+    """Whether the other factor is 0 beyond the end of a block's axis, because there its tensor ends. Then
+    what this one holds there adds nothing, unless it is no number: an infinity or NaN gives NaN. For given
+    sizes there are tiles that divide them, so this is for sizes that are arguments."""
+    if len(block.axes) > 1:
+        return False
+    others = [v for v in (compute.a, compute.b) if v is not None and v.tensor is not tensor]
+    return any(simplify(d.coord, facts) is Var(block.first) and simplify(n, facts) == whole(
+        compute, block.axes) for v in others for d, n in zip(v.dims, v.tensor.bounds, strict=True))
+
+
+def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor, stored: bool,
            facts: Facts) -> str | None:
     """A block that does not divide its axes reaches beyond their end. That is legal only if it is also
     beyond the end of the tensor, where the engine reads zeros and drops writes: otherwise a sum would
-    include, or a store overwrite, other elements."""
+    include, or a store overwrite, other elements. (A sum may if they are multiplied by 0.)"""
     for block in schedule.blocks:
         total = whole(compute, block.axes)
         kind = compute.kind(block.first)
@@ -137,6 +150,7 @@ def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, stored: bool,
             continue
         name = Var("_".join(block.axes))
         for d in dims:
-            if d.moving is name and not (d.coord is name and simplify(d.length, facts) == total):
+            if d.moving is name and not (d.coord is name and simplify(d.length, facts) == total) and not (
+                    compute.named and kind == "K" and _is_zero_beyond(block, tensor, compute, facts)):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None

@@ -5,7 +5,7 @@ reads elements outside the tensor as zeros and drops writes there. A view can be
 
 * its mask requires nothing but "inside the tensor";
 * along each dimension at most one block of the tile moves, in steps of 1 (equal steps greater than 1 see
-  the dimension as interleaved planes);
+  the dimension as interleaved planes, or the engine takes every so many-th position of it);
 * the tensor suits the engine: at most five dimensions, innermost stride 1, other strides multiples of 16
   bytes. Along the innermost dimension a box begins at a multiple of 16 bytes; the GPU stops a kernel that
   breaks this with an illegal instruction.
@@ -37,7 +37,14 @@ from transconv.ir import (
     readable,
     substitute,
 )
-from transconv.schedule.box_rules import ENGINE_ALIGN, ENGINE_RANK, Dim, whole, why_not_dims
+from transconv.schedule.box_rules import (
+    ENGINE_ALIGN,
+    ENGINE_RANK,
+    ENGINE_STEP,
+    Dim,
+    whole,
+    why_not_dims,
+)
 from transconv.schedule.piles import pile
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
@@ -97,7 +104,7 @@ def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> B
     dims: list[Dim] = []
     apart = _strides(view.tensor)
     for b in layout.blocks:
-        found = _dim(view, b, apart.get(b.dim), schedule, compute, facts)
+        found = _dim(view, b, apart.get(b.dim), schedule, compute, facts, stored)
         if isinstance(found, str):
             return f"{view.tensor.name}: {found}"
         dims += found
@@ -136,9 +143,10 @@ def _seen(seen: ViewDim, size: Expr, compute: Compute) -> tuple[Expr, Expr | Non
 
 
 def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, compute: Compute,
-         facts: Facts) -> list[Dim] | str:
+         facts: Facts, stored: bool) -> list[Dim] | str:
     """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal.
-    ``apart``: its stride, if that is no number."""
+    ``apart``: its stride, if that is no number. The engine takes every so many-th position only where
+    sizes are arguments: what makes such descriptors is the launcher of such kernels."""
     name, of = view.tensor.dims[b.dim], view.tensor
     bound = (simplify(of.extents[b.dim], facts)
              if of.extents and free_vars(of.extents[b.dim]) else None)
@@ -166,6 +174,8 @@ def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, com
         if multiple_of(whole.length, facts) % step == 0 or isinstance(planes[1].coord, Const) or (
                 bound is None and _ends_within(coord, b.size, schedule, compute, facts)):
             return planes
+        if of.extents and not stored and step <= ENGINE_STEP:
+            return [replace(whole, every=step)]
     size = b.size if bound is None else bound
     why = f" and {size} is no multiple of {step}" if step > 1 else ""
     return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
@@ -261,7 +271,7 @@ def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
     if phase and 0 < len(wide) <= ENGINE_RANK:
         return wide
     for d in wide or dims[-1:]:
-        numbers = out and not d.named and not out[-1].named
+        numbers = out and not d.named and not out[-1].named and d.every == 1
         if numbers and out[-1].extent == 1 and d.size % d.extent == 0 and (
                 out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
             outer = out.pop()
@@ -306,8 +316,9 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
     extents = tuple(d.length for d in dims) if any(d.named for d in dims) else ()
     planes = any(d.plane for d in dims)
     pitches = tuple(d.apart for d in dims) if extents and planes else ()
+    every = tuple(d.every for d in dims)
     seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
-                   planes=planes, extents=extents, pitches=pitches)
+                   planes=planes, extents=extents, pitches=pitches, every=every if max(every) > 1 else ())
     fused = {Var("_".join(b.axes)): b.first for b in schedule.blocks}
     return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
                tuple(d.extent for d in dims), tuple(_kind(d.moving, fused, compute) for d in dims))

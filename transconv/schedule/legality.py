@@ -62,22 +62,19 @@ FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that en
 
 def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
-    arguments: the words that need numbers at their defaults, as it is, for Triton, and without boxes."""
+    arguments: as it is, the words that need numbers at their defaults, for Triton, and without boxes."""
     plain = Schedule()
-    alone = replace(schedule, merge=1)
-    most = replace(alone, pack="")
+    most = replace(schedule, pack="")
     changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
                       keep=plain.keep, behind=plain.behind,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
-    ways = (alone, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
+    ways = (schedule, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
             replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
     return tuple(dict.fromkeys(ways))
 
 
 def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
-    if c.merge != 1:
-        return f"sizes that are arguments: merge={c.merge} is made for given sizes; expected merge=1"
     for letter in letters(c.pack):
         view = view_of(compute, letter)
         if view is not None and view.tensor.extents:
@@ -95,7 +92,7 @@ def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
     ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
     if c.unroll and ends:
         return f"sizes that are arguments: unroll=1, but the sum over {ends[0]} ends at one"
-    if c.unit == "mma" and ends and c.warps > FEW_WARPS:
+    if c.unit == "mma" and c.via == "tl" and ends and c.warps > FEW_WARPS:
         return (f"sizes that are arguments: the sum over {ends[0]} ends at one, and Triton 3.6 makes the "
                 f"matrix unit of {c.warps} warps wait in such a loop; expected at most {FEW_WARPS} warps")
     return None

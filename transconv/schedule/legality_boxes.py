@@ -23,7 +23,7 @@ from transconv.schedule.counts import (
 )
 from transconv.schedule.packing import ROW_ALIGN
 from transconv.simplify import Facts, multiple_of, simplify
-from transconv.target import Target
+from transconv.target import Target, is_direct, triton_version
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
@@ -56,6 +56,9 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
     found = box_of(view, c, compute, stored=name == "c")
     if isinstance(found, str):
         return f"{name}=box: {found}"
+    if found.tensor.every and not is_direct():
+        return (f"{name}=box: it takes every so many-th position of {view.tensor.name}, Triton "
+                f"{triton_version()} has no such descriptors")
     if name == "c" and _cut_short(found, view, axis_facts(compute)):
         return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
                 "and TMA writes beyond them")
@@ -88,14 +91,24 @@ def _any_box(c: Schedule, compute: Compute, target: Target) -> str | None:
         return f"{target.name} has no copy engine for boxes"
     if c.unit != "mma":
         return "boxes are for the matrix unit (unit mma), elementwise products gain nothing from them"
-    if c.split_k > 1 and any(x.extent is not None for x in compute.axes_of("K")):
+    ends = _ends_at_a_name(compute)
+    if c.split_k > 1 and ends and c.via == "tl":
         return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts whose last steps "
                 "may be beyond it, and boxes have no mask")
+    if c.split_k > 1 and ends and c.programs:
+        return (f"split_k={c.split_k} divides a sum that ends at an argument, into parts that may be "
+                f"empty, after which the next one of a program (programs={c.programs}) would meet a full "
+                "ring")
     if c.split_k > 1 and k_steps(c, compute) % c.split_k and c.via == "tl":
         return f"split_k={c.split_k} does not divide the {k_steps(c, compute)} steps of the sum"
     if c.split_k > 1 and c.c == "box":
         return "parts of a sum are stored element by element (c=gather)"
     return None
+
+
+def _ends_at_a_name(compute: Compute) -> bool:
+    """Whether the number of the sum's steps is known at the call."""
+    return any(x.extent is not None for x in compute.axes_of("K"))
 
 
 def _rank(box: Box, target: Target) -> int:
@@ -152,7 +165,7 @@ def why_not_explicit(c: Schedule, compute: Compute, target: Target) -> str | Non
         return (f"via=gluon: {dtype} is transposed in rows of {ROW} bytes, {tile(c, compute, 'K')} steps "
                 "of the sum are more")
     steps = k_steps(c, compute)
-    if (c.split_k - 1) * -(-steps // c.split_k) >= steps:
+    if (c.split_k - 1) * -(-steps // c.split_k) >= steps and not _ends_at_a_name(compute):
         return f"via=gluon: {steps} steps in {c.split_k} parts leave the last part empty"
     if c.stages < 2:
         return "via=gluon: a single buffer cannot be filled while it is read; stages must be 2 or more"

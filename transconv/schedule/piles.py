@@ -30,7 +30,7 @@ def pile(block: Block, view: View, schedule: Schedule, compute: Compute) -> int:
     """
     *window, feature = block.axes
     roles = {x.name: x.role for x in compute.axes}
-    if (schedule.via != "gluon" or compute.named or not window or roles[feature] != "feature"
+    if (schedule.via != "gluon" or not window or roles[feature] != "feature"
             or any(roles[a] != "window" for a in window) or compute.kind(feature) == "K"
             or view is compute.c):
         return 0

@@ -39,6 +39,7 @@ from transconv.selection.chains import too_long
 from transconv.selection.fetching import also_fetching
 from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import Row, machine
+from transconv.selection.several import at_several
 from transconv.target import Target
 from transconv.version import __version__
 
@@ -95,7 +96,8 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
     rows = store.rows_of(group) if group else []
     twin = about.innermost() if about is not None and group else None
     spoken = bool(rows) or twin is not None and bool(store.rows_of(twin.group(machine(target))))
-    proposed = heuristics.candidates(compute, target, most if spoken else min(most, enough))
+    few = most if spoken or compute.named else min(most, enough)
+    proposed = at_several(heuristics.candidates(compute, target, few), compute, target)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
     if about is None or not spoken:
         return _varied(choices, enough)

@@ -6,9 +6,9 @@ In: a name or a device. Out: a Target. Knows: element types and knobs, nothing o
 from transconv.target.mma import Mma
 from transconv.target.rates import Constants, Issue, Rates
 from transconv.target.records import TARGETS, Target, detect, register, unregister, why_no_switches
-from transconv.target.versions import triton_version
+from transconv.target.versions import DIRECT, is_direct, triton_version
 
 __all__ = [
-    "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "register", "triton_version",
-    "unregister", "why_no_switches",
+    "DIRECT", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "is_direct", "register",
+    "triton_version", "unregister", "why_no_switches",
 ]

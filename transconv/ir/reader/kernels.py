@@ -19,7 +19,7 @@ from transconv.ir.tensor import Tensor
 
 STEP = 4  # spaces of a block
 TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, (?!any)[\w ]+)*)"
-                    r"(?:, any (\[.*?\]))?(?:, apart (\[.*\]))?")
+                    r"(?:, any (\[.*?\]))?(?:, apart (\[.*?\]))?(?:, every \[([\d, ]+)\])?")
 ABOUT = re.compile(r"(lanes|box|piece) \w+( =|\[)")
 
 
@@ -159,7 +159,8 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
                         for sizes_of in found.group(6, 7))
     return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
                   layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
-                  said.get("parts of", ""), "planes" in flags, extents, pitches, "number" in flags)
+                  said.get("parts of", ""), "planes" in flags, extents, pitches, "number" in flags,
+                  tuple(map(int, found[8].split(","))) if found[8] else ())
 
 
 def _about(line: Line, scope: Scope) -> None:

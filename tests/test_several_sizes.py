@@ -1,0 +1,71 @@
+"""Schedules of kernels whose sizes are arguments are ranked by their estimates for several sizes."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+
+from transconv.compute import Compute
+from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.cost import AtSizes
+from transconv.ir import values_of
+from transconv.schedule import Schedule
+from transconv.selection import choice, heuristics
+from transconv.selection.several import COUNT, REACH, around, at_several
+from transconv.target import Target
+
+SM90 = Target.parse("sm_90")
+
+
+def layer(text: str, prop: Prop = Prop.FWD) -> Compute:
+    plain, names = marked(f"{text} dt=bf16 tag=nhwc")
+    return any_size(ConvProblem.parse(plain), prop, names)[0]
+
+
+@pytest.mark.parametrize("text", [
+    "mb8?ic64ih56?oc64oh56kh3ph1", "mb8?ic64ih56?%2oc64oh28kh3sh2ph1", "mb1?ic64ih12?%3oc64oh4kh3sh3ph0",
+    "mb2ic64ih9?iw7oc64oh9ow7kh3kw3ph1pw1", "mb1?ic64ih1?oc64oh1kh1"])
+def test_sizes_around_an_example_meet_what_is_required(text: str) -> None:
+    compute = layer(text)
+    assert compute.named is not None
+    found = [*around(compute.named)]
+    assert found == [*around(compute.named)] and len(found) == COUNT
+    if "56" in text:
+        assert len({*found}) == COUNT, "they differ"
+    for drawn in found:
+        given = dict(zip(compute.named.names, drawn, strict=True))
+        assert not compute.named.why_not(given)
+        for name, like in compute.named.like.items():
+            assert like / REACH - 3 <= given[name] <= like * REACH + 3
+
+
+def test_the_first_schedule_is_good_for_more_than_the_example() -> None:
+    """By the estimates, at the sizes around it; each schedule is still there once."""
+    compute = layer("mb8?ic256ih56?oc256oh56kh3ph1")
+    assert compute.named is not None
+    before = heuristics.candidates(compute, SM90)
+    after = at_several(before, compute, SM90)
+    assert {*before} == {*after} and len(before) == len(after)
+
+    def mean(schedule: Schedule) -> float:
+        at = AtSizes(schedule, compute, SM90)
+        counts = values_of(at.counts, compute.named.names)
+        return sum(log(at.us(*counts(*drawn))) for drawn in around(compute.named))
+
+    assert mean(after[0]) <= min(mean(s) for s in before[:8]) + 1e-9
+    assert choice.ranked(compute, SM90)[0].schedule == after[0]
+
+
+def test_a_ragged_example_does_not_decide() -> None:
+    """Of a stem's gradient the tile that the example prefers is slower at nearly all other sizes."""
+    compute = layer("mb8?ic3ih112?oc64oh56kh7sh2ph3", Prop.BWD_D)
+    before = heuristics.candidates(compute, SM90)
+    assert at_several(before, compute, SM90)[0].blocks != before[0].blocks
+
+
+def test_given_sizes_and_maps_keep_their_order() -> None:
+    plain = layer("mb8?ic64ih56?oc64oh56kh3ph1").at(MB=8, IH=56, IW=56)
+    found = heuristics.candidates(plain, SM90)
+    assert at_several(found, plain, SM90) is found
+    assert at_several([], layer("mb8?ic64ih56?oc64oh56kh3ph1"), SM90) == []
