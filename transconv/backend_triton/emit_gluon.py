@@ -12,9 +12,11 @@ from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
 from transconv.backend_triton.gluon_memory import (
     PIECES,
+    boxes_taken,
     bytes_layout,
     reserved,
     rings,
+    shared_layout,
     sums_layout,
     turning_layout,
     widest_product,
@@ -47,7 +49,9 @@ from transconv.ir import (
     Var,
     find,
     helpers,
+    substitute,
 )
+from transconv.simplify import simplify
 
 IMPORTS = '''
 import triton.language as tl
@@ -78,14 +82,25 @@ class GluonEmitter(TlEmitter):
     def slot(self, piece: Piece, lanes: tuple[Lane, ...]) -> str:
         """A slot as a matrix: its dimensions in memory are folded, and transposed if necessary."""
         memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
-        slot = self.text(piece.slot)
-        if piece.buffer.members > 1:
-            text = f"{piece.buffer.name}_{PIECES}.index({slot})"
+        slot, name = self.text(piece.slot), piece.buffer.name
+        shape = f"[{', '.join(str(x.extent) for x in memory)}]"
+        if (taken := boxes_taken(piece)) == piece.buffer.members > 1:
+            text = f"{name}_{PIECES}.index({slot})"
         else:
-            text = f"{piece.buffer.name}.index({slot})"
-            if len(piece.buffer.extents) != len(memory):
-                text += f".reshape([{', '.join(str(x.extent) for x in memory)}])"
+            text = f"{name}.index({self.place(piece)})"
+            if taken > 1:
+                text = f"pile({text}, {name}.dtype, {shape}, {shared_layout(piece.buffer)})"
+            elif len(piece.buffer.extents) != len(memory):
+                text += f".reshape({shape})"
         return text + (".permute([1, 0])" if list(lanes) != memory else "")
+
+    def place(self, piece: Piece) -> str:
+        """Of the first box of a piece among those of all slots."""
+        slot, members = self.text(piece.slot), piece.buffer.members
+        if members == 1:
+            return slot
+        first = simplify(substitute(piece.member, {x: ZERO for x in self.lanes(piece.member)}))
+        return f"{slot} * {members} + {self.text(first)}"
 
     def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
         assert self.lanes(offset) == lanes, "an address in an explicit kernel varies along its lanes"
@@ -107,12 +122,9 @@ class GluonEmitter(TlEmitter):
 
     def lines_Fetch(self, s: Fetch) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
-        place = self.text(s.piece.slot)
-        if s.piece.buffer.members > 1:
-            place = f"{place} * {s.piece.buffer.members} + {self.text(s.piece.member)}"
         barrier = f"{s.barrier.name}.index({self.text(s.slot)})"
         return [f"fetch_box({box_name(s.tensor.name)}, [{corner}], {barrier}, "
-                f"{s.piece.buffer.name}.index({place}))"]
+                f"{s.piece.buffer.name}.index({self.place(s.piece)}))"]
 
     def lines_Let(self, s: Let) -> list[str]:
         """A tile that is read from shared memory comes in the layout of the sums."""

@@ -6,7 +6,7 @@ The rings of buffers and the barriers that all roles share are allocated before 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import prod
 
 from transconv.backend_triton.parameter import box_name
@@ -17,12 +17,14 @@ from transconv.ir import (
     FuncCall,
     Kernel,
     Lane,
+    Node,
     Piece,
     Put,
     Role,
     Roles,
     Send,
     find,
+    lanes_of,
 )
 
 DOT_BITS = 256  # of an operand's row per instruction, along K
@@ -80,15 +82,30 @@ def bytes_layout(lanes: tuple[Lane, ...], along: int, warps: int, apart: bool) -
             f"{[x.extent for x in lanes]})")
 
 
+def boxes_taken(piece: Piece) -> int:
+    """How many boxes of a slot a tile is: all of them, one, or some that lie below one another."""
+    return prod(x.extent for x in lanes_of(piece)) // prod(piece.buffer.extents) or 1
+
+
+def is_pile(what: Buffer | Barrier, read: Iterable[Piece]) -> bool:
+    """Whether a tile is all boxes of a slot, and these are several."""
+    return isinstance(what, Buffer) and what.members > 1 and any(
+        p.buffer is what and boxes_taken(p) == what.members for p in read)
+
+
+def tiles_in(node: Node) -> list[Piece]:
+    """The pieces that are read as tiles."""
+    read = [a for s in find(node, FuncCall) for a in s.args if isinstance(a, Piece)]
+    return read + [s.value for s in find(node, Put) if isinstance(s.value, Piece)]
+
+
 def rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
     """The names by which a role sees the rings and barriers that it uses."""
     used = {*find(role, Buffer), *find(role, Barrier)}
-    read = {a.buffer for s in find(role, FuncCall) for a in s.args if isinstance(a, Piece)}
-    read |= {s.value.buffer for s in find(role, Put) if isinstance(s.value, Piece)}
+    read = tiles_in(role)
     for what in shared:
         if what in used:
-            piled = isinstance(what, Buffer) and what.members > 1 and what in read
-            yield f"{what.name}_{PIECES}" if piled else what.name
+            yield f"{what.name}_{PIECES}" if is_pile(what, read) else what.name
 
 
 def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
@@ -106,7 +123,7 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             continue
         shape = ", ".join(map(str, (what.slots * what.members, *what.extents)))
         yield f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {box}.layout)"
-        if what.members > 1:
+        if is_pile(what, tiles_in(kernel)):
             yield from _pile(what, box)
     barriers = [b for b in shared if isinstance(b, Barrier)]
     for slots in dict.fromkeys(b.slots for b in barriers):

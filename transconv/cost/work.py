@@ -31,6 +31,7 @@ from transconv.schedule import (
     shared_bytes,
     sides,
     tile,
+    tiles_of_a_stage,
     transposed_bytes,
     wants_rounding,
 )
@@ -97,6 +98,10 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
              and is_small(schedule, compute))
     fetched = tuple(fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
+    if schedule.slide:  # the bytes of a step, of which a group shares rows
+        fetched = tuple(f._replace(bytes=f.bytes * tiles_of_a_stage(v, schedule, compute)
+                                   / compute.size(schedule.slide))
+                        for f, v in zip(fetched, views, strict=True))
     kept, steps = 0.0, k_steps(schedule, compute)
     if schedule.keep:
         at = "ab".index(schedule.keep)

@@ -23,6 +23,7 @@ from transconv.schedule.counts import (
     sides,
     tile,
     tiles_along,
+    tiles_of_a_stage,
     transposed_bytes,
 )
 from transconv.schedule.legality import of_any_size, why_not
@@ -74,7 +75,7 @@ __all__ = [
     "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",
     "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "ROW", "row_of",
     "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such", "tile",
-    "tiles_along", "told", "told_behind", "transposed_bytes", "unregister_word", "wants_rounding",
+    "tiles_along", "tiles_of_a_stage", "told", "told_behind", "transposed_bytes", "unregister_word", "wants_rounding",
     "WARP_GROUP", "why_not", "why_not_copied", "why_not_early", "with_letter", "within", "within_places",
     "without", "Word", "WORDS", "words", "words_table",
 ]
