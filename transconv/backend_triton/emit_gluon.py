@@ -11,12 +11,15 @@ from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
 from transconv.backend_triton.gluon_memory import (
+    EIGHT,
     PIECES,
-    boxes_taken,
+    ROWS,
     bytes_layout,
+    first_row,
     reserved,
     rings,
-    shared_layout,
+    rows_of_eight,
+    seen_as,
     sums_layout,
     turning_layout,
     widest_product,
@@ -49,9 +52,7 @@ from transconv.ir import (
     Var,
     find,
     helpers,
-    substitute,
 )
-from transconv.simplify import simplify
 
 IMPORTS = '''
 import triton.language as tl
@@ -82,25 +83,25 @@ class GluonEmitter(TlEmitter):
     def slot(self, piece: Piece, lanes: tuple[Lane, ...]) -> str:
         """A slot as a matrix: its dimensions in memory are folded, and transposed if necessary."""
         memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
-        slot, name = self.text(piece.slot), piece.buffer.name
+        name, slot = piece.buffer.name, self.text(piece.slot)
         shape = f"[{', '.join(str(x.extent) for x in memory)}]"
-        if (taken := boxes_taken(piece)) == piece.buffer.members > 1:
-            text = f"{name}_{PIECES}.index({slot})"
-        else:
-            text = f"{name}.index({self.place(piece)})"
-            if taken > 1:
-                text = f"pile({text}, {name}.dtype, {shape}, {shared_layout(piece.buffer)})"
-            elif len(piece.buffer.extents) != len(memory):
-                text += f".reshape({shape})"
+        match seen_as(piece):
+            case "pile":
+                text = f"{name}_{PIECES}.index({slot})"
+            case "window":
+                each = rows_of_eight(piece.buffer)
+                text = (f"pile({name}_{ROWS}.index({slot} * {each} + {first_row(piece) // EIGHT}), "
+                        f"{name}_{ROWS}.dtype, {shape}, {name}_{ROWS}.layout)")
+            case _:
+                text = f"{name}.index({self.place(piece)})"
+                if len(piece.buffer.extents) != len(memory):
+                    text += f".reshape({shape})"
         return text + (".permute([1, 0])" if list(lanes) != memory else "")
 
     def place(self, piece: Piece) -> str:
-        """Of the first box of a piece among those of all slots."""
+        """Of a box among those of all slots."""
         slot, members = self.text(piece.slot), piece.buffer.members
-        if members == 1:
-            return slot
-        first = simplify(substitute(piece.member, {x: ZERO for x in self.lanes(piece.member)}))
-        return f"{slot} * {members} + {self.text(first)}"
+        return slot if members == 1 else f"{slot} * {members} + {self.text(piece.member)}"
 
     def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
         assert self.lanes(offset) == lanes, "an address in an explicit kernel varies along its lanes"

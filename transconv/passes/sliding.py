@@ -7,8 +7,8 @@
         b = box_load(B, at=[.., kh*96, ..])              dot_async(acc, rows 1..8 of A, B[1])
         dot(acc, a, b)                                   dot_async(acc, rows 2..9 of A, B[2])
 
-A slot of a ring has the boxes of a group of steps: all rows that its steps read, one box each, or the
-boxes of the steps one after another.
+A slot of a ring has the boxes of a group of steps: those of all rows that its steps read, below one
+another, or the boxes of the steps one after another.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Group:
 
 
 def grouped(loop: For, lets: tuple[Stmt, ...], axis: str) -> Group:
-    """The groups of a sum's loop, whose innermost axis is ``axis``: the loop's variable modulo its size."""
+    """The groups of a sum's loop, whose innermost axis is ``axis``: its variable modulo the size."""
     var, moving = Var(axis), dict[Var, Expr]()
     (size,) = (s.value.b for s in lets if isinstance(s, Let) and s.var == var and isinstance(
         s.value, Binary))
@@ -90,7 +90,7 @@ def shared_rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, 
 
 def _rows(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...],
           ways: list[list[Expr]], landed: Barrier) -> Ring | None:
-    """All rows that the steps read, a box each; None where tiles do not overlap."""
+    """All rows that the steps read, once; None where tiles do not overlap."""
     moved = [d for d, x in enumerate(ways[1]) if x != ZERO]
     if len(moved) != 1 or any(e > 1 for e in box.extents[:moved[0]]) or not all(
             isinstance(way[moved[0]], Const) for way in ways):
@@ -100,14 +100,22 @@ def _rows(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...
     least, own = min(places), box.extents[dim]
     if abs(places[1]) >= own:
         return None
-    extents = (*box.extents[:dim], 1, *box.extents[dim + 1:])
     rows = own + max(places) - least
-    buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, landed.slots, extents, rows, below=True)
-    inside = (*within[:dim], ZERO, *within[dim + 1:])
-    pieces = tuple(Piece(buffer, SLOT, simplify(within[dim] + (at - least)), inside) for at in places)
-    fetches = tuple(Fetch(
-        box.tensor, tuple(simplify(c + (least + i)) if d == dim else c for d, c in enumerate(corners[0])),
-        Piece(buffer, SLOT, Const(i), inside), landed, SLOT) for i in range(rows))
+    each = 1  # rows of a box: fewer than those of a tile, and all rows are boxes
+    while rows % (2 * each) == 0 and 2 * each < own:
+        each *= 2
+
+    def changed(dims: tuple[Expr, ...], at: Expr) -> tuple[Expr, ...]:
+        return (*dims[:dim], simplify(at), *dims[dim + 1:])
+
+    buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, landed.slots,
+                    (*box.extents[:dim], each, *box.extents[dim + 1:]), rows // each, below=True)
+    starts = [within[dim] + (at - least) for at in places]
+    pieces = tuple(Piece(buffer, SLOT, simplify(at // each), changed(within, at % each)) for at in starts)
+    inside = changed(within, within[dim] % each)
+    fetches = tuple(Fetch(box.tensor, changed(corners[0], corners[0][dim] + (least + i * each)),
+                          Piece(buffer, SLOT, Const(i), inside), landed, SLOT)
+                    for i in range(rows // each))
     return Ring(buffer, pieces[0], fetches, pieces=pieces)
 
 

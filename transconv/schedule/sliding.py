@@ -1,6 +1,6 @@
 """Boxes that several steps of a sum share (``slide=``).
 
-    src[mb, ic, oh + kh - 1, ow + kw - 1]     the tiles of kh = 0, 1, 2 are rows 0..7, 1..8 and 2..9
+    X[n, c, oh + kh - 1, ow + kw - 1]     the tiles of kh = 0, 1, 2 are rows 0..7, 1..8 and 2..9
 
 Along an axis that moves a tile by whole rows, the tiles of its steps overlap. An explicit kernel fetches
 all of their rows once, each as a box of its own, and a step multiplies those that are its tile: of a 3x3

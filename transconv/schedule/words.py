@@ -103,8 +103,8 @@ WORDS: tuple[Word, ...] = (
     Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
          "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
          together=("programs", "split_k", "consumers")),
-    Word("slide", "", "The steps along this axis, the innermost of the sum, share the boxes of the operand "
-         "that it moves by whole rows (`gluon`).", AXIS, why_not=why_not_slide, draw=_some_axis,
+    Word("slide", "", "The steps along this axis, the innermost of the sum, share the boxes of an "
+         "operand that it moves by whole rows (`gluon`).", AXIS, why_not=why_not_slide, draw=_some_axis,
          together=("order", "split_k", "keep")),
     Word("stages", 3, "Buffers of the software pipeline: the number of loop iterations in flight.",
          range(1, ENDLESS), draw=(1, 2, 3, 4), always=True),
