@@ -13,22 +13,29 @@ from transconv.verify.case import Case
 ROLE = "mma | a=box b=box via=gluon"
 H, D = "order=kw.ic.kh slide=kh", "order=kd.kw.ic.kh slide=kh"
 KERNELS = [
-    ("mb2ic96ih40oc96oh40kh3ph1", Prop.FWD, f"oh:8 ow:32 oc:128 ic:32 | {ROLE} c=box {H} swap=1 programs=5 "
-     "stages=3 warps=8"),
-    ("mb2ic64ih56oc64oh56kh3ph1", Prop.FWD, f"oh:16 ow:16 oc:64 ic:64 | {ROLE} c=box {H} swap=1 programs=5 "
-     "consumers=2 stages=2 warps=4"),
-    ("mb2ic64ih37oc128oh37kh3ph1", Prop.FWD, f"oh:8 ow:16 oc:128 ic:64 | {ROLE} {H} swap=1 stages=3 warps=4"),
-    ("mb2ic64ih37oc64oh37kh3ph1", Prop.FWD, f"oh:8 ow:16 oc:64 ic:64 | {ROLE} c=box {H} programs=7 stages=3"),
-    ("mb2ic64ih40oc64oh36kh5", Prop.FWD, f"oh:4 ow:32 oc:64 ic:32 | {ROLE} {H} swap=1 stages=3"),
-    ("mb2ic64ih40oc128oh40kh3ph2dh1", Prop.FWD, f"oh:8 ow:16 oc:128 ic:32 | {ROLE} {H} swap=1 stages=3 warps=8"),
-    ("mb2ic64ih40oc96oh40kh3ph1", Prop.BWD_D, f"ih:8 iw:16 ic:64 oc:32 | {ROLE} c=box order=kw.oc.kh slide=kh "
-     "swap=1 programs=7 consumers=2 stages=4"),
+    ("mb2ic96ih40oc96oh40kh3ph1", Prop.FWD,
+     f"oh:8 ow:32 oc:128 ic:32 | {ROLE} c=box {H} swap=1 programs=5 stages=3 warps=8"),
+    ("mb2ic64ih56oc64oh56kh3ph1", Prop.FWD,
+     f"oh:16 ow:16 oc:64 ic:64 | {ROLE} c=box {H} swap=1 programs=5 consumers=2 stages=2"),
+    ("mb2ic64ih37oc128oh37kh3ph1", Prop.FWD,
+     f"oh:8 ow:16 oc:128 ic:64 | {ROLE} {H} swap=1 stages=3"),
+    ("mb2ic64ih37oc64oh37kh3ph1", Prop.FWD,
+     f"oh:8 ow:16 oc:64 ic:64 | {ROLE} c=box {H} programs=7 stages=3"),
+    ("mb2ic64ih40oc64oh36kh5", Prop.FWD,
+     f"oh:4 ow:32 oc:64 ic:32 | {ROLE} {H} swap=1 stages=3"),
+    ("mb2ic64ih40oc128oh40kh3ph2dh1", Prop.FWD,
+     f"oh:8 ow:16 oc:128 ic:32 | {ROLE} {H} swap=1 stages=3 warps=8"),
+    ("mb2ic64ih40oc96oh40kh3ph1", Prop.BWD_D,
+     f"ih:8 iw:16 ic:64 oc:32 | {ROLE} c=box order=kw.oc.kh slide=kh swap=1 programs=7 "
+     "consumers=2 stages=4"),
     ("mb1ic96id5ih40iw40oc96od5oh40ow40kd3kh3kw3pd2ph1pw1", Prop.FWD,
      f"oh:8 ow:32 oc:128 ic:32 | {ROLE} c=box {D} swap=1 programs=5 stages=3 warps=8"),
     ("mb1ic96id4ih40iw40oc96od4oh40ow40kd3kh3kw3pd1ph1pw1", Prop.BWD_D,
-     f"ih:8 iw:32 ic:128 oc:32 | {ROLE} c=box order=kd.kw.oc.kh slide=kh swap=1 programs=5 stages=3 warps=8"),
+     f"ih:8 iw:32 ic:128 oc:32 | {ROLE} c=box order=kd.kw.oc.kh slide=kh swap=1 programs=5 "
+     "stages=3 warps=8"),
     ("mb1ic64id16ih24iw24oc64od16oh24ow24kd3kh3kw3pd1ph1pw1", Prop.FWD,
-     f"od:8 oh:4 ow:8 oc:64 ic:32 | {ROLE} c=box order=kh.kw.ic.kd slide=kd swap=1 programs=9 stages=3"),
+     f"od:8 oh:4 ow:8 oc:64 ic:32 | {ROLE} c=box order=kh.kw.ic.kd slide=kd swap=1 programs=9 "
+     "stages=3"),
 ]
 
 
