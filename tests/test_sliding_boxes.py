@@ -47,6 +47,19 @@ def test_the_answer_is_right_whoever_goes_first(text: str, prop: Prop, schedule:
         Schedule.parse(schedule), compute)
 
 
+@pytest.mark.parametrize(("text", "shared"), [
+    ("mb2ic64ih16oc16oh8kh4sh2ph1", 1),  # two steps along th in each phase: one launch
+    ("mb2ic64ih16oc16oh8kh3sh2ph1", 2),  # one or two
+])
+def test_stride_phases_share_what_they_can(text: str, shared: int) -> None:
+    p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
+    schedule = f"qh:4 qw:16 ic:16 oc:16 | {ROLE} order=tw.oc.th slide=th programs=3 stages=2"
+    launches = right_in_any_order(p, BWD_D, schedule)
+    counts = {max(s.what.members for s in ir.find(k, ir.Shared) if isinstance(s.what, ir.Buffer))
+              for k in launches}
+    assert len(counts) == shared
+
+
 def test_the_text_reads_a_window_of_the_rows() -> None:
     text, prop, schedule, *_ = CASES[0]
     (kernel,) = kernels(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)

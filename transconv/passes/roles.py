@@ -113,8 +113,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     around, inner = _around(grid.body)
     tile = _take_apart(inner)
     lets = (*(s for before, _ in around for s in before), *tile.before)
-    if schedule.slide:
-        group = grouped(tile.loop, tile.lets, schedule.slide)
+    if group := grouped(tile.loop, tile.lets, schedule.slide):
         ring = shared_rings(tile.fetched, (*lets, *tile.lets), schedule.stages, group)
         tile = replace(tile, loop=group.loop, lets=group.lets)
     else:

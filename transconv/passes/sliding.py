@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from transconv.ir import (
     ZERO,
     Barrier,
-    Binary,
     BoxLoad,
     Buffer,
     Const,
@@ -26,6 +25,7 @@ from transconv.ir import (
     Fetch,
     For,
     Let,
+    Mod,
     Piece,
     Stmt,
     Var,
@@ -52,13 +52,14 @@ class Group:
         return simplify(substitute(whole(e, self.moving | spread), {self.axis: Const(step)}))
 
 
-def grouped(loop: For, lets: tuple[Stmt, ...], axis: str) -> Group:
-    """The groups of a sum's loop, whose innermost axis is ``axis``: its variable modulo the size."""
+def grouped(loop: For, lets: tuple[Stmt, ...], axis: str) -> Group | None:
+    """The groups of a sum's loop, whose innermost axis is ``axis``: its variable modulo the size. None
+    where it is no axis of this loop: no word asks for it, or a stride phase has one step along it."""
     var, moving = Var(axis), dict[Var, Expr]()
-    (size,) = (s.value.b for s in lets if isinstance(s, Let) and s.var == var and isinstance(
-        s.value, Binary))
-    assert isinstance(size, Const)
-    count = int(size.value)
+    sizes = [s.value.b for s in lets if isinstance(s, Let) and s.var == var and isinstance(s.value, Mod)]
+    if not sizes or not isinstance(sizes[0], Const):
+        return None
+    count = int(sizes[0].value)
     kept: list[Stmt] = []
     for s in lets:
         assert isinstance(s, Let)

@@ -77,6 +77,8 @@ def why_not_slide(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.order.split(".")[-1] != c.slide:
         return f"slide={c.slide}: expected it as the innermost axis of the sum, at the end of order="
     size = compute.size(c.slide)
+    if size == 1 and compute.phase:  # others have more steps, this one shares nothing
+        return None
     if not 1 < size <= MOST_STEPS or compute.axis(c.slide).extent is not None:
         return f"slide={c.slide}: 2 to {MOST_STEPS} steps share boxes, not {size}"
     if c.split_k > 1 or c.keep or c.reduce == "stream":
