@@ -4,13 +4,14 @@ and a few more. Values are computed in f32 (f64 in f64), and rounded by casts an
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, log2
 from typing import Any
 
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.pieces import TYPES, Constant, Counted, Mapped, Piece
+from transconv.graph.pieces import TYPES, Constant, Counted, Indexed, Mapped, Piece, Seen
 from transconv.graph.rows import (
     Call,
     NotOurs,
@@ -74,7 +75,24 @@ def cast(x: Piece, dtype: torch.dtype) -> Piece:
     name = TYPES[dtype].name
     if kind(dtype) == "bool":
         return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
-    return mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+    made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+    made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
+    return made
+
+
+def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
+    """What was cast to a wider type, if the piece is that or a view of it, and ``dtype`` is the type from
+    before: torch's upsampling casts an image, moves its elements, and casts them back."""
+    if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
+        return x.inputs[0]
+    if isinstance(x, Mapped) and x.inputs[0].dtype is x.dtype and not x.work:  # a copy
+        return from_before(x.inputs[0], dtype)
+    if isinstance(x, (Seen, Indexed)) and (found := from_before(x.of, dtype)) is not None:
+        made = replace(x, of=found, dtype=dtype)
+        if isinstance(made, Seen):
+            made.alias = False
+        return made
+    return None
 
 
 # -- rows of the table of operations ---------------------------------------------------------------
@@ -164,7 +182,10 @@ def copied(x: Piece) -> Piece:
 @row("_to_copy", "prims::convert_element_type")
 def _to(call: Call) -> Piece:
     x = call.args[0]
-    return cast(x, call.dtype) if x.dtype is not call.dtype else copied(x)
+    same = x if x.dtype is call.dtype else from_before(x, call.dtype)
+    if same is None:
+        return cast(x, call.dtype)
+    return same if isinstance(same, (Seen, Indexed)) and same is not x else copied(same)
 
 
 @row("reciprocal")

@@ -110,6 +110,8 @@ class _Graph:
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made, upsampling: str = "auto") -> None:
         decompositions.waiting_for_nothing(gm.graph)
+        if phase == "inference":
+            decompositions.once(gm.graph)
         quantized_products.joined(gm.graph)
         self.mutated = mutated.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
