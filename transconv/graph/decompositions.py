@@ -109,8 +109,8 @@ def normalized(gm: fx.GraphModule) -> None:
 
 
 def once(graph: fx.Graph) -> None:
-    """Compute equal operations of torch's once, as its partitioner does in graphs of training. Results that
-    are handed out stay apart, and what is random or writes to memory stays, with all that is around."""
+    """Compute equal operations of torch's once, as its partitioner does in graphs of training. Results
+    that are handed out stay apart; random numbers stay, and graphs in which something is written to."""
     calls = [n for n in graph.nodes if n.op == "call_function"]
     writes = [n for n in calls if n.target is not torch.ops.aten.copy_.default and _writes(n)]
     handed = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
@@ -128,13 +128,14 @@ def once(graph: fx.Graph) -> None:
 def _writes(node: fx.Node) -> bool:
     """Whether a call may write to what it is handed."""
     schema = getattr(node.target, "_schema", None)
-    return schema is None and node.target is not operator.getitem or schema is not None and schema.is_mutable
+    return node.target is not operator.getitem if schema is None else bool(schema.is_mutable)
 
 
 def _memory(node: fx.Node) -> int | None:
     """What the memory of a tensor is known by, which its views have too; None for other values."""
     val = node.meta.get("val")
-    return val.untyped_storage()._cdata if isinstance(val, Tensor) and val.layout is torch.strided else None
+    dense = isinstance(val, Tensor) and val.layout is torch.strided
+    return val.untyped_storage()._cdata if dense else None
 
 
 def waiting_for_nothing(graph: fx.Graph) -> None:

@@ -38,6 +38,8 @@ see behind.py).
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
 
+With ``slide=`` a slot of a ring has the boxes of several steps of the sum (see sliding.py).
+
 The matrix unit takes operands of 8 and of 32 bits only with K innermost. A third role transposes other
 boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
 
