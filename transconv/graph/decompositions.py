@@ -134,8 +134,9 @@ def _writes(node: fx.Node) -> bool:
 def _memory(node: fx.Node) -> int | None:
     """What the memory of a tensor is known by, which its views have too; None for other values."""
     val = node.meta.get("val")
-    dense = isinstance(val, Tensor) and val.layout is torch.strided
-    return val.untyped_storage()._cdata if dense else None
+    if isinstance(val, Tensor) and val.layout is torch.strided:
+        return val.untyped_storage()._cdata
+    return None
 
 
 def waiting_for_nothing(graph: fx.Graph) -> None:
