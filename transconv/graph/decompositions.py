@@ -135,7 +135,7 @@ def _memory(node: fx.Node) -> int | None:
     """What the memory of a tensor is known by, which its views have too; None for other values."""
     val = node.meta.get("val")
     if isinstance(val, Tensor) and val.layout is torch.strided:
-        return val.untyped_storage()._cdata
+        return int(val.untyped_storage()._cdata)
     return None
 
 
