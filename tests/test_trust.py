@@ -6,9 +6,11 @@ Triton's interpreter runs it, and is checked here because TRANSCONV_TRUST=always
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +252,12 @@ def gave_up() -> None:
     raise TritonGaveUp("out of shared memory")
 
 
+def gave_up_by_name() -> None:
+    """As Triton's loader does: the frame has the error, whose traceback has the frame."""
+    error = TritonGaveUp("out of shared memory")
+    raise error
+
+
 def asserted() -> None:
     """In a function of Triton's."""
     exec("def inside(): assert False\ninside()", {"__name__": "triton.language.semantic"})
@@ -269,6 +277,24 @@ def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) ->
     assert passed.rejected == 1
     torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t))
     assert [content["verdict"] for _, content in verdicts.DRAWER.items()] == ["right"]
+
+
+@interpreted
+def test_a_kernel_that_triton_refuses_holds_no_tensors() -> None:
+    """Those of the frames that launched it go when these return, not when Python looks for cycles."""
+    first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
+    first.steps[0].launcher._interpret = lambda tensors: gave_up_by_name()  # type: ignore[method-assign]
+
+    def called() -> weakref.ref[torch.Tensor]:
+        t = tensors_of(PLAIN, Prop.FWD)
+        assert trust.run(first, t).rejected == 1
+        return weakref.ref(t["dst"])
+    gc.collect()
+    gc.disable()
+    try:
+        assert called()() is None
+    finally:
+        gc.enable()
 
 
 def lost() -> None:

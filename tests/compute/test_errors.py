@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from transconv.compute import OPS, Compute, execute, is_tf32, parse, rounds_once, share_of
+from transconv.compute import OPS, Compute, examine, execute, is_tf32, parse, rounds_once, share_of
 from transconv.compute.errors import SUMMED, TF32
 from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f16, f32
 from transconv.verify.computation import Case
@@ -128,6 +129,48 @@ def test_errors_that_an_expression_cancels_do_not_count() -> None:
     answer = execute(parse(text), {"X": POINTS}, SUMMED)["Y"]
     low = (POINTS < -1) & (POINTS > -20)
     assert (answer.error < 2.0**-18 * answer.value)[low].all()
+
+
+FUSED = "compute t\n axes n=5 k=40\n read x = X[n, k]\n let p = x*x\n store Y[n, k] = "
+
+
+@pytest.mark.parametrize("behind", ["p - p", "x*x - x*x", "(p - p)*x"])
+def test_a_product_may_be_added_without_its_rounding(behind: str) -> None:
+    """fma(x, x, -p): as if the product were there twice, by other names."""
+    apart = FUSED.replace("let p = x*x", "let p = x*x\n let q = x*x") + behind.replace(
+        "x*x - x*x", "p - p").replace("p", "q", 1)
+    found, twice = error(FUSED + behind), error(apart)
+    scale = np.abs(X) if behind.startswith("(") else 1.0
+    assert (found >= 1.99 * f32.spacing / 2 * X**2 * scale).all()
+    assert np.allclose(found, twice, rtol=1e-2)
+
+
+@pytest.mark.parametrize("behind", ["p - x", "p + x*3", "p*x - x", "x - p*p"])
+def test_bounds_of_other_sums_are_those_of_their_roundings(behind: str) -> None:
+    """A product that one sum uses is rounded once, or not at all."""
+    apart = FUSED.replace("let p = x*x", "let p = x*x\n let q = x*x") + behind.replace("p", "q", 1)
+    assert np.allclose(error(FUSED + behind.replace("p*p", "p")), error(apart.replace("q*p", "q")))
+
+
+def test_a_fused_difference_in_front_of_a_norm_is_right_and_a_wrong_one_is_not() -> None:
+    text = """compute t
+        tensor X f32 [8, 64]
+        tensor Y f32 [8, 64]
+        axes   i=8 | j=64
+        read   x = X[i, j]
+        let    p = x*x
+        let    d = p - p
+        let    v = sum(d*d; j) / 64.0
+        let    y = d*rsqrt(v + 0.00001)
+        store  Y[i, j] = y"""
+    x = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * 30
+    p = x * x
+    d = (x.double() * x.double() - p.double()).float()
+    y = d * torch.rsqrt((d * d).mean(1, keepdim=True) + 1e-5)
+    assert y.abs().max() > 0.01
+    assert not examine(parse(text), {"X": x, "Y": y}).reason
+    assert examine(parse(text), {"X": x, "Y": 100 * y}).reason
+    assert examine(parse(text.replace("p - p", "p - x*x*0.9999")), {"X": x, "Y": y}).reason
 
 
 def test_an_element_type_that_is_less_exact_on_the_way_counts() -> None:

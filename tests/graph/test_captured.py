@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,8 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from tests.graph.meant import by_meaning
+import transconv
+from tests.graph.meant import Meant, by_meaning
+from transconv.errors import Unsupported
 from transconv.graph import backend, captured
 
 
@@ -69,6 +75,72 @@ def test_a_step_of_training(asked: Asked) -> None:
     assert not forward["is_backward"] and backward["is_backward"]
     assert len(backward["static"]) < backward["inputs"]  # saved values; the incoming gradient is copied
     assert net.conv.weight.grad is not None
+
+
+class Made(TorchDispatchMode):
+    """The memory that operations make, each with the name of the operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: dict[int, tuple[str, StorageWeakRef]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for t in tree_leaves(made):
+            if isinstance(t, torch.Tensor):
+                self.all[t.untyped_storage()._cdata] = str(func), StorageWeakRef(t.untyped_storage())
+        return made
+
+
+def place(t: torch.Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("refused", ["", "weight_gradient", "convolution"])
+def test_results_are_made_in_a_call_and_nothing_else_outlives_it(
+        refused: str, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch demands of a function whose memory is in a pool. It looks before Python has collected
+    cycles, such as that of a frame and the error that it raises from a variable, as Triton does."""
+    from torch._inductor import cudagraph_trees
+
+    start, calls, found = Meant.start, list[str](), list[str]()
+
+    def planted(self: Meant, tensors: Sequence[torch.Tensor]) -> None:
+        if refused and any(refused in text.split()[1] for text in self.texts):
+            error = Unsupported("miscompiled", "planted")
+            raise error
+        start(self, tensors)
+
+    def impl(run: Callable[..., Any], inputs: Sequence[Any], static: Sequence[int], **about: Any) -> Any:
+        def call(given: list[Any]) -> list[Any]:
+            before = {place(t) for t in given}
+            with Made() as noted:
+                results: list[Any] = run(given)
+            calls.append("backward" if about["is_backward"] else "forward")
+            own = {k: v for k, v in noted.all.items() if k not in before}
+            ends = {place(t) for t in results if t is not None}
+            found.extend(f"{calls[-1]}: a result is from elsewhere" for _ in ends - before - own.keys())
+            found.extend(f"{calls[-1]}: of {name}" for k, (name, left) in own.items()
+                         if k not in ends and not left.expired())
+            return results
+        return call
+    monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", impl)
+    monkeypatch.setattr(Meant, "start", planted)
+    transconv.config.fallback = "silent"
+    net = Net().train()
+    run = compiled(net)
+    gc.collect()
+    gc.disable()
+    try:
+        with by_meaning():
+            for _ in range(2):
+                run(torch.randn(2, 3, 6, 6)).sum().backward()
+    finally:
+        gc.enable()
+    assert calls == ["forward", "backward"] * 2 and found == []
+    regions = [r for g in transconv.graph.report(run).graphs for r in g.rows
+               if isinstance(r, transconv.graph.TorchRow)]
+    assert bool(regions) == bool(refused)
 
 
 @pytest.mark.parametrize("words", [{}, {"mode": "reduce-overhead", "options": None}])

@@ -11,10 +11,15 @@ from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
 from transconv.backend_triton.gluon_memory import (
+    EIGHT,
     PIECES,
+    ROWS,
     bytes_layout,
+    first_row,
     reserved,
     rings,
+    rows_of_eight,
+    seen_as,
     sums_layout,
     turning_layout,
     widest_product,
@@ -78,14 +83,25 @@ class GluonEmitter(TlEmitter):
     def slot(self, piece: Piece, lanes: tuple[Lane, ...]) -> str:
         """A slot as a matrix: its dimensions in memory are folded, and transposed if necessary."""
         memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
-        slot = self.text(piece.slot)
-        if piece.buffer.members > 1:
-            text = f"{piece.buffer.name}_{PIECES}.index({slot})"
-        else:
-            text = f"{piece.buffer.name}.index({slot})"
-            if len(piece.buffer.extents) != len(memory):
-                text += f".reshape([{', '.join(str(x.extent) for x in memory)}])"
+        name, slot = piece.buffer.name, self.text(piece.slot)
+        shape = f"[{', '.join(str(x.extent) for x in memory)}]"
+        match seen_as(piece):
+            case "pile":
+                text = f"{name}_{PIECES}.index({slot})"
+            case "window":
+                each = rows_of_eight(piece.buffer)
+                text = (f"pile({name}_{ROWS}.index({slot} * {each} + {first_row(piece) // EIGHT}), "
+                        f"{name}_{ROWS}.dtype, {shape}, {name}_{ROWS}.layout)")
+            case _:
+                text = f"{name}.index({self.place(piece)})"
+                if len(piece.buffer.extents) != len(memory):
+                    text += f".reshape({shape})"
         return text + (".permute([1, 0])" if list(lanes) != memory else "")
+
+    def place(self, piece: Piece) -> str:
+        """Of a box among those of all slots."""
+        slot, members = self.text(piece.slot), piece.buffer.members
+        return slot if members == 1 else f"{slot} * {members} + {self.text(piece.member)}"
 
     def address(self, tensor: Tensor, offset: Expr, lanes: tuple[Lane, ...]) -> str:
         assert self.lanes(offset) == lanes, "an address in an explicit kernel varies along its lanes"
@@ -107,12 +123,9 @@ class GluonEmitter(TlEmitter):
 
     def lines_Fetch(self, s: Fetch) -> list[str]:
         corner = ", ".join(self.text(c) for c in s.corner)
-        place = self.text(s.piece.slot)
-        if s.piece.buffer.members > 1:
-            place = f"{place} * {s.piece.buffer.members} + {self.text(s.piece.member)}"
         barrier = f"{s.barrier.name}.index({self.text(s.slot)})"
         return [f"fetch_box({box_name(s.tensor.name)}, [{corner}], {barrier}, "
-                f"{s.piece.buffer.name}.index({place}))"]
+                f"{s.piece.buffer.name}.index({self.place(s.piece)}))"]
 
     def lines_Let(self, s: Let) -> list[str]:
         """A tile that is read from shared memory comes in the layout of the sums."""

@@ -11,23 +11,31 @@ from math import prod
 
 from transconv.backend_triton.parameter import box_name
 from transconv.ir import (
+    ZERO,
     Barrier,
     Buffer,
+    Const,
     Fetch,
     FuncCall,
     Kernel,
     Lane,
+    Node,
     Piece,
     Put,
     Role,
     Roles,
     Send,
     find,
+    lanes_of,
+    substitute,
 )
+from transconv.simplify import simplify
 
 DOT_BITS = 256  # of an operand's row per instruction, along K
 WARPGROUP = 4  # warps that multiply together, 64 rows at a time
 PIECES = "pieces"  # the name of several boxes seen as one operand
+ROWS = "rows"  # the name of a ring seen as its rows, ``EIGHT`` by eight: the swizzle repeats then
+EIGHT = 8
 
 
 def sums_layout(sides: tuple[Lane, ...], warps: int, bits: int, wide: int) -> str:
@@ -80,15 +88,39 @@ def bytes_layout(lanes: tuple[Lane, ...], along: int, warps: int, apart: bool) -
             f"{[x.extent for x in lanes]})")
 
 
+def seen_as(piece: Piece) -> str:
+    """How a tile lies in a slot: as its ``box``, one of several or the only one, as a ``pile`` of all of
+    them, or as a ``window``, some rows of boxes that lie below one another."""
+    box, tile = prod(piece.buffer.extents), prod(x.extent for x in lanes_of(piece))
+    if piece.buffer.members == 1 or tile <= box:
+        return "box"
+    return "pile" if tile == box * piece.buffer.members else "window"
+
+
+def first_row(piece: Piece) -> int:
+    """The row of a slot where a window begins."""
+    first = substitute(piece, {x: ZERO for x in lanes_of(piece)})
+    places = [simplify(x) for x in (first.member, *first.within)]
+    assert all(isinstance(x, Const) for x in places), "the rows of a window are known"
+    found = 0
+    for x, extent in zip(places, (piece.buffer.members, *piece.buffer.extents[:-1]), strict=False):
+        found = found * extent + int(x.value) if isinstance(x, Const) else found
+    return found
+
+
+def rows_of_eight(what: Buffer) -> int:
+    """How many times eight rows a slot has."""
+    return what.members * prod(what.extents[:-1]) // EIGHT
+
+
 def rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
     """The names by which a role sees the rings and barriers that it uses."""
     used = {*find(role, Buffer), *find(role, Barrier)}
-    read = {a.buffer for s in find(role, FuncCall) for a in s.args if isinstance(a, Piece)}
-    read |= {s.value.buffer for s in find(role, Put) if isinstance(s.value, Piece)}
+    seen = {p.buffer: seen_as(p) for p in _tiles(role)}
     for what in shared:
         if what in used:
-            piled = isinstance(what, Buffer) and what.members > 1 and what in read
-            yield f"{what.name}_{PIECES}" if piled else what.name
+            yield what.name + {"pile": f"_{PIECES}", "window": f"_{ROWS}"}.get(
+                seen.get(what, "") if isinstance(what, Buffer) else "", "")
 
 
 def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
@@ -106,8 +138,12 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             continue
         shape = ", ".join(map(str, (what.slots * what.members, *what.extents)))
         yield f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], {box}.layout)"
-        if what.members > 1:
+        if (seen := {seen_as(p) for p in _tiles(kernel) if p.buffer is what}) == {"pile"}:
             yield from _pile(what, box)
+        elif "window" in seen:
+            yield (f"    {what.name}_{ROWS} = pile({what.name}, {box}.dtype, "
+                   f"[{what.slots * rows_of_eight(what)}, {EIGHT}, {what.extents[-1]}],")
+            yield f"        {shared_layout(what)})"
     barriers = [b for b in shared if isinstance(b, Barrier)]
     for slots in dict.fromkeys(b.slots for b in barriers):
         alike = [b for b in barriers if b.slots == slots]
@@ -117,6 +153,12 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
         yield f"    for slot in gl.static_range({slots}):"
         for b in alike:
             yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
+
+
+def _tiles(node: Node) -> list[Piece]:
+    """The pieces that are read as tiles."""
+    read = [a for s in find(node, FuncCall) for a in s.args if isinstance(a, Piece)]
+    return read + [s.value for s in find(node, Put) if isinstance(s.value, Piece)]
 
 
 def _transposed(what: Buffer, box: str) -> Iterator[str]:

@@ -3,6 +3,7 @@ uses, once, above its roles."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 LOOKED_UP = {
@@ -23,5 +24,5 @@ def looked_up(lines: Sequence[str]) -> Iterator[str]:
     """The assignments of the names that the lines call."""
     yield "# The same functions under the names of this version of Triton."
     for name, text in LOOKED_UP.items():
-        if any(f" {name}(" in line for line in lines):
+        if any(re.search(rf"(?<![\w.]){name}\(", line) for line in lines):
             yield from text.strip().splitlines()

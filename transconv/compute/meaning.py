@@ -29,6 +29,7 @@ from transconv.ir import (
     Evaluator,
     Expr,
     Memory,
+    Mul,
     Tensor,
     Var,
     View,
@@ -113,6 +114,7 @@ class Run:
         for i, name in enumerate(self.names):
             self.at.env[Var(name)] = self.at.along(i, np.asarray(part[name], np.int64))
         self.errors: dict[Var, Array] = {}
+        self.products: set[Var] = set()  # names of products, which a sum may take unrounded
 
     def into(self, made: Mapping[str, Answer], shared: Mapping[Tensor, Gathered]) -> None:
         with np.errstate(all="ignore"):
@@ -133,6 +135,8 @@ class Run:
         else:
             self.at.env[var] = found = self.value(step.value)
             self.know(var, self.error(step.value, found))
+            if isinstance(step.value, Mul):
+                self.products.add(step.var)
 
     def know(self, var: Var, error: Array | None) -> None:
         if error is not None:
@@ -148,7 +152,7 @@ class Run:
         if not self.share or e.dtype.kind not in ("float", "int", "bool"):
             return None
         exact = _exact(e)
-        total = roundings.own(e, _exact, self.at)
+        total = roundings.own(e, _exact, self.at, self.products)
         for v in free_vars(exact) & self.errors.keys():
             known = {exact: found, v: self.at.env[v]}
             total = total + roundings.moved(exact, v, self.errors[v], known, self.at)

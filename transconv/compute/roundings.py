@@ -5,11 +5,17 @@
 Each operation rounds its own result. What becomes of that in the rest of the expression is found by
 evaluating the rest with the result moved: cancellations count, and errors that an expression is written to
 cancel do not (``log(u)/(u - 1)`` hardly changes with u).
+
+    p - p,  p = x*x          fma(x, x, -p): one of both is not rounded, the difference is not 0
+
+Compilers make one instruction of a product and the sum that it is added to. So where a product that is
+used several times is added, its rounding there is none of the others'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -19,9 +25,9 @@ DIVISION = 4.0
 """Half units in the last place by which a quotient of f32 may be off: chips approximate it."""
 
 
-def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator) -> Array:
+def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator, products: Collection[Expr] = ()) -> Array:
     """The error of an expression from the roundings of its own operations; ``at`` has the values of its
-    variables, ``exact`` gives an expression in f64."""
+    variables, ``exact`` gives an expression in f64. ``products``: the variables that are products."""
     rounds = {x: _half_units(x) for x in _parts(e) if x.dtype.kind == "float" and _is_off(x)}
     if not rounds:
         return np.zeros((1,) * at.rank)
@@ -29,13 +35,27 @@ def own(e: Expr, exact: Callable[[Expr], Expr], at: Evaluator) -> Array:
     whole = wide[e]
     values = at.parts(whole)
     moves: dict[Expr, Array] = {}
+    shared = _used_again(e, products)
     for part, units in rounds.items():
         off = _rounding(part, wide[part], units, values, at)
+        if isinstance(part, (Add, Sub)):
+            for x in part.children():
+                off = off + (part.dtype.spacing / 2 * _size(values[exact(x)]) if x in shared else 0.0)
         moves[wide[part]] = np.maximum(off, moves.get(wide[part], 0.0))
     total = np.zeros_like(values[whole], np.float64)
     for part, off in moves.items():
         total = total + (off if part is whole else moved(whole, part, off, values, at))
     return total
+
+
+def _used_again(e: Expr, products: Collection[Expr]) -> set[Expr]:
+    """The products that an expression uses more than once."""
+    uses = Counter(x for part in _parts(e) for x in part.children() if isinstance(x, Expr))
+    return {x for x, n in uses.items() if n > 1 and (isinstance(x, Mul) or x in products)}
+
+
+def _size(value: Array) -> Array:
+    return np.where(np.isfinite(value), np.abs(value), 0.0)
 
 
 def apart(one: Array, other: Array) -> Array:
@@ -60,7 +80,7 @@ def moved(whole: Expr, part: Expr, off: Array, values: Mapping[Expr, Array], at:
 def _rounding(part: Expr, wide: Expr, units: float, values: Mapping[Expr, Array], at: Evaluator) -> Array:
     """How far the result of one operation may be off by its own rounding."""
     value, half = values[wide], part.dtype.spacing / 2
-    off = units * (half * np.where(np.isfinite(value), np.abs(value), 0.0) + part.dtype.tiny)
+    off = units * (half * _size(value) + part.dtype.tiny)
     if isinstance(part, Call) and isinstance(wide, Call):
         callee, smallest = CALLS[part.name], part.dtype.tiny / half
         off = off + smallest * (units > 0)  # functions give 0 for numbers with fewer digits

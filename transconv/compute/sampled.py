@@ -96,7 +96,7 @@ class Samples(Run):
             self.at.env[Var(name)] = self.at.along(0, places)
         for i, x in enumerate(reduced, 1):
             self.at.env[x.var] = self.at.along(i, np.arange(x.size))
-        self.errors = {}
+        self.errors, self.products = {}, set()
         self.sure = np.ones((points,) + (1,) * len(reduced), np.bool_)
         self.varied: dict[str, bool] = {}
 

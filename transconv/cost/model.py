@@ -209,7 +209,7 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
     fetch += sum(f.accesses for f in w.fetched if f.through) * c.through_ns
     ahead = all(f.ahead for f in w.fetched) or "async_copy" not in target.features
-    in_flight = larger(1, steps if schedule.unroll else schedule.stages - 1 if ahead else 1)
+    in_flight = larger(1, steps if schedule.unroll else (schedule.stages - 1) * w.shared if ahead else 1)
     late = c.latency_ns / in_flight
     wait = 0.0 if w.boxed else c.gather_step_ns / together
     if w.bytewise:  # by the warps that multiply

@@ -33,6 +33,7 @@ from transconv.schedule import (
     shared_bytes,
     sides,
     tile,
+    tiles_of_a_stage,
     transposed_bytes,
     wants_rounding,
 )
@@ -85,6 +86,7 @@ class Work(NamedTuple):
     divided: bool = False  # whether summed positions are unpacked by sizes that are arguments
     behind: Behind = Behind()  # what the maps behind the sum read
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
+    shared: int = 1  # steps that share boxes, which are fetched together
     bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
 
 
@@ -100,6 +102,10 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
              and is_small(schedule, compute))
     fetched = tuple(fetch(v, schedule, compute, word, along and not small)
                     for v, word in zip(views, words, strict=False))
+    if schedule.slide:  # the bytes of a step, of which a group shares rows
+        fetched = tuple(f._replace(bytes=f.bytes * tiles_of_a_stage(v, schedule, compute)
+                                   / compute.size(schedule.slide))
+                        for f, v in zip(fetched, views, strict=True))
     kept, steps = 0.0, k_steps(schedule, compute)
     if schedule.keep:
         at = "ab".index(schedule.keep)
@@ -124,7 +130,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
-        kept=kept, moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
+        kept=kept, shared=compute.size(schedule.slide) if schedule.slide else 1,
+        moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
         behind=behind, small=small, bytewise=_bytewise(schedule, compute, target),
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)

@@ -4,10 +4,16 @@ once, as a CUDA graph that torch's own CUDA graph trees record.
 The first call runs as without it, as results of new kernels are looked at; the second one is recorded. As
 with torch's own backend, a result is overwritten by the next call, and tensors other than parameters and
 buffers are copied to where the recorded kernels read them.
+
+In the pool of the CUDA graphs results alone outlive a call. torch lists those that are there, has Python
+collect cycles if the pool has more, and then misses what only a cycle had held ("not allocated in pool").
+A first call may leave cycles with all of its tensors, such as the traceback of a kernel that could not be
+loaded. So they are collected as it ends.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,7 +62,7 @@ class Captures:
                  "mutated_input_idxs": find_input_mutations(graph.graph)}
 
         def recorded(run: Run) -> Run:
-            found: Run = cudagraphify_impl(run, list(inputs), static, **about)
+            found: Run = cudagraphify_impl(_leaving_no_cycles(run), list(inputs), static, **about)
             return found
         return recorded
 
@@ -77,6 +83,19 @@ class Captures:
                 return run(given)
             return call
         return told
+
+
+def _leaving_no_cycles(run: Run) -> Run:
+    """A function whose first call leaves no tensors but its results."""
+    first = [True]
+
+    def call(given: list[Any]) -> list[Any]:
+        made = run(given)
+        if first:
+            first.clear()
+            gc.collect()
+        return made
+    return call
 
 
 def _why_not(inputs: Sequence[Any]) -> str:

@@ -4,6 +4,7 @@ its division into forward and backward, which keeps nothing that costs nothing t
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,6 +108,37 @@ def normalized(gm: fx.GraphModule) -> None:
             node.replace_all_uses_with(made)
             gm.graph.erase_node(node)
     gm.recompile()
+
+
+def once(graph: fx.Graph) -> None:
+    """Compute equal operations of torch's once, as its partitioner does in graphs of training. Results
+    that are handed out stay apart; random numbers stay, and graphs in which something is written to."""
+    calls = [n for n in graph.nodes if n.op == "call_function"]
+    writes = [n for n in calls if n.target is not torch.ops.aten.copy_.default and _writes(n)]
+    handed = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
+    known: dict[tuple[Any, str, str], fx.Node] = {}
+    for node in calls if not writes else ():
+        if not isinstance(node.target, torch._ops.OpOverload) or _random(node) or _writes(node) or (
+                node.target.namespace not in ("aten", "prims") or _memory(node) in {None, *handed}):
+            continue
+        found = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+        if found is not node:
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether a call may write to what it is handed."""
+    schema = getattr(node.target, "_schema", None)
+    return node.target is not operator.getitem if schema is None else bool(schema.is_mutable)
+
+
+def _memory(node: fx.Node) -> int | None:
+    """What the memory of a tensor is known by, which its views have too; None for other values."""
+    val = node.meta.get("val")
+    if isinstance(val, Tensor) and val.layout is torch.strided:
+        return int(val.untyped_storage()._cdata)
+    return None
 
 
 def waiting_for_nothing(graph: fx.Graph) -> None:

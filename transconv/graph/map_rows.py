@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.pieces import TYPES, Constant, Counted, Mapped, Piece, Seen
+from transconv.graph.pieces import TYPES, Constant, Counted, Indexed, Mapped, Piece, Seen
 from transconv.graph.rows import (
     Call,
     NotOurs,
@@ -75,18 +75,23 @@ def cast(x: Piece, dtype: torch.dtype) -> Piece:
     name = TYPES[dtype].name
     if kind(dtype) == "bool":
         return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
-    return mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+    made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+    made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
+    return made
 
 
-def narrowed(x: Piece, dtype: torch.dtype) -> Piece | None:
-    """What a value was widened from, seen as it is, if that has the type; None if not. The numbers are the
-    same."""
-    if isinstance(x, Seen) and (of := narrowed(x.of, dtype)) is not None:
-        return replace(x, of=of, dtype=dtype, alias=False, strides=None, values=None)
-    if isinstance(x, Mapped) and len(x.inputs) == 1 and x.place is None and (
-            x.write("x") == f"{TYPES[x.dtype].name}(x)") and x.inputs[0].dtype is dtype and (
-            kind(dtype) == kind(x.dtype) and dtype.itemsize < x.dtype.itemsize):
+def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
+    """What was cast to a wider type, if the piece is that or a view of it, and ``dtype`` is the type from
+    before: torch's upsampling casts an image, moves its elements, and casts them back."""
+    if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
         return x.inputs[0]
+    if isinstance(x, Mapped) and x.inputs[0].dtype is x.dtype and not x.work:  # a copy
+        return from_before(x.inputs[0], dtype)
+    if isinstance(x, (Seen, Indexed)) and (found := from_before(x.of, dtype)) is not None:
+        made = replace(x, of=found, dtype=dtype, strides=None, values=None)
+        if isinstance(made, Seen):
+            made.alias = False
+        return made
     return None
 
 
@@ -177,10 +182,10 @@ def copied(x: Piece) -> Piece:
 @row("_to_copy", "prims::convert_element_type")
 def _to(call: Call) -> Piece:
     x = call.args[0]
-    same = x if x.dtype is call.dtype else narrowed(x, call.dtype)
+    same = x if x.dtype is call.dtype else from_before(x, call.dtype)
     if same is None:
         return cast(x, call.dtype)
-    return same if same is not x and isinstance(x, Seen) else copied(same)
+    return same if isinstance(same, (Seen, Indexed)) and same is not x else copied(same)
 
 
 @row("reciprocal")

@@ -93,12 +93,13 @@ class Counted(Piece):
 class Mapped(Piece):
     """Arithmetic. ``write``: of the operands' names, the text; ``work``: instructions of an element;
     ``place``: what else its text takes, coordinates of the position; ``equal``: it tells whether floats
-    are equal."""
+    are equal; ``widened``: it is its operand in a type that has all of its numbers."""
 
     inputs: tuple[Piece, ...]
     write: Callable[..., str]
     work: float = 1.0
     equal: bool = False
+    widened: bool = False
     place: Callable[[Index], Index] | None = None
 
     @property

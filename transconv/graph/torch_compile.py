@@ -114,6 +114,8 @@ class _Graph:
         elif phase == "inference":
             saved.parts_cast(gm.graph)
         decompositions.waiting_for_nothing(gm.graph)
+        if phase == "inference":
+            decompositions.once(gm.graph)
         quantized_products.joined(gm.graph)
         self.mutated = mutated.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made

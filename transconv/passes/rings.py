@@ -43,12 +43,14 @@ SLOT, PHASE = Var("slot"), Var("phase")
 @dataclass(frozen=True, slots=True)
 class Ring:
     """An operand's buffer, the fetches that fill a slot of it, and what is multiplied: the slot
-    (``piece``), or its ``transposed`` copy in another ring."""
+    (``piece``), or its ``transposed`` copy in another ring. Where several steps share a slot, ``pieces``
+    has what each multiplies (see sliding.py)."""
 
     buffer: Buffer
     piece: Piece
     fetches: tuple[Fetch, ...]
     transposed: Piece | None = None
+    pieces: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

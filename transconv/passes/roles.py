@@ -38,6 +38,8 @@ see behind.py).
 With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
 are fetched once, before the first tile, each into a slot of its own, and are never freed.
 
+With ``slide=`` a slot of a ring has the boxes of several steps of the sum (see sliding.py).
+
 The matrix unit takes operands of 8 and of 32 bits only with K innermost. A third role transposes other
 boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
 
@@ -93,6 +95,7 @@ from transconv.passes.behind import Behind, behind
 from transconv.passes.lets import optimise_lets
 from transconv.passes.part_sums import Multiplying, in_parts, steps_of_a_part
 from transconv.passes.rings import PHASE, SLOT, Rings, advance, rings, slot_before
+from transconv.passes.sliding import grouped, shared_rings
 from transconv.schedule import Schedule
 
 TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
@@ -111,9 +114,12 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     assert isinstance(grid, For) and grid.kind == "grid", "an explicit kernel is one grid"
     around, inner = _around(grid.body)
     tile = _take_apart(inner)
-    outer = (s for before, _ in around for s in before)
-    ring = rings(tile.fetched, (*outer, *tile.before, *tile.lets), schedule.stages, tile.loop,
-                 schedule.keep)
+    lets = (*(s for before, _ in around for s in before), *tile.before)
+    if group := grouped(tile.loop, tile.lets, schedule.slide):
+        ring = shared_rings(tile.fetched, (*lets, *tile.lets), schedule.stages, group)
+        tile = replace(tile, loop=group.loop, lets=group.lets)
+    else:
+        ring = rings(tile.fetched, (*lets, *tile.lets), schedule.stages, tile.loop, schedule.keep)
     consumers = [_Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
     brought = behind(tile.after, schedule.consumers, bool(grid.programs))
     own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
@@ -247,14 +253,15 @@ def _turns(tile: _Tile, rings: Rings) -> _Act:
 def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _Consumer) -> _Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed."""
-    left, right = (_operand(a, rings) for a in tile.product.args[1:])
+    pairs = [*zip(*(_operands(a, rings) for a in tile.product.args[1:]), strict=True)]
+    left, right = pairs[0]
     ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
     read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
 
     def start(acc: Var, step: Expr) -> tuple[Stmt, ...]:
         kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
         product = seq(*kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
-                      FuncCall(DOT_ASYNC, (acc, left, right)))
+                      *(FuncCall(DOT_ASYNC, (acc, *pair)) for pair in pairs))
         return statements(product if step is tile.loop.var else substitute(product, {tile.loop.var: step}))
 
     def free(before: int, when: Expr = TRUE) -> tuple[Stmt, ...]:
@@ -267,7 +274,8 @@ def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _
         sums = in_parts(Multiplying(tile.loop, tile.acc, each,
                                     lambda acc, step: (*start(acc, step), *onward), free))
     else:
-        step = seq(*tile.lets, *start(tile.acc.var, tile.loop.var), FuncCall(DOT_WAIT, (ONE,)),
+        running = FuncCall(DOT_WAIT, (Const(len(pairs)),))
+        step = seq(*tile.lets, *start(tile.acc.var, tile.loop.var), running,
                    *free(1, tile.loop.var > 0), *onward)
         sums = (replace(tile.loop, body=step, stages=0),)
         ended = (FuncCall(DOT_WAIT, (ZERO,)), *free(1))
@@ -292,11 +300,12 @@ def _in_turn(sums: tuple[Stmt, ...], tile: _Tile, rings: Rings, grid: For,
             FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
 
 
-def _operand(arg: Node, rings: Rings) -> Piece:
+def _operands(arg: Node, rings: Rings) -> tuple[Piece, ...]:
+    """What the products of a slot multiply: one, or one for each step that shares it."""
     var = arg.x if isinstance(arg, Spread) else arg
     assert isinstance(var, Var)
     ring = rings.of[var]
-    return ring.piece if ring.transposed is None else ring.transposed
+    return ring.pieces or (ring.piece if ring.transposed is None else ring.transposed,)
 
 
 class _Results(Mutator):

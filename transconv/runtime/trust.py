@@ -109,13 +109,25 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
                 log.debug("no memory to check %s with other data", plan.workload)
     except Miscompiled as error:
         wrong = [s for s in plan.steps if s.launcher.function == error.function]
+        _let_go(error)
         return error.why, wrong or plan.steps, True
     except Exception as error:
         # A failure of Triton: the kernel needs too many resources, or the compiler has a bug.
         if not _is_tritons(error):
             raise
+        _let_go(error)
         return f"{type(error).__name__}: {error}", _suspects(plan, tensors), False
     return reason, blamed, True
+
+
+def _let_go(error: BaseException) -> None:
+    """Take the frames from an error that goes no further. Triton raises some from a variable of the frame
+    that raises them: error, traceback and frame are a cycle then, and the frames of all callers, with
+    their tensors, would be there until Python looks for cycles."""
+    seen: BaseException | None = error
+    while seen is not None and seen.__traceback__ is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
 
 
 def _is_tritons(error: BaseException) -> bool:
@@ -215,6 +227,7 @@ def _copies_well(step: Step, device: torch.device) -> bool:
     except Exception as error:
         if not _is_tritons(error):
             raise
+        _let_go(error)
         return False
     return torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),
                        made.as_strided(c.shape, strides[1], c.layout.offset))

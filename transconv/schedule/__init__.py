@@ -23,6 +23,7 @@ from transconv.schedule.counts import (
     sides,
     tile,
     tiles_along,
+    tiles_of_a_stage,
     transposed_bytes,
 )
 from transconv.schedule.legality import of_any_size, why_not
@@ -74,8 +75,9 @@ __all__ = [
     "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
     "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",
     "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "ROW", "row_of",
-    "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such", "tile",
-    "tiles_along", "told", "told_behind", "transposed_bytes", "unregister_word", "wants_rounding",
-    "WARP_GROUP", "why_not", "why_not_copied", "why_not_early", "why_not_rows", "with_letter", "within",
-    "within_places", "without", "Word", "WORDS", "words", "words_table",
+    "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such",
+    "tile", "tiles_along", "tiles_of_a_stage", "told", "told_behind", "transposed_bytes",
+    "unregister_word", "wants_rounding", "WARP_GROUP", "why_not", "why_not_copied", "why_not_early",
+    "why_not_rows", "with_letter", "within", "within_places", "without", "Word", "WORDS", "words",
+    "words_table",
 ]

@@ -11,7 +11,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv.compute import Compute, axis_strides
+from transconv.ir import View
 from transconv.schedule.boxes import transposed
+from transconv.schedule.sliding import moves, rows_of
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -164,9 +166,18 @@ def shared_bytes(c: Schedule, compute: Compute) -> int:
     need = transposed_bytes(c, compute) * max(1, c.stages)
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
         times = k_steps(c, compute) if letter == c.keep else max(1, c.stages)
-        each = extents[kind] * extents["K"]
-        need += times * each * view.tensor.dtype.bytes if view is not None else 0
+        each = extents[kind] * extents["K"] * tiles_of_a_stage(view, c, compute)
+        need += int(times * each * view.tensor.dtype.bytes) if view is not None else 0
     return need
+
+
+def tiles_of_a_stage(view: View | None, c: Schedule, compute: Compute) -> float:
+    """How many tiles of an operand are fetched together: one, or where steps share boxes all their rows,
+    or the tiles of all of these steps."""
+    if not c.slide or view is None:
+        return 1
+    rows, own = rows_of(view, c, compute)
+    return rows / own if rows else compute.size(c.slide) if moves(view, c) else 1
 
 
 def transposed_bytes(c: Schedule, compute: Compute) -> int:

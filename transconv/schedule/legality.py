@@ -66,7 +66,7 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     plain = Schedule()
     most = replace(schedule, pack="")
     changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
-                      keep=plain.keep, behind=plain.behind,
+                      keep=plain.keep, slide=plain.slide, behind=plain.behind,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
     ways = (schedule, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
@@ -162,8 +162,8 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # The order of the rules; a word's name means its rule. Words that are not here come last, in the order of
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
-    _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", _fits, "reduce", "split_k",
-    why_not_early, "via", "consumers", "keep", "a", "b", "c", "behind", why_not_partials)
+    _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", "slide", _fits, "reduce",
+    "split_k", why_not_early, "via", "consumers", "keep", "a", "b", "c", "behind", why_not_partials)
 
 
 @lru_cache(maxsize=4)

@@ -88,6 +88,7 @@ class Schedule(_Hashed):
     late: int = _DEFAULTS["late"]
     consumers: int = _DEFAULTS["consumers"]
     keep: str = _DEFAULTS["keep"]
+    slide: str = _DEFAULTS["slide"]
     stages: int = _DEFAULTS["stages"]
     warps: int = _DEFAULTS["warps"]
     via: str = _DEFAULTS["via"]

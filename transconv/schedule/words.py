@@ -17,6 +17,7 @@ from transconv.schedule import legality_boxes as boxes
 from transconv.schedule import legality_words as rules
 from transconv.schedule import reducing
 from transconv.schedule.behind import why_not_behind
+from transconv.schedule.sliding import why_not_slide
 from transconv.schedule.word import ENDLESS, TEXT, Such, Value, Word
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 UNITS = ("mma", "fma")
 WAYS = ("gather", "box")
+AXIS = Such(re.compile(r"\w*", re.ASCII).fullmatch, "an axis, such as kh")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
 PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows)?").fullmatch,
              "some of a.b.c, in this order, a.b.f16 or a.b.rows")
@@ -32,6 +34,10 @@ PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows)?")
 def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
     axes = [x.name for x in compute.axes_of("K")]
     return ".".join(rng.sample(axes, len(axes))) if rng.randrange(2) == 0 else ""
+
+
+def _some_axis(rng: Random, schedule: Schedule, compute: Compute) -> Value:
+    return rng.choice(["", "", *(x.name for x in compute.axes_of("K"))])
 
 
 def _some_axes(rng: Random, schedule: Schedule, compute: Compute) -> Value:
@@ -98,6 +104,9 @@ WORDS: tuple[Word, ...] = (
     Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
          "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
          together=("programs", "split_k", "consumers")),
+    Word("slide", "", "The steps along this axis, the innermost of the sum, share the boxes of an "
+         "operand that it moves by whole rows (`gluon`).", AXIS, why_not=why_not_slide, draw=_some_axis,
+         together=("order", "split_k", "keep")),
     Word("stages", 3, "Buffers of the software pipeline: the number of loop iterations in flight.",
          range(1, ENDLESS), draw=(1, 2, 3, 4), always=True),
     Word("warps", 4, "Warps per program; with `consumers=2`, per consumer.", (1, 2, 4, 8, 16, 32),

@@ -29,6 +29,7 @@ from transconv.schedule import (
 )
 from transconv.selection.chains import fewest_parts
 from transconv.selection.fetching import also_fetching
+from transconv.selection.sharing import also_sharing
 from transconv.selection.tiling import Run, extents, rows_of_positions, run_of, summed_rows, tilings
 from transconv.target import Target
 
@@ -49,7 +50,8 @@ def explicit(compute: Compute, target: Target) -> Iterator[Schedule]:
     wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
             for kind in "MNK"}
     if all(x.role == "position" for x in wide["M"]):
-        yield from also_fetching(_over_positions(compute, target, wide), compute, target)
+        found = also_sharing(_over_positions(compute, target, wide), compute, target)
+        yield from also_fetching(found, compute, target)
     elif all(x.role == "position" for x in wide["K"]):
         yield from also_fetching(_summing_positions(compute, target, wide), compute, target)
 

@@ -1,0 +1,90 @@
+"""Steps of a sum that share boxes (``slide=``): answers, what is fetched, why others share none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.stages import SM90
+from tests.test_explicit import BWD_D, BWD_W, FWD, ROLE, kernels, right_in_any_order
+from transconv import ir
+from transconv.backend_triton.kernel_text import emit
+from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.relation import computes
+from transconv.schedule import Schedule, shared_bytes, why_not
+
+H = f"{ROLE} order=kw.ic.kh slide=kh"
+TILE = "oh:8 ow:8 oc:16 ic:16 |"
+CASES = [  # with the rows of a slot, and the tiles of the other operand
+    ("mb2ic32ih8oc24oh8kh3ph1", FWD, f"{TILE} {H} c=box stages=2", 10, 3),
+    ("mb2ic32ih9oc24oh9kh3ph1", FWD, f"oh:4 ow:16 oc:16 ic:16 | {H} c=box stages=3 programs=3", 6, 3),
+    ("mb2ic32ih8oc64oh8kh3ph1", FWD, f"oh:4 ow:8 oc:64 ic:16 | {H} swap=1 programs=3", 6, 3),
+    ("mb3ic32ih8oc24oh8kh3ph1", FWD, f"{TILE} {H} consumers=2 programs=2 stages=3", 10, 3),
+    ("mb2ic16ih11oc16oh7kh3dh1", FWD, f"{TILE} {H}", 12, 3),
+    ("mb2ic16ih8oc32oh8kh3ph1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {ROLE} c=box order=kw.oc.kh slide=kh",
+     10, 3),
+    ("g2mb2ic32ih7oc48oh7kh3ph1", FWD, f"{TILE} {H}", 10, 3),
+    ("mb1ic16id4ih8iw8oc16od4oh8ow8kd3kh3kw3pd1ph1pw1", FWD,
+     f"od:4 oh:2 ow:8 oc:16 ic:16 | {ROLE} order=kh.kw.ic.kd slide=kd programs=2", 6, 3),
+    ("mb1ic16id3ih8iw8oc16od3oh8ow8kd3kh3kw3pd2ph1pw1", FWD,
+     f"{TILE} {ROLE} order=kd.kw.ic.kh slide=kh c=box", 10, 3),
+]
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize(("text", "prop", "schedule", "rows", "others"), CASES,
+                         ids=[f"{i}-{c[1]}-{c[0]}" for i, c in enumerate(CASES)])
+def test_the_answer_is_right_whoever_goes_first(text: str, prop: Prop, schedule: str, rows: int,
+                                                others: int) -> None:
+    p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
+    (kernel,) = right_in_any_order(p, prop, schedule)
+    rings = [s.what for s in ir.find(kernel, ir.Shared) if isinstance(s.what, ir.Buffer)
+             and s.what.name.endswith("_ring")]
+    (moved,) = (r for r in rings if r.name[:3] == prop.operands[0][:3])
+    (other,) = (r for r in rings if r is not moved)
+    assert moved.members * next(e for e in moved.extents if e > 1) == rows and other.members == others
+    (compute,) = computes(p, prop)
+    assert sum(r.slots * r.members * r.box_bytes for r in rings) == shared_bytes(
+        Schedule.parse(schedule), compute)
+
+
+@pytest.mark.parametrize(("text", "shared"), [
+    ("mb2ic64ih16oc16oh8kh4sh2ph1", 1),  # two steps along th in each phase: one launch
+    ("mb2ic64ih16oc16oh8kh3sh2ph1", 2),  # one or two
+])
+def test_stride_phases_share_what_they_can(text: str, shared: int) -> None:
+    p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
+    schedule = f"qh:4 qw:16 ic:16 oc:16 | {ROLE} order=tw.oc.th slide=th programs=3 stages=2"
+    launches = right_in_any_order(p, BWD_D, schedule)
+    counts = {max(s.what.members for s in ir.find(k, ir.Shared) if isinstance(s.what, ir.Buffer))
+              for k in launches}
+    assert len(counts) == shared
+
+
+def test_the_text_reads_a_window_of_the_rows() -> None:
+    text, prop, schedule, *_ = CASES[0]
+    (kernel,) = kernels(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop, schedule)
+    source = emit(kernel)
+    assert source.count("hopper.warpgroup_mma(") == 3 and "warpgroup_mma_wait(3," in source
+    assert all(f"pile(src_ring_rows.index(slot * 10 + {kh}), src_ring_rows.dtype," in source
+               for kh in range(3))
+    assert source.count("fetch_box(src_box") == 5, "10 rows, 2 in a box"
+    assert "pile = gl.shared_memory_descriptor.reinterpret" in source
+
+
+@pytest.mark.parametrize(("text", "prop", "schedule", "reason"), [
+    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} a=box b=box order=kw.ic.kh slide=kh", "via=gluon"),
+    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} slide=kh", "the innermost axis of the sum"),
+    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} slide=kd", "names no axis"),
+    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} order=kh.kw.ic slide=ic", "names no axis"),
+    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {ROLE} order=kh.ic.kw slide=kw",
+     "by whole rows of a box"),
+    ("ic32ih16oc16oh8kh3sh2ph1", FWD, f"{TILE} {ROLE} order=kw.ic.kh slide=kh",
+     "by whole rows of a box"),
+    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {H} split_k=2", "whole sums"),
+    ("ic32ih8oc16oh8kh3ph1", FWD, f"{TILE} {H} keep=b programs=1", "fetches both"),
+    ("mb4ic32ih8oc64oh8kh3ph1", BWD_W, f"ic:16 oc:64 oh:8 ow:8 | {ROLE} slide=kh", "names no axis"),
+])
+def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: str) -> None:
+    (compute,) = computes(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop)
+    told = why_not(Schedule.parse(schedule), compute, SM90)
+    assert told is not None and reason in told, told

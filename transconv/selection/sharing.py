@@ -1,0 +1,38 @@
+"""Proposals in which steps of a sum share boxes: a schedule of an explicit kernel with ``slide=`` the
+outermost axis of the window that allows it, and with as many of its stages as then fit shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transconv.compute import Compute
+from transconv.schedule import Schedule, why_not
+from transconv.target import Target
+
+FEWEST = 2  # stages, each of several steps
+MOST = 4  # of the products that read shared memory while others land there
+
+
+def sharing(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
+    """The schedule with ``slide=``, if that is legal with enough stages; one or none."""
+    if schedule.via != "gluon" or schedule.slide or schedule.split_k > 1 or schedule.keep:
+        return
+    summed = compute.axes_of("K")
+    for axis in summed:
+        if axis.role != "window" or axis.size < 2 or schedule.block_of(axis.name) is not None:
+            continue
+        order = ".".join([*(x.name for x in summed if x is not axis), axis.name])
+        for stages in range(min(MOST, schedule.stages), FEWEST - 1, -1):
+            made = schedule.with_words(order=order, slide=axis.name, stages=stages)
+            if (reason := why_not(made, compute, target)) is None:
+                yield made
+                return
+            if "shared memory" not in reason:
+                break
+
+
+def also_sharing(schedules: Iterator[Schedule], compute: Compute, target: Target) -> Iterator[Schedule]:
+    """The schedules, each with the one whose steps share boxes."""
+    for schedule in schedules:
+        yield schedule
+        yield from sharing(schedule, compute, target)
