@@ -167,7 +167,10 @@ def _workspace(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
 
 def _in_patches(view: View, compute: Compute) -> bool:
     """Whether a tensor of 8-bit elements is summed along its first dimension alone, as gradients of layers
-    are whose windows do not overlap: the others are then a run, with features innermost as in memory."""
+    are whose windows do not overlap: the others are then a run, with features innermost as in memory. Not
+    of a stride phase: phases share the copy, and others may sum several taps."""
+    if compute.part is not None:
+        return False
     summed = {x.var for x in compute.axes_of("K") if x.size > 1}
     apart = {v for d in view.dims[1:] for e in (d.coord, d.mask) for v in free_vars(e)}
     return view.tensor.dtype.bits == 8 and prod(view.tensor.shape[2:]) > 1 and not summed & apart
