@@ -29,6 +29,7 @@ from bench.run_tables import (
     samples_table,
 )
 from bench.size_table import first_calls_table, models_table, sizes_table
+from bench.slide_table import slide_table
 from bench.small_types import small_types_table
 from bench.start_table import start_table
 from bench.tables import (
@@ -45,7 +46,8 @@ RESULTS = ROOT / "bench" / "results"
 CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the first are named below
 # A table elsewhere stands in a text that says it.
 WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
-               "docs/functional.md", "docs/start.md", "docs/kernel_api.md", "docs/scaling.md")
+               "docs/functional.md", "docs/start.md", "docs/kernel_api.md", "docs/scaling.md",
+               "docs/guide_schedules.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
@@ -107,6 +109,8 @@ TABLES = {
         chips_table),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
+    "slide": Table(("h200_slide_trials.csv",),
+                   ("python -m bench schedules bench/problems/slide_trials.csv",), slide_table),
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
                          models_table),
     "first_calls": Table(("h200_first_calls.csv",), ("python -m bench first-calls",), first_calls_table),

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from transconv.verify.pool import Group, Pool, Task, is_fatal
+from transconv.verify.pool import Group, Pool, Task, _serve, is_fatal
 
 
 def work(what: str) -> dict[str, Any]:
     """A worker's function, found by name in the children."""
     if what == "hang":
         time.sleep(60)
+    if what == "rest":
+        time.sleep(0.3)
     if what == "die":
         os._exit(3)
     if what == "raise":
@@ -112,3 +114,16 @@ def test_capacity_limits_what_runs_at_once() -> None:
     tasks.append(Task("a", {"what": "big"}, weight=5))
     found = [t.payload["what"] for t, _ in pool(2, capacity=1).run(tasks)]
     assert found == ["0", "1", "2", "3", "big"]
+
+
+def test_a_worker_whose_parent_is_gone_ends() -> None:
+    start = multiprocessing.get_context("spawn")
+    here, there = start.Pipe()
+    child = start.Process(target=_serve, args=(there, f"{__name__}:work", {}))
+    child.start()
+    there.close()
+    assert here.recv() is None
+    here.send({"what": "rest"})
+    here.close()  # while it works
+    child.join(30)
+    assert child.exitcode == 0

@@ -82,7 +82,10 @@ def _serve(pipe: Connection, function: str, environment: dict[str, str]) -> None
                    "trace": traceback.format_exc()[-4000:]}
             if is_fatal(error):
                 row["fatal"] = True
-        pipe.send(row)
+        try:
+            pipe.send(row)
+        except BrokenPipeError:  # the parent's time was up
+            return
         if row.get("fatal"):
             return
 
