@@ -18,6 +18,7 @@ from bench.environment import ROOT
 from bench.graph_table import graphs_table
 from bench.issue_table import issues_table
 from bench.kernels.kernel_table import kernels_table
+from bench.quantized_table import quantized_table, training_table
 from bench.run_tables import (
     check_table,
     computations_table,
@@ -47,7 +48,7 @@ CHIPS = ("h200", "h100")  # what files of results begin with; the tables of the 
 # A table elsewhere stands in a text that says it.
 WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.md", "docs/graphs.md",
                "docs/functional.md", "docs/start.md", "docs/kernel_api.md", "docs/scaling.md",
-               "docs/guide_schedules.md")
+               "docs/guide_schedules.md", "docs/quantized.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
 ABLATION = "h200_ablation.csv"
@@ -109,6 +110,9 @@ TABLES = {
         chips_table),
     "issues": Table(("h200_issues.csv",), ("python -m bench issues",), issues_table),
     "sizes": Table(("h200_sizes.csv",), ("python -m bench sizes",), sizes_table),
+    "quantized": Table(("h200_quantized.csv",), ("python -m bench quantized",), quantized_table),
+    "quantized_train": Table(("h200_quantized_train.csv",), ("python -m bench quantized --only train",),
+                             training_table),
     "slide": Table(("h200_slide_trials.csv",),
                    ("python -m bench schedules bench/problems/slide_trials.csv",), slide_table),
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
