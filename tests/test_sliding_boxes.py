@@ -11,6 +11,7 @@ from transconv.backend_triton.kernel_text import emit
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule import Schedule, shared_bytes, why_not
+from transconv.verify.case import Case
 
 H = f"{ROLE} order=kw.ic.kh slide=kh"
 TILE = "oh:8 ow:8 oc:16 ic:16 |"
@@ -45,6 +46,18 @@ def test_the_answer_is_right_whoever_goes_first(text: str, prop: Prop, schedule:
     (compute,) = computes(p, prop)
     assert sum(r.slots * r.members * r.box_bytes for r in rings) == shared_bytes(
         Schedule.parse(schedule), compute)
+
+
+@pytest.mark.parametrize(("dtypes", "wide", "epilogue"), [
+    ("i8", 32, "mul:f32:per_oc+add:s32:common"), ("f8e4m3:f8e5m2:bf16", 32, "mul:f32:common"),
+    ("f32", 16, "")])
+def test_types_of_all_widths_share(dtypes: str, wide: int, epilogue: str) -> None:
+    p = ConvProblem.parse(f"mb2ic64ih9oc64oh9kh3ph1 dt={dtypes} tag=nhwc")
+    case = Case(p, FWD, epilogue, where="cpu", target=SM90, numpy=True)
+    plan = case.plan(f"oh:4 ow:16 oc:64 ic:{wide} | {H} swap=1 consumers=2 programs=3 stages=2")
+    for data in ("exact", "float"):
+        found = case.judge(plan, data)
+        assert found.right, f"{data}: {found.reason}"
 
 
 @pytest.mark.parametrize(("text", "shared"), [
@@ -88,3 +101,11 @@ def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: s
     (compute,) = computes(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop)
     told = why_not(Schedule.parse(schedule), compute, SM90)
     assert told is not None and reason in told, told
+
+
+@pytest.mark.parametrize("text", ["dt=f8e4m3:f8e4m3:bf16 tag=axb math=ieee", "dt=i8 tag=abx"])
+def test_sums_that_move_and_tiles_that_are_transposed_share_nothing(text: str) -> None:
+    (compute,) = computes(ConvProblem.parse(f"ic64ih8oc64oh8kh3ph1 {text}"), FWD)
+    words = f"oh:8 ow:8 oc:64 ic:64 | {H} swap=1 stages=2"
+    told = why_not(Schedule.parse(words), compute, SM90)
+    assert told is not None and ("as they lie, to one sum" in told or "box" in told), told

@@ -48,3 +48,15 @@ def test_steps_that_share_boxes(text: str, prop: Prop, schedule: str) -> None:
     for data in ("exact", "float"):
         found = case.judge(plan, data)
         assert found.right, f"{data}: {found.reason}"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtypes", "wide", "epilogue"), [
+    ("i8", 128, "mul:f32:per_oc+add:s32:common"), ("i8", 64, ""),
+    ("f8e4m3:f8e5m2:bf16", 128, "mul:f32:common"), ("f32", 32, "")])
+def test_types_of_all_widths(dtypes: str, wide: int, epilogue: str) -> None:
+    case = Case(ConvProblem.parse(f"mb2ic128ih37oc128oh37kh3ph1 dt={dtypes} tag=axb"), Prop.FWD, epilogue)
+    plan = case.plan(f"oh:8 ow:16 oc:64 ic:{wide} | {ROLE} {H} swap=1 programs=7 consumers=2 stages=2")
+    for data in ("exact", "float"):
+        found = case.judge(plan, data)
+        assert found.right, f"{data}: {found.reason}"

@@ -168,7 +168,7 @@ def _workspace(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
 def _in_patches(view: View, compute: Compute) -> bool:
     """Whether a tensor of 8-bit elements is summed along its first dimension alone, as gradients of layers
     are whose windows do not overlap: the others are then a run, with features innermost as in memory. Not
-    of a stride phase: phases share the copy, and others may sum several taps."""
+    where the computation is one of several parts: they share the copy, and others may sum along more."""
     if compute.part is not None:
         return False
     summed = {x.var for x in compute.axes_of("K") if x.size > 1}

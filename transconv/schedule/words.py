@@ -17,7 +17,7 @@ from transconv.schedule import legality_boxes as boxes
 from transconv.schedule import legality_words as rules
 from transconv.schedule import reducing
 from transconv.schedule.behind import why_not_behind
-from transconv.schedule.sliding import why_not_slide
+from transconv.schedule.legality_sliding import why_not_slide
 from transconv.schedule.word import ENDLESS, TEXT, Such, Value, Word
 
 if TYPE_CHECKING:
