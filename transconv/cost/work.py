@@ -39,7 +39,7 @@ from transconv.schedule import (
 )
 from transconv.target import Target
 
-NEAR = 1 << 16  # bytes of a tensor that all programs read, which the L1 cache keeps
+NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache keeps
 ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through registers
 ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
@@ -58,7 +58,7 @@ class Fetch(NamedTuple):
     alone: bool = False  # whether no two elements are contiguous
     through: bool = False  # whether it goes through registers, to be transposed or rounded
     stepped: bool = False  # whether the copy engine takes every so many-th position
-    near: bool = False  # whether it is not ahead, and of a tensor that stays in the L1 cache
+    near: bool = False  # whether it is not ahead, and of a filter that stays in the L1 cache
 
 
 class Work(NamedTuple):
@@ -240,8 +240,8 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
     vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     ahead = vector * size >= ASYNC
-    near = not ahead and view is not compute.c and not view.tensor.extents and (
-        touched(view, compute) <= NEAR)
+    near = (not ahead and view is compute.b and not compute.sums_positions and not view.tensor.extents
+            and 0 < touched(view, compute) <= NEAR)
     if near:
         there *= _within(blocks, compute, view)
     return Fetch(there * max(size, found.each), elements / vector, found.bytes, ahead,
