@@ -38,8 +38,8 @@ MODEL_COLUMNS = ("case", "side", "sizes", "plans", "graphs", "prepare_s", "first
                  "later_ms", "later_worst_ms", "compiled", "native", "far", "device", "torch", "triton",
                  "commit")
 MODEL_KEY = ("case", "side", "device")
-SIDES = (("ocr", "prepared"), ("dynamic", "prepared"), ("ocr", "torch heuristics"),
-         ("ocr", "torch benchmark"), ("ocr", "background"))
+SIDES = (("ocr", "prepared"), ("dynamic", "prepared"), ("dynamic", "prepared, 1 as any size"),
+         ("ocr", "torch heuristics"), ("ocr", "torch benchmark"), ("ocr", "background"))
 Pair = tuple[str, str]
 """A layer's name and a direction."""
 MODELS_S = 90.0  # kept for the sides of models, at most a quarter of the limit

@@ -133,10 +133,11 @@ def test_sixteen_sizes_and_one_graph() -> None:
     found = size_models.ocr("prepared", True, 1)
     assert found["compiled"] == 0 and found["native"] == 1.0 and found["far"] < 1e-5
     found |= {"device": "cpu"}
-    graph = size_models.dynamic("prepared", True, 1)
-    assert graph["graphs"] == 1 and graph["compiled"] == 0 and graph["far"] < 1e-5
+    graph, apart = (size_models.dynamic(side, True, 1) for side in (size_models.ONE_GRAPH, "prepared"))
+    assert (graph["graphs"], apart["graphs"]) == (1, 2), "torch alone has one for a batch of 1, too"
+    assert graph["compiled"] == 0 and graph["far"] < 1e-5
     table = models_table([{k: str(v) for k, v in row.items()} for row in (found, graph)])
-    assert table.count("\n") == 3 and "| dynamic | prepared | 3 | 1 |" in table
+    assert table.count("\n") == 3 and "| dynamic | prepared, 1 as any size | 3 | 1 |" in table
 
 
 def test_the_table_counts_first_uses_apart() -> None:

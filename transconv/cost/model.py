@@ -32,6 +32,7 @@ PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the 
 # Of a step whose operands of 8 bits are transposed: for warps that wait for one another, and the rate of
 # the bytes (weight gradients of 10 layers on an H100).
 TURN_NS, TURNED_GBS = 250.0, 280.0
+NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (a stem's gradient, H100 and H200)
 STRAY_NS = 1.0  # to store a lane's one or two bytes beside those of others (x3d_m_dw3_54 on an H100)
 STEPPED = 1.1  # times the time to fetch boxes of every second position; not measured
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
@@ -217,6 +218,8 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     if schedule.unit == "fma":  # one unit multiplies and computes addresses, so these times add up
         work = multiply + fetch
         return larger(work, (work + late) / together) + wait
+    if not ahead and all(f.near or f.ahead for f in w.fetched):
+        late = NEAR_NS + fetch  # a program computes no addresses while it waits
     if w.transposed and w.bits == 8:  # whatever lands in one of two places is waited for
         late = (c.latency_ns + fetch) / in_flight
     return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait

@@ -39,6 +39,7 @@ from transconv.schedule import (
 )
 from transconv.target import Target
 
+NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache keeps
 ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through registers
 ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
@@ -57,6 +58,7 @@ class Fetch(NamedTuple):
     alone: bool = False  # whether no two elements are contiguous
     through: bool = False  # whether it goes through registers, to be transposed or rounded
     stepped: bool = False  # whether the copy engine takes every so many-th position
+    near: bool = False  # whether it is not ahead, and of a filter that stays in the L1 cache
 
 
 class Work(NamedTuple):
@@ -237,9 +239,13 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
         return Fetch(elements * size * lines, 0, found.bytes)
     vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
-    return Fetch(there * max(size, found.each), elements / vector, found.bytes,
-                 vector * size >= ASYNC, found.run == 1 and elements > 1,
-                 only_along and wants_rounding(view, compute))
+    ahead = vector * size >= ASYNC
+    near = (not ahead and view is compute.b and not compute.sums_positions and not view.tensor.extents
+            and 0 < touched(view, compute) <= NEAR)
+    if near:
+        there *= _within(blocks, compute, view)
+    return Fetch(there * max(size, found.each), elements / vector, found.bytes, ahead,
+                 found.run == 1 and elements > 1, only_along and wants_rounding(view, compute), near=near)
 
 
 @by_tile
@@ -247,6 +253,14 @@ def _elements(tiles: tuple[Block, ...], compute: Compute, view: View) -> int:
     """How many elements a view's tile has."""
     strides = axis_strides(view, compute)
     return prod(b.extent for b in tiles if any(strides[a] for a in b.axes))
+
+
+@by_tile
+def _within(tiles: tuple[Block, ...], compute: Compute, view: View) -> float:
+    """The fraction of a view's tile that is not masked: 3 / 16 if a block of 16 features has 3."""
+    strides = axis_strides(view, compute)
+    return prod(min(1.0, prod(compute.size(a) for a in b.axes) / b.extent) for b in tiles
+                if any(strides[a] for a in b.axes))
 
 
 @by_tile
