@@ -8,6 +8,7 @@ from tests.stages import SM90
 from tests.test_explicit import BWD_D, BWD_W, FWD, ROLE, kernels, right_in_any_order
 from transconv import ir
 from transconv.backend_triton.kernel_text import emit
+from transconv.conv.any_size import any_size
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule import Schedule, shared_bytes, why_not
@@ -109,3 +110,10 @@ def test_sums_that_move_and_tiles_that_are_transposed_share_nothing(text: str) -
     words = f"oh:8 ow:8 oc:64 ic:64 | {H} swap=1 stages=2"
     told = why_not(Schedule.parse(words), compute, SM90)
     assert told is not None and ("as they lie, to one sum" in told or "box" in told), told
+
+
+def test_boxes_that_take_every_second_position_share_nothing() -> None:
+    """Of any size: the rows of one step are not those of the next."""
+    (compute,) = any_size(ConvProblem.parse("mb1ic64ih14oc64oh7kh4sh2ph1 dt=bf16 tag=nhwc"), FWD)
+    told = why_not(Schedule.parse(f"oh:8 ow:16 oc:64 ic:64 | {H} swap=1 stages=3"), compute, SM90)
+    assert told is not None and "by whole rows of a box" in told, told

@@ -47,7 +47,10 @@ def moves(view: View, schedule: Schedule) -> bool:
 @lru_cache(maxsize=1024)
 def along(box: Box, axis: str, compute: Compute) -> tuple[int, int] | None:
     """The dimension that an axis moves a box through by whole rows of it, and by how many a step; None
-    where it moves otherwise, or where the tiles do not overlap."""
+    where it moves otherwise, or where the tiles do not overlap: those of boxes that take every so
+    many-th position do not."""
+    if box.tensor.every:
+        return None
     facts, var = axis_facts(compute), Var(axis)
     ahead = [simplify(substitute(c, {var: var + 1}) - c, facts) for c in box.coords]
     if any(not isinstance(x, Const) for x in ahead):
