@@ -322,6 +322,6 @@ def test_boxes_are_shared_where_fetching_takes_long() -> None:
     assert best.slide == "kh" and best.order == "kw.ic.kh"
     plain = best.with_words(slide="", order="")
     shared, each = (sum(f.bytes for f in count(s, compute, SM90).fetched) for s in (best, plain))
-    high = best.blocks[0].extent
-    assert shared == each - 256 * 64 * 2 * (1 - (high + 2) / (3 * high))
+    high, deep = best.blocks[0].extent, best.blocks[-1].extent
+    assert shared == each - 256 * deep * 2 * (1 - (high + 2) / (3 * high))
     assert heuristics.estimate(best, compute, SM90) < heuristics.estimate(plain, compute, SM90)
