@@ -121,6 +121,19 @@ def test_a_result_that_is_handed_out_has_torch_s_strides() -> None:
                 near(one.detach(), two.detach(), 1e-4, "result")
 
 
+def test_a_view_that_was_widened_and_narrowed_again_has_torch_s_strides() -> None:
+    def again(x: Tensor) -> tuple[Tensor, Tensor]:
+        view = x.t()[2:]
+        return view.float().to(x.dtype), view
+    x = torch.randn(8, 16, dtype=torch.bfloat16)
+    run: Any = torch.compile(again, backend=backend, options={"rest": "eager"})
+    with by_meaning(), torch.no_grad():
+        made, view = run(x)
+    want, _ = again(x)
+    assert made.stride() == want.stride() and torch.equal(made, want)
+    assert made.data_ptr() != view.data_ptr() == x.t()[2:].data_ptr()
+
+
 def test_a_slice_of_what_was_widened_is_read_as_it_is() -> None:
     def sliced(x: Tensor, w: Tensor) -> tuple[Tensor]:
         wide = x.float()[:, 8:].transpose(0, 1)

@@ -63,8 +63,8 @@ reads the machine code, without a disassembler, and decides alone where there is
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from transconv.backend_triton.branches import takes_uniform_branches
 from transconv.backend_triton.dropped import drops
@@ -95,44 +95,38 @@ _LOST = re.compile(r"\bVIADD\.\w*16x2\s+\w+,\s*-?[\w.]+,\s*0x0\b")
 def flaw(asm: Mapping[str, Any]) -> str:
     """A known miscompile in a kernel, as a sentence; empty if there is none. ``asm``: the texts that
     Triton keeps of it. Machine code is only read where the PTX gives a reason, or where Triton keeps
-    no PTX (TRITON_STORE_BINARY_ONLY)."""
+    no PTX (TRITON_STORE_BINARY_ONLY); what cannot be read, for want of a disassembler, is refused."""
+    for sign in SIGNS:
+        try:
+            if sign.shows(asm):
+                return f"{sign.why} (see transconv/backend_triton/{sign.where})"
+        except Exception as error:
+            return f"the machine code cannot be read ({error}); it may be that {sign.why}"
+    return ""
+
+
+def _overwrites(asm: Mapping[str, Any]) -> bool:
     ptx = asm.get("ptx", "")
-    if _UNWAITED.search(ptx) and _REGISTERS.search(ptx):
-        return ("products may read registers that the next step writes "
-                "(see transconv/backend_triton/flaws.py)")
-    if _runs_over(ptx):
-        return ("the upper half of a pair takes what its lower half runs over by "
-                "(see transconv/backend_triton/flaws.py)")
-    if converts(ptx):
-        return ("ptxas converts a float of which the lowest bits are stored "
-                "(see transconv/backend_triton/narrowed.py)")
-    if (not ptx or _UNPACKED.search(ptx)) and takes_numbers(asm.get("cubin", b"")):
-        return ("ptxas converts two 8-bit floats of the number of a constant "
-                "(see transconv/backend_triton/unpacked.py)")
-    if (not ptx or _apart(ptx) > 1) and takes_uniform_branches(asm.get("cubin", b"")):
-        return ("the place of a box may have the upper half of another pair of 16 bits "
-                "(see transconv/backend_triton/flaws.py and branches.py)")
-    if reorders(asm.get("ttgir", "")):
-        return ("a sum in a loop takes elements of other rows "
-                "(see transconv/backend_triton/reordered.py)")
-    try:
-        if drops(asm):
-            return ("ptxas dropped products whose sums are chosen or 0 "
-                    "(see transconv/backend_triton/dropped.py)")
-    except Exception as error:  # no disassembler: code that cannot be read is refused
-        return f"its products may be dropped, and the machine code cannot be read ({error})"
+    return bool(_UNWAITED.search(ptx) and _REGISTERS.search(ptx))
+
+
+def _takes_numbers(asm: Mapping[str, Any]) -> bool:
+    ptx = asm.get("ptx", "")
+    return bool(not ptx or _UNPACKED.search(ptx)) and takes_numbers(asm.get("cubin", b""))
+
+
+def _takes_another_half(asm: Mapping[str, Any]) -> bool:
+    ptx = asm.get("ptx", "")
+    return (not ptx or _apart(ptx) > 1) and takes_uniform_branches(asm.get("cubin", b""))
+
+
+def _loses_constants(asm: Mapping[str, Any]) -> bool:
+    ptx = asm.get("ptx", "")
     version = _VERSION.search(ptx)
     packed = _PACKED.search(ptx) if ptx else "cubin" in asm
     if not packed or (version and (int(version[1]), int(version[2])) >= RIGHT_SINCE):
-        return ""
-    try:
-        sass = listing(asm)
-    except Exception as error:  # no disassembler: code that cannot be read is refused
-        return f"it may have packed 16-bit additions, and the machine code cannot be read ({error})"
-    if _LOST.search(sass):
-        return ("ptxas lost the constant of a packed 16-bit addition "
-                "(see transconv/backend_triton/flaws.py)")
-    return ""
+        return False
+    return bool(_LOST.search(listing(asm)))
 
 
 def _apart(ptx: str) -> int:
@@ -156,6 +150,31 @@ def _runs_over(ptx: str) -> bool:
     pairs = [ends for pair, *ends in _PAIR.findall(ptx) if pair in halved]
     wide = {a or b for a, b in _WIDE.findall(ptx)} if pairs else set()
     return any(wide.intersection(ends) for ends in pairs)
+
+
+class Sign(NamedTuple):
+    """How a miscompile shows: whether a kernel has it, the sentence that says what is wrong, and the file
+    that describes it."""
+
+    shows: Callable[[Mapping[str, Any]], bool]
+    why: str
+    where: str = "flaws.py"
+
+
+SIGNS = (  # those that need a disassembler come last
+    Sign(_overwrites, "products may read registers that the next step writes"),
+    Sign(lambda asm: _runs_over(asm.get("ptx", "")),
+         "the upper half of a pair takes what its lower half runs over by"),
+    Sign(lambda asm: converts(asm.get("ptx", "")),
+         "ptxas converts a float of which the lowest bits are stored", "narrowed.py"),
+    Sign(_takes_numbers, "ptxas converts two 8-bit floats of the number of a constant", "unpacked.py"),
+    Sign(_takes_another_half,
+         "the place of a box may have the upper half of another pair of 16 bits"),
+    Sign(lambda asm: reorders(asm.get("ttgir", "")), "a sum in a loop takes elements of other rows",
+         "reordered.py"),
+    Sign(drops, "ptxas dropped products whose sums are chosen or 0", "dropped.py"),
+    Sign(_loses_constants, "ptxas lost the constant of a packed 16-bit addition"),
+)
 
 
 class Miscompiled(Unsupported):

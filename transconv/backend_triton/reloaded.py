@@ -22,7 +22,7 @@ from transconv.disk_cache import Content
 from transconv.disk_cache import files as keep
 
 KNOWN = "3.6."  # the releases of Triton whose kernels are made here
-RULES = ("flaws.py", "branches.py", "machine_code.py", "narrowed.py", "reordered.py",
+RULES = ("flaws.py", "branches.py", "dropped.py", "machine_code.py", "narrowed.py", "reordered.py",
          "unpacked.py")  # what a kernel was read for when it was compiled
 CODE = "cubin"
 HOOKS = {"compilation": ("always_compile", "override", "dump_ir", "instrumentation_mode", "listener"),

@@ -88,11 +88,17 @@ def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
     if isinstance(x, Mapped) and x.inputs[0].dtype is x.dtype and not x.work:  # a copy
         return from_before(x.inputs[0], dtype)
     if isinstance(x, (Seen, Indexed)) and (found := from_before(x.of, dtype)) is not None:
-        made = replace(x, of=found, dtype=dtype, strides=None, values=None)
-        if isinstance(made, Seen):
-            made.alias = False
-        return made
+        return _anew(x, found)
     return None
+
+
+def _anew(view: Seen | Indexed, of: Piece) -> Piece:
+    """The view of another piece, or of the same one as a result of its own, of which torch tells how it
+    lies."""
+    made = replace(view, of=of, dtype=of.dtype, strides=None, values=None)
+    if isinstance(made, Seen):
+        made.alias = False
+    return made
 
 
 # -- rows of the table of operations ---------------------------------------------------------------
@@ -182,10 +188,12 @@ def copied(x: Piece) -> Piece:
 @row("_to_copy", "prims::convert_element_type")
 def _to(call: Call) -> Piece:
     x = call.args[0]
-    same = x if x.dtype is call.dtype else from_before(x, call.dtype)
-    if same is None:
+    if x.dtype is call.dtype:
+        return copied(x)
+    before = from_before(x, call.dtype)
+    if before is None:
         return cast(x, call.dtype)
-    return same if isinstance(same, (Seen, Indexed)) and same is not x else copied(same)
+    return _anew(before, before.of) if isinstance(before, (Seen, Indexed)) else copied(before)
 
 
 @row("reciprocal")

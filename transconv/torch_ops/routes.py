@@ -183,8 +183,6 @@ def forget(layers: bool = True) -> None:
         _count(item)
 
 
-
-
 def counted(reset: bool = False) -> stats.Stats:
     """Who computed how many results: see Stats."""
     with stats.lock:
