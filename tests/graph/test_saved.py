@@ -105,6 +105,17 @@ def test_a_pool_leaves_places_of_32_bits_and_no_image(monkeypatch: pytest.Monkey
     assert sum(n.meta["val"].dtype is torch.float32 for n in saved if n.op == "call_function") == 1
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (3, 8, 8)])
+def test_pools_of_no_image_and_of_one(shape: tuple[int, ...]) -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.max_pool2d(x * 2, 2).sum()
+    x, y = (torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape).requires_grad_() for _ in "xy")
+    with by_meaning():
+        torch.compile(f, backend=backend, options={"rest": "eager"})(x).backward()
+    f(y).backward()
+    assert x.grad is not None and y.grad is not None and torch.equal(x.grad, y.grad)
+
+
 def test_a_result_that_is_handed_out_has_torch_s_strides() -> None:
     class Both(Skipped):
         def forward(self, x: Tensor) -> Any:
