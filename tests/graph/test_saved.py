@@ -105,6 +105,18 @@ def test_a_pool_leaves_places_of_32_bits_and_no_image(monkeypatch: pytest.Monkey
     assert sum(n.meta["val"].dtype is torch.float32 for n in saved if n.op == "call_function") == 1
 
 
+@pytest.mark.parametrize(("narrow", "wide"), [(torch.float16, torch.float32),
+                                              (torch.bfloat16, torch.float16)])
+def test_parts_that_were_rounded_stay_rounded(narrow: torch.dtype, wide: torch.dtype) -> None:
+    """A cast of a concatenation whose parts were narrowed, not widened, to its type."""
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor]:
+        return (torch.cat([x.to(narrow), y.to(narrow)], 1).to(wide),)
+    x, y = torch.randn(4, 8).to(wide), torch.randn(4, 8).to(wide)
+    run: Any = torch.compile(f, backend=backend, options={"rest": "eager"})
+    with by_meaning(), torch.no_grad():
+        assert torch.equal(run(x, y)[0], f(x, y)[0])
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 8, 8), (3, 8, 8)])
 def test_pools_of_no_image_and_of_one(shape: tuple[int, ...]) -> None:
     def f(x: Tensor) -> Tensor:

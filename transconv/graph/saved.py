@@ -83,15 +83,21 @@ def parts_cast(graph: fx.Graph) -> None:
 def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
     """Whether a part has the same numbers if it is cast at once: the concatenation holds all of it."""
     own, wide = x.meta["val"].dtype, cat.meta["val"].dtype
-    return own is wide or own is dtype and wide.is_floating_point and wide.itemsize > own.itemsize
+    return own is wide or own is dtype and _holds(wide, own)
+
+
+def _holds(wide: torch.dtype, own: torch.dtype) -> bool:
+    """Whether floats of a type have all numbers of a narrower one."""
+    return wide.is_floating_point and wide.itemsize > own.itemsize
 
 
 def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
     """A part in the narrower type: what it was widened from, where that has the type."""
     of = x.args[0] if x.target in CASTS else None
-    for known in (x, of):
-        if isinstance(known, fx.Node) and known.meta["val"].dtype is dtype:
-            return known
+    if x.meta["val"].dtype is dtype:
+        return x
+    if isinstance(of, fx.Node) and of.meta["val"].dtype is dtype and _holds(x.meta["val"].dtype, dtype):
+        return of
     made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
     made.meta["val"] = x.meta["val"].to(dtype)
     return made
