@@ -14,6 +14,7 @@ from torch import fx, nn
 
 from tests.graph.meant import by_meaning, near, results, traced
 from transconv.graph import backend, decompositions, report
+from transconv.graph.pieces import TYPES
 
 Tensor = torch.Tensor
 
@@ -103,6 +104,31 @@ def test_a_pool_leaves_places_of_32_bits_and_no_image(monkeypatch: pytest.Monkey
     types = [n.meta["val"].dtype for n in saved if n.op == "call_function"]
     assert torch.int32 in types and torch.int64 not in types
     assert sum(n.meta["val"].dtype is torch.float32 for n in saved if n.op == "call_function") == 1
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [(torch.float16, torch.float32),
+                                              (torch.bfloat16, torch.float16)])
+def test_parts_that_were_rounded_stay_rounded(narrow: torch.dtype, wide: torch.dtype) -> None:
+    """A cast of a concatenation whose parts were narrowed, not widened, to its type."""
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor]:
+        return (torch.cat([x.to(narrow), y.to(narrow)], 1).to(wide),)
+    x, y = torch.randn(4, 8).to(wide), torch.randn(4, 8).to(wide)
+    run: Any = torch.compile(f, backend=backend, options={"rest": "eager"})
+    with by_meaning() as texts, torch.no_grad():
+        run(x, y)
+    name = TYPES[narrow].name
+    assert sum(t.count(f" {name}(") for t in texts) == 2, texts
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (3, 8, 8)])
+def test_pools_of_no_image_and_of_one(shape: tuple[int, ...]) -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.max_pool2d(x * 2, 2).sum()
+    x, y = (torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape).requires_grad_() for _ in "xy")
+    with by_meaning():
+        torch.compile(f, backend=backend, options={"rest": "eager"})(x).backward()
+    f(y).backward()
+    assert x.grad is not None and y.grad is not None and torch.equal(x.grad, y.grad)
 
 
 def test_a_result_that_is_handed_out_has_torch_s_strides() -> None:

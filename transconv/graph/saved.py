@@ -12,6 +12,7 @@ hands the backward graph examples that lie so.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ FREE = "transconv_free"  # in a node's meta: only kernels of the two graphs see 
 MOVED = "transconv_moved"  # of a placeholder: it lies otherwise than when the graph was traced
 POOLS = (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
 CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
-LONGEST = 2 ** 31
+LONGEST = 2 ** 31  # places that 32 bits tell apart
 
 
 # -- before the division ---------------------------------------------------------------------------
@@ -46,18 +47,19 @@ def _shape_alone(node: fx.Node) -> None:
     grad, image, *rest, places = node.args
     if not isinstance(image, fx.Node) or not isinstance(places, fx.Node) or not _is_known(image):
         return
-    val, at = image.meta["val"], places.meta["val"]
-    graph = node.graph
+    val, at, graph = image.meta["val"], places.meta["val"], node.graph
     with graph.inserting_before(node):
         none = graph.call_function(aten.full.default, ([*val.shape], 0),
                                    {"dtype": val.dtype, "device": val.device, "pin_memory": False})
         none.meta["val"] = torch.full_like(val, 0)
+        node.args = (grad, none, *rest, places)
+        if prod(val.shape[1:]) >= LONGEST:
+            return
         short = graph.call_function(aten._to_copy.default, (places,), {"dtype": torch.int32})
         short.meta |= {"val": at.to(torch.int32), "recompute": CheckpointPolicy.MUST_SAVE}
         back = graph.call_function(aten._to_copy.default, (short,), {"dtype": torch.int64})
         back.meta |= {"val": at.clone(), "recompute": CheckpointPolicy.MUST_RECOMPUTE}
-    fits = val[0, 0].numel() < LONGEST
-    node.args = (grad, none, *rest, back if fits else places)
+    node.args = (grad, none, *rest, back)
 
 
 def parts_cast(graph: fx.Graph) -> None:
@@ -81,15 +83,21 @@ def parts_cast(graph: fx.Graph) -> None:
 def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
     """Whether a part has the same numbers if it is cast at once: the concatenation holds all of it."""
     own, wide = x.meta["val"].dtype, cat.meta["val"].dtype
-    return own is wide or own is dtype and wide.is_floating_point and wide.itemsize > own.itemsize
+    return own is wide or own is dtype and _holds(wide, own)
+
+
+def _holds(wide: torch.dtype, own: torch.dtype) -> bool:
+    """Whether floats of a type have all numbers of a narrower one."""
+    return wide.is_floating_point and wide.itemsize > own.itemsize
 
 
 def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
     """A part in the narrower type: what it was widened from, where that has the type."""
     of = x.args[0] if x.target in CASTS else None
-    for known in (x, of):
-        if isinstance(known, fx.Node) and known.meta["val"].dtype is dtype:
-            return known
+    if x.meta["val"].dtype is dtype:
+        return x
+    if isinstance(of, fx.Node) and of.meta["val"].dtype is dtype and _holds(x.meta["val"].dtype, dtype):
+        return of
     made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
     made.meta["val"] = x.meta["val"].to(dtype)
     return made

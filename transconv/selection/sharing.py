@@ -10,7 +10,7 @@ from transconv.schedule import Schedule, why_not
 from transconv.target import Target
 
 FEWEST = 3  # stages, each of several steps; with 2 they take 1.3 times the estimate (90 kernels, H200)
-MOST = 4  # of the products that read shared memory while others land there
+MOST = 4  # stages: enough for products that read shared memory while others land there
 
 
 def sharing(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
