@@ -30,6 +30,11 @@ TYPES: dict[torch.dtype, DType] = {**launches.TYPES, torch.uint8: u8}
 """The types of values, by torch's."""
 
 
+def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether a type has all numbers of another one: it is that type, or a float of more bytes."""
+    return wide is narrow or wide.is_floating_point and wide.itemsize > narrow.itemsize
+
+
 def everywhere(_: Index) -> Expr:
     """The condition of what is there at all positions."""
     return TRUE

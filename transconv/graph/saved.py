@@ -20,6 +20,7 @@ from torch import fx
 from torch._guards import TracingContext
 from torch.utils.checkpoint import CheckpointPolicy
 
+from transconv.graph.pieces import holds
 from transconv.graph.rows import ROWS
 
 aten = torch.ops.aten
@@ -83,12 +84,7 @@ def parts_cast(graph: fx.Graph) -> None:
 def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
     """Whether a part has the same numbers if it is cast at once: the concatenation holds all of it."""
     own, wide = x.meta["val"].dtype, cat.meta["val"].dtype
-    return own is wide or own is dtype and _holds(wide, own)
-
-
-def _holds(wide: torch.dtype, own: torch.dtype) -> bool:
-    """Whether floats of a type have all numbers of a narrower one."""
-    return wide.is_floating_point and wide.itemsize > own.itemsize
+    return own is wide or own is dtype and holds(wide, own)
 
 
 def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -96,7 +92,7 @@ def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
     of = x.args[0] if x.target in CASTS else None
     if x.meta["val"].dtype is dtype:
         return x
-    if isinstance(of, fx.Node) and of.meta["val"].dtype is dtype and _holds(x.meta["val"].dtype, dtype):
+    if isinstance(of, fx.Node) and of.meta["val"].dtype is dtype and holds(x.meta["val"].dtype, dtype):
         return of
     made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
     made.meta["val"] = x.meta["val"].to(dtype)

@@ -18,11 +18,9 @@ from itertools import product as every
 from math import prod
 from typing import NamedTuple
 
-import torch
-
 from transconv.graph import moves
 from transconv.graph.lying import features_last
-from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece, Seen
+from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece, Seen, holds
 from transconv.graph.rows import mapped
 from transconv.graph.sizes import Length, Size, like, with_axis
 from transconv.ir import Const, Expr, FloorDiv, Var, free_vars, substitute, value_at
@@ -127,7 +125,7 @@ def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]
     while isinstance(found, Mapped) and found.label == "cast":
         casts.append(found)
         found = found.inputs[0]
-    if casts and casts[0].dtype is found.dtype and all(m.label == "cast" and _holds(m.dtype, found.dtype)
+    if casts and casts[0].dtype is found.dtype and all(m.label == "cast" and holds(m.dtype, found.dtype)
                                                        for m in casts):
         return image(found)
     piece = image(piece)
@@ -136,11 +134,6 @@ def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]
                        for x in m.inputs)
         piece = replace(m, shape=piece.shape, inputs=inputs, strides=None)
     return piece
-
-
-def _holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
-    """Whether a type has all numbers of another one."""
-    return wide is narrow or wide.is_floating_point and wide.itemsize > narrow.itemsize
 
 
 def _varying(piece: Mapped) -> list[Piece]:

@@ -73,7 +73,7 @@ class Question:
 
 class Waiting(Unsupported):
     """A request whose kernels are not there yet. ``over``: whether it may be answered otherwise by now;
-    until then nobody needs to ask again."""
+    while it says no, the same request has the same answer."""
 
     def __init__(self, message: str, over: Callable[[], bool]) -> None:
         super().__init__(COMPILING, message)

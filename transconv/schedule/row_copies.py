@@ -51,7 +51,7 @@ def why_not_rows(view: View, compute: Compute) -> str | None:
             row.var in free_vars(e) for d in others for e in (d.coord, d.mask)):
         return f"{name} has no dimension of {row.name} alone"
     if len(_seen(last)) > 2 or any(compute.kind(v.name) == "K" for v in _seen(last) if v is not row.var):
-        return f"{name}: what is seen of a row is told by more than {row.name} and one column of a window"
+        return f"{name}: a row depends on more than {row.name} and one column of a window"
     columns = prod(compute.size(v.name) for v in _seen(last) if v is not row.var)
     if columns > MOST:
         return f"{name}: a window has {columns} columns, and each has a copy; expected at most {MOST}"
