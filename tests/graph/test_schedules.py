@@ -151,3 +151,37 @@ def test_a_sum_that_rows_of_the_result_share() -> None:
         (kernel,) = kernels(f, *[(t.shape, t.stride(), t.dtype) for t in given])
         assert isinstance(kernel.asked, str)
         torch.testing.assert_close(run(*given)[0], f(*given), rtol=1e-3, atol=1e-3)
+
+
+def test_a_matrix_product_of_an_image_sees_boxes() -> None:
+    """Its rows are the pixels, whose dims are the digits of one axis: of the image, the result and what is
+    added to it, wherever their features lie in memory."""
+    image = (16, 256, 32, 32), (262144, 1, 8192, 256), torch.bfloat16
+
+    def f(x: Any, w: Any, y: Any) -> Any:
+        return y + torch.nn.functional.linear(x.permute(0, 2, 3, 1), w).permute(0, 3, 1, 2)
+    (kernel,) = kernels(f, image, ((256, 256), (256, 1), torch.bfloat16), image)
+    assert "%" not in kernel.texts[0] and "[16384, 256]" in kernel.texts[0]
+    assert "a=box b=box | c=box behind=box" in str(ready(kernel.workload, H200, None, False, Plan, True,
+                                                         "now").schedule)
+
+
+def test_a_matrix_product_whose_factor_is_dear_has_it_written_first() -> None:
+    """Rows of the factor depend on the image: no schedule of the matrix unit computes it."""
+    def f(x: Any, scale: Any, w: Any) -> Any:
+        return torch.nn.functional.linear(x + x * scale, w)
+    written, product = kernels(f, ((32, 14, 14, 768), (150528, 10752, 768, 1), torch.bfloat16),
+                               ((32, 1, 1, 768), (768, 768, 768, 1), torch.bfloat16),
+                               ((192, 768), (768, 1), torch.bfloat16))
+    assert written.group.kind == "map" and product.group.product is not None
+    assert "| mma |" in str(ready(product.workload, H200, None, False, Plan, True, "now").schedule)
+
+
+def test_a_copy_before_a_convolution_is_seen_through() -> None:
+    """Dropout that is off: elements in the frame are masked as those of the image itself are."""
+    p = ConvProblem.parse("mb4ic64ih32oc64oh32kh3ph1 dt=bf16 tag=nhwc")
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    (kernel,) = kernels(lambda x, w: torch.ops.aten.convolution(x.clone(), w, None, *rest),
+                        like(p, "src"), like(p, "wei"))
+    assert [plain(s.source) for s in plan(kernel).steps] == [
+        plain(s.source) for s in compiler.plan(p, Prop.FWD, H200).steps]

@@ -6,19 +6,23 @@ have boxes and tuned rows that views rule out, with the time to write its factor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from transconv.compute import Workload
+from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Surrounded
 from transconv.errors import TransconvError
+from transconv.functional.launches import program
 from transconv.graph import price
+from transconv.graph.groups import Group
 from transconv.graph.kernel import Kernel
 from transconv.graph.leaving import plain
+from transconv.graph.lying import aliased, memory_of
 from transconv.graph.pieces import Chosen, Constant, Piece, Product, Source
 from transconv.graph.plan import Plan
 from transconv.graph.price import Price
-from transconv.graph.sizes import like
+from transconv.graph.sizes import Length, like
+from transconv.graph.text import Writer
 from transconv.ir import Layout
 from transconv.runtime import estimated
 from transconv.selection import shortlist
@@ -30,13 +34,12 @@ DEARER = "is seen through views by every tile: {:.3g} us, written and read in bo
 
 def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
     """Why the factors of a product's kernel should be written first; empty if they should not, or are."""
-    product, work = kernel.group.product, plain(kernel.workload)
-    seen = _seen(kernel, plan)
-    if product is None or not seen:
+    work, seen = plain(kernel.workload), _seen(kernel, plan)
+    if not seen:
         return ""
     if not _schedules(work, target):
         return REFUSED
-    if not isinstance(work, Surrounded):
+    if not _is_estimated(kernel, work):
         return ""
     try:
         through = estimated(work, rates.target)
@@ -47,11 +50,10 @@ def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
 
 
 def written_first(kernel: Kernel, plan: Plan, rates: Price) -> float:
-    """Microseconds of the plain convolution of a kernel, and of those that write its factors. Raises
+    """Microseconds of the plain product of a kernel, and of those that write its factors. Raises
     TransconvError."""
-    product, work, seen = kernel.group.product, plain(kernel.workload), _seen(kernel, plan)
-    assert product is not None and isinstance(work, Surrounded)
-    found = estimated(ConvWorkload(_written_apart(work, product, seen), work.prop), rates.target)
+    seen = _seen(kernel, plan)
+    found = estimated(_written_apart(kernel, plan, seen), rates.target)
     stored = {*plan.stored} - {*kernel.group.stores}
     return found + read_behind(kernel, plan, rates) + sum(written(x, stored, rates) for x in seen)
 
@@ -66,22 +68,55 @@ def read_behind(kernel: Kernel, plan: Plan, rates: Price) -> float:
 
 def weighed(kernel: Kernel, plan: Plan) -> tuple[Workload, ...]:
     """What ``why_apart`` estimates."""
-    product, work, seen = kernel.group.product, plain(kernel.workload), _seen(kernel, plan)
-    if product is None or not seen or not isinstance(work, Surrounded):
+    seen, work = _seen(kernel, plan), plain(kernel.workload)
+    if not seen or not _is_estimated(kernel, work):
         return ()
     try:
-        return work, ConvWorkload(_written_apart(work, product, seen), work.prop)
+        return work, _written_apart(kernel, plan, seen)
     except TransconvError:
         return ()
 
 
 def _seen(kernel: Kernel, plan: Plan) -> list[Piece]:
-    """The factors of a product that its kernel computes or sees through views."""
-    factors = kernel.group.product.factors if kernel.group.product else ()
-    return [f.of for f in factors if f.of not in plan.stored and not isinstance(f.of, (Source, Constant))]
+    """The factors of a product that its kernel computes or sees through views; a convolution through any,
+    as its tensors keep their dims."""
+    product = kernel.group.product
+    if product is None:
+        return []
+    bases = [(f.of, f.of if product.relation else aliased(f.of)) for f in product.factors]
+    return [x for x, base in bases if base not in plan.stored and not isinstance(base, (Source, Constant))]
 
 
-def _written_apart(work: Surrounded, product: Product, seen: Sequence[Piece]) -> ConvProblem:
+def _is_estimated(kernel: Kernel, work: Workload) -> bool:
+    """Whether estimates decide: they are of numbers, and of a convolution's layouts."""
+    product = kernel.group.product
+    return kernel.sized is None and product is not None and (
+        product.relation is None or isinstance(work, Surrounded))
+
+
+def held(group: Group, plan: Plan) -> Callable[[Piece], tuple[Length, ...] | None]:
+    """The strides of what is in memory for a group; None for what it computes."""
+    def strides(piece: Piece) -> tuple[Length, ...] | None:
+        if isinstance(piece, Source):
+            return piece.strides
+        stored = plan.stored.get(piece)
+        return None if stored is None or stored.number >= group.number else plan.strides(piece)
+
+    return strides
+
+
+def _written_apart(kernel: Kernel, plan: Plan, seen: Sequence[Piece]) -> Workload:
+    """The product alone, its factors in memory. Raises TransconvError."""
+    product, work = kernel.group.product, plain(kernel.workload)
+    assert product is not None
+    if isinstance(work, Surrounded):
+        return ConvWorkload(_features_last(work, product, seen), work.prop)
+    strides = held(kernel.group, plan)
+    found = Writer(kernel.group, lambda x: memory_of(x) if x in seen else strides(x)).written()
+    return plain(Alone(program(found.text).compute))
+
+
+def _features_last(work: Surrounded, product: Product, seen: Sequence[Piece]) -> ConvProblem:
     """The problem, where factors that are written have their features last."""
     specs = work.problem.specs
     for name, factor in zip(work.prop.operands, product.factors, strict=True):

@@ -29,8 +29,8 @@ from transconv.functional.launches import (
 )
 from transconv.functional.operators import as_wanted
 from transconv.graph import saved, smaller
+from transconv.graph.apart import held, why_apart
 from transconv.graph.apart import weighed as apart_or_not
-from transconv.graph.apart import why_apart
 from transconv.graph.groups import Group
 from transconv.graph.in_place import replacing
 from transconv.graph.kernel import Kernel, Lying
@@ -308,12 +308,7 @@ def _free(region: Region, handed: Sequence[Handed]) -> set[Piece]:
 
 def _kernels(group: Group, plan: Plan, known: Known) -> list[Kernel]:
     """The kernels of a group: one, or where sizes are names one for each part of its result."""
-    def strides(piece: Piece) -> tuple[Length, ...] | None:
-        if isinstance(piece, Source):
-            return piece.strides
-        held = plan.stored.get(piece)
-        return None if held is None or held.number >= group.number else plan.strides(piece)
-
+    strides = held(group, plan)
     for piece in group.stores:
         group.strides[piece] = plan.strides(piece)
     tensors: dict[tuple[Piece, bool], str] = {}

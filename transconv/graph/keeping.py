@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transconv.graph import price
-from transconv.graph.lying import features_last
+from transconv.graph.lying import aliased, features_last
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -149,7 +149,8 @@ def weigh_factor(piece: Product, side: int, planner: Planner) -> None:
     for reason in (r for part in (piece, *piece.others) for r in planner.apart.get(part, ())):
         written = views in stored or isinstance(views, (Source, Constant))
         kept = piece.factors[side].of if written else views
-        if kept in stored or isinstance(kept, (Source, Constant)):
+        base = kept if piece.relation else aliased(kept)
+        if base in stored or isinstance(base, (Source, Constant)):
             continue
         if piece.relation and kept not in planner.home and kept not in planner.outputs:
             kept.strides = features_last(kept.shape)  # nothing else says how it lies

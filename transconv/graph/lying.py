@@ -41,6 +41,13 @@ def memory_of(piece: Piece) -> tuple[Length, ...]:
     return piece.strides
 
 
+def aliased(piece: Piece) -> Piece:
+    """What a value is a view of, in the same memory."""
+    while isinstance(piece, Seen) and piece.alias:
+        piece = piece.of
+    return piece
+
+
 def images(order: Iterable[Piece]) -> set[Piece]:
     """Of values, operands first, those that are images of convolutions or connected with such ones."""
     pieces = [*order]

@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
 
+from transconv.graph.accesses import Access, join, said, shorten, split
 from transconv.graph.groups import Group
-from transconv.graph.moves import flattened
 from transconv.graph.pieces import (
     TYPES,
     Chosen,
@@ -30,24 +29,9 @@ from transconv.graph.pieces import (
 )
 from transconv.graph.rows import number
 from transconv.graph.sized_text import NAME, SizedText, braced
-from transconv.graph.sizes import Known, Length, Size, like
-from transconv.ir import TRUE, ZERO, Expr, Var, all_of, conjuncts, free_vars, readable
+from transconv.graph.sizes import Known, Length
+from transconv.ir import TRUE, Expr, Var, all_of, conjuncts, free_vars, readable
 from transconv.simplify import prove, simplify
-
-SELECTION = re.compile(r"\bselect\(")
-
-
-@dataclass(slots=True)
-class Access:
-    """A read or store: the tensor's name, its sizes and strides, coordinates, what else must hold."""
-
-    tensor: str
-    piece: Piece
-    shape: list[Length]
-    strides: list[Length]
-    at: list[Expr]
-    where: Expr = TRUE
-    fill: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +79,12 @@ class Writer:
             words = f"store {name} {found.op if found else ''}".strip()
             stores.append((words, self.access(piece, f"Y{i}", at)))
         self.lines += stores
-        self.split()
+        split(self.accesses(), self.group.axes, self.group.facts)
         product = self.group.product
         if product is None or product.relation is None:  # a convolution's tensors keep their dims
-            self.shorten()
+            shorten(self.accesses())
+        if product is not None and product.relation is None:
+            join(self.accesses(), self.group.axes, self.group.facts)
         self.merge()
         given = [p for p, _ in self.tensors if p not in self.group.stores]
         ends = tuple(given), tuple(self.group.stores)
@@ -110,7 +96,7 @@ class Writer:
 
     def sized(self, text: str) -> SizedText:
         """The text with what its names need."""
-        gaps = next((a.tensor for a in self.accesses() if _order(a) is None), "")
+        gaps = next((a.tensor for a in self.accesses() if a.order() is None), "")
         spaces = [[braced(n) for name, n in self.group.axes if (name in self.group.reduced) is inside]
                   for inside in (False, True)]
         dims = {a.tensor: [braced(n) for n in a.shape] for a in self.accesses()}
@@ -130,8 +116,8 @@ class Writer:
     def masked(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
         """The same where a condition holds, else a number."""
         if isinstance(piece, Constant):
-            said = number(piece.value)
-            return said if where is TRUE or piece.value == fill else self.chosen(where, said, fill)
+            value = number(piece.value)
+            return value if where is TRUE or piece.value == fill else self.chosen(where, value, fill)
         where = self.shorter(where)
         key = (piece, at, where, fill)
         if key not in self.names:
@@ -159,12 +145,10 @@ class Writer:
                 names = [Var(self.value(p, self.moved(move(at)))) for p, move in piece.told]
                 return self.masked(piece.of, self.moved(piece.move(at, names)), TRUE, 0.0)
             case Counted():
-                return self.let("i", f"{TYPES[piece.dtype].name}({_said(self.simple(piece.count(at)))})")
+                return self.let("i", f"{TYPES[piece.dtype].name}({said(self.simple(piece.count(at)))})")
             case Mapped():
                 names_ = [self.value(x, at) for x in piece.inputs]
-                if piece.write is str:
-                    return names_[0]
-                more = [f"({_said(self.simple(e))})" for e in piece.place(at)] if piece.place else []
+                more = [f"({said(self.simple(e))})" for e in piece.place(at)] if piece.place else []
                 return self.let(piece.label, piece.write(*names_, *more))
             case Reduced():
                 inner = self.group.within[piece]
@@ -200,13 +184,13 @@ class Writer:
             return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), beyond)
         yes = self.masked(first.of, moved, where, fill)
         no = self.choice(rest, at, where, fill)
-        name = self.let("cat", f"where({_said(here)}, {yes}, {no})")
+        name = self.let("cat", f"where({said(here)}, {yes}, {no})")
         if {yes, no} <= self.elements:
             self.elements.add(name)
         return name
 
     def chosen(self, where: Expr, name: str, fill: float) -> str:
-        return self.let("inside", f"where({_said(where)}, {name}, {fill!r})")
+        return self.let("inside", f"where({said(where)}, {name}, {fill!r})")
 
     def let(self, label: str, text: str) -> str:
         self.count += 1
@@ -225,10 +209,10 @@ class Writer:
         found.where = all_of([c for c in conjuncts(where) if c not in bounds])
         found.fill = fill
         self.count += 1
-        said = f"x_{self.count}"
-        self.elements.add(said)
-        self.lines.append((f"read {said}", found))
-        return said
+        element = f"x_{self.count}"
+        self.elements.add(element)
+        self.lines.append((f"read {element}", found))
+        return element
 
     def access(self, piece: Piece, name: str, at: Index) -> Access:
         """Every dim of the piece."""
@@ -240,39 +224,6 @@ class Writer:
 
     def accesses(self) -> list[Access]:
         return [line[1] for line in self.lines if isinstance(line, tuple)]
-
-    def split(self) -> None:
-        """Dims that several axes count, of which some are names, become the dims of these axes."""
-        tensors: dict[str, list[Access]] = {}
-        for a in self.accesses():
-            tensors.setdefault(a.tensor, []).append(a)
-        for seen in tensors.values():
-            for d in reversed(range(len(seen[0].shape))):
-                axes = self.counting(seen[0].at[d], seen[0].shape[d])
-                if len(axes) > 1 and all(a.at[d] is seen[0].at[d] for a in seen):
-                    for a in seen:
-                        _split(a, d, axes)
-
-    def counting(self, at: Expr, size: Length) -> list[tuple[str, Length]]:
-        """The axes that count a dim together."""
-        own = {v.name for v in free_vars(at)}
-        axes = [(name, n) for name, n in self.group.axes if name in own]
-        if not any(isinstance(n, Size) for _, n in axes) or prod(n for _, n in axes) != size:
-            return []
-        flat = flattened([Var(name) for name, _ in axes], [n for _, n in axes])
-        return axes if self.simple(flat) is at else []
-
-    def shorten(self) -> None:
-        """Leave out dims of size 1 that nothing looks for elsewhere."""
-        tensors: dict[str, list[Access]] = {}
-        for a in self.accesses():
-            tensors.setdefault(a.tensor, []).append(a)
-        for seen in tensors.values():
-            shape = seen[0].shape
-            kept = [d for d, n in enumerate(shape) if n != 1 or any(a.at[d] is not ZERO for a in seen)]
-            for a in seen:
-                a.shape = [shape[d] for d in kept] or [1]
-                a.strides, a.at = [a.strides[d] for d in kept] or [1], [a.at[d] for d in kept] or [ZERO]
 
     def merge(self) -> None:
         """Neighbouring axes that all tensors have as neighbours become one."""
@@ -287,9 +238,9 @@ class Writer:
             same = (u in self.group.reduced) == (v in self.group.reduced) and fixed.isdisjoint(
                 NAME.findall(f"{n} {m}"))
             if self.group.product is None and same and not {u, v} & fixed and all(
-                    _neighbours(a, u, v, m) for a in self.accesses()):
+                    a.neighbours(u, v, m) for a in self.accesses()):
                 for a in self.accesses():
-                    _join(a, u, v)
+                    a.join(u, v)
                 axes[i:i + 2] = [(u, n * m)]
                 pattern = re.compile(rf"(;[^;)]*?\b{u}) {v}\b")
                 self.lines = [pattern.sub(r"\1", s) if isinstance(s, str) else s for s in self.lines]
@@ -312,67 +263,7 @@ class Writer:
         inner = " ".join(f"{name}={braced(n)}" for name, n in axes if name in self.group.reduced)
         math = f" math={self.group.math}" if self.group.math != "tf32" else ""
         lines = [f"compute {self.group.name}{math}"]
-        lines += [f"tensor {_declared(a)}" for a in {a.tensor: a for a in self.accesses()}.values()]
+        lines += [f"tensor {a.declared()}" for a in {a.tensor: a for a in self.accesses()}.values()]
         lines.append("axes   " + " | ".join(filter(None, [free, inner])))
-        lines += [line if isinstance(line, str) else _accessed(*line) for line in self.lines]
+        lines += [line if isinstance(line, str) else line[1].written(line[0]) for line in self.lines]
         return "\n    ".join(lines)
-
-
-def _said(e: Expr) -> str:
-    return SELECTION.sub("where(", readable(e))
-
-
-def _declared(a: Access) -> str:
-    sizes = ", ".join(map(braced, a.shape))
-    dense = [prod(a.shape[d + 1:]) for d in range(len(a.shape))]
-    order = "" if a.strides == dense else f" strides({','.join(map(braced, a.strides))})"
-    if order and any(isinstance(n, Size) for n in a.shape) and (tag := _order(a)):
-        order = f" {tag}"
-    return f"{a.tensor} {TYPES[a.piece.dtype].name} [{sizes}]{order}"
-
-
-def _order(a: Access) -> str | None:
-    """The dims of a dense tensor as letters, outermost first; None for one with gaps."""
-    order = sorted(range(len(a.shape)), key=lambda d: (like(a.strides[d]), like(a.shape[d])))
-    step: Length = 1
-    for d in order:
-        if a.shape[d] != 1 and a.strides[d] != step:
-            return None
-        step *= a.shape[d]
-    return "".join("abcdefghijklmnopqrstuvwxyz"[d] for d in reversed(order))
-
-
-def _split(a: Access, d: int, axes: Sequence[tuple[str, Length]]) -> None:
-    sizes = [n for _, n in axes]
-    steps = [prod(sizes[i + 1:]) * a.strides[d] for i in range(len(sizes))]
-    a.shape[d:d + 1], a.strides[d:d + 1], a.at[d:d + 1] = sizes, steps, [Var(name) for name, _ in axes]
-
-
-def _accessed(words: str, a: Access) -> str:
-    view = f"{a.tensor}[{', '.join(map(_said, a.at))}]"
-    view += f" where {_said(a.where)}" if a.where is not TRUE else ""
-    word, name, *op = words.split()
-    if word == "store":
-        return f"store  {view} {''.join(op)}= {name}"
-    fill = f" else {a.fill!r}" if a.fill else ""
-    return f"read   {name} = {view}{fill}"
-
-
-def _neighbours(a: Access, u: str, v: str, inner: Length) -> bool:
-    """Whether a tensor has both axes as neighbouring dims, or neither."""
-    has = [d for d, e in enumerate(a.at) if isinstance(e, Var) and e.name in (u, v)]
-    if not has:
-        return True
-    if len(has) != 2 or has[1] != has[0] + 1:
-        return False
-    d = has[0]
-    return (a.at[d] is Var(u) and a.at[d + 1] is Var(v) and a.shape[d + 1] == inner
-            and a.strides[d] == a.strides[d + 1] * inner)
-
-
-def _join(a: Access, u: str, v: str) -> None:
-    d = next((d for d, e in enumerate(a.at) if e is Var(u)), None)
-    if d is not None:
-        size, step = a.shape[d] * a.shape[d + 1], a.strides[d + 1]
-        a.shape[d:d + 2], a.strides[d:d + 2], a.at[d:d + 2] = [size], [step], [Var(u)]
-
