@@ -16,7 +16,7 @@ from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.behind import behind_bytes, exchanged_bytes
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
 from transconv.schedule.legality_words import why_not_early
-from transconv.schedule.packing import letters, view_of
+from transconv.schedule.packing import has_rows
 from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
@@ -75,11 +75,8 @@ def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
 
 
 def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
-    for letter in letters(c.pack):
-        view = view_of(compute, letter)
-        if view is not None and view.tensor.extents:
-            return (f"sizes that are arguments: pack={letter} copies {view.tensor.name}, whose sizes are; "
-                    "expected operands of given sizes alone")
+    if has_rows(c.pack):
+        return f"sizes that are arguments: pack={c.pack} makes rows of positions of a given number"
     if c.reduce == "stream":
         return "sizes that are arguments: reduce=stream deals out tiles of given sizes"
     if c.split_k > 1 and compute.c.tensor.extents:
