@@ -72,19 +72,18 @@ class AtSizes:
             self.us = self._interpreted()
             return
         work, rates = count(schedule, compute, self.target), self.target.rates
-        timed: Callable[..., Number]
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
             issued = issue.Issued.of(schedule, Scheduled(compute, schedule, self.target).main, self.target)
-            timed = (lambda tiles, steps, traffic: launched(
-                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton))
+            self.us = lambda tiles, steps, traffic: launched(
+                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton)
         else:
-            timed = Timed(work, schedule, self.target,
-                          rates.gluon if schedule.via == "gluon" else rates.triton)
-        self.us = timed
+            self.us = Timed(work, schedule, self.target,
+                            rates.gluon if schedule.via == "gluon" else rates.triton)
         if schedule.pack:
             elements, beside = copied_at(compute, schedule, self.target)
             self.counts += elements
-            self.us = lambda *counts: beside(*counts[3:]) + timed(*counts[:3])
+            main = self.us
+            self.us = lambda *counts: beside(*counts[3:]) + main(*counts[:3])
 
     def formula(self) -> Formula:
         """The same as texts."""

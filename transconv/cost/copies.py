@@ -1,4 +1,4 @@
-"""What the copies of a schedule with the word ``pack`` take, which run before and after its main kernel."""
+"""What the copies of a schedule with the word ``pack`` take, before and after its main kernel."""
 
 from __future__ import annotations
 
