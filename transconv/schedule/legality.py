@@ -62,14 +62,16 @@ FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that en
 
 def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
-    arguments: as it is, the words that need numbers at their defaults, for Triton, and without boxes."""
+    arguments: as it is, the words that need numbers at their defaults, for Triton, without copies, and
+    without boxes."""
     plain = Schedule()
     most = replace(schedule, pack="")
     changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
                       keep=plain.keep, slide=plain.slide, behind=plain.behind,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
-    ways = (schedule, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
+    packed = replace(changed, pack=schedule.pack)
+    ways = (schedule, packed, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
             replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
     return tuple(dict.fromkeys(ways))
 

@@ -123,10 +123,11 @@ def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = 
 def _apart(copy: Tensor, order: list[int], row: int) -> tuple[Expr, ...]:
     """The strides of a copy whose sizes are arguments, dimensions in ``order`` from the innermost, rows
     of multiples of ``row`` elements; none where rows follow one another."""
-    inner, step = order[0], ONE
+    inner = order[0]
     if not is_named(copy, inner) and copy.shape[inner] % row == 0:
         return ()
     found: dict[int, Expr] = {}
+    step: Expr = ONE
     for dim in order:
         found[dim] = step
         size = copy.extents[dim]
