@@ -19,7 +19,8 @@ NAMES = ("rn50_l1_3x3_64", "rn50_l1_1x1_64_256", "rn50_l2_3x3_128_s2", "rn50_ste
          "mbv2_dw3_384", "convnext_t_dw7_96", "resnext50_g32_256", "whisper_l3_conv1",
          "hifigan_128_k11_d5", "nnunet_enc2_128", "x3d_m_dw3_54", "dcgan_up_512_256")
 MIRRORED = ("dcgan_up_512_256",)  # stands in the list as the convolution that it mirrors
-QUICK = ("mb1ic8ih9oc8oh9kh3ph1n\"quick_dense\"", "mb1ic8ih8oc4oh4kh4sh2ph1n\"quick_up\"")
+QUICK = ("mb1ic8ih9oc8oh9kh3ph1n\"quick_dense\"", "mb1ic8ih8oc4oh4kh4sh2ph1n\"quick_up\"",
+         "mb1ic8iw9oc8ow9kw3pw1n\"quick_line\"")
 MOST_BYTES = 1 << 30  # of a layer's input and result
 LARGEST = 16  # images
 

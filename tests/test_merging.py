@@ -22,9 +22,9 @@ from transconv.cost.work import count
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
+from transconv.schedule.copying import copies
 from transconv.schedule.legality import why_not
 from transconv.schedule.merging import merged, why_not_merged
-from transconv.schedule.packing import copies
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.selection import fitted, heuristics, telling

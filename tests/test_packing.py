@@ -24,12 +24,11 @@ from transconv.ir import Layout, Tensor, convert, f16, f32, tf32
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
+from transconv.schedule.copying import copies, is_copy
 from transconv.schedule.legality import why_not
 from transconv.schedule.packing import (
-    copies,
     copy_of,
     innermost,
-    is_copy,
     over_copies,
     rows_of_features,
     why_not_copied,

@@ -20,13 +20,9 @@ from transconv.cost import model as cost
 from transconv.ir import convert, tf32
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
+from transconv.schedule.copying import is_copy
 from transconv.schedule.legality import why_not
-from transconv.schedule.packing import (
-    copy_of,
-    is_copy,
-    over_copies,
-    why_not_copied,
-)
+from transconv.schedule.packing import copy_of, over_copies, why_not_copied
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target.records import Target

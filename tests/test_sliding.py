@@ -12,6 +12,7 @@ from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
+from transconv.cost import copies as cost_of_copies
 from transconv.cost import issue
 from transconv.cost import model as cost
 from transconv.errors import ScheduleError
@@ -20,8 +21,9 @@ from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.ir.verify import verify
 from transconv.passes import PIPELINE, levels
+from transconv.schedule.copying import copies
 from transconv.schedule.legality import why_not
-from transconv.schedule.packing import copies, copy_of, over_copies, rows_of_features
+from transconv.schedule.packing import copy_of, over_copies, rows_of_features
 from transconv.schedule.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.selection.sliding import sliding, sliding_down
@@ -282,8 +284,8 @@ def test_rows_of_bytes_that_begin_anywhere_are_not_copied() -> None:
     """The copy of 54 channels stores one or two bytes at a time, which takes longer than the rest."""
     compute = made_of("g54mb8ic54id16ih56iw56oc54od16oh56ow56kd3kh3kw3pd1ph1pw1 dt=i8 tag=ndhwc", FWD)
     assert heuristics.default(compute, SM90).pack == "b"
-    rows = {c.a.tensor.name: cost.copying(c, SM90)
+    rows = {c.a.tensor.name: cost_of_copies.copying(c, SM90)
             for c in copies(compute, "a.b", unit="fma")}
     aligned = made_of("g64mb8ic64id16ih56iw56oc64od16oh56ow56kd3kh3kw3pd1ph1pw1 dt=i8 tag=ncdhw", FWD)
-    [other] = [cost.copying(c, SM90) for c in copies(aligned, "a", unit="fma")]
+    [other] = [cost_of_copies.copying(c, SM90) for c in copies(aligned, "a", unit="fma")]
     assert rows["src"] > 2 * other

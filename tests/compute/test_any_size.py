@@ -159,7 +159,7 @@ def test_every_requirement_can_be_broken() -> None:
                 compute.at(**s)
 
 
-@pytest.mark.parametrize("word", ["pack=a", "split_k=2"])
+@pytest.mark.parametrize("word", ["reduce=stream programs=4 via=gluon", "split_k=2"])
 def test_what_is_made_for_given_sizes_is_refused(word: str) -> None:
     with pytest.raises(ScheduleError, match="sizes that are arguments|box"):
         built(layer(Prop.FWD)[0], f"mb.oh.ow:32 oc:16 ic:16 | mma | {word}")

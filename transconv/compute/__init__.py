@@ -24,7 +24,7 @@ from transconv.compute.returned import Derivative, differentiate
 from transconv.compute.reverse import reaches
 from transconv.compute.roles import with_roles
 from transconv.compute.sampled import Found, examine
-from transconv.compute.sized import at_sizes, why_not_any_size, with_examples
+from transconv.compute.sized import at_sizes, usual, why_not_any_size, with_examples
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.stores import why_not_all_stored, why_not_stored
 from transconv.compute.strides import axis_steps, axis_strides, places, touched
@@ -44,6 +44,6 @@ __all__ = [
     "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_sizes", "one_line",
     "outside", "parse", "parted", "places", "pointwise", "product", "reaches", "register",
     "rounds_once", "share_of", "sizes_of", "table", "total", "touched", "transposed", "unregister",
-    "why_not_all_stored", "why_not_any_size", "why_not_lowered", "why_not_stored", "with_error",
+    "usual", "why_not_all_stored", "why_not_any_size", "why_not_lowered", "why_not_stored", "with_error",
     "with_examples", "with_roles", "written",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from transconv.compute.expressions import Scope, expression
@@ -47,9 +48,8 @@ def sizes_of(text: str) -> Sizes:
             raise ComputeError(f"size '{found[0]}'; expected a range within 1..{LARGEST_SIZE}")
         if found[1] in (s.name for s in each):
             raise ComputeError(f"size '{found[1]}' is there twice; expected it once")
-        own = [c for c in where if free_vars(c) == {Var(found[1])}]
-        like = int(found[2]) if found[2] else _example(found[1], least, most, own)
-        each.append(Size(found[1], like, least, most))
+        size = Size(found[1], int(found[2] or least), least, most)
+        each.append(size if found[2] else replace(size, like=example(size, where, USUAL)))
     made = Sizes(tuple(each), where)
     if not each:
         raise ComputeError(f"sizes '{text}'; expected names such as N=8 in 1..64")
@@ -76,8 +76,10 @@ def _condition(text: str, names: tuple[str, ...]) -> Expr:
     return made
 
 
-def _example(name: str, least: int, most: int, where: Sequence[Expr]) -> int:
-    """An example in a range that meets the conditions of this size alone, near ``USUAL``."""
-    near = min(max(USUAL, least), most)
+def example(size: Size, where: Sequence[Expr], near: int) -> int:
+    """An example of a size, ``near`` a number, that meets those conditions which are about it alone."""
+    name, least, most = size.name, size.least, size.most
+    own = [c for c in where if free_vars(c) == {Var(name)}]
+    near = min(max(near, least), most)
     tried = [near, *range(near, min(most, near + 4096)), *range(near, max(least - 1, near - 4096), -1)]
-    return next((n for n in tried if all(value_at(c, {name: n}) for c in where)), near)
+    return next((n for n in tried if all(value_at(c, {name: n}) for c in own)), near)

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from transconv.compute.compute import Compute
+from transconv.compute.named_sizes import example
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.errors import ComputeError
-from transconv.ir import Const, Expr, Values, Var, View, ViewDim, substitute, value_at
+from transconv.ir import Const, Expr, Sizes, Values, Var, View, ViewDim, substitute, value_at
 from transconv.simplify import simplify
+
+MANY = 256  # an example of a size that nothing else is known of
 
 
 def at_sizes(compute: Compute, values: Values) -> Compute:
@@ -48,7 +51,8 @@ def with_examples(compute: Compute, values: Values) -> Compute:
         raise ComputeError(f"{compute.name}: {reason}; it requires {named}")
 
     def view(of: View) -> View:
-        return View(replace(of.tensor.at(values), extents=of.tensor.extents), of.dims)
+        tensor = of.tensor
+        return View(replace(tensor.at(values), extents=tensor.extents, pitches=tensor.pitches), of.dims)
 
     axes = tuple(x if x.extent is None else replace(x, size=value_at(x.extent, values))
                  for x in compute.axes)
@@ -56,6 +60,18 @@ def with_examples(compute: Compute, values: Values) -> Compute:
                   for s in compute.steps)
     each = tuple(replace(s, like=values[s.name]) for s in named.each)
     return replace(compute, axes=axes, steps=steps, named=replace(named, each=each))
+
+
+def usual(sizes: Sizes) -> dict[str, int]:
+    """Examples that follow from the requirements alone: each size as near to ``MANY`` as its own let it
+    be; to half of that, or a quarter, where they together ask for less."""
+    near = MANY
+    while near:
+        found = {s.name: example(s, sizes.where, near) for s in sizes.each}
+        if not sizes.why_not(found):
+            return found
+        near //= 2
+    return sizes.like
 
 
 def why_not_any_size(compute: Compute) -> str | None:

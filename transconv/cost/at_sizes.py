@@ -17,7 +17,8 @@ from functools import lru_cache
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
-from transconv.cost.model import Timed, copied, interpreted, launched
+from transconv.cost.copies import copied_at
+from transconv.cost.model import Timed, interpreted, launched
 from transconv.cost.spelled import Lines, Number
 from transconv.cost.work import count
 from transconv.ir import Expr, View, as_expr, minimum
@@ -30,7 +31,7 @@ HERE = "here_"  # what names in the texts of a formula begin with; they become i
 @dataclass(frozen=True, slots=True)
 class Formula:
     """The estimate of one kernel as texts of Python: ``us``, which uses the names of ``lines``, and for
-    the values of ``counts`` here_c0, here_c1 and here_c2."""
+    the values of ``counts`` here_c0, here_c1 and so on."""
 
     counts: tuple[Expr, ...]
     lines: tuple[tuple[str, str], ...]
@@ -52,14 +53,15 @@ class Formula:
 
 @dataclass(slots=True)
 class AtSizes:
-    """The estimates of one kernel. ``us``, of the values of ``counts`` for some sizes: microseconds on the
-    target, or units of a step on the interpreter."""
+    """The estimates of one kernel with its copies. ``us``, of the values of ``counts`` for some sizes:
+    microseconds on the target, or units of a step on the interpreter. ``counts``: tiles, steps of each,
+    bytes, and the elements of each copy whose sizes are arguments."""
 
     schedule: Schedule
     compute: Compute
     target: Target
-    counts: tuple[Expr, Expr, Expr] = field(init=False)  # tiles, steps of each, bytes
-    us: Callable[[Number, Number, Number], Number] = field(init=False)
+    counts: tuple[Expr, ...] = field(init=False)
+    us: Callable[..., Number] = field(init=False)
 
     def __post_init__(self) -> None:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
@@ -70,20 +72,23 @@ class AtSizes:
             self.us = self._interpreted()
             return
         work, rates = count(schedule, compute, self.target), self.target.rates
-        beside = copied(compute, schedule, self.target) if schedule.pack else 0.0
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
             issued = issue.Issued.of(schedule, Scheduled(compute, schedule, self.target).main, self.target)
-            self.us = lambda tiles, steps, traffic: beside + launched(
+            self.us = lambda tiles, steps, traffic: launched(
                 work, issued(tiles, steps), traffic, schedule, self.target, rates.triton)
-            return
-        timed = Timed(work, schedule, self.target,
-                      rates.gluon if schedule.via == "gluon" else rates.triton)
-        self.us = (lambda *counts: beside + timed(*counts)) if beside else timed
+        else:
+            self.us = Timed(work, schedule, self.target,
+                            rates.gluon if schedule.via == "gluon" else rates.triton)
+        if schedule.pack:
+            elements, beside = copied_at(compute, schedule, self.target)
+            self.counts += elements
+            main = self.us
+            self.us = lambda *counts: beside(*counts[3:]) + main(*counts[:3])
 
     def formula(self) -> Formula:
         """The same as texts."""
         lines = Lines(sign=f"{HERE}v")
-        us = lines.name(self.us(*[lines.number(f"{HERE}c{n}") for n in range(3)]))
+        us = lines.name(self.us(*[lines.number(f"{HERE}c{n}") for n in range(len(self.counts))]))
         return Formula(self.counts, tuple(lines.named), us)
 
     def _interpreted(self) -> Callable[[Number, Number, Number], Number]:

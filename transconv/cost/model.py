@@ -18,14 +18,15 @@ from functools import lru_cache
 from math import prod
 from typing import cast
 
-from transconv.compute import Compute, touched
+from transconv.compute import Compute
 from transconv.cost import issue, maps
 from transconv.cost.additions import leaving_us, meeting_us
+from transconv.cost.copies import copied
 from transconv.cost.issue import LINE
 from transconv.cost.spelled import Number, kept, larger, smaller
-from transconv.cost.work import ASYNC, Work, count, in_rows
+from transconv.cost.work import Work, count
 from transconv.ir import EXACT_TERMS
-from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, share, tile
+from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, tile
 from transconv.target import Constants, Target
 
 PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the next (34 kernels, H100)
@@ -33,7 +34,6 @@ PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the 
 # the bytes (weight gradients of 10 layers on an H100).
 TURN_NS, TURNED_GBS = 250.0, 280.0
 NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (a stem's gradient, H100 and H200)
-STRAY_NS = 1.0  # to store a lane's one or two bytes beside those of others (x3d_m_dw3_54 on an H100)
 STEPPED = 1.1  # times the time to fetch boxes of every second position; not measured
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
@@ -72,30 +72,6 @@ def _estimate(schedule: Schedule, compute: Compute, target: Target,
     if compute.statistics:
         main += leaving_us(schedule, Scheduled(compute, schedule, target).main, target)
     return main + copied(compute, schedule, target) if schedule.pack else main
-
-
-def copied(compute: Compute, schedule: Schedule, target: Target) -> float:
-    """Microseconds of the copies of a schedule with the word ``pack``."""
-    grouped = Scheduled(compute, schedule, target).grouped
-    return _beside(grouped, schedule.pack, schedule.split_k > 1, target)
-
-
-@lru_cache(maxsize=512)
-def _beside(compute: Compute, pack: str, split: bool, target: Target) -> float:
-    """Microseconds of the copies of a schedule, times the computation's share of them."""
-    packed = Schedule(pack=pack, split_k=1 + split)
-    return share(compute) * sum(copying(c, target) for c in Scheduled(compute, packed, target).copies)
-
-
-def copying(copy: Compute, target: Target, constants: Constants | None = None) -> float:
-    """Microseconds of a copy into another order: bytes read and written, and its launch. Rows of bytes
-    that begin anywhere are stored one or two bytes at a time."""
-    constants = constants or target.rates.triton
-    moved = sum(touched(v, copy) for v in (copy.a, copy.c))
-    us = moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
-    if copy.a.tensor.dtype.bits == 8 and (each := in_rows(copy)) < ASYNC:
-        us = max(us, prod(copy.c.tensor.shape) / each * STRAY_NS / target.sms / 1e3)
-    return constants.copy_us + us
 
 
 def interpreted(schedule: Schedule, compute: Compute) -> float:

@@ -84,6 +84,13 @@ class Tensor(Node):
             found = found * self.extents[block.dim]
         return found
 
+    @property
+    def room(self) -> Expr:
+        """How many elements of memory it takes, as an expression of sizes that are arguments."""
+        if not self.extents:
+            return as_expr(self.layout.span)
+        return self.extents[self.layout.blocks[0].dim] * self.far
+
     def at(self, values: Values) -> Tensor:
         """The tensor for given sizes, with numbers instead of extents."""
         if not self.extents:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from transconv.backend_triton import SizedLauncher
 from transconv.ir import Tensor
 from transconv.runtime.operands import torch_type
 from transconv.runtime.plans import Plan, Step
@@ -48,7 +49,8 @@ def apart(plan: Kind, name: str) -> Apart[Kind] | None:
     steps: list[Step] = []
     cleared: Tensor | None = None  # cleared by a copy that is taken out, and so by the first launch left
     for step in plan.steps:
-        if step.does == "pack" and len(step.params) == 2 and name in step.params:
+        given = not isinstance(step.launcher, SizedLauncher)  # others may have other sizes at each call
+        if step.does == "pack" and given and len(step.params) == 2 and name in step.params:
             made = next(p for p in step.params if p != name)
             found.append(Copy(made, step.digest, plan.workspaces[made], step))
             cleared = cleared or step.zero

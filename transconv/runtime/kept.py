@@ -77,7 +77,8 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
     made = functools.cache(again)
     try:
         steps = tuple(_read(s, target, made, at) for at, s in enumerate(content["steps"]))
-        spaces = [_tensor(t) for t in content["workspaces"]]
+        sizes = next((s.launcher.sizes for s in steps if isinstance(s.launcher, SizedLauncher)), None)
+        spaces = [_tensor(t, sizes) for t in content["workspaces"]]
         plan = kind(workload, target, Schedule.parse(content["schedule"]), steps,
                     {t.name: t for t in spaces}, rejected=int(content["rejected"]),
                     why=str(content["why"]), deterministic=deterministic)

@@ -14,7 +14,7 @@ from transconv.cost import AtSizes, Formula
 from transconv.ir import Kernel, Tensor, Values
 from transconv.runtime import allocator
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
-from transconv.runtime.sized import Required, required
+from transconv.runtime.sized import Required, required, rooms
 from transconv.schedule import Schedule
 from transconv.target import Target
 
@@ -79,10 +79,12 @@ class Plan:
     sizes: Values | None = None
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)
     estimated: tuple[Formula, ...] = field(default=(), repr=False, compare=False)
+    rooms: Callable[..., tuple[int, ...]] = field(init=False, repr=False, compare=False)  # of workspaces
 
     def __post_init__(self) -> None:
         each = [s.launcher.requires for s in self.steps if isinstance(s.launcher, SizedLauncher)]
         self.required = required(each, self.workload.tensors, self.workload.title) if each else None
+        self.rooms = rooms(self.workspaces.values(), self.required.names if self.required else ())
 
     @property
     def source(self) -> str:
@@ -93,7 +95,8 @@ class Plan:
         """What its kernels are estimated to take for sizes that are their arguments, one for each
         computation; of a plan from disk as they were found when it was made."""
         if not self.estimated:
-            sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)]
+            sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)
+                     and s.does not in ("pack", "unpack")]  # copies are part of what needs them
             each = self.workload.computations
             one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
             self.estimated = tuple([AtSizes(s.schedule, c, self.target).formula()
@@ -137,12 +140,13 @@ class Plan:
 
     def run(self, tensors: dict[str, Any]) -> None:
         """Launch on checked tensors, by name; workspaces are added to the dict."""
-        sizes = None
+        sizes: Values = {}
         if self.required:
             sizes = self.sizes or self.required.of_call(tensors)
         near = next(iter(tensors.values()))
-        for name, spec in self.workspaces.items():
-            tensors[name] = near.new_empty(spec.layout.span, dtype=torch_type(spec))
+        rooms = self.rooms(*[sizes[n] for n in self.required.names] if self.required else ())
+        for (name, spec), room in zip(self.workspaces.items(), rooms, strict=True):
+            tensors[name] = near.new_empty(room, dtype=torch_type(spec))
         for step in self.steps:
             if step.zero is not None:
                 tensors[step.zero.name].zero_()
@@ -180,11 +184,12 @@ class Plan:
         zeros = [known.index(s.zero.name) if s.zero else None for s in self.steps]
         if len(begins) == 1 and not self.workspaces and zeros[0] is None:
             return begins[0]
-        spaces = [((spec.layout.span,), torch_type(spec)) for spec in self.workspaces.values()]
-        empty = allocator.quickest()
+        types = [torch_type(spec) for spec in self.workspaces.values()]
+        rooms, empty = self.rooms, allocator.quickest()
 
         def at(sizes: tuple[int, ...]) -> Callable[..., None]:
             steps = [(begin(sizes), zero) for begin, zero in zip(begins, zeros, strict=True)]
+            spaces = [((room,), dtype) for room, dtype in zip(rooms(*sizes), types, strict=True)]
 
             def run(*given: Any) -> None:
                 for shape, dtype in spaces:

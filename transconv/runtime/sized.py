@@ -3,12 +3,12 @@ kernels' requirements before a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Sizes, Tensor, Values, as_expr, sizes_told, strictest, values_of
+from transconv.ir import Sizes, Tensor, Values, sizes_told, strictest, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -51,15 +51,18 @@ class Required:
         return found
 
 
+def rooms(spaces: Iterable[Tensor], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
+    """A function of sizes, in the order of their names: how many elements each workspace has."""
+    return values_of([t.room for t in spaces], names)
+
+
 def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
     """A function of sizes that says how a tensor has to lie."""
     given = Wanted.of(tensor)
     if not tensor.extents:
         return lambda _: given
-    rank, span = len(tensor.shape), as_expr(1)
-    for extent in tensor.extents:
-        span = span * extent
-    find = values_of([*tensor.extents, *tensor.steps, span], sizes.names)
+    rank = len(tensor.shape)
+    find = values_of([*tensor.extents, *tensor.steps, tensor.room], sizes.names)
     name, elements, layout, names = tensor.name, given.elements, tensor.layout, sizes.names
 
     def at(values: Values) -> Wanted:

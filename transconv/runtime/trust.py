@@ -19,10 +19,10 @@ from math import prod
 from typing import TYPE_CHECKING, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Miscompiled
+from transconv.backend_triton import Miscompiled, SizedLauncher
 from transconv.compute import Workload
 from transconv.errors import Unsupported
-from transconv.ir import free_vars
+from transconv.ir import Values, free_vars
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.compiler import MOST_REJECTED
 from transconv.runtime.operands import torch_type
@@ -208,22 +208,26 @@ def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
 def _suspects(plan: Plan, tensors: Tensors) -> Sequence[Step]:
     """The copies that are wrong when run alone; if none is, all steps but the copies."""
     copies = [step for step in plan.steps if is_copy(step.compute)]
-    wrong = [step for step in copies if not _copies_well(step, _device(tensors))]
+    sizes = plan.required and (plan.sizes or plan.required.of_call(tensors))
+    wrong = [step for step in copies if not _copies_well(step, _device(tensors), sizes or {})]
     return wrong or [step for step in plan.steps if step not in copies]
 
 
-def _copies_well(step: Step, device: torch.device) -> bool:
-    """Whether a copy of small random integers is correct."""
+def _copies_well(step: Step, device: torch.device, sizes: Values) -> bool:
+    """Whether a copy of small random integers is correct; ``sizes``: those that are arguments."""
     import torch
 
-    a, c = step.compute.a.tensor, step.compute.c.tensor
+    a, c = step.compute.a.tensor.at(sizes), step.compute.c.tensor.at(sizes)
     strides = a.layout.strides(), c.layout.strides()
     if strides[0] is None or strides[1] is None:
         return True  # a blocked layout has no view in torch to compare
     given = torch.empty(a.layout.span, dtype=torch_type(a), device=device).random_(-99, 100)
     made = torch.full((c.layout.span,), float("nan"), dtype=torch_type(c), device=device)
     try:
-        step.launcher([given, made])
+        if isinstance(step.launcher, SizedLauncher):
+            step.launcher.start([given, made], sizes)
+        else:
+            step.launcher([given, made])
     except Exception as error:
         if not _is_tritons(error):
             raise

@@ -6,6 +6,7 @@ In: a computation, a target, a schedule. Out: None, or why not in a sentence. Kn
 from transconv.schedule.behind import behind_bytes, boxes_behind, in_place, told_behind
 from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
+from transconv.schedule.copying import is_copy, rounds, share
 from transconv.schedule.counts import (
     ROWS,
     WARP_GROUP,
@@ -34,12 +35,9 @@ from transconv.schedule.packing import (
     FEATURES,
     diagonal,
     innermost,
-    is_copy,
     reads_along,
-    rounds,
     row_of,
     rows_of_features,
-    share,
     wants_rounding,
     why_not_copied,
     with_letter,

@@ -120,14 +120,9 @@ def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> B
 
 
 def _strides(tensor: Tensor) -> dict[int, Expr]:
-    """The strides that are expressions of sizes, by dimension; a tensor of such sizes is dense."""
-    found: dict[int, Expr] = {}
-    stride: Expr = Const(1)
-    for b in reversed(tensor.layout.blocks) if tensor.extents else ():
-        if free_vars(stride):
-            found[b.dim] = stride
-        stride = simplify(stride * tensor.extents[b.dim])
-    return found
+    """The strides that are expressions of sizes, by dimension."""
+    steps = map(simplify, tensor.steps) if tensor.extents else ()
+    return {dim: step for dim, step in enumerate(steps) if free_vars(step)}
 
 
 @lru_cache(maxsize=512)
@@ -315,7 +310,7 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
     names = tuple(d.name for d in dims)
     extents = tuple(d.length for d in dims) if any(d.named for d in dims) else ()
     planes = any(d.plane for d in dims)
-    pitches = tuple(d.apart for d in dims) if extents and planes else ()
+    pitches = tuple(d.apart for d in dims) if extents and (planes or tensor.pitches) else ()
     every = tuple(d.every for d in dims)
     seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
                    planes=planes, extents=extents, pitches=pitches, every=every if max(every) > 1 else ())

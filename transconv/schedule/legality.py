@@ -16,7 +16,7 @@ from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.behind import behind_bytes, exchanged_bytes
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
 from transconv.schedule.legality_words import why_not_early
-from transconv.schedule.packing import letters, view_of
+from transconv.schedule.packing import has_rows
 from transconv.schedule.partials import why_not_partials
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
@@ -62,24 +62,23 @@ FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that en
 
 def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
     """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
-    arguments: as it is, the words that need numbers at their defaults, for Triton, and without boxes."""
+    arguments: as it is, the words that need numbers at their defaults, for Triton, without copies, and
+    without boxes."""
     plain = Schedule()
     most = replace(schedule, pack="")
     changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
                       keep=plain.keep, slide=plain.slide, behind=plain.behind,
                       warps=schedule.warps * schedule.consumers,
                       reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
-    ways = (schedule, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
+    packed = replace(changed, pack=schedule.pack)
+    ways = (schedule, packed, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
             replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
     return tuple(dict.fromkeys(ways))
 
 
 def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
-    for letter in letters(c.pack):
-        view = view_of(compute, letter)
-        if view is not None and view.tensor.extents:
-            return (f"sizes that are arguments: pack={letter} copies {view.tensor.name}, whose sizes are; "
-                    "expected operands of given sizes alone")
+    if has_rows(c.pack):
+        return f"sizes that are arguments: pack={c.pack} makes rows of positions of a given number"
     if c.reduce == "stream":
         return "sizes that are arguments: reduce=stream deals out tiles of given sizes"
     if c.split_k > 1 and compute.c.tensor.extents:

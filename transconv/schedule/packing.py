@@ -22,7 +22,8 @@ A copy is a computation ``c = a``, without a second factor and without a sum, an
 pipeline. An operand that is multiplied as tf32 is rounded in its copy. That alone can be worth a copy:
 otherwise each element is rounded every time it is gathered. A plan that needs both has two copies,
 ``A_packed`` and ``A_packed_exact``. Rows of a copy of at least 16 bytes begin at multiples of 16 bytes;
-the padding between them is never read.
+the padding between them is never read. Sizes that are arguments are those of the copy, too. What copies
+is in copying.py.
 
 The factor of merged groups is copied with the zeros around its blocks, so that boxes can load it:
 
@@ -31,27 +32,27 @@ The factor of merged groups is copied with the zeros around its blocks, so that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Axis, Compute, moved
+from transconv.compute import Compute
 from transconv.ir import (
+    ONE,
+    Expr,
     Layout,
     LayoutBlock,
     Tensor,
-    Var,
     View,
     ViewDim,
-    eq,
     f16,
     f32,
     free_vars,
     multiplied_as,
 )
 from transconv.schedule.merging import inner_feature
-from transconv.schedule.row_copies import row_copy, rows_of
+from transconv.schedule.row_copies import rows_of
+from transconv.simplify import simplify
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1
@@ -69,19 +70,22 @@ def row_of(view: View, compute: Compute) -> int:
         return 0
     seen = free_vars(view.dims[0].coord)
     outer = {x.role for x in compute.axes if x.var in seen}
-    return 0 if view.tensor.shape[FEATURES] == 1 and outer and outer <= {"feature", "batch"} else FEATURES
+    alone = view.tensor.shape[FEATURES] == 1 and not is_named(view.tensor, FEATURES)
+    return 0 if alone and outer and outer <= {"feature", "batch"} else FEATURES
 
 
 def innermost(compute: Compute, letter: str, wide: bool = False) -> int:
     """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 and 8-bit
-    types that the matrix unit multiplies and that are summed along dimension 0, if no copy is ``wide``."""
+    types that the matrix unit multiplies and that are summed along dimension 0, if no copy is ``wide``;
+    not positions whose number is an argument, which may be few."""
     view = view_of(compute, letter)
     assert view is not None, f"{compute.name} has no operand {letter}"
     row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
     depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
     if letter == "c" or depthwise or wide or not reads_along(compute):
         return row
-    summed = {x.var for x in compute.axes_of("K") if x.role == "feature" or x.size >= LEAST_ROW}
+    summed = {x.var for x in compute.axes_of("K")
+              if x.role == "feature" or x.extent is None and x.size >= LEAST_ROW}
     return 0 if summed & free_vars(view.dims[0].coord) else row
 
 
@@ -97,14 +101,14 @@ def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = 
             near: bool = False) -> Tensor:
     """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
     outermost, or if ``near`` next to it, the rest in order, and rows of at least 16 bytes padded to
-    multiples of 16. Dimensions, shape and dtype stay, but dimension 1 is ``merge`` times as long, and
-    8-bit floats are f16 if ``wide``."""
+    multiples of 16, also those whose length is an argument. Dimensions, shape and dtype stay, but
+    dimension 1 is ``merge`` times as long, and 8-bit floats are f16 if ``wide``."""
     dtype = f16 if wide and tensor.dtype.is_short else tensor.dtype
     rest = [*range(len(tensor.shape) - 1, 1, -1)]
     order = [inner, 1 - inner, *rest] if near else [inner, *rest, 1 - inner]
     shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
     row = ROW_ALIGN // dtype.bytes
-    row = row if shape[inner] >= row else 1
+    row = row if shape[inner] >= row or is_named(tensor, inner) else 1
     blocks, step = [], 1
     for dim in order:
         blocks.append(LayoutBlock(dim, shape[dim], step))
@@ -112,7 +116,28 @@ def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = 
     layout = Layout(dtype, len(shape), tuple(reversed(blocks)))
     name = f"{tensor.name}_packed{merge if merge > 1 else ''}"
     name += "" if dtype is tensor.dtype else f"_{dtype}"
-    return Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name)
+    made = Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name, extents=tensor.extents)
+    return replace(made, pitches=_apart(made, order, row)) if tensor.extents else made
+
+
+def _apart(copy: Tensor, order: list[int], row: int) -> tuple[Expr, ...]:
+    """The strides of a copy whose sizes are arguments, dimensions in ``order`` from the innermost, rows
+    of multiples of ``row`` elements; none where rows follow one another."""
+    inner = order[0]
+    if not is_named(copy, inner) and copy.shape[inner] % row == 0:
+        return ()
+    found: dict[int, Expr] = {}
+    step: Expr = ONE
+    for dim in order:
+        found[dim] = step
+        size = copy.extents[dim]
+        step = simplify(step * ((size + (row - 1)) // row * row if dim == inner else size))
+    return tuple(found[dim] for dim in range(len(order)))
+
+
+def is_named(tensor: Tensor, dim: int) -> bool:
+    """Whether the size of a dimension is an argument, or follows from some."""
+    return bool(tensor.extents) and bool(free_vars(tensor.extents[dim]))
 
 
 def letters(pack: str) -> list[str]:
@@ -146,10 +171,10 @@ def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> li
     named = [x for x in letters(pack) if x != "c" or split == 1]
     if has_rows(pack):
         return [rows_of(v, compute).tensor for x in named if (v := view_of(compute, x)) is not None]
-    return [_workspace(compute, x, unit, widens(pack)) for x in named]
+    return [copy_for(compute, x, unit, widens(pack)) for x in named]
 
 
-def _workspace(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
+def copy_for(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
     """The copy of an operand for a unit. An operand that the matrix unit multiplies as tf32 is rounded in
     its copy, because the unit would truncate it, with twice the error. Other products of f32 need the
     exact values and have a copy with another name."""
@@ -196,124 +221,9 @@ def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
         if inner := inner_feature(view, seen):
             dims = (dims[0], ViewDim(inner.var), *dims[2:])
         over = rows_of(view, seen) if has_rows(pack) else View(
-            _workspace(seen, letter, unit, widens(pack)), dims)
+            copy_for(seen, letter, unit, widens(pack)), dims)
         compute = compute.through(**{letter: over})
     return compute
-
-
-def copies(compute: Compute, pack: str, split: int = 1, unit: str = "mma") -> Iterator[Compute]:
-    """The computations that copy the operands in ``pack``; that of the result C, after the main kernel, is
-    the last one.
-
-    With a split sum, C needs no copy: the partial sums have the copy's layout, and the kernel that adds
-    them stores to C.
-    """
-    for letter in letters(pack):
-        if letter == "c" and split > 1:
-            continue
-        view = view_of(compute, letter)
-        assert view is not None
-        if has_rows(pack):
-            yield row_copy(view, compute)
-            continue
-        tensor, copied = view.tensor, _workspace(compute, letter, unit, widens(pack))
-        inner, feature = innermost(compute, letter, widens(pack)), None
-        if letter == "c":
-            yield _copy("unpack", tensor.name, copied, tensor, inner, compute)
-            continue
-        exact = copied.dtype is f32
-        name = f"exact_{tensor.name}" if exact else tensor.name
-        name = f"{copied.dtype}_{name}" if tensor.dtype.is_short and not copied.dtype.is_short else name
-        if diagonal(view, compute) > 1:
-            name, feature = f"blocks{compute.merge}_{name}", _in_blocks(view, compute)
-        yield _copy("pack", name, tensor, copied, inner, compute, feature)
-
-
-def _in_blocks(view: View, compute: Compute) -> ViewDim:
-    """The inner feature of the original for a point of the copy, and the condition that it is in a
-    block."""
-    outer, inner = (Var(n) for n in view.tensor.dims[:2])
-    across = inner_feature(view, compute)
-    along = next(x for x in compute.axes if x.role == "feature" and x is not across)
-    each, rows = view.tensor.shape[1], along.size // compute.merge
-    return ViewDim(inner % each, eq(inner // each, outer // rows % compute.merge))
-
-
-def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compute,
-          feature: ViewDim | None = None) -> Compute:
-    """``c = a`` for all elements. The innermost dimension of the copy varies fastest, then features if
-    they are innermost in the original. Adjacent dimensions that are contiguous in both tensors are one
-    axis; if both have the same dense layout, all are. ``feature``: the feature of A for one of C, if not
-    the same."""
-    whole = () if feature else _whole(a, c)
-    runs = [whole] if whole else _runs(a, c, inner)
-    fastest, features = (0, 0) if whole else (runs.index((inner,)), runs.index((FEATURES,)))
-    order = [d for d in range(len(runs)) if d != fastest]
-    if inner != FEATURES and a.shape[FEATURES] > 1 and rows_of_features(a, FEATURES) and not whole:
-        order.append(order.pop(order.index(features)))
-    order.append(fastest)
-    a, c = _merged(a, runs), _merged(c, runs)
-    axes = tuple(Axis(c.dims[d], c.shape[d], "feature" if d == fastest else "position") for d in order)
-    dims = tuple(ViewDim(Var(name)) for name in c.dims)
-    seen = tuple(feature or x if d == features else x for d, x in enumerate(dims))
-    made = moved(f"{does}_{name}", axes, View(a, seen), View(c, dims), compute.math)
-    return replace(made, does=does)
-
-
-def _whole(a: Tensor, c: Tensor) -> tuple[int, ...]:
-    """All dimensions, outermost first, if both tensors have the same dense layout; else none."""
-    strides = c.layout.strides()
-    if strides is None or strides != a.layout.strides():
-        return ()
-    order = sorted(range(len(strides)), key=lambda d: (-strides[d], c.shape[d]))
-    step = 1
-    for dim in reversed(order):
-        if c.shape[dim] != 1 and strides[dim] != step:
-            return ()
-        step *= c.shape[dim]
-    return tuple(order)
-
-
-def _runs(a: Tensor, c: Tensor, inner: int) -> list[tuple[int, ...]]:
-    """The dimensions grouped into runs that are contiguous in both tensors. A dimension of size 1 joins
-    any neighbour; ``inner`` and the features stay separate."""
-    apart = {inner, FEATURES}
-    runs: list[tuple[int, ...]] = []
-    strides = [t.layout.strides() for t in (a, c)]
-    for dim, size in enumerate(a.shape):
-        before = runs[-1] if runs else (inner,)
-        wide = [d for d in before if a.shape[d] != 1]
-        if not apart.intersection(before) and dim not in apart and all(strides) and (
-                size == 1 or not wide
-                or all(s is not None and s[wide[-1]] == s[dim] * size for s in strides)):
-            runs[-1] = (*before, dim)
-        else:
-            runs.append((dim,))
-    return runs
-
-
-def _merged(tensor: Tensor, runs: list[tuple[int, ...]]) -> Tensor:
-    """The tensor with each run of dimensions merged into one."""
-    if all(len(run) == 1 for run in runs):
-        return tensor
-    strides = tensor.layout.strides()
-    assert strides is not None
-    shape = tuple(prod(tensor.shape[d] for d in run) for run in runs)
-    inner = [next((d for d in reversed(run) if tensor.shape[d] != 1), run[-1]) for run in runs]
-    layout = Layout.from_strides(tensor.dtype, shape, [strides[d] for d in inner],
-                                 tensor.layout.offset)
-    names = tuple("_".join(tensor.dims[d] for d in run) for run in runs)
-    return replace(tensor, dims=names, shape=shape, layout=layout)
-
-
-def is_copy(compute: Compute) -> bool:
-    """Whether a computation only moves elements."""
-    return compute.does in ("pack", "unpack")
-
-
-def rounds(copy: Compute) -> bool:
-    """Whether a copy rounds its elements."""
-    return is_copy(copy) and copy.c.tensor.dtype is not copy.a.tensor.dtype
 
 
 def wants_rounding(view: View, compute: Compute) -> bool:
@@ -359,10 +269,3 @@ def rows_of_features(tensor: Tensor, inner: int = FEATURES) -> bool:
     short = tensor.shape[inner] * tensor.dtype.bytes < ROW_ALIGN
     return (strides[inner] == 1 or tensor.shape[inner] == 1) and (short or all(
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
-
-
-def share(compute: Compute) -> float:
-    """The fraction of the copies' cost that counts for a computation: 1, or for a stride phase its
-    fraction of the result, because all phases share the copies."""
-    owned = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
-    return min(1.0, owned / max(1, prod(compute.c.tensor.shape))) if compute.phase else 1.0

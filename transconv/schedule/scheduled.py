@@ -9,8 +9,9 @@ from functools import cached_property
 
 from transconv.compute import Compute
 from transconv.ir import Tensor
+from transconv.schedule.copying import copies
 from transconv.schedule.merging import merged
-from transconv.schedule.packing import copies, over_copies, workspaces
+from transconv.schedule.packing import over_copies, workspaces
 from transconv.schedule.schedule import Schedule
 from transconv.target import Target
 

@@ -55,8 +55,12 @@ def elementwise(compute: Compute, target: Target) -> Iterator[Schedule]:
 
 def copy_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
     """Square tiles of positions and features, with contiguous rows on both sides; for few features, one
-    block holds them all; a copy of one axis (contiguous memory) has one block."""
+    block holds them all; a copy of one axis (contiguous memory) has one block. Positions are those of all
+    axes, but of the last one first if its size is an argument, which fused positions are divided by."""
     positions = tuple(x.name for x in compute.axes if x.role == "position")
+    ways = (positions, positions[-1:])
+    if positions and compute.axis(positions[-1]).extent is not None:
+        ways = ways[::-1]
     features = next(x for x in compute.axes if x.role == "feature")
     big = target.backend == "interpreter"
     sides = (128, 256) if big else (32, 64, 128)
@@ -67,7 +71,7 @@ def copy_tiles(compute: Compute, target: Target) -> Iterator[Schedule]:
     if 0 < features.size < sides[0]:
         tiles = itertools.product((128, 256, 512), (1 << (features.size - 1).bit_length(),))
     for m, n in tiles:
-        for axes in dict.fromkeys((positions, positions[-1:])):
+        for axes in dict.fromkeys(ways):
             blocks = (Block(axes, m), Block((features.name,), n))
             yield Schedule(blocks, "fma", warps=8 if m * n > 64 * 64 else 4, stages=1)
 

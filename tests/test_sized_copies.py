@@ -1,0 +1,219 @@
+"""Copies of tensors whose sizes are arguments: ``pack`` of any size."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transconv.backend_triton import Resources, SizedLauncher, compile_offline
+from transconv.compute import Compute, parse
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
+from transconv.cost import AtSizes, estimate
+from transconv.ir import value_at
+from transconv.runtime import Plan, build, build_compute, kept, plans
+from transconv.runtime.apart import apart
+from transconv.schedule import Schedule, Scheduled, is_copy, why_not
+from transconv.schedule.packing import copy_of
+from transconv.target import Target
+from transconv.verify import any_size as sizes
+from transconv.verify.case import executable
+from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.matrix.jobs import job_of
+
+SM90 = Target.parse("sm_90")
+LINE = "mb2?ic16iw9?oc16ow9kw3pw1 dt=f16 tag=ncw"
+LONG = "mb2?ic64iw9?oc64ow9kw3pw1 dt=f16 tag=ncw"
+LAYERS = {
+    "operands": (LINE, Prop.FWD,
+                 "ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4"),
+    "result": (LINE, Prop.FWD,
+               "ow:16 oc:16 ic:16 | mma | a=box b=box | c=box pack=a.b.c swap=1 stages=2 warps=4"),
+    "gradient": (LONG, Prop.BWD_D, "iw:64 ic:64 oc:32 | mma | a=box b=box | pack=a.b swap=1 programs=3 "
+                 "stages=2 warps=4 via=gluon"),
+    "weight": (LONG.replace("mb2", "mb4"), Prop.BWD_W, "kw.ic:64 oc:64 ow:16 | mma | a=box b=box | "
+               "pack=a.b.c swap=1 split_k=3 stages=2 warps=4 via=gluon"),
+    "padded": ("mb2?ic12iw9?oc20ow9kw3pw1 dt=f16 tag=ncw", Prop.FWD,
+               "ow:16 oc:16 ic:16 | mma | a=box b=gather | c=box pack=a.c swap=1 stages=2 warps=4"),
+    "fused": ("mb2?ic16iw9?oc12ow9kw1 dt=f16 tag=ncw", Prop.FWD,
+              "mb.ow:16 oc:16 ic:16 | mma | a=box b=box | c=box pack=a.c swap=1 stages=2 warps=4"),
+    "image": ("mb2?ic16ih5?iw6?oc16oh5ow6kh3kw3ph1pw1 dt=f16 tag=nchw", Prop.FWD,
+              "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4"),
+    "rounded": ("mb2?ic16iw9?oc16ow9kw3pw1 dt=f32 tag=nwc math=tf32", Prop.FWD,
+                "mb.ow:16 oc:16 ic:16 | mma | a=gather b=gather | pack=a.b stages=2 warps=4"),
+    "bytes": ("mb2?ic32iw9?oc32ow9kw3pw1 dt=f8e4m3:f8e4m3:f32 tag=ncw", Prop.FWD,
+              "ow:16 oc:16 ic:32 | mma | a=gather b=gather | pack=a.b.f16 stages=2 warps=4")}
+INTERPRETED = [n for n, (_, _, words) in LAYERS.items() if "gluon" not in words]
+MATRICES = """compute product
+    sizes  M=8 in 1..64, N=16 in 1..64, K=12 in 1..64
+    tensor A f16 [M, K]
+    tensor B f16 [N, K] ba
+    axes m=M n=N | k=K
+    read a = A[m, k]
+    read b = B[n, k]
+    store C[m, n] = sum(f32(a)*f32(b); k)"""
+
+
+def layer(text: str, prop: Prop) -> tuple[Compute, ...]:
+    plain, names = marked(text)
+    return any_size(ConvProblem.parse(plain), prop, names)
+
+
+@cache
+def built(name: str, target: Target = SM90) -> tuple[Compute, Plan]:
+    text, prop, schedule = LAYERS[name]
+    (compute,) = layer(text, prop)
+    return compute, build_compute(compute, target, Schedule.parse(schedule))
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", LAYERS)
+def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the IR's interpreter, which reads beyond no tensor and finds padding that was read, and in
+    Triton's."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compute, plan = built(name)
+    assert any(s.does == "pack" and isinstance(s.launcher, SizedLauncher) for s in plan.steps)
+    for n, drawn in enumerate(sizes.drawn(compute, 5)):
+        case = Case(compute.at(**drawn))
+        if n < 3:
+            judged = case.interpreted(*(s.kernel.at(drawn) if s.kernel.sizes else s.kernel
+                                        for s in plan.steps))
+        elif name in INTERPRETED:
+            judged = case.launched(built(name, executable(SM90, "cpu"))[1], "cpu")
+        assert not judged.problem, (drawn, judged.problem)
+
+
+@pytest.mark.parametrize("name", ["weight", "padded", "image"])
+def test_every_pass(name: str) -> None:
+    compute, plan = built(name)
+    for stage, judged in after_every_pass(compute, plan, sizes.drawn(compute, 2)[1]):
+        assert not judged.problem, (stage, judged.problem)
+
+
+def test_a_copy_has_the_places_of_the_copy_for_given_sizes() -> None:
+    for name, (_, _, schedule) in LAYERS.items():
+        compute, plan = built(name)
+        for drawn in sizes.drawn(compute, 4):
+            exact = Scheduled(compute.at(**drawn), Schedule.parse(schedule), SM90)
+            for space in exact.workspaces:
+                sized = plan.workspaces[space.name]
+                assert sized.at(drawn).layout == space.layout, (name, drawn)
+                assert value_at(sized.room, drawn) >= space.layout.span
+    images = copy_of(built("padded")[0].a.tensor, 0)  # rows as long as there are images
+    assert [value_at(p, {"MB": 3, "IW": 9}) for p in images.pitches] == [1, 8 * 9, 8]
+    assert [value_at(p, {"MB": 9, "IW": 7}) for p in images.pitches] == [1, 16 * 7, 16]
+
+
+def test_workspaces_are_as_long_as_the_sizes_say() -> None:
+    plan = built("padded")[1]
+    names = [*plan.workspaces]
+    rooms = dict(zip(names, plan.rooms(3, 40), strict=True))
+    assert rooms == {"src_packed": 3 * 40 * 16, "dst_packed": 3 * 40 * 24}
+
+
+def test_rows_as_long_as_a_size_begin_at_multiples_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a matrix that is read along its columns: boxes of the copy need it, whatever K is."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    compute = parse(MATRICES)
+    text = "m:16 n:16 k:16 | mma | a=box b=box | {}swap=1 stages=2 warps=4"
+    reason = why_not(Schedule.parse(text.format("")), compute, SM90)
+    assert reason and "16 bytes" in reason
+    plan = build_compute(compute, executable(SM90, "cpu"), Schedule.parse(text.format("pack=a.b ")))
+    assert [s.does for s in plan.steps] == ["pack", "pack", "compute"]
+    for drawn in ({"M": 1, "N": 1, "K": 1}, {"M": 5, "N": 20, "K": 24}, {"M": 17, "N": 3, "K": 33}):
+        case = Case(compute.at(**drawn))
+        kernels = [s.kernel.at(drawn) for s in plan.steps]
+        for judged in (case.launched(plan, "cpu"), case.interpreted(*kernels)):
+            assert not judged.problem, (drawn, judged.problem)
+
+
+def test_stride_phases_share_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    plain, names = marked("mb2?ic16iw9?oc16ow5kw3sw2pw1 dt=f16 tag=ncw")
+    workload = ConvWorkload(ConvProblem.parse(plain), Prop.BWD_D, Epilogue(), names)
+    schedule = Schedule.parse("qw:16 ic:16 oc:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4")
+    plan = build(workload, executable(SM90, "cpu"), schedule, None, False, Plan)
+    assert sorted(s.compute.name for s in plan.steps) == ["bwd_d_0", "bwd_d_1", "pack_dst", "pack_wei"]
+    for drawn in ({"MB": 1, "IW": 2}, {"MB": 3, "IW": 9}, {"MB": 2, "IW": 40}):
+        phases = [Case(c.at(**drawn)) for c in workload.computations]  # of the same data
+        given = phases[0].tensors("cpu")
+        plan.launch(**given)
+        for case in phases:
+            want, got = case.answers["src"].value, given["src"].double().numpy()
+            assert ((got == want) | np.isnan(want)).all() and np.isnan(want).any(), drawn
+        assert not np.isnan(given["src"].numpy()).any()
+
+
+def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    plain, names = marked("mb8?ic128iw4096?oc128ow4096kw3pw1 dt=bf16 tag=ncw")
+    workload = ConvWorkload(ConvProblem.parse(plain), Prop.FWD, Epilogue(), names)
+    plan = build(workload, SM90, None, None, False, Plan)
+    assert plan.schedule.pack == "a.b"
+    kept.keep(plan)
+    again = kept.find(workload, SM90, False, Plan, lambda: pytest.fail("made again"))
+    assert again is not None and again.rooms(3, 50) == plan.rooms(3, 50)
+    assert {n: t.extents for n, t in again.workspaces.items()} == {
+        n: t.extents for n, t in plan.workspaces.items()}
+    assert again.formulas()[0].us == plan.formulas()[0].us
+
+
+def test_only_copies_of_given_sizes_are_made_once() -> None:
+    """A frozen weight's is; that of an image whose size is an argument is made at every call."""
+    plan = built("operands")[1]
+    assert apart(plan, "src") is None
+    halves = apart(plan, "wei")
+    assert halves and [s.does for s in halves.rest.steps] == ["pack", "compute"]
+    assert halves.rest.rooms(2, 5) == (2 * 5 * 16,)
+
+
+def test_the_estimate_counts_the_elements_that_are_copied() -> None:
+    (compute,) = layer("mb8?ic64iw4096?oc64ow4096kw3pw1 dt=bf16 tag=ncw", Prop.FWD)
+    schedule = Schedule.parse(
+        "ow:128 oc:64 ic:64 | mma | a=box b=box | pack=a.b swap=1 stages=4 warps=4")
+    at = AtSizes(schedule, compute, SM90)
+    for drawn in ({"MB": 8, "IW": 4096}, {"MB": 3, "IW": 20000}):
+        us = at.us(*(value_at(n, drawn) for n in at.counts))
+        exact = estimate(schedule, compute.at(**drawn), SM90)
+        assert us == pytest.approx(exact, rel=0.02), drawn
+    assert estimate(schedule, compute, SM90) == pytest.approx(
+        estimate(schedule, compute.at(MB=8, IW=4096), SM90), rel=0.02)
+
+
+@pytest.mark.parametrize("prop", Prop)
+def test_kernels_of_a_layer_share_copies(prop: Prop) -> None:
+    """At most six kernels, as everywhere: copies do not depend on the example that a plan is for."""
+    problem = ConvProblem.parse("mb2ic64iw99oc128ow99kw3pw1 dt=bf16 tag=ncw")
+    made = Registry(problem, prop, SM90, Epilogue(), True, False)
+    made.complete()
+    plans = [k.plan for k in made.there.values() if k.plan.schedule.pack]
+    copies = {s.digest for p in plans for s in p.steps if is_copy(s.compute)}
+    assert plans and len(copies) == 2 and len(made.kernels) <= 6
+    long = made.choose((4, 60000), "now").plan
+    assert {"a", "b"} <= {*long.schedule.pack.split(".")} and long.schedule.a == "box"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_machine_code(name: str) -> None:
+    for found in compile_offline([job_of(s, SM90) for s in built(name)[1].steps]):
+        assert isinstance(found, Resources) and not found.flaw, found
+
+
+def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as its sizes say, and hands them to the kernels."""
+    plan = built("operands")[1]
+    begun: list[tuple[int, ...]] = []
+    monkeypatch.setattr(plans, "_starter_at", lambda step, device, aligned, order: lambda sizes: (
+        lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
+    monkeypatch.setattr(plans.allocator, "quickest", lambda: lambda shape, stride, dtype: shape[0])
+    start = plan.starter_at(0, True, ("src", "wei", "dst"))
+    assert start is not None
+    start((3, 50))(1, 2, 3)
+    packed, weight = 3 * 50 * 16, 16 * 3 * 16
+    assert begun == [(3, 50, 1, packed), (3, 50, 2, weight), (3, 50, packed, weight, 3)]
+    assert plan.at({"MB": 1, "IW": 7}).rooms(1, 7) == (7 * 16, weight)
