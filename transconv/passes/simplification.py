@@ -72,9 +72,13 @@ class Scope(Mutator):
         for s in at.stmts:
             new = self.mutate(s)
             made.append(new)
-            self.learn(new)
+            self.learn(self.told(s, new))
         result = seq(*made)
         return at if isinstance(result, Seq) and result.stmts == at.stmts else result
+
+    def told(self, before: Stmt, after: Stmt | None) -> Stmt | None:
+        """The form of a statement that tells what holds behind it."""
+        return after
 
     def mutate_For(self, loop: For) -> Stmt:
         facts, defs = self.facts, dict(self.defs)
