@@ -9,9 +9,9 @@ Of the tiles that one persistent program computes, what all of them load is load
 is invariant move as a whole. A sum is split into the part that changes and one invariant
 part per set of lanes. The invariant conditions of a mask move together, per set of lanes.
 
-Where sizes are arguments, the constant of an address stays behind the rest, which neighbours then share: the
-compiler makes it a part of the instruction. (Where sizes are numbers, it does so by itself, since it then
-knows that the sum fits 32 bits.)
+Where sizes are arguments, the constant of an address stays behind the rest, which neighbours then share:
+the compiler makes it a part of the instruction. (Where sizes are numbers, it does so by itself, since it
+then knows that the sum fits 32 bits.)
 
     load(A, A_base_2 + m)       A_base_2 = h*W + 64     ->     load(A, A_base + m + 64)       A_base = h*W
 """
