@@ -142,9 +142,9 @@ CALLS: dict[str, Callee] = {
                           ints=True, off=0.0),
     **{f"stochastic_{t}": Callee(2, in_numpy(t), f"stochastic_{t}", f"stochastic_{t}", helper=helper(t),
                                  floats=(32,), off=2.0**(25 - t.digits)) for t in SHORT},
-    "quotient": Callee(2, np.floor_divide, "quotient", "{} // {}", helper=QUOTIENT, floats=(), ints=True,
+    "quotient": Callee(2, np.floor_divide, "quotient", "quotient", helper=QUOTIENT, floats=(), ints=True,
                        off=0.0),
-    "remainder": Callee(2, np.remainder, "remainder", "{} % {}", helper=REMAINDER, floats=(), ints=True,
+    "remainder": Callee(2, np.remainder, "remainder", "remainder", helper=REMAINDER, floats=(), ints=True,
                         off=0.0),
     "fma": _same("fma", multiply_add, 3, off=1.0),
 }

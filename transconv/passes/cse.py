@@ -5,7 +5,12 @@
                                                 b = load(R, m_div * 32 + k)
 
 Only divisions and remainders get names, because sums and products are cheap. Lets of equal values are
-merged.
+merged. Where sizes are arguments, each division takes some twenty instructions, one after another; one by a
+product then uses what is there:
+
+    b = p // W % H                            p_div = p // W
+    a = p // (H*W)                    ->      b = p_div % H
+                                              a = p_div // H
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from transconv.ir import (
     Kernel,
     Let,
     Mod,
+    Mul,
     Mutator,
     Node,
     Read,
@@ -35,19 +41,39 @@ from transconv.ir import (
     bound_vars,
     find,
     free_vars,
+    rewrite,
     seq,
     substitute,
     updated,
 )
+from transconv.simplify import facts_of, range_of
 
 Box = TypeVar("Box", BoxLoad, BoxStore)
 
 
 def cse(kernel: Kernel) -> Kernel:
     """Name repeated divisions within a sequence, and merge lets that bind the same value."""
-    made = _Cse({v.name for v in bound_vars(kernel)}).mutate(kernel)
+    made = _Cse({v.name for v in bound_vars(kernel)}).mutate(_one_by_one(kernel))
     assert isinstance(made, Kernel)
     return made
+
+
+def _one_by_one(kernel: Kernel) -> Kernel:
+    """The kernel with divisions by products of sizes as divisions of quotients that it computes anyway."""
+    if kernel.sizes is None:
+        return kernel
+    facts = facts_of(kernel.sizes)
+    there = {(e.a, e.b) for e in find(kernel, FloorDiv)}
+
+    def divided(e: Expr) -> Expr:
+        if not isinstance(e, FloorDiv) or not isinstance(e.b, Mul):
+            return e
+        for by, rest in ((e.b.b, e.b.a), (e.b.a, e.b.b)):
+            if (e.a, by) in there and all((range_of(x, facts).lo or 0) > 0 for x in (by, rest)):
+                return divided(FloorDiv(FloorDiv(e.a, by), rest))
+        return e
+
+    return rewrite(kernel, divided)
 
 
 class _Cse(Mutator):

@@ -8,6 +8,12 @@
 Of the tiles that one persistent program computes, what all of them load is loaded once. Lets whose value
 is invariant move as a whole. A sum is split into the part that changes and one invariant
 part per set of lanes. The invariant conditions of a mask move together, per set of lanes.
+
+Where sizes are arguments, the constant of an address stays behind the rest, which neighbours then share:
+the compiler makes it a part of the instruction. (Where sizes are numbers, it does so by itself, since it
+then knows that the sum fits 32 bits.)
+
+    load(A, A_base_2 + m)       A_base_2 = h*W + 64     ->     load(A, A_base + m + 64)       A_base = h*W
 """
 
 from __future__ import annotations
@@ -52,24 +58,30 @@ from transconv.ir import (
 
 def hoist(kernel: Kernel) -> Kernel:
     """Move loop-invariant lets, addends and conditions in front of the serial loops."""
-    return _Hoist({v.name for v in bound_vars(kernel)}).mutate(kernel)  # type: ignore[no-any-return]
+    names = {v.name for v in bound_vars(kernel)}
+    return _Hoist(names, kernel.sizes is not None).mutate(kernel)  # type: ignore[no-any-return]
 
 
 class _Hoist(Mutator):
-    def __init__(self, names: set[str]) -> None:
-        self.names = names
+    def __init__(self, names: set[str], sized: bool) -> None:
+        self.names, self.sized = names, sized
         self.taken: dict[str, int] = {}  # the last number given to each name
         self.scope: dict[Var, tuple[Lane, ...]] = {}
 
     def mutate_Let(self, let: Let) -> Stmt:
         if isinstance(load := let.value, Load):
-            let = Let(let.var, replace(load, offset=self.grouped(load.offset),
+            let = Let(let.var, replace(load, offset=self.address(load.offset),
                                        mask=self.together(load.mask)), let.origin)
         self.scope[let.var] = lanes_of(let.value, self.scope)
         return let
 
     def mutate_Store(self, at: Store) -> Stmt:
-        return Store(at.tensor, self.grouped(at.offset), at.value, self.together(at.mask))
+        return Store(at.tensor, self.address(at.offset), at.value, self.together(at.mask))
+
+    def address(self, e: Expr) -> Expr:
+        """``grouped``; where sizes are arguments with the constant at the end."""
+        rest, constant = _apart(e) if self.sized else (e, None)
+        return self.grouped(rest) if constant is None else self.grouped(rest) + constant
 
     def grouped(self, e: Expr) -> Expr:
         """The same sum with terms of equal lanes next to each other, scalars first."""
@@ -147,7 +159,7 @@ class _Loop:
     def statement(self, s: Stmt) -> Stmt | None:
         match s:
             case Let(var, Load(tensor, offset, mask) as load, origin):
-                return Let(var, replace(load, offset=self.sums(offset, tensor.name),
+                return Let(var, replace(load, offset=self.address(offset, tensor.name),
                                         mask=self.conditions(mask, f"{tensor.name}_in")), origin)
             case Let(var, value) if self.invariant(value):
                 self.outside.append(s)
@@ -158,11 +170,16 @@ class _Loop:
                 self.owner.scope[var] = lanes_of(made, self.owner.scope)
                 return Let(var, made, origin)
             case Store(tensor, offset, value, mask):
-                return Store(tensor, self.sums(offset, tensor.name), value,
+                return Store(tensor, self.address(offset, tensor.name), value,
                              self.conditions(mask, f"{tensor.name}_in"))
             case If() | For() | FuncCall() | Update():
                 return s
         return s
+
+    def address(self, e: Expr, stem: str) -> Expr:
+        """``sums``; where sizes are arguments with the constant at the end."""
+        rest, constant = _apart(e) if self.owner.sized else (e, None)
+        return self.sums(rest, stem) if constant is None else self.sums(rest, stem) + constant
 
     def sums(self, e: Expr, stem: str) -> Expr:
         """Split every sum inside an index expression."""
@@ -228,6 +245,14 @@ def signed_terms(e: Expr) -> list[Expr]:
         case Sub(a, b):
             return signed_terms(a) + [_negated(t) for t in signed_terms(b)]
     return [e]
+
+
+def _apart(e: Expr) -> tuple[Expr, Const | None]:
+    """A sum without its constant, and that; the whole if it has none, or is one."""
+    terms = signed_terms(e)
+    total = sum(int(t.value) for t in terms if isinstance(t, Const))
+    rest = [t for t in terms if not isinstance(t, Const)]
+    return (_joined(rest), Const(total, e.dtype)) if total and rest else (e, None)
 
 
 def _negated(e: Expr) -> Expr:

@@ -18,6 +18,7 @@ from transconv.ir import Kernel, verify
 from transconv.passes import (
     blockwise,
     cse,
+    edges,
     final,
     gridwise,
     hoist,
@@ -58,6 +59,8 @@ STAGES: tuple[Stage, ...] = (
          lambda k, c: simplification.simplify_kernel(k)),
     Pass("lets", "names that nothing reads disappear", lambda k, c: lets.optimise_lets(k)),
     Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
+    Pass("edges", "tiles inside need no masks of the edges",
+         lambda k, c: edges.edges(k, c.schedule), scheduled=True),
     Pass("cse", "repeated divisions get a name", lambda k, c: cse.cse(k)),
     Pass("narrow", "32 or 64 bits for every index", lambda k, c: narrow.narrow(k),
          optional=False),

@@ -30,8 +30,10 @@ from transconv.ir import (
     If,
     Kernel,
     Lane,
+    Le,
     Let,
     Load,
+    Lt,
     Max,
     Min,
     Mod,
@@ -72,9 +74,13 @@ class Scope(Mutator):
         for s in at.stmts:
             new = self.mutate(s)
             made.append(new)
-            self.learn(new)
+            self.learn(self.told(s, new))
         result = seq(*made)
         return at if isinstance(result, Seq) and result.stmts == at.stmts else result
+
+    def told(self, before: Stmt, after: Stmt | None) -> Stmt | None:
+        """The form of a statement that tells what holds behind it."""
+        return after
 
     def mutate_For(self, loop: For) -> Stmt:
         facts, defs = self.facts, dict(self.defs)
@@ -121,6 +127,16 @@ class Scope(Mutator):
     def whole(self, e: Expr) -> Expr:
         """Expand every let: the expression over loop variables and lanes."""
         return self._expand(e, self.wholes, lambda value: True)
+
+    def implies(self, a: Expr, b: Expr) -> bool:
+        """Whether a comparison implies another one by the difference of their sides, a number."""
+        if a is b:
+            return True
+        if not isinstance(a, (Lt, Le)) or not isinstance(b, (Lt, Le)):
+            return False
+        more = simplify(self.whole(b.b - b.a) - self.whole(a.b - a.a), self.facts)
+        looser = isinstance(b, Le) - isinstance(a, Le)
+        return isinstance(more, Const) and int(more.value) + looser >= 0
 
     def _expand(self, e: Expr, known: dict[Var, Expr], wanted: Callable[[Expr], bool]) -> Expr:
         values: dict[Var, Expr] = {}

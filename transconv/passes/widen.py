@@ -16,6 +16,7 @@ from transconv.compute import Compute
 from transconv.ir import (
     Add,
     Alloc,
+    Const,
     Expr,
     Kernel,
     Lane,
@@ -59,12 +60,18 @@ class _Widen(Mutator):
         if isinstance(load, Load) and load.tensor in self.operands:
             own = lanes_of(load, self.scope)
             if own != self.lanes and set(own) <= set(self.lanes) and self.neighbours(load.offset):
-                spread = replace(load, offset=Spread(load.offset, self.lanes))
-                let = Let(let.var, spread, let.origin)
+                let = Let(let.var, replace(load, offset=self.spread(load.offset)), let.origin)
         else:
             self.values[let.var] = let.value
         self.scope[let.var] = lanes_of(let.value, self.scope)
         return let
+
+    def spread(self, offset: Expr) -> Expr:
+        """The offset along all lanes; its constant stays behind it (see hoist.py)."""
+        match offset:
+            case Add(rest, Const() as constant):
+                return Spread(rest, self.lanes) + constant
+        return Spread(offset, self.lanes)
 
     def neighbours(self, offset: Expr) -> bool:
         """Whether the offset steps by 1 along a lane."""
