@@ -27,14 +27,16 @@ from transconv.torch_ops.quantized_kinds import (
     quantised_weight,
     ranged,
 )
+from transconv.torch_ops.zero_sums import zero_sums
 
 Tensor = torch.Tensor
+_compiling = torch.compiler.is_dynamo_compiling
 
 __all__ = ["QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
            "QuantConvTranspose3d"]
 
 
-BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point")
+BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point", "input_zero_sums")
 """What a quantised module keeps in types of its own, whatever the model is cast to."""
 
 
@@ -64,11 +66,20 @@ class _Quantised:
         given = self._parameters.pop("weight")
         weight, scales = (four_bits.packed(given, kind.channels(given)) if kind.group else
                           quantised_weight(given, self.groups, self.transposed, kind))
-        found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero}
+        found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero,
+                 "input_zero_sums": self.sums_of(weight, zero)}
         for name in BUFFERS:
             self.register_buffer(name, found[name])
         if self.bias is not None:
             self._parameters["bias"] = torch.nn.Parameter(self.bias.detach(), requires_grad=False)
+
+    def sums_of(self: Any, weight: Tensor, zero: Tensor | None) -> Tensor | None:
+        """What the zero point of inputs adds to every sum; None where each input has its own, or none."""
+        if zero is None or self.transposed:
+            return None
+        sides = self._reversed_padding_repeated_twice if self.padding_mode == "zeros" else (
+            0,) * (2 * len(self.kernel_size))
+        return zero_sums(weight, zero, sides[-2::-2], sides[::-2], self.dilation)
 
     @classmethod
     def from_float(cls, module: torch.nn.Module, input_scale: float | Tensor | None = None,
@@ -110,6 +121,8 @@ class _Quantised:
                 low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
                 scale, zero = ranged(low, high, kind)
             given = {} if zero is None else {"input_zero_point": zero}
+            if zero is self.input_zero_point and self.input_zero_sums is not None and _compiling():
+                given["input_zero_sums"] = self.input_zero_sums
             if self.use_fast_accum:
                 given["use_fast_accum"] = True
             return self.function(  # type: ignore[no-any-return]
