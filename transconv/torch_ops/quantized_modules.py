@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import torch
 
 from transconv.errors import Unsupported
-from transconv.torch_ops import exchange, four_bits, quantized
+from transconv.torch_ops import exchange, four_bits, quantized, weights_only
 from transconv.torch_ops.autocast import autocast_dtype
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
+from transconv.torch_ops.quantized import FUNCTIONS
 from transconv.torch_ops.quantising import quantise
 from transconv.torch_ops.quantized_kinds import (
     KINDS,
@@ -46,6 +47,7 @@ class _Quantised:
     function: ClassVar[Callable[..., Tensor]]
     kind: str
     use_fast_accum: bool = False
+    activation: str = ""
 
     def __init__(self: Any, *args: Any, kind: str = "int8", use_fast_accum: bool = False,
                  **named: Any) -> None:
@@ -55,14 +57,14 @@ class _Quantised:
         self.quantise(kind_named(kind), fast=use_fast_accum)
 
     def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None,
-                 fast: bool = False) -> None:
+                 fast: bool = False, activation: str = "") -> None:
         """Replace the float weight by quantised buffers, in place. ``scale``, ``zero``: of inputs; None:
-        of each input its own. ValueError for fast sums of other kinds than 8-bit floats, and for weights
+        of each input its own. ``activation``: of results, a word of an epilogue. ValueError for fast sums of other kinds than 8-bit floats, and for weights
         that the kind has no form of."""
         kind.check_fast(fast)
         if why := kind.why_not(self._parameters["weight"], self.transposed):
             raise ValueError(f"{type(self).__name__}: {why}")
-        self.kind, self.use_fast_accum = kind.name, fast
+        self.kind, self.use_fast_accum, self.activation = kind.name, fast, activation
         given = self._parameters.pop("weight")
         weight, scales = (four_bits.packed(given, kind.channels(given)) if kind.group else
                           quantised_weight(given, self.groups, self.transposed, kind))
@@ -110,12 +112,11 @@ class _Quantised:
             return made
         kind, result = KINDS[self.kind], autocast_dtype(input) or input.dtype
         with torch.no_grad():
-            if kind.group:
-                return four_bits.convolve(input.to(result), weight, self.weight_scale, bias, *numbers)
             if kind.input is None:
-                return self.function(  # type: ignore[no-any-return]
-                    input.to(result), weight, bias, *numbers, weight_scale=self.weight_scale,
-                    output_dtype=result)
+                f = FUNCTIONS[len(self.kernel_size), self.transposed]
+                of = weights_only.of_four_bits if kind.group else weights_only.of_bytes
+                return of(f, input.to(result), weight, self.weight_scale, bias, numbers,
+                          self.activation)
             scale, zero = self.input_scale, self.input_zero_point
             if scale is None:
                 low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
@@ -125,6 +126,8 @@ class _Quantised:
                 given["input_zero_sums"] = self.input_zero_sums
             if self.use_fast_accum:
                 given["use_fast_accum"] = True
+            if self.activation:
+                given["activation"] = self.activation
             return self.function(  # type: ignore[no-any-return]
                 quantise(input, scale, zero, kind.input), weight, bias, *numbers, input_scale=scale,
                 weight_scale=self.weight_scale, **given, output_dtype=result)
@@ -154,7 +157,8 @@ class _Quantised:
             ", input_scale=of each input" if self.input_scale is None else
             f", input_scale={float(self.input_scale):.3g}")
         fast = ", use_fast_accum=True" if self.use_fast_accum else ""
-        return f"{shown}, kind={self.kind}{own}{fast}"
+        act = f", activation={self.activation}" if self.activation else ""
+        return f"{shown}, kind={self.kind}{own}{fast}{act}"
 
 
 class QuantConv1d(_Quantised, Convolves, torch.nn.Conv1d):
