@@ -18,7 +18,7 @@ import torch
 from transconv import knobs
 from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
-from transconv.ir import DType, boolean, i8, i32, i64, u8
+from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
 from transconv.runtime import Plan, Question, check_indices, ready, trust
 from transconv.torch_ops.execute import DTYPES, capturing, target_of
@@ -31,7 +31,9 @@ log = logging.getLogger("transconv.functional")
 
 TYPES: dict[torch.dtype, DType] = DTYPES | {
     torch.int8: i8, torch.int32: i32, torch.int64: i64, torch.bool: boolean}
-TORCH = {ours: theirs for theirs, ours in (*TYPES.items(), (torch.uint8, u8))}
+HELD = TYPES | {torch.uint8: u8, torch.float8_e4m3fn: f8e4m3, torch.float8_e5m2: f8e5m2}
+"""The types of tensors that texts declare; those beyond ``TYPES`` are no operands of torch's functions."""
+TORCH = {ours: theirs for theirs, ours in HELD.items()}
 LIMIT = 4096  # launches kept
 SIZES = 256  # sizes of one launch kept
 
@@ -218,9 +220,10 @@ def _planned(workload: Workload, device: torch.device, aligned: bool, mode: str)
         raise Unsupported("error:StageError", str(error)) from error
 
 
-def refused(tensors: Sequence[Tensor], whole: Sequence[bool] = ()) -> str:
-    """Why no kernel may take these tensors; empty if one may. ``whole``: which of them may hold whole
-    numbers and truth values."""
+def refused(tensors: Sequence[Tensor], whole: Sequence[bool] = (),
+            types: Mapping[torch.dtype, DType] = TYPES) -> str:
+    """Why no kernel may take these tensors; empty if one may. ``whole``: which of them may be of any of
+    ``types``, such as whole numbers and truth values."""
     device = tensors[0].device
     if device.type == "cpu":
         if settings.cpu != "interpret":
@@ -228,7 +231,7 @@ def refused(tensors: Sequence[Tensor], whole: Sequence[bool] = ()) -> str:
     elif device.type != "cuda":
         return f"device:{device.type}"
     for i, t in enumerate(tensors):
-        if t.dtype not in (TYPES if i < len(whole) and whole[i] else DTYPES):
+        if t.dtype not in (types if i < len(whole) and whole[i] else DTYPES):
             return f"dtype:{str(t.dtype).removeprefix('torch.')}"
         if t.device != device:
             return "device:several"

@@ -17,6 +17,7 @@ from transconv.conv import ConvProblem, Prop, Surrounded, surrounded
 from transconv.errors import TransconvError, Unsupported
 from transconv.functional.laid_out import LaidOut
 from transconv.functional.launches import (
+    HELD,
     SIZES,
     Launch,
     Memory,
@@ -167,7 +168,7 @@ class Launches:
     def first(self, bound: Bound, sizes: Mapping[str, int], tensors: list[Tensor],
               when: When) -> list[Tensor]:
         """A call in which results of kernels are looked at; the later ones start them without."""
-        if why := refused(tensors, [True] * len(tensors)) if tensors else "":
+        if why := refused(tensors, [True] * len(tensors), HELD) if tensors else "":
             raise Unsupported(why)
         loose = {self.inputs[i][2] for i in when[-1]}
         fresh = [LaidOut(self.started(start, kernel, sizes, not loose & {*kernel.given}))

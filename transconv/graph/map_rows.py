@@ -17,6 +17,7 @@ from transconv.graph.rows import (
     NotOurs,
     computed,
     expanded,
+    is_small,
     kind,
     mapped,
     number,
@@ -66,18 +67,29 @@ def arithmetic(call: Call, write: Callable[..., str], *values: Any, label: str, 
 
 
 def cast(x: Piece, dtype: torch.dtype) -> Piece:
-    """The piece in another type. Raises NotOurs for floats as whole numbers: how a value that has none is
-    converted differs between machines."""
-    computed(dtype)
-    computed(x.dtype)
-    if kind(x.dtype) == "float" and kind(dtype) == "int":
-        raise NotOurs("a float is cast to a whole number")
+    """The piece in another type. Raises NotOurs for floats as whole numbers, and as floats of 8 bits,
+    unless they are clamped to what that type holds: how others are converted differs between machines."""
+    if {dtype, x.dtype} - TYPES.keys():
+        computed(dtype)
+        computed(x.dtype)
+    bounded = kind(x.dtype) == "float" and (kind(dtype) == "int" or is_small(dtype))
+    if bounded and not _within(x, TYPES[dtype].range):
+        raise NotOurs("a float is cast to a whole number" if kind(dtype) == "int" else
+                      f"a float that is not clamped is cast to {TYPES[dtype].name}")
+    if is_small(dtype) and not bounded:
+        raise NotOurs(f"{str(x.dtype).removeprefix('torch.')} is cast to {TYPES[dtype].name}")
     name = TYPES[dtype].name
     if kind(dtype) == "bool":
         return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
     made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
     made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
     return made
+
+
+def _within(x: Piece, most: tuple[float, float]) -> bool:
+    """Whether a value is known to be between two numbers."""
+    return isinstance(x, Mapped) and x.range is not None and (
+        most[0] <= x.range[0] <= x.range[1] <= most[1])
 
 
 def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
@@ -210,7 +222,10 @@ def _clamp(call: Call) -> Piece:
         text = f"max({text}, {number(low)})"
     if high is not None:
         text = f"min({text}, {number(high)})"
-    return arithmetic(call, text.format, call.args[0], label="clamp", work=2, whole=True)
+    made = arithmetic(call, text.format, call.args[0], label="clamp", work=2, whole=True)
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
+        made.range = low, high
+    return made
 
 
 @row("clamp_min")

@@ -21,12 +21,12 @@ import torch
 from transconv.conv import ConvProblem, Prop
 from transconv.functional import launches
 from transconv.graph.sizes import Fraction, Length, like
-from transconv.ir import TRUE, DType, Expr, u8
+from transconv.ir import TRUE, DType, Expr
 
 Index = tuple[Expr, ...]
 Move = Callable[[Index], Index]
 Where = Callable[[Index], Expr]
-TYPES: dict[torch.dtype, DType] = {**launches.TYPES, torch.uint8: u8}
+TYPES: dict[torch.dtype, DType] = launches.HELD
 """The types of values, by torch's."""
 
 
@@ -98,13 +98,15 @@ class Counted(Piece):
 class Mapped(Piece):
     """Arithmetic. ``write``: of the operands' names, the text; ``work``: instructions of an element;
     ``place``: what else its text takes, coordinates of the position; ``equal``: it tells whether floats
-    are equal; ``widened``: it is its operand in a type that has all of its numbers."""
+    are equal; ``widened``: it is its operand in a type that has all of its numbers; ``range``: the least
+    and the largest number that it may be, where that is known."""
 
     inputs: tuple[Piece, ...]
     write: Callable[..., str]
     work: float = 1.0
     equal: bool = False
     widened: bool = False
+    range: tuple[float, float] | None = None
     place: Callable[[Index], Index] | None = None
 
     @property

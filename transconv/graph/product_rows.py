@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.compute import Axis, Compute, counted
-from transconv.conv import ConvProblem, Prop, any_size, computes
+from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
 from transconv.errors import TransconvError
 from transconv.graph import moves, upsampled
 from transconv.graph.map_rows import arithmetic
@@ -20,8 +20,9 @@ from transconv.graph.rows import Call, NotOurs, expanded, kind, mapped, reshaped
 from transconv.graph.sizes import Length, Size, like
 from transconv.ir import TRUE, Expr, Var, all_of, substitute
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.execute import DTYPES, describe, flags, read_precision
+from transconv.torch_ops.execute import DTYPES, Types, describe, each, flags, read_precision
 from transconv.torch_ops.operators import read
+from transconv.torch_ops.quantities import OPERANDS
 
 Shape = tuple[Length, ...]
 
@@ -104,7 +105,7 @@ def _mv(call: Call) -> Piece:
 @row("convolution")
 def _convolution(call: Call) -> Piece:
     x, w, bias, *rest = call.args
-    p = _params(rest)
+    p = params(rest)
     return _forward(call, x, w, bias, p)
 
 
@@ -152,7 +153,7 @@ def _instead(call: Call, x: Piece, w: Piece, p: Params, finished: bool) -> Inste
 @row("convolution_backward")
 def _backward(call: Call) -> tuple[Piece | None, ...]:
     grad, x, w, _, *rest, mask = call.args
-    p = _params(rest)
+    p = params(rest)
     made: list[Piece | None] = [None, None, None]
     if mask[0]:
         prop = Prop.FWD if p.transposed else Prop.BWD_D
@@ -191,7 +192,8 @@ def _converted_weight(call: Call) -> Piece:
     return _weight(x, grad, w, read(text).params)
 
 
-def _params(rest: Sequence[Any]) -> Params:
+def params(rest: Sequence[Any]) -> Params:
+    """The numbers of a convolution's call, from its strides on."""
     stride, padding, dilation, transposed, output_padding, groups = rest[:6]
     n = len(stride)
 
@@ -219,11 +221,12 @@ class _Relation(NamedTuple):
         return substitute(e, {Var(name): size.expr for name, size in self.sizes.items()})
 
 
-def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params,
-              dtype: torch.dtype) -> _Relation:
-    """Raises NotOurs."""
+def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dtype: Types,
+              math: str | None = None) -> _Relation:
+    """``math``: torch's for the type by default. Raises NotOurs."""
     try:
-        problem = describe(dtype, _dense(near), _dense(weight), _dense(far), p, flags(dtype).math)
+        problem = describe(dtype, _dense(near), _dense(weight), _dense(far), p,
+                           math or flags(each(dtype)[0]).math)
         src = far if p.transposed else near
         named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)
         sizes = {name: n for name, n in named if isinstance(n, Size)}
@@ -246,6 +249,18 @@ def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params,
     _multiplied(x, w)
     return _product(_relation(prop, x.shape, w.shape, shape, p, x.dtype), (x, w), shape, dtype,
                     "convolution")
+
+
+def convolved(shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype,
+              math: str | None = None) -> Product:
+    """A convolution of other element types: its sums, in ``dtype``. ``math``: tf32 leaves those of 8-bit
+    floats in the matrix unit. Raises NotOurs for types that are not multiplied."""
+    if x.dtype not in OPERANDS or w.dtype not in OPERANDS or why_not_multiplied(
+            OPERANDS[x.dtype], OPERANDS[w.dtype]):
+        raise NotOurs("a product of these types")
+    prop = Prop.BWD_D if p.transposed else Prop.FWD
+    found = _relation(prop, x.shape, w.shape, shape, p, (x.dtype, w.dtype, dtype), math)
+    return _product(found, (x, w), shape, dtype, "convolution")
 
 
 def _gradient(prop: Prop, shape: Shape, grad: Piece, w: Piece, p: Params,

@@ -2,7 +2,7 @@
 
 A rule takes a ``Call`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does not
 translate, with the reason. The rows are in map_rows.py, view_rows.py, cat_rows.py, reduction_rows.py,
-pool_rows.py, product_rows.py, gradient_rows.py and quantized_rows.py.
+pool_rows.py, product_rows.py, gradient_rows.py, quantized_rows.py and quantized_convolutions.py.
 """
 
 from __future__ import annotations
@@ -117,9 +117,14 @@ def kind(dtype: torch.dtype) -> str:
     return "float" if dtype.is_floating_point else "bool" if dtype is torch.bool else "int"
 
 
+def is_small(dtype: torch.dtype) -> bool:
+    """Whether these are numbers of 8 bits, which are made others before anything is computed of them."""
+    return dtype is not torch.bool and TYPES[dtype].bits == 8
+
+
 def computed(dtype: torch.dtype) -> None:
     """Raises NotOurs for an element type that kernels do not compute with."""
-    if dtype not in TYPES or dtype in (torch.int8, torch.uint8):
+    if dtype not in TYPES or is_small(dtype):
         raise NotOurs(f"{str(dtype).removeprefix('torch.')} is not computed with")
 
 

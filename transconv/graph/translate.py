@@ -15,6 +15,7 @@ from transconv.graph import (
     map_rows,
     pool_rows,
     product_rows,
+    quantized_convolutions,
     quantized_rows,
     reduction_rows,
     view_rows,
@@ -27,7 +28,7 @@ from transconv.graph.symbols import Symbols
 
 # Imported for their rows.
 TABLES = (map_rows, view_rows, cat_rows, reduction_rows, pool_rows, product_rows, gradient_rows,
-          quantized_rows)
+          quantized_rows, quantized_convolutions)
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:

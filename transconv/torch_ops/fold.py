@@ -16,7 +16,7 @@ from transconv.compute import OPS, named
 from transconv.torch_ops import exchange, fused_modules, modules
 from transconv.torch_ops.writes import is_hooked, stays
 
-_FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
+FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
     **{kind: ours for ours in (modules.ConvTranspose1d, modules.ConvTranspose2d,
                                modules.ConvTranspose3d) for kind in (ours, ours.__bases__[1])},
     torch.nn.Conv1d: fused_modules.FusedConv1d, modules.Conv1d: fused_modules.FusedConv1d,
@@ -27,9 +27,9 @@ _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNor
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
-class _Tracer(fx.Tracer):
+class Tracer(fx.Tracer):
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
-        return type(m) in _FUSED or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
+        return type(m) in FUSED or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
 
 
 def fold(model: torch.nn.Module) -> fx.GraphModule:
@@ -46,13 +46,13 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
                            "only there; call model.eval() first")
     model = copy.deepcopy(model)
-    graph = _Tracer().trace(model)
+    graph = Tracer().trace(model)
     traced = fx.GraphModule(model, graph)
     uses = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")
     for node in list(graph.nodes):
         if node.op == "call_module" and uses[str(node.target)] == 1:
             conv = traced.get_submodule(str(node.target))
-            if (type(conv) in _FUSED and not is_hooked(conv) and len(node.args) == 1
+            if (type(conv) in FUSED and not is_hooked(conv) and len(node.args) == 1
                     and not node.kwargs):
                 _fold_chain(traced, node, conv)
     traced.delete_all_unused_submodules()
@@ -70,18 +70,18 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
     def extends(last: fx.Node | None) -> bool:
         return last is not None and stays(traced, read, node, last, chain)
 
-    norm = _norm_after(traced, node, conv)
+    norm = norm_after(traced, node, conv)
     if norm and extends(norm):
         chain.append(norm)
     else:
         norm = None
-    activates = issubclass(_FUSED[type(conv)], fused_modules.Activates)
+    activates = issubclass(FUSED[type(conv)], fused_modules.Activates)
     addition = _addition_after(chain[-1]) if activates else None
     residual: Any = None
     if addition and extends(addition):
         residual = next(a for a in addition.args if a is not chain[-1])
         chain.append(addition)
-    activation = _activation_after(traced, chain[-1]) if activates else ""
+    activation = activation_after(traced, chain[-1]) if activates else ""
     if activation:
         last = next(iter(chain[-1].users))
         if extends(last) and (residual is None or stays(traced, residual, chain[-1], last, chain)):
@@ -102,12 +102,12 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
         traced.graph.erase_node(old)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
-def _norm_after(traced: fx.GraphModule, node: fx.Node, conv: Any) -> fx.Node | None:
-    user = _only_user(node)
+def norm_after(traced: fx.GraphModule, node: fx.Node, conv: Any) -> fx.Node | None:
+    user = only_user(node)
     if user is None or user.op != "call_module":
         return None
     norm: Any = traced.get_submodule(str(user.target))
@@ -124,7 +124,7 @@ def _is_read(traced: fx.GraphModule, name: str) -> bool:
 
 
 def _addition_after(node: fx.Node) -> fx.Node | None:
-    user = _only_user(node)
+    user = only_user(node)
     if user is None or user.op not in ("call_function", "call_method"):
         return None
     fits = (user.target in _ADDITIONS and len(user.args) == 2 and not user.kwargs
@@ -134,8 +134,8 @@ def _addition_after(node: fx.Node) -> fx.Node | None:
     return user if fits and not in_place else None
 
 
-def _activation_after(traced: fx.GraphModule, node: fx.Node) -> str:
-    user = _only_user(node)
+def activation_after(traced: fx.GraphModule, node: fx.Node) -> str:
+    user = only_user(node)
     if user is None:
         return ""
     if user.op == "call_module":
@@ -179,7 +179,7 @@ def _spelled(target: Any, module: Any = None) -> str:
 
 def _plain_copy(conv: Any) -> Any:
     made: Any = copy.copy(conv)
-    made.__class__ = _FUSED[type(conv)]
+    made.__class__ = FUSED[type(conv)]
     made._parameters = dict(conv._parameters)
     return made
 

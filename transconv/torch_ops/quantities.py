@@ -32,6 +32,8 @@ class Quantities:
     such as "relu".
     ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
     where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
+    ``input_zero_sums``: what the input's zero point adds to the sums, if it is known (zero_sums.py):
+    compiled graphs read it instead of computing it in every call.
     ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up
     or down at random then, by this seed and their place alone."""
 
@@ -41,6 +43,7 @@ class Quantities:
     input_zero_point: Number = 0
     weight_zero_point: Number = 0
     output_zero_point: Number = 0
+    input_zero_sums: Tensor | None = None
     output_dtype: torch.dtype = torch.float32
     activation: str = ""
     use_fast_accum: bool = False
@@ -219,6 +222,11 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
         if isinstance(t, Tensor) and t.device != input.device:
             raise TensorError(f"{name}: {what}: expected a tensor on {input.device}, where the input is, "
                               f"got one on {t.device}")
+    sums = q.input_zero_sums
+    if sums is not None and (not isinstance(sums, Tensor) or sums.dtype is not torch.int32
+                             or sums.dim() != 1 + 2 * ndims or len(sums) != len(weight)):
+        raise TensorError(f"{name}: input_zero_sums: expected None or a tensor of int32 with {len(weight)} "
+                          f"features and {2 * ndims} dimensions more, got {getattr(sums, 'shape', sums)}")
     if not isinstance(q.activation, str):
         raise TensorError(f"{name}: activation: expected words of an epilogue, got {q.activation!r}")
     for what in ("input_scale", "weight_scale", "output_scale"):

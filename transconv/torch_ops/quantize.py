@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from transconv.torch_ops import exchange, quantized_modules
+from transconv.torch_ops.quantize_chains import Chain, chains, replaced, with_norm
 from transconv.torch_ops.quantized_kinds import KINDS, Kind, kind_named, ranged
 
 Tensor = torch.Tensor
@@ -22,14 +23,17 @@ Calibration = Iterable[Any] | Callable[[torch.nn.Module], Any]
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """What was quantised, how, and why other convolutions were left, by the modules' names."""
+    """What was quantised, how, and why other convolutions were left, by the modules' names. ``folded``:
+    norms and activations that are parts of the convolutions before them now."""
 
     kind: str
     quantized: tuple[str, ...] = ()
     left: dict[str, str] = field(default_factory=dict)
+    folded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = f"{len(self.quantized)} convolutions quantised ({self.kind}), {len(self.left)} left"
+        head += f", {len(self.folded)} modules folded into them" if self.folded else ""
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.left.items())])
 
 
@@ -51,7 +55,7 @@ class _Seen:
 
 def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibration | None = None,
               filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
-              use_fast_accum: bool | None = None) -> QuantizeReport:
+              use_fast_accum: bool | None = None, fold: bool = True) -> QuantizeReport:
     """Quantise the torch.nn convolutions of ``model`` in place: ``"int8"``, ``"fp8"`` or
     ``"int8_weight_only"`` or ``"int4_weight_only"`` (see transconv.nn.QuantConv2d), or a configuration of
     torchao that means one.
@@ -60,8 +64,10 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     inputs (a tuple holds the model's arguments, a dict those by name), or a function that runs the model
     it is given. Without it, each input has a scale of its own. ``filter_fn(module, name)`` may leave
     modules out. ``use_fast_accum``, of "fp8": whether sums stay in the matrix unit (see
-    transconv.quantized.conv2d); by default what a configuration says, else False. Returns what was
-    quantised and what was left, with reasons. ValueError for an unknown kind, a configuration that means
+    transconv.quantized.conv2d); by default what a configuration says, else False. ``fold``: batch norms of
+    a model in eval mode go into the weights of the convolutions before them, and activations that are
+    modules into their calls, where torch.fx can tell that nothing else needs what is between; identities
+    take their places. Returns what was quantised and what was left, with reasons. ValueError for an unknown kind, a configuration that means
     none, or fast sums of another kind; TypeError for a calibration that is neither."""
     exchange.expect_module(model, "quantize_")
     how = kind_of(kind)
@@ -74,16 +80,23 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     seen: dict[str, _Seen] = {}
     if calibration is not None and how.input is not None:
         seen = _calibrated(model, found, calibration)
-    done = []
+    done: list[str] = []
+    folded: list[str] = []
+    behind = chains(model, found) if fold else {}
     for name, module in found.items():
         why, quantities = _input_of(seen.get(name), how)
         why = why or how.why_not(module._parameters["weight"], module.transposed)  # type: ignore[arg-type]
         if why:
             left[name] = why
             continue
-        _quantise(module, how, *quantities, fast)
+        chain = behind.get(name, Chain())
+        if chain.norm:
+            with_norm(module, model.get_submodule(chain.norm))
+        _quantise(module, how, *quantities, fast, chain.word)
+        replaced(model, chain)
+        folded += chain.names
         done.append(name)
-    return QuantizeReport(how.name, tuple(done), left)
+    return QuantizeReport(how.name, tuple(done), left, tuple(folded))
 
 
 # -- torchao's configurations, recognised by the names of their classes ----------------------------
@@ -219,7 +232,8 @@ def _input_of(seen: _Seen | None, how: Kind) -> tuple[str, tuple[Tensor | None, 
     return "", ranged(seen.low, seen.high, how)
 
 
-def _quantise(module: Any, how: Kind, scale: Tensor | None, zero: Tensor | None, fast: bool) -> None:
+def _quantise(module: Any, how: Kind, scale: Tensor | None, zero: Tensor | None, fast: bool,
+              activation: str) -> None:
     exchange.exchange(module, back=True)  # from a class of ours
     module.__class__ = exchange.exchanged(type(module), quantized_modules.OURS)
-    module.quantise(how, scale, zero, fast)
+    module.quantise(how, scale, zero, fast, activation)

@@ -90,6 +90,21 @@ def _way(weight: Any) -> Callable[..., Tensor]:
 
 def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
              output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
+    return _computed(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
+
+
+def of_new_weight(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
+                  padding: Any, output_padding: Any, dilation: Any, groups: Any,
+                  given: dict[str, Any]) -> Tensor:
+    """A call whose weight was made for it alone: nothing is remembered of that."""
+    return _computed(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given,
+                     False)
+
+
+def _computed(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
+              output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any],
+              again: bool = True) -> Tensor:
+    """``again``: whether other calls may have the same weight."""
     if _compiling():
         return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
                                        groups, given)
@@ -105,7 +120,7 @@ def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, st
     input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
     found = quantized_route.find(req, input, weight, bias, given)
     route = found.route
-    if found.known:
+    if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
         quantized_warm.note(f, _general, input, weight, bias, numbers, given, route, found.flags,
                             found.aligned)

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import torch
 
 from transconv.errors import Unsupported
-from transconv.torch_ops import exchange, four_bits, quantized
+from transconv.torch_ops import exchange, four_bits, quantized, weights_only
 from transconv.torch_ops.autocast import autocast_dtype
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
+from transconv.torch_ops.quantized import FUNCTIONS
 from transconv.torch_ops.quantising import quantise
 from transconv.torch_ops.quantized_kinds import (
     KINDS,
@@ -27,14 +28,16 @@ from transconv.torch_ops.quantized_kinds import (
     quantised_weight,
     ranged,
 )
+from transconv.torch_ops.zero_sums import zero_sums
 
 Tensor = torch.Tensor
+_compiling = torch.compiler.is_dynamo_compiling
 
 __all__ = ["QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
            "QuantConvTranspose3d"]
 
 
-BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point")
+BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point", "input_zero_sums")
 """What a quantised module keeps in types of its own, whatever the model is cast to."""
 
 
@@ -44,6 +47,7 @@ class _Quantised:
     function: ClassVar[Callable[..., Tensor]]
     kind: str
     use_fast_accum: bool = False
+    activation: str = ""
 
     def __init__(self: Any, *args: Any, kind: str = "int8", use_fast_accum: bool = False,
                  **named: Any) -> None:
@@ -53,22 +57,31 @@ class _Quantised:
         self.quantise(kind_named(kind), fast=use_fast_accum)
 
     def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None,
-                 fast: bool = False) -> None:
+                 fast: bool = False, activation: str = "") -> None:
         """Replace the float weight by quantised buffers, in place. ``scale``, ``zero``: of inputs; None:
-        of each input its own. ValueError for fast sums of other kinds than 8-bit floats, and for weights
+        of each input its own. ``activation``: of results, a word of an epilogue. ValueError for fast sums of other kinds than 8-bit floats, and for weights
         that the kind has no form of."""
         kind.check_fast(fast)
         if why := kind.why_not(self._parameters["weight"], self.transposed):
             raise ValueError(f"{type(self).__name__}: {why}")
-        self.kind, self.use_fast_accum = kind.name, fast
+        self.kind, self.use_fast_accum, self.activation = kind.name, fast, activation
         given = self._parameters.pop("weight")
         weight, scales = (four_bits.packed(given, kind.channels(given)) if kind.group else
                           quantised_weight(given, self.groups, self.transposed, kind))
-        found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero}
+        found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero,
+                 "input_zero_sums": self.sums_of(weight, zero)}
         for name in BUFFERS:
             self.register_buffer(name, found[name])
         if self.bias is not None:
             self._parameters["bias"] = torch.nn.Parameter(self.bias.detach(), requires_grad=False)
+
+    def sums_of(self: Any, weight: Tensor, zero: Tensor | None) -> Tensor | None:
+        """What the zero point of inputs adds to every sum; None where each input has its own, or none."""
+        if zero is None or self.transposed:
+            return None
+        sides = self._reversed_padding_repeated_twice if self.padding_mode == "zeros" else (
+            0,) * (2 * len(self.kernel_size))
+        return zero_sums(weight, zero, sides[-2::-2], sides[::-2], self.dilation)
 
     @classmethod
     def from_float(cls, module: torch.nn.Module, input_scale: float | Tensor | None = None,
@@ -99,19 +112,22 @@ class _Quantised:
             return made
         kind, result = KINDS[self.kind], autocast_dtype(input) or input.dtype
         with torch.no_grad():
-            if kind.group:
-                return four_bits.convolve(input.to(result), weight, self.weight_scale, bias, *numbers)
             if kind.input is None:
-                return self.function(  # type: ignore[no-any-return]
-                    input.to(result), weight, bias, *numbers, weight_scale=self.weight_scale,
-                    output_dtype=result)
+                f = FUNCTIONS[len(self.kernel_size), self.transposed]
+                of = weights_only.of_four_bits if kind.group else weights_only.of_bytes
+                return of(f, input.to(result), weight, self.weight_scale, bias, numbers,
+                          self.activation)
             scale, zero = self.input_scale, self.input_zero_point
             if scale is None:
                 low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
                 scale, zero = ranged(low, high, kind)
             given = {} if zero is None else {"input_zero_point": zero}
+            if zero is self.input_zero_point and self.input_zero_sums is not None and _compiling():
+                given["input_zero_sums"] = self.input_zero_sums
             if self.use_fast_accum:
                 given["use_fast_accum"] = True
+            if self.activation:
+                given["activation"] = self.activation
             return self.function(  # type: ignore[no-any-return]
                 quantise(input, scale, zero, kind.input), weight, bias, *numbers, input_scale=scale,
                 weight_scale=self.weight_scale, **given, output_dtype=result)
@@ -141,7 +157,8 @@ class _Quantised:
             ", input_scale=of each input" if self.input_scale is None else
             f", input_scale={float(self.input_scale):.3g}")
         fast = ", use_fast_accum=True" if self.use_fast_accum else ""
-        return f"{shown}, kind={self.kind}{own}{fast}"
+        act = f", activation={self.activation}" if self.activation else ""
+        return f"{shown}, kind={self.kind}{own}{fast}{act}"
 
 
 class QuantConv1d(_Quantised, Convolves, torch.nn.Conv1d):

@@ -18,8 +18,8 @@ from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
 
-QUANTITIES = tuple(f for f in quantities.Quantities.__slots__ 
-                   if f not in ("output_dtype", "activation", "use_fast_accum", "rounding_seed"))
+WORDS = ("output_dtype", "activation", "use_fast_accum", "rounding_seed")
+QUANTITIES = tuple(f for f in quantities.Quantities.__slots__ if f not in WORDS)
 
 library.define(f"quantized_convolution(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}, "
                "Tensor?[] tensors, float[] numbers, ScalarType output_dtype, str activation, "
@@ -40,14 +40,17 @@ def call(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride
                           parsed[1], parsed[3], f.transposed, parsed[2], parsed[4])
     values = [getattr(q, n) for n in QUANTITIES]
     return operator(input, weight, bias, *p, [v if isinstance(v, Tensor) else None for v in values],
-                    [0.0 if isinstance(v, Tensor) else float(v) for v in values], q.output_dtype,
+                    [float(v) if isinstance(v, (int, float)) else 0.0 for v in values], q.output_dtype,
                     q.activation, q.use_fast_accum, q.rounding_seed)
 
 
 def _given(tensors: Sequence[Tensor | None], numbers: Sequence[float], output_dtype: torch.dtype,
            activation: str, use_fast_accum: bool, rounding_seed: Tensor | None = None) -> dict[str, Any]:
-    values = [n if t is None else t for t, n in zip(tensors, numbers, strict=True)]
-    return {**dict(zip(QUANTITIES, values, strict=True)), "output_dtype": output_dtype,
+    values = dict(zip(QUANTITIES, (n if t is None else t for t, n in zip(
+        tensors, numbers, strict=True)), strict=False))  # graphs that torch kept may have fewer
+    if not isinstance(values.get("input_zero_sums"), Tensor):
+        values.pop("input_zero_sums", None)
+    return {**values, "output_dtype": output_dtype,
             "activation": activation, "use_fast_accum": use_fast_accum, "rounding_seed": rounding_seed}
 
 

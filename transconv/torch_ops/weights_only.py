@@ -1,0 +1,65 @@
+"""Convolutions of floats by weights of integers: what makes floats of the weights.
+
+A kernel before the product writes them as floats, once in a call, or that of the product makes floats in
+its registers, for every tile that reads them. Rates of the device tell which takes less time. Weights of 4
+bits are always written: a byte has two of them.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+from transconv.torch_ops import arguments, dispatch, execute, four_bits, quantized, texts
+from transconv.torch_ops.dispatch import Function
+
+Tensor = torch.Tensor
+Numbers = tuple[Any, ...]
+
+LAUNCH_US = 2.2  # of a kernel that does nothing
+LATE = 0.5  # more of a product's time where an operand passes through registers before it is multiplied
+
+
+def of_four_bits(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+                 numbers: Numbers, activation: str = "") -> Tensor:
+    """The convolution of a packed weight, in the input's type. TensorError for scales that do not fit."""
+    written = four_bits.floats(weight, scale, input.dtype)
+    return _of_written(f, input, written, bias, numbers, {"activation": activation} if activation else {})
+
+
+def of_bytes(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+             numbers: Numbers, activation: str = "") -> Tensor:
+    """The convolution of int8 weights with a scale for each output channel, in the input's type."""
+    given: dict[str, Any] = {"weight_scale": scale}
+    given |= {"activation": activation} if activation else {}
+    if is_written(f, input, weight, numbers):
+        return _of_written(f, input, weight.to(input.dtype), bias, numbers, given)
+    made: Tensor = f.public(input, weight, bias, *numbers, **given,  # type: ignore[misc]
+                            output_dtype=input.dtype)
+    return made
+
+
+def is_written(f: Function, input: Tensor, weight: Tensor, numbers: Numbers) -> bool:
+    """Whether a weight of bytes should be written as floats before the product."""
+    if not texts.served(input) or not dispatch.is_plain(input) or input.dim() != f.ndims + 2:
+        return False
+    stride = arguments.ints(numbers[0], f.ndims) or (1,) * f.ndims
+    positions = prod(input.shape[2:]) / (1 if f.transposed else prod(stride))
+    target = execute.target_of(input.device)
+    products = 2.0 * weight.numel() * input.shape[0] * positions
+    moved = weight.numel() * (weight.element_size() + 2 * input.element_size())
+    late = LATE * products / (target.tflops * 1e6)
+    return LAUNCH_US + moved / (target.bandwidth_gbs * 1e3) < late
+
+
+def _of_written(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Numbers,
+                given: dict[str, Any]) -> Tensor:
+    """The convolution of a weight that was made for this call."""
+    if f.transposed:
+        stride, padding, output_padding, groups, dilation = numbers
+    else:
+        (stride, padding, dilation, groups), output_padding = numbers, 0
+    return quantized.of_new_weight(f, input, weight, bias, stride, padding, output_padding, dilation,
+                                   groups, {**given, "output_dtype": input.dtype})
