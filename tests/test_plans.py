@@ -336,6 +336,15 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (x, w, y) == tuple(t[n].data_ptr() for n in ("src", "wei", "dst"))
     assert (a, b, c) == (x_copy, w_copy, y_copy) and len({a, b, c, x, w, y}) == 6
 
+    begin = compiled.starter(0, True, ("dst", "src", "wei"), spaces=True)
+    handed = [torch.empty(shape, dtype=dtype) for shape, dtype in compiled.spaces()]
+    assert begin is not None and [h.numel() for h in handed] == [
+        s.layout.span for s in compiled.workspaces.values()]
+    calls.clear()
+    begin(t["dst"], t["src"], t["wei"], *handed)
+    used = {p for _, pointers in calls for p in pointers}
+    assert used == {x.data_ptr() for x in (*t.values(), *handed)}, "it allocates none of its own"
+
 
 # -- who is to blame ------------------------------------------------------------------------------
 

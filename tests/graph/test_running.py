@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
-from transconv.graph import compiled
+from transconv.functional.launches import Memory, Spaces
+from transconv.graph import compiled, parts, running
 
 Tensor = torch.Tensor
 
@@ -77,3 +80,64 @@ def test_memory_goes_behind_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> 
             seen.clear()
             run(x, w)
     assert alive[0] == 3 and max(alive) == 4, "input, weight, an operand and a result"
+
+
+def test_launches_share_memory_for_workspaces() -> None:
+    """They take them behind their tensors; memory is as large as any needs it, and goes with the last."""
+    big = running.SHARED // 4 + 1
+    needs: list[Spaces] = [(((8,), torch.float32),), (), (((6,), torch.bfloat16), ((90,), torch.float32)),
+                           (((big,), torch.float32), ((4,), torch.float32), ((3,), torch.float32)),
+                           (((5,), torch.bfloat16),)]
+    made: list[weakref.ref[Tensor]] = []
+    seen: list[list[tuple[torch.dtype, int]]] = []
+    alive: list[int] = []
+
+    def empty(shape: Any, strides: Any, dtype: torch.dtype) -> Tensor:
+        found = torch.empty_strided(shape, strides, dtype=dtype)
+        made.append(weakref.ref(found))
+        return found
+
+    def start(x: Tensor, y: Tensor, *spaces: Tensor) -> None:
+        seen.append([(s.dtype, s.numel()) for s in spaces])
+        alive.append(sum(r() is not None for r in made) - 2)  # those without the operand and the result
+
+    pieces: list[Any] = [object() for _ in range(len(needs) + 1)]
+    lines = [running.Line(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
+                          [Memory((2,), (1,), torch.float32)], {}, [x], spaces)
+             for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)]
+    run = running.written(pieces[:1], lines, [(pieces[-1], None)], empty)
+    run([empty((2,), (1,), torch.float32)])
+    f, h = torch.float32, torch.bfloat16
+    assert seen == [[(f, 90)], [], [(h, 6), (f, 90)], [(f, big), (f, 4), (f, 3)], [(h, 6)]]
+    assert alive == [1, 1, 2, 4, 1], "the large one and both of f32 go behind the fourth"
+
+
+def test_a_graph_of_one_region_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inputs that are results, results twice, and values that are known."""
+    wired = []
+    found = parts.Parts.wired
+
+    def noted(self: parts.Parts) -> parts.Wired | None:
+        wired.append(found(self))
+        return wired[-1]
+    monkeypatch.setattr(parts.Parts, "wired", noted)
+
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        z = x.exp() + y
+        return y, z, z, x.sin()
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    run = traced(f, [x, y])
+    with torch.no_grad(), by_meaning():
+        for _ in range(2):
+            for a, b in zip(run(x, y), f(x, y), strict=True):
+                assert torch.allclose(a, b, atol=1e-5)
+    assert wired and wired[0] is not None
+
+    def several(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp().sort().values
+        return y.sin(), x
+    run = traced(several, [x])
+    with torch.no_grad(), by_meaning():
+        for a, b in zip(run(x), several(x), strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+    assert wired[-1] is None, "a sort is torch's"

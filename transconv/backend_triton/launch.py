@@ -168,16 +168,8 @@ class Launcher:
         raw, meta = found
         if not boxes:
             return Direct(raw, grid, function, packed, early)
-        encoder = Encoder(encodings(boxes, meta), [b and lying(b[0]) for b in boxes])
-        known = encoder.calls.get
-
-        def encoded(pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
-            args = known(pointers)
-            if args is None:
-                args = encoder(pointers)
-            raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
-                *args)
-        return encoded
+        return Encoded(raw, grid, function, packed, early,
+                       Encoder(encodings(boxes, meta), [b and lying(b[0]) for b in boxes]))
 
     def starter(self, device: int, aligned: bool,
                 order: tuple[int, ...]) -> Callable[..., None] | None:
@@ -191,7 +183,7 @@ class Launcher:
         if start is None:
             return None
         stream = _torch()._C._cuda_getCurrentRawStream
-        if isinstance(start, Direct):
+        if isinstance(start, (Direct, Encoded)):
             return start.bound(order, device, stream)
         address, pick = _torch().Tensor.data_ptr, itemgetter(*order)
 
@@ -259,6 +251,26 @@ class Encoder:
         return args
 
 
+class Encoded:
+    """Starts a kernel some of whose arguments are descriptors of boxes."""
+
+    def __init__(self, raw: Callable[..., None], grid: int, function: Any, packed: Any, early: bool,
+                 encoder: Encoder) -> None:
+        self.raw, self.kernel, self.encoder = raw, (grid, function, packed, early), encoder
+
+    def __call__(self, pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
+        grid, function, packed, early = self.kernel
+        self.raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
+                 *self.encoder(pointers))
+
+    def bound(self, order: tuple[int, ...], device: int,
+              stream: Callable[[int], Any]) -> Callable[..., None]:
+        """The same for the tensors at the indices ``order``, in half the time."""
+        made: Callable[..., None] = _encoded(order)(
+            self.raw, *self.kernel, device, stream, self.encoder.calls.get, self.encoder)
+        return made
+
+
 class Direct:
     """Starts a kernel whose arguments are addresses alone."""
 
@@ -296,6 +308,19 @@ def _spelled(order: tuple[int, ...], count: int) -> Any:
     return eval(f"lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
                 "raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None, "
                 f"None{addresses}{numbers})")
+
+
+@lru_cache(maxsize=256)
+def _encoded(order: tuple[int, ...]) -> Any:
+    addresses = "".join(f"given[{int(at)}].data_ptr(), " for at in order)
+    scope: dict[str, Any] = {}
+    exec("def made(raw, grid, function, packed, early, device, stream, known, encode):\n"
+         "    def run(*given):\n"
+         f"        at = ({addresses})\n"
+         "        raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None,\n"
+         "            None, None, *(known(at) or encode(at)))\n"
+         "    return run", scope)
+    return scope["made"]
 
 
 def entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:

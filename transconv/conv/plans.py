@@ -62,10 +62,10 @@ class Compiled(Plan):
             found.add("precision")
         return frozenset(found)
 
-    def starter(self, device: int, aligned: bool,
-                names: tuple[str, ...] = NAMES) -> Callable[..., None] | None:
+    def starter(self, device: int, aligned: bool, names: tuple[str, ...] = NAMES,
+                spaces: bool = False) -> Callable[..., None] | None:
         """As ``Plan.starter``; also None if padding must be cleared after the launches."""
-        return None if self.padding else Plan.starter(self, device, aligned, names)
+        return None if self.padding else Plan.starter(self, device, aligned, names, spaces)
 
     def launch(self, src: Any, wei: Any, dst: Any, **extra: Any) -> None:  # type: ignore[override]
         """Run on torch tensors that match the problem; the direction's result is written in place. Raises

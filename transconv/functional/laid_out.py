@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from transconv.functional.launches import Launch
+from transconv.functional.launches import Launch, Spaces
 from transconv.runtime import Apart, Plan, apart
 from transconv.torch_ops import frozen
 from transconv.torch_ops.route import current_device
@@ -44,10 +44,11 @@ class LaidOut:
         for place, halves in self.copied:
             frozen.lay_out(halves, tensors[place])
 
-    def begun(self) -> Callable[..., None] | None:
-        """What starts it on its device, which has to be the current one: a function of its tensors, if
-        nothing is left to look at, neither weights nor results."""
-        return None if self.copied or self.plan is not self.launch.plan else self.launch.begin
+    def begun(self) -> tuple[Callable[..., None] | None, Spaces]:
+        """What starts it on its device, which has to be the current one: a function of its tensors and of
+        the workspaces that are named, if nothing is left to look at, neither weights nor results."""
+        looked_at = self.copied or self.plan is not self.launch.plan or self.launch.begin is None
+        return (None, ()) if looked_at else self.launch.within()
 
     def divide(self) -> None:
         """Find what the plan that made a result copies."""

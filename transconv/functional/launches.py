@@ -34,6 +34,8 @@ TYPES: dict[torch.dtype, DType] = DTYPES | {
 HELD = TYPES | {torch.uint8: u8, torch.float8_e4m3fn: f8e4m3, torch.float8_e5m2: f8e5m2}
 """The types of tensors that texts declare; those beyond ``TYPES`` are no operands of torch's functions."""
 TORCH = {ours: theirs for theirs, ours in HELD.items()}
+Spaces = tuple[tuple[tuple[int], torch.dtype], ...]
+"""The shape and type of each workspace."""
 LIMIT = 4096  # launches kept
 SIZES = 256  # sizes of one launch kept
 
@@ -153,6 +155,16 @@ class Launch:
             self.memory = [known[n] for n in self.names]
         return {name: t.detach().as_strided(m.shape, m.strides, t.storage_offset())
                 for name, t, m in zip(self.names, tensors, self.memory, strict=True)}
+
+    def within(self) -> tuple[Callable[..., None] | None, Spaces]:
+        """What starts it on its device, as ``begin``, and workspaces that this takes behind its tensors:
+        one who starts many allocates them for several together."""
+        plan = self.plan
+        if not plan.workspaces or any(
+                s.zero and s.zero.name in plan.workspaces for s in plan.steps):  # no more is cleared
+            return self.begin, ()
+        begin = plan.starter(self.device, self.aligned, self.names, spaces=True)
+        return (self.begin, ()) if begin is None else (begin, plan.spaces())
 
     def is_known(self) -> bool:
         """Whether it is one kernel, whose result is not looked at any more."""

@@ -21,6 +21,7 @@ from transconv.functional.launches import (
     SIZES,
     Launch,
     Memory,
+    Spaces,
     aligned,
     deterministic,
     launch,
@@ -174,18 +175,20 @@ class Launches:
         fresh = [LaidOut(self.started(start, kernel, sizes, not loose & {*kernel.given}))
                  for kernel, start in zip(self.kernels, bound.starts, strict=True)]
         watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
-        made = self.written(bound, watched, [NOT_OVER] * len(fresh))([*tensors])
+        made = self.written(bound, [(by, ()) for by in watched], [NOT_OVER] * len(fresh))([*tensors])
         over = [over if over and start.launch.is_known() else NOT_OVER
                 for over, start in zip(self.over, fresh, strict=True)]
-        begun = [start.begun() or by for start, by in zip(fresh, watched, strict=True)]
+        begun = [(begin or by, spaces) for (begin, spaces), by in zip(
+            [start.begun() for start in fresh], watched, strict=True)]
         bound.ready = when, self.written(bound, begun, over)
         return made
 
-    def written(self, bound: Bound, starts: Sequence[Callable[..., None]],
+    def written(self, bound: Bound, starts: Sequence[tuple[Callable[..., None], Spaces]],
                 over: Sequence[dict[int, int]]) -> Run:
         """The function that launches the kernels in their order."""
-        lines = [Line(kernel, by, start.memory, own, done) for kernel, by, start, own, done in zip(
-            self.kernels, starts, bound.starts, over, self.last, strict=True)]
+        lines = [Line(kernel, by, start.memory, own, done, spaces)
+                 for kernel, (by, spaces), start, own, done in zip(
+                     self.kernels, starts, bound.starts, over, self.last, strict=True)]
         handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
         empty = quickest() if self.device.type == "cuda" else self.empty
         return written([piece for _, _, piece in self.inputs], lines, handed, empty, self.cut)

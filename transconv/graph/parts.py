@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -80,6 +80,15 @@ class Setting:
     upsampling: str = "auto"  # see smaller.py
 
 
+class Wired(NamedTuple):
+    """Of one part that is a whole graph: which placeholders are its inputs, which are results, and each
+    result's place among these and the part's outputs; -1 for a value that is known."""
+
+    inputs: list[int]
+    used: list[int]
+    results: list[tuple[int, Any]]
+
+
 class Parts:
     """The regions of a graph: called with the sizes of a call by name, the values of its placeholders in a
     list that is emptied, and those of its sizes, they return its results. ``whole``: why torch computes
@@ -98,9 +107,32 @@ class Parts:
         for part in reversed(self.parts):
             part.done = {n for n in (*part.inputs, *part.outputs) if n not in kept}
             kept |= {*part.inputs, *part.outputs}
+        self.alone = self.wired()
+
+    def wired(self) -> Wired | None:
+        """How values come to one part that is the whole graph, and to the results, if these are
+        placeholders, outputs, or known: a dictionary of hundreds of tensors takes the host long."""
+        if len(self.parts) != 1 or not {*self.parts[0].inputs} <= {*self.given}:
+            return None
+        part = self.parts[0]
+        used = [*dict.fromkeys(r for r in self.results if r in self.given)]
+        values = {name: at for at, name in enumerate((*used, *part.outputs))}
+        ends = [r for r in self.results if isinstance(r, str)]
+        if any(r not in values and r not in self.held for r in ends):
+            return None
+        return Wired([self.given.index(n) for n in part.inputs], [self.given.index(n) for n in used],
+                     [(values.get(r, -1), self.held.get(r)) if isinstance(r, str) else (-1, r)
+                      for r in self.results])
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any],
                  numbers: Mapping[str, int | float]) -> list[Any]:
+        if self.alone is not None:
+            inputs, used, results = self.alone
+            made = [given[at] for at in used]
+            tensors = [given[at] for at in inputs]
+            given.clear()
+            made += self.parts[0](sizes, tensors)
+            return [value if at < 0 else made[at] for at, value in results]
         values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
         given.clear()
         for part in self.parts:

@@ -5,23 +5,25 @@ variable.
         a0, a1 = given
         given.clear()
         b0 = empty(*s0)        memory of a result
-        k0(a0, a1, b0)         a launch
+        w0 = empty(*s1)        a workspace, for all launches that need one
+        k0(a0, a1, b0, w0)     a launch
         del a0                 nothing needs it any more
         return [b0, a1]
 
-A dictionary of tensors, and lists made for each launch, take the host as long as the launches.
+A dictionary of tensors, and lists made for each launch, take the host as long as the launches. So does
+memory for each kernel's workspaces: launches follow each other, and share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 
-from transconv.functional.launches import Memory
+from transconv.functional.launches import Memory, Spaces
 from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Piece
 from transconv.graph.placing import Slices
@@ -31,17 +33,19 @@ NONE: Mapping[Piece, Slices] = MappingProxyType({})
 Place = tuple[tuple[int, ...], tuple[int, ...], int]
 """Of another tensor's memory: sizes, strides, and how many elements it begins behind it."""
 Run = Callable[[list[Tensor]], list[Tensor]]
+SHARED = 2**22  # bytes of the largest workspace that lies in memory which others have, too
 
 
 class Line(NamedTuple):
     """A launch: the kernel, what starts it on tensors, what it stores, which results replace operands (see
-    in_place.py), and what nothing needs behind it."""
+    in_place.py), what nothing needs behind it, and the workspaces that it takes behind its tensors."""
 
     kernel: Kernel
     start: Callable[..., None]
     memory: Sequence[Memory]
     over: dict[int, int]
     done: Sequence[Piece]
+    spaces: Spaces = ()
 
 
 def written(inputs: Sequence[Piece], lines: Sequence[Line], handed: Sequence[tuple[Piece, Place | None]],
@@ -62,6 +66,7 @@ class _Writer:
         self.cut = cut
         self.names: dict[Piece, str] = {}
         self.constants: dict[Any, str] = {}
+        self.spaces = Shared(line.spaces for line in lines)
 
     def run(self) -> Run:
         body = "\n".join(f"        {line}" for line in self.body())  # has all names entered
@@ -87,10 +92,14 @@ class _Writer:
                 yield from self.sliced(self.cut[p])
             elif p not in names:  # of others a part is there
                 yield self.allocated(p, m)
+        spaces, own = self.spaces.of(number)
+        for name, ((span,), dtype) in own.items():
+            yield f"{name} = empty({', '.join(map(self.constant, ((span,), (1,), dtype)))})"
         self.known[f"k{number}"] = line.start
-        yield f"k{number}({', '.join(names[p] for p in (*kernel.given, *kernel.stored))})"
+        yield f"k{number}({', '.join((*[names[p] for p in (*kernel.given, *kernel.stored)], *spaces))})"
         gone = {names[p] for p in line.done} - {names[kernel.stored[into]] for into in line.over
                                                 if kernel.stored[into] not in line.done}
+        gone |= self.spaces.ended(number)
         if gone:
             yield f"del {', '.join(sorted(gone))}"
 
@@ -119,6 +128,43 @@ class _Writer:
             self.constants[value] = name = f"c{len(self.constants)}"
             self.known[name] = value
         return self.constants[value]
+
+
+class Shared:
+    """The memory of workspaces: the first one of a type that each launch needs is the same for all, and so
+    is the second one. Larger ones than ``SHARED`` are alone."""
+
+    def __init__(self, spaces: Iterable[Spaces]) -> None:
+        self.launches = [self.named(number, each) for number, each in enumerate(spaces)]
+        self.span: dict[str, int] = {}
+        self.first: dict[str, int] = {}
+        self.last: dict[str, int] = {}
+        for number, named in enumerate(self.launches):
+            for name, ((span,), _) in named.items():
+                self.span[name] = max(span, self.span.get(name, 0))
+                self.first.setdefault(name, number)
+                self.last[name] = number
+
+    @staticmethod
+    def named(number: int, spaces: Spaces) -> dict[str, tuple[tuple[int], torch.dtype]]:
+        """The workspaces of a launch by the name of their memory."""
+        found: dict[str, tuple[tuple[int], torch.dtype]] = {}
+        for (span,), dtype in spaces:
+            size, kind = span * dtype.itemsize, str(dtype).rpartition(".")[2]
+            at = sum(d is dtype for _, d in found.values())
+            found[f"w{at}_{kind}" + f"_{number}" * (size > SHARED)] = (span,), dtype
+        return found
+
+    def of(self, number: int) -> tuple[list[str], dict[str, tuple[tuple[int], torch.dtype]]]:
+        """The names of what a launch takes, and which of these have to be allocated, as large as any
+        launch needs them."""
+        named = self.launches[number]
+        return [*named], {name: ((self.span[name],), dtype) for name, (_, dtype) in named.items()
+                          if self.first[name] == number}
+
+    def ended(self, number: int) -> set[str]:
+        """What no launch behind this one needs."""
+        return {name for name in self.launches[number] if self.last[name] == number}
 
 
 @lru_cache(maxsize=64)

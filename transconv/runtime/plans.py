@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -156,19 +157,23 @@ class Plan:
             else:
                 start(given)
 
-    def starter(self, device: int, aligned: bool,
-                names: tuple[str, ...]) -> Callable[..., None] | None:
-        """A function of the tensors ``names`` that launches the plan without checks.
+    def starter(self, device: int, aligned: bool, names: tuple[str, ...],
+                spaces: bool = False) -> Callable[..., None] | None:
+        """A function of the tensors ``names`` that launches the plan without checks; ``spaces``: behind
+        them it takes the plan's workspaces, too, in their order, which the caller then allocates.
 
         None before the first launch on the device with tensors of this alignment (``aligned``: at
         multiples of 16 bytes), and if sizes are arguments and none are given (``at``). The device must be
         the current one.
         """
-        at = self.starter_at(device, aligned, names) if self.required is None or self.sizes else None
+        if self.required is not None and not self.sizes:
+            return None
+        at = self.starter_at(device, aligned, names, spaces)
         return at and at(tuple([self.sizes[n] for n in self.required.names])
                          if self.required and self.sizes else ())
 
-    def starter_at(self, device: int, aligned: bool, names: tuple[str, ...]) -> StarterAt | None:
+    def starter_at(self, device: int, aligned: bool, names: tuple[str, ...],
+                   spaces: bool = False) -> StarterAt | None:
         """``starter`` as a function of the sizes that are arguments, in the order of their names."""
         known = (*names, *self.workspaces)
         begins: list[StarterAt] = []
@@ -181,27 +186,46 @@ class Plan:
             begins.append(begin)
         if not begins:
             return None
-        zeros = [known.index(s.zero.name) if s.zero else None for s in self.steps]
-        if len(begins) == 1 and not self.workspaces and zeros[0] is None:
+        zeros = tuple([known.index(s.zero.name) if s.zero else None for s in self.steps])
+        count = 0 if spaces else len(self.workspaces)
+        if len(begins) == 1 and not count and zeros[0] is None:
             return begins[0]
-        types = [torch_type(spec) for spec in self.workspaces.values()]
-        rooms, empty = self.rooms, allocator.quickest()
+        spelled, empty = _spelled(zeros, count), allocator.quickest()
 
         def at(sizes: tuple[int, ...]) -> Callable[..., None]:
-            steps = [(begin(sizes), zero) for begin, zero in zip(begins, zeros, strict=True)]
-            spaces = [((room,), dtype) for room, dtype in zip(rooms(*sizes), types, strict=True)]
-
-            def run(*given: Any) -> None:
-                for shape, dtype in spaces:
-                    given = (*given, empty(shape, (1,), dtype))
-                for begin, zero in steps:
-                    if zero is not None:
-                        given[zero].zero_()
-                    begin(*given)
-
-            return run
+            made = self._spaces(sizes) if count else ()
+            return spelled(empty, *[m for space in made for m in space], *[b(sizes) for b in begins])
 
         return at
+
+    def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
+        """The shape and the type, torch's, of each workspace; of its own sizes, where these are
+        arguments."""
+        names = self.required.names if self.required else ()
+        return self._spaces(tuple([self.sizes[n] for n in names]) if self.sizes else ())
+
+    def _spaces(self, sizes: tuple[int, ...]) -> tuple[tuple[tuple[int], Any], ...]:
+        types = [torch_type(spec) for spec in self.workspaces.values()]
+        return tuple([((room,), dtype) for room, dtype in zip(self.rooms(*sizes), types, strict=True)])
+
+
+@lru_cache(maxsize=256)
+def _spelled(zeros: tuple[int | None, ...], spaces: int) -> Callable[..., Callable[..., None]]:
+    """A function of what makes memory, the shape and type of each workspace, and what starts each step,
+    that returns a function of tensors: all is written out, as a loop takes the host longer than a start.
+    ``zeros``: which of the tensors each step clears first."""
+    made = "".join(f"empty(s{at}, (1,), t{at}), " for at in range(spaces))
+    body = [f"given = (*given, {made})"] if spaces else []
+    for number, zero in enumerate(zeros):
+        body += [f"given[{zero}].zero_()"] if zero is not None else []
+        body.append(f"b{number}(*given)")
+    given = ", ".join(("empty", *(f"s{at}, t{at}" for at in range(spaces)),
+                       *(f"b{number}" for number in range(len(zeros)))))
+    scope: dict[str, Any] = {}
+    exec(f"def made({given}):\n    def run(*given):\n        " + "\n        ".join(body)
+         + "\n    return run", scope)
+    found: Callable[..., Callable[..., None]] = scope["made"]
+    return found
 
 
 def _starter_at(step: Step, device: int, aligned: bool, order: tuple[int, ...]) -> StarterAt | None:
