@@ -101,7 +101,7 @@ def test_phases_of_odd_sizes_are_stored_in_boxes(text: str, tile: str, words: st
     ("g2mb2ic96iw64oc96ow64kw3pw1 dt=bf16 tag=axb", BWD_W, "ic:64 oc:64 ow:16 | mma | swap=1 via=gluon"),
 ])
 def test_a_box_of_a_group_ends_with_it(text: str, prop: Prop, schedule: str) -> None:
-    """A tile that is wider than a group, or no part of it, has zeros beyond it and stores nothing there."""
+    """A tile that is wider than a group, or no part of it, has zeros beyond and stores nothing there."""
     p, chosen = ConvProblem.parse(text), Schedule.parse(f"{schedule} a=box b=box stages=2")
     assert why_not(chosen, computes(p, prop)[0], SM90) is None
     steps = compiler.plan_steps(p, prop, SM90, chosen, Epilogue())

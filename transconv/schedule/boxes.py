@@ -240,8 +240,9 @@ def _groups(d: Dim, block: Block, compute: Compute, facts: Facts) -> list[Dim] |
     group = simplify(d.coord - d.moving, facts)
     if d.moving in free_vars(group) or multiple_of(group, facts) % size:
         return None
-    return [Dim(f"{d.name}_group", d.size // size, d.stride * size, simplify(group // size, facts), None, 1),
-            replace(d, size=size, coord=d.moving)]
+    group_at = simplify(group // size, facts)
+    outer = Dim(f"{d.name}_group", d.size // size, d.stride * size, group_at, None, 1)
+    return [outer, replace(d, size=size, coord=d.moving)]
 
 
 def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
