@@ -332,8 +332,9 @@ def test_results_that_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_halves_that_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = replace(ir.CALLS["nearest_small"], numpy=lambda x: np.floor(x + 0.5))
-    monkeypatch.setitem(ir.CALLS, "nearest_small", away)
+    away = replace(ir.CALLS["nearest_within"],
+                   numpy=lambda x, low, high: np.clip(np.floor(x + 0.5), low, high))
+    monkeypatch.setitem(ir.CALLS, "nearest_within", away)
     assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "bias", numpy=True).reason
 
 

@@ -100,7 +100,7 @@ def in_parts(m: Multiplying) -> tuple[Stmt, ...]:
 
 
 def in_groups(m: Multiplying, landed: tuple[Stmt, ...], pairs: list[tuple[Piece, Piece]],
-              onward: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+              onward: list[Stmt]) -> tuple[Stmt, ...]:
     """The statements of a whole sum of groups of steps, whose products have these ``pairs`` of operands in
     a slot that has ``landed``. ``onward``: those that go on to the next slot."""
     held = Var("held", m.acc.var.type)
