@@ -51,7 +51,7 @@ def test_the_answer_is_right_whoever_goes_first(text: str, prop: Prop, schedule:
 
 @pytest.mark.parametrize(("dtypes", "wide", "epilogue"), [
     ("i8", 32, "mul:f32:per_oc+add:s32:common"), ("f8e4m3:f8e5m2:bf16", 32, "mul:f32:common"),
-    ("f32", 16, "")])
+    ("f8e4m3:f8e5m2:bf16 math=ieee", 32, "mul:f32:common"), ("f32", 16, "")])
 def test_types_of_all_widths_share(dtypes: str, wide: int, epilogue: str) -> None:
     p = ConvProblem.parse(f"mb2ic64ih9oc64oh9kh3ph1 dt={dtypes} tag=nhwc")
     case = Case(p, FWD, epilogue, where="cpu", target=SM90, numpy=True)
@@ -59,6 +59,15 @@ def test_types_of_all_widths_share(dtypes: str, wide: int, epilogue: str) -> Non
     for data in ("exact", "float"):
         found = case.judge(plan, data)
         assert found.right, f"{data}: {found.reason}"
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_sums_that_move_are_parts_of_a_group(stages: int) -> None:
+    """A part has one step, or as many as 128 products and the ring have; what is left is a part, too."""
+    p = ConvProblem.parse("mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:f8e4m3:f32 tag=axb math=ieee")
+    (kernel,) = right_in_any_order(p, FWD, f"oh:8 ow:8 oc:32 ic:32 | {H} stages={stages} programs=2")
+    parts = {s.var.name for s in ir.find(kernel, ir.Alloc) if s.var.name.startswith("part")}
+    assert len(parts) == (3 if stages == 2 else 2)
 
 
 @pytest.mark.parametrize(("text", "shared"), [
@@ -104,12 +113,11 @@ def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: s
     assert told is not None and reason in told, told
 
 
-@pytest.mark.parametrize("text", ["dt=f8e4m3:f8e4m3:bf16 tag=axb math=ieee", "dt=i8 tag=abx"])
-def test_sums_that_move_and_tiles_that_are_transposed_share_nothing(text: str) -> None:
-    (compute,) = computes(ConvProblem.parse(f"ic64ih8oc64oh8kh3ph1 {text}"), FWD)
-    words = f"oh:8 ow:8 oc:64 ic:64 | {H} swap=1 stages=2"
+def test_tiles_that_are_transposed_share_nothing() -> None:
+    (compute,) = computes(ConvProblem.parse("ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc"), BWD_D)
+    words = f"ih:8 iw:8 ic:64 oc:64 | {ROLE} order=kw.oc.kh slide=kh swap=1 stages=2"
     told = why_not(Schedule.parse(words), compute, SM90)
-    assert told is not None and ("as they lie, to one sum" in told or "box" in told), told
+    assert told is not None and "multiplied as they lie" in told, told
 
 
 def test_boxes_that_take_every_second_position_share_nothing() -> None:

@@ -90,7 +90,7 @@ def test_texts_of_stores(ptx: str, wrong: bool) -> None:
 
 ROUNDED = "g3mb3ic3ih8iw1oc3oh8ow1kh1kw2sh1sw2 dt=u8:f32:f32 tag=nChw8c:oihw:nchw"
 BY_BYTES = "mb.ih:32 g:16 | fma | programs=1 stages=1 warps=8"
-WORDS = "linear:2:-3+ne:bf16:per_dim_0"
+WORDS = "linear:2:-3+mul:bf16:per_dim_0"
 
 
 @pytest.mark.parametrize("chip", ["sm_90", pytest.param("sm_80", marks=pytest.mark.every(3)),

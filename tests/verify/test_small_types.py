@@ -332,8 +332,9 @@ def test_results_that_wrap_around(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_halves_that_go_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    away = replace(ir.CALLS["nearest_small"], numpy=lambda x: np.floor(x + 0.5))
-    monkeypatch.setitem(ir.CALLS, "nearest_small", away)
+    away = replace(ir.CALLS["nearest_within"],
+                   numpy=lambda x, low, high: np.clip(np.floor(x + 0.5), low, high))
+    monkeypatch.setitem(ir.CALLS, "nearest_within", away)
     assert "wrong" in judged("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s8", "fwd", "bias", numpy=True).reason
 
 
@@ -390,7 +391,7 @@ def test_sums_of_8_bit_floats_move_to_f32_where_that_is_asked_for() -> None:
         p = ConvProblem.parse(f"{text} math={math}")
         assert ConvProblem.parse(str(p)) == p and (" math=ieee" in str(p)) is said
         plan = compiler.build(p, Prop.FWD, TARGETS["sm_90"], None, Epilogue(), heuristics.default)
-        assert ("max_num_imprecise_acc=" in plan.source or "acc = acc + even" in plan.source) is said
+        assert ("max_num_imprecise_acc=" in plan.source or "acc = acc + held" in plan.source) is said
     assert execute.flags(torch.float8_e4m3fn).math == "ieee"
 
 
@@ -407,6 +408,31 @@ def test_nearest_in_triton_is_nearest() -> None:
     assert torch.equal(scope["nearest_small"](small), small.round().int())
     assert scope["nearest_small"](torch.tensor([torch.nan])).item() == 0 == value(
         Cast(Call("nearest_small", (Const(torch.nan, ir.f32),)), ir.i8))
+
+
+def test_nearest_within_in_triton_is_nearest_within_limits() -> None:
+    scope: dict[str, Any] = {"torch": torch}
+    text = ir.CALLS["nearest_within"].helper.replace("@{jit}", "").replace("{tl}.maximum", "torch.fmax")
+    text = text.replace(".to({tl}.int32, bitcast=True)", ".view(torch.int32)").replace("{tl}", "torch")
+    exec(text, scope)
+    many = torch.cat([torch.arange(-(1 << 10), 1 << 10) / 4, torch.tensor([2.0**21, -2.0**21, -0.0])])
+    beyond = torch.tensor([127.5, -128.5, 4e6, -4e6, 2e7, -2e7, 3e38, -3e38, torch.inf, -torch.inf])
+    for x, low, high in ((many, -(1 << 21), 1 << 21), (beyond, -128, 127), (beyond, 0, 255)):
+        found = scope["nearest_within"](x, torch.tensor(float(low)), torch.tensor(high))
+        assert torch.equal(found, x.round().clamp(low, high).int())
+        limits = Const(low, ir.i32), Const(high, ir.i32)
+        same = [value(Call("nearest_within", (Const(float(v), ir.f32), *limits))) for v in x]
+        assert found.tolist() == same
+
+
+def test_sums_of_integers_are_numbers_and_those_of_floats_may_not_be() -> None:
+    acc, scale = ir.Var("acc", ir.i32), ir.Var("scale", ir.f32)
+    scaled = Cast(acc, ir.f32) * scale
+    sure, unsure = (str(ir.saturated(x, ir.i8, {scale})) for x in (scaled, ir.Var("acc", ir.f32) * scale))
+    assert "nearest_within" in sure and "nearest_small" in unsure
+    assert "nearest_small" in str(ir.saturated(Call("log", (scaled,)), ir.i8, {scale}))
+    sign = ir.select(scaled > 0.0, Const(1.0, ir.f32), Const(-0.5, ir.f32))
+    assert str(ir.saturated(sign, ir.u8, {scale})).endswith("1:u8, 0:u8)")
 
 
 # -- types that do not go together -----------------------------------------------------------------

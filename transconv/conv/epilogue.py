@@ -32,6 +32,7 @@ from transconv.ir import (
     f32,
     f64,
     i32,
+    is_number,
     saturated,
 )
 
@@ -138,7 +139,10 @@ class Epilogue:
             value = value if computed is f32 else Cast(value, f32)
             at = _place(c)
             return (*reads, *lets, Write(c, at_random(value, c.tensor.dtype, reads[-1].var, at)))
-        return (*reads, *lets, Write(c, saturated(value, c.tensor.dtype)))
+        numbers: set[Expr] = {r.var for r in reads}  # scales and what is added, as calls expect them
+        for let in lets:
+            numbers |= {let.var} if is_number(let.value, numbers) else set()
+        return (*reads, *lets, Write(c, saturated(value, c.tensor.dtype, numbers)))
 
     def in_torch(self, acc: torch.Tensor, extra: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``acc`` and the tensors that are read, as f64 tensors that broadcast to the result."""

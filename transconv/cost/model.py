@@ -203,12 +203,12 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
 
 def _moving_ns(w: Work, schedule: Schedule, multiply: float, adding: float) -> float:
     """Nanoseconds of the products of a step whose sums move to f32, which takes ``adding``. In explicit
-    kernels the next part of the sums is made beside that (part_sums.py), and at the end of a pair of parts
-    the matrix unit waits."""
+    kernels the next part of the sums is made beside that (part_sums.py). At the end of a pair of parts, or
+    of the steps that share boxes, the matrix unit waits."""
     if schedule.via == "tl":
         return multiply + -(-w.k // EXACT_TERMS) * (adding + MOVING_NS)
     parts = w.k / EXACT_TERMS  # of a step
-    return max(multiply, parts * adding) + parts * PAIR_NS / 2
+    return max(multiply, parts * adding) + PAIR_NS * (parts / 2 if w.shared == 1 else 1 / w.shared)
 
 
 def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:

@@ -93,7 +93,7 @@ from transconv.ir.reductions import REDUCERS, reducer_of
 from transconv.ir.rounded_once import multiply_add
 from transconv.ir.rounding import Rounding, convert
 from transconv.ir.rows import Rows
-from transconv.ir.saturation import at_random, divided, saturated
+from transconv.ir.saturation import at_random, divided, is_number, saturated
 from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
 from transconv.ir.stmt import (
     Alloc,
@@ -161,7 +161,7 @@ __all__ = [
     "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
     "chances", "conjuncts", "divided", "dot", "one_of_two",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "function_of", "i32", "i64", "i8",
-    "index",
+    "index", "is_number",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
     "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
     "strictest",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir.dtype import DType, i32
+from transconv.ir.dtype import DType, f32, i32
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.rounded_once import multiply_add
 from transconv.ir.stochastic import RANDOM_BITS, SHORT, helper, in_numpy, numpy_bits
@@ -100,6 +100,16 @@ def nearest_small(x):
     return near.to({tl}.int32, bitcast=True) - 1262485632
 '''
 
+# The same of what is a number, in half as many operations: the first limit is one of floats, so that a
+# product and the sum here are not made one operation, which would round once; the last one of integers.
+NEAREST_WITHIN = '''
+@{jit}
+def nearest_within(x, low, high):
+    """The nearest whole number from low to high, up to 2**21, halves as the even one; of NaN low."""
+    near = {tl}.maximum(x, low) + 12582912.0
+    return {tl}.minimum(near.to({tl}.int32, bitcast=True), high + 1262485504) - 1262485504
+'''
+
 # A signed division by a number that is not known takes about twice the instructions of an unsigned one.
 QUOTIENT = '''
 @{jit}
@@ -136,6 +146,9 @@ CALLS: dict[str, Callee] = {
     "nearest": Callee(1, np.rint, "nearest", "nearest", helper=NEAREST, off=0.0),
     "nearest_small": Callee(1, lambda x: np.rint(np.where(np.isnan(x), 0, x)), "nearest_small",
                             "nearest_small", helper=NEAREST_SMALL, floats=(32,), off=0.0, result=i32),
+    "nearest_within": Callee(3, lambda x, low, high: np.rint(np.fmin(np.fmax(x, low), high)),
+                             "nearest_within", "nearest_within", helper=NEAREST_WITHIN, off=0.0,
+                             result=i32, takes=(f32, i32, i32)),
     # The languages' own division is off by up to two units in the last place in f32.
     "divided": Callee(2, np.divide, "div_rn", "div_rn", floats=(32,), off=1.0),
     "random_bits": Callee(2, numpy_bits, "random_bits", "random_bits", helper=RANDOM_BITS, floats=(),

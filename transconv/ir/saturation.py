@@ -1,17 +1,19 @@
 """Values converted to the type of a result: rounded to nearest, ties to even, and kept in its range.
 
-    f32 -> i8     i8(nearest_small(min(max(x, -128.0), 127.0)))
+    f32 -> i8     i8(nearest_small(min(max(x, -128.0), 127.0)))       a NaN is 0
+    f32 -> i8     i8(nearest_within(x, -128, 127))                    of integers, scaled and shifted
     i32 -> u8     u8(min(max(x, 0), 255))
     f32 -> f8e4m3 f8e4m3(min(max(x, -448.0), 448.0))       chips differ in what a cast makes of more
 """
 
 from __future__ import annotations
 
-from math import inf
+from collections.abc import Set
+from math import inf, isnan
 
 from transconv.ir.dtype import DType, f32, f64, i32
-from transconv.ir.expr import Const, Div, Expr
-from transconv.ir.operations import Call, Cast
+from transconv.ir.expr import Add, Const, Div, Expr, Max, Min, Mul, Sub
+from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.stochastic import CHANCES
 from transconv.ir.terms import maximum, minimum, select
 from transconv.ir.visit import ExprMutator
@@ -20,12 +22,13 @@ MOST_SMALL = 1 << 21
 """The largest number that ``nearest_small`` takes."""
 
 
-def saturated(x: Expr, to: DType) -> Expr:
+def saturated(x: Expr, to: DType, numbers: Set[Expr] = frozenset()) -> Expr:
     """``x`` as ``to``. A number beyond the range becomes the nearest one in it; wider floats are cast.
-    Integers become 16-bit and 8-bit floats by way of f32."""
+    Integers become 16-bit and 8-bit floats by way of f32. ``numbers``: variables that hold no NaN, so that
+    what is made of them need not be looked at."""
     kind = x.dtype.kind, to.kind
     if kind == ("float", "int"):
-        return _rounded(x, to)
+        return _rounded(x, to, numbers)
     if kind == ("int", "int"):
         return _limited(x, to)
     if kind == ("int", "float") and to.bits < 32:
@@ -53,17 +56,47 @@ def _limited(x: Expr, to: DType) -> Expr:
     return Cast(x, to)
 
 
-def _rounded(x: Expr, to: DType) -> Expr:
+def _rounded(x: Expr, to: DType, numbers: Set[Expr]) -> Expr:
     """A float as an integer. If the largest integer is no float, what is beyond the float below it is
     replaced."""
     wide = x if x.dtype in (f32, f64) else Cast(x, f32)
     low, high = to.limits
     beyond = max(0, high.bit_length() - wide.dtype.digits)
     most = high if not beyond else high + 1 - 2**beyond
-    inside = minimum(maximum(wide, Const(float(low), wide.dtype)), Const(float(most), wide.dtype))
     is_small = wide.dtype is f32 and max(map(abs, to.limits)) <= MOST_SMALL
+    if is_small and is_number(wide, numbers):
+        chosen = _chosen(wide, to)
+        within = Call("nearest_within", (wide, Const(low, i32), Const(high, i32)))
+        return Cast(within, to) if chosen is None else chosen
+    inside = minimum(maximum(wide, Const(float(low), wide.dtype)), Const(float(most), wide.dtype))
     made = Cast(Call("nearest_small" if is_small else "nearest", (inside,)), to)
     return select(wide > Const(float(most), wide.dtype), Const(high, to), made) if beyond else made
+
+
+def is_number(x: Expr, numbers: Set[Expr]) -> bool:
+    """Whether a float is made of integers, constants and ``numbers`` by operations that give numbers of
+    numbers, unless they overflow."""
+    if isinstance(x, Const):
+        return not isnan(x.value)
+    if x.dtype.is_integer or x in numbers:
+        return True
+    if isinstance(x, Select):
+        return is_number(x.yes, numbers) and is_number(x.no, numbers)
+    if isinstance(x, Cast):
+        return is_number(x.x, numbers)
+    return isinstance(x, Add | Sub | Mul | Min | Max) and all(is_number(e, numbers) for e in (x.a, x.b))
+
+
+def _chosen(x: Expr, to: DType) -> Expr | None:
+    """A float that is one of several constants as that constant, an integer: what compilers would make of
+    ``nearest_within`` of it is a store of a float's lowest bits. None for other numbers."""
+    if isinstance(x, Const):
+        low, high = to.limits
+        return Const(round(min(max(float(x.value), low), high)), to)
+    if not isinstance(x, Select):
+        return None
+    yes, no = _chosen(x.yes, to), _chosen(x.no, to)
+    return None if yes is None or no is None else select(x.cond, yes, no)
 
 
 class _Divided(ExprMutator):

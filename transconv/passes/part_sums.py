@@ -19,9 +19,10 @@ behind the last pair are parts that nothing runs beside.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from transconv.ir import (
+    DOT_ASYNC,
     EXACT_TERMS,
     ONE,
     PART_WAIT,
@@ -96,6 +97,23 @@ def in_parts(m: Multiplying) -> tuple[Stmt, ...]:
         start = Const(pairs * both) if until is None else until * both
         whole.append(For(turns.var, turns.stop, alone, start=start, until=turns.until))
     return tuple(whole)
+
+
+def in_groups(m: Multiplying, landed: tuple[Stmt, ...], pairs: list[tuple[Piece, Piece]],
+              onward: list[Stmt]) -> tuple[Stmt, ...]:
+    """The statements of a whole sum of groups of steps, whose products have these ``pairs`` of operands in
+    a slot that has ``landed``. ``onward``: those that go on to the next slot."""
+    held = Var("held", m.acc.var.type)
+    body, before = list(landed), held
+    for at in range(0, len(pairs), m.each):
+        part = Var(f"part{at // m.each}", m.acc.var.type)
+        first, *others = (FuncCall(DOT_ASYNC, (part, *pair)) for pair in pairs[at:at + m.each])
+        body += [m.zero(part), first]
+        body += [FuncCall(PART_WAIT, (ONE, before, m.acc.var))] if at else []
+        body += [m.add(before), *others]
+        before = part
+    body += [*onward, FuncCall(PART_WAIT, (ZERO, before, m.acc.var)), *m.free(1), Update(held, before)]
+    return m.zero(held), replace(m.turns, body=seq(*body), stages=0), m.add(held)
 
 
 def _freed(m: Multiplying, before: range) -> list[Stmt]:

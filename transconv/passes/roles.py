@@ -93,7 +93,7 @@ from transconv.ir import (
 )
 from transconv.passes.behind import Behind, behind
 from transconv.passes.lets import optimise_lets
-from transconv.passes.part_sums import Multiplying, in_parts, steps_of_a_part
+from transconv.passes.part_sums import Multiplying, in_groups, in_parts, steps_of_a_part
 from transconv.passes.rings import PHASE, SLOT, Rings, advance, rings, slot_before
 from transconv.passes.sliding import grouped, shared_rings
 from transconv.schedule import Schedule
@@ -270,7 +270,10 @@ def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _
     onward = advance(rings.slots)
     ended: tuple[Stmt, ...] = ()
     each = steps_of_a_part(left, right, tile.product.func.attr("precision"), rings.slots)
-    if each:
+    if each and len(pairs) > 1:
+        landed = (*tile.lets, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready))
+        sums = in_groups(Multiplying(tile.loop, tile.acc, each, start, free), landed, pairs, onward)
+    elif each:
         sums = in_parts(Multiplying(tile.loop, tile.acc, each,
                                     lambda acc, step: (*start(acc, step), *onward), free))
     else:

@@ -162,7 +162,9 @@ def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, com
     if step == 1 and (wide := pile(block, view, schedule, compute)):
         return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
     if step == 1:
-        return [Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)]
+        one = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
+        ends = stored or compute.kind(block.first) == "K"  # others may load more than is stored
+        return ends and _groups(one, block, compute, facts) or [one]
     if step > 1:
         whole = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
         planes = _planes(whole, step, facts)
@@ -218,6 +220,24 @@ def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
     return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent,
                 bound=bound, pitch=pitch),
             Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True, pitch=d.pitch)]
+
+
+def _groups(d: Dim, block: Block, compute: Compute, facts: Facts) -> list[Dim] | None:
+    """A dimension that groups share as two, if a block is no part of a group: the box then ends with the
+    group, beyond which the engine reads zeros and drops writes. None if it is one dimension.
+
+        c = g*48 + f in blocks of 64     ->     f in 0..47 of group g
+    """
+    assert d.moving is not None
+    size = compute.size(d.moving.name)
+    if d.named or len(block.axes) > 1 or size in (1, d.size) or size % block.extent == 0 or d.size % size:
+        return None
+    group = simplify(d.coord - d.moving, facts)
+    if d.moving in free_vars(group) or multiple_of(group, facts) % size:
+        return None
+    group_at = simplify(group // size, facts)
+    outer = Dim(f"{d.name}_group", d.size // size, d.stride * size, group_at, None, 1)
+    return [outer, replace(d, size=size, coord=d.moving)]
 
 
 def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:

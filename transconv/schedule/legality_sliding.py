@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
-from transconv.schedule.counts import moves_sums, transposed_bytes
+from transconv.schedule.counts import transposed_bytes
 from transconv.schedule.sliding import rows_of
 from transconv.target import Target
 
@@ -33,8 +33,8 @@ def why_not_slide(c: Schedule, compute: Compute, target: Target) -> str | None:
         return f"slide={c.slide}: 2 to {MOST_STEPS} steps share boxes, not {size}"
     if c.split_k > 1 or c.keep or c.reduce == "stream":
         return f"slide={c.slide}: a program has whole sums, and fetches both operands at each step"
-    if moves_sums(compute) or transposed_bytes(c, compute):
-        return f"slide={c.slide}: boxes are shared where operands are multiplied as they lie, to one sum"
+    if transposed_bytes(c, compute):
+        return f"slide={c.slide}: boxes are shared where operands are multiplied as they lie"
     shared = [rows for v in (compute.a, compute.b) if (rows := rows_of(v, c, compute)[0])]
     if not shared:
         return f"slide={c.slide} moves no operand by whole rows of a box, over others of its rows"
