@@ -1,6 +1,7 @@
-"""Counts of what the maps behind a sum read, elements of a tile as large as the result's, in explicit
+"""Counts of the maps behind a sum. What they read, elements of a tile as large as the result's, in explicit
 kernels: loads of the consumers, whose registers are laid out for products, or boxes that the producer
 fetches (the word ``behind``). Kernels that Triton lays out load 16 bytes at once; they are not counted.
+And the functions that they call, for each element; other arithmetic is short beside the store.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import lru_cache
 from math import prod
 
 from transconv.compute import Compute, Read, axis_strides, touched
-from transconv.ir import View
+from transconv.ir import CALLS, Call, View, find
 from transconv.schedule import Schedule, boxes_behind, sides
 
 TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
@@ -18,18 +19,22 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Of a tile: ``accesses`` of single lanes, and ``fetched`` bytes; of the kernel: its ``traffic``."""
+    """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, and instructions of ``called`` functions;
+    of the kernel: its ``traffic``."""
 
     accesses: float = 0.0
     fetched: float = 0.0
     traffic: int = 0
+    called: float = 0.0
 
 
 @lru_cache(maxsize=4096)
 def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     """The counts. What is read when the parts of a sum are added is no load of this kernel."""
-    reads = [s.view for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
-    if not reads:
+    steps = compute.sweeps.behind if compute.sum else ()
+    reads = [s.view for s in steps if isinstance(s, Read)]
+    calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
+    if not reads and not calls:
         return Behind()
     extents = sides(schedule, compute)
     whole = extents["M"] * extents["N"] * extents["B"]
@@ -39,7 +44,8 @@ def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     loaded = [v for v in large if here and v not in boxes]
     return Behind(sum(whole / _at_once(v, schedule, compute) for v in loaded),
                   sum(float(whole * v.tensor.dtype.bytes) for v in boxes),
-                  sum(touched(v, compute) for v in large))
+                  sum(touched(v, compute) for v in large),
+                  whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1))
 
 
 def _elements(view: View, schedule: Schedule, compute: Compute) -> int:

@@ -98,6 +98,7 @@ class Timed:
     rates: Constants
     store: float = field(init=False)  # nanoseconds of a tile's
     made: float = field(init=False)  # nanoseconds of a tile's whole results, which no load hides
+    called: float = field(init=False)  # of the functions behind its sums, which all warps issue
 
     def __post_init__(self) -> None:
         stored, c = self.work.stored, self.rates
@@ -109,6 +110,7 @@ class Timed:
         behind = self.work.behind
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
         issue = self.target.rates.issue
+        self.called = behind.called * issue.called_ns
         self.made = self.work.whole * issue.whole_ns
         if self.schedule.via == "tl" and self.schedule.c != "box" and self.schedule.swap:
             self.made += self.work.whole * issue.turned_ns
@@ -124,12 +126,12 @@ class Timed:
         last = 0.0
         each: Number
         if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
-            last = store = store + self.made
+            last = store = store + self.made + self.called
             each = larger(products + c.baton_ns, (products + store) / schedule.consumers)
         elif schedule.programs:
-            each = products + store * c.persistent + self.made
+            each = products + store * c.persistent + self.made + self.called
         else:
-            each = products + (store + self.made) / together
+            each = products + (store + self.made) / together + self.called
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
         return launched(self.work, busy, traffic, schedule, self.target, c)
 
