@@ -98,7 +98,6 @@ class Timed:
     rates: Constants
     store: float = field(init=False)  # nanoseconds of a tile's
     made: float = field(init=False)  # nanoseconds of a tile's whole results, which no load hides
-    called: float = field(init=False)  # of the functions behind its sums, which all warps issue
 
     def __post_init__(self) -> None:
         stored, c = self.work.stored, self.rates
@@ -110,7 +109,6 @@ class Timed:
         behind = self.work.behind
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
         issue = self.target.rates.issue
-        self.called = behind.called * issue.called_ns
         self.made = self.work.whole * issue.whole_ns
         if self.schedule.via == "tl" and self.schedule.c != "box" and self.schedule.swap:
             self.made += self.work.whole * issue.turned_ns
@@ -126,14 +124,20 @@ class Timed:
         last = 0.0
         each: Number
         if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
-            last = store = store + self.made + self.called
+            last = store = store + self.made + self._called_ns(1.0)
             each = larger(products + c.baton_ns, (products + store) / schedule.consumers)
         elif schedule.programs:
-            each = products + store * c.persistent + self.made + self.called
+            each = products + store * c.persistent + self.made + self._called_ns(1.0)
         else:
-            each = products + (store + self.made) / together + self.called
+            each = products + (store + self.made) / together + self._called_ns(together)
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
         return launched(self.work, busy, traffic, schedule, self.target, c)
+
+    def _called_ns(self, together: Number) -> Number:
+        """The functions behind the sums of a tile, which the warps of some programs issue in turn."""
+        issue = self.target.rates.issue
+        alone = issue.hiding_warps / (self.schedule.warps * together)
+        return self.work.behind.called * issue.called_ns * larger(1.0, alone)
 
     def _step_ns(self, together: Number, steps: Number) -> Number:
         found = _step_ns(self.work, self.schedule, self.target, self.rates, together, steps)
