@@ -12,7 +12,7 @@ from transconv.backend_triton import Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
 from transconv.cost import AtSizes, estimate
-from transconv.ir import value_at
+from transconv.ir import Mod, find, value_at
 from transconv.runtime import Plan, build, build_compute, kept, plans
 from transconv.runtime.apart import apart
 from transconv.schedule import Schedule, Scheduled, is_copy, why_not
@@ -195,8 +195,24 @@ def test_kernels_of_a_layer_share_copies(prop: Prop) -> None:
     plans = [k.plan for k in made.there.values() if k.plan.schedule.pack]
     copies = {s.digest for p in plans for s in p.steps if is_copy(s.compute)}
     assert plans and len(copies) == 2 and len(made.kernels) <= 6
-    long = made.choose((4, 60000), "now").plan
+    long = made.choose((4, 60001), "now").plan
     assert {"a", "b"} <= {*long.schedule.pack.split(".")} and long.schedule.a == "box"
+    assert long.required and "1 <= MB" not in str(long.required.sizes)
+    if prop is Prop.FWD:  # rows of multiples of 16 bytes are written in boxes
+        assert long.schedule.c == "gather"
+        assert made.choose((4, 60000), "now").plan.schedule.c == "box"
+
+
+def test_a_copy_requires_what_concerns_its_tensor_alone() -> None:
+    """Not what divides a size, nor that the other tensor has elements: kernels that need it share it."""
+    for text, least in (("mb2?ic16iw9?%8oc16ow9kw3pw1 dt=f16 tag=ncw", {"src": 1, "dst": 1}),
+                        ("mb2?ic16iw9?oc16ow5kw5 dt=f16 tag=ncw", {"src": 1, "dst": 5})):
+        (compute,) = layer(text.replace("iw9", "iw16").replace("ow9", "ow16").replace("ow5", "ow12"),
+                           Prop.BWD_W)
+        schedule = Schedule.parse("ic:16 oc:16 ow:16 | mma | a=box b=box | pack=a.b stages=2 warps=4")
+        for copy in Scheduled(compute, schedule, SM90).copies:
+            assert copy.named is not None and not any(find(c, Mod) for c in copy.named.where)
+            assert copy.named.each[1].least == least[copy.a.tensor.name]
 
 
 @pytest.mark.slow
