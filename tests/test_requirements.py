@@ -133,16 +133,18 @@ def test_the_kernel_relies_on_it() -> None:
 def test_no_index_reaches_farther_than_is_said() -> None:
     """Drawn indices of a loop, a lane and two sizes: their largest values, against what Reach says."""
     kernel = built(MAP.format(sizes=f"{SQUARE}, M*K < 2147400000"), "m.k:64 | fma").steps[0].kernel
-    reach, rng = Reach(kernel, 2**31 - 1, lambda e: e), random.Random(3)
     m, k, i, lane = Var("M"), Var("K"), Var("i"), Lane("m", 4, 1)
-    reach.far[i] = (m * k + 3) // 4 - 1
+    reach = Reach(kernel, 2**31 - 1, lambda e: e, lambda e: e in (i, m, k, lane))
+    reach.assume(i < (m * k + 3) // 4)
+    rng = random.Random(3)
 
     def drawn(depth: int) -> Expr:
         if not depth:
             return rng.choice([i, lane, m, k, as_expr(rng.randint(0, 5))])
         a, b = drawn(depth - 1), drawn(depth - 1)
         of_sizes = rng.choice([m, k, m * k, as_expr(rng.randint(1, 6))])
-        return rng.choice([a + b, a - b, a * b, a // of_sizes, a % of_sizes, minimum(a, b), maximum(a, b)])
+        return rng.choice([a + b, a - b, a * b, a // of_sizes, a % of_sizes, minimum(a, b), maximum(a, b),
+                           i % (lane + 1)])
 
     for _ in range(150):
         index = drawn(3)

@@ -93,6 +93,17 @@ def test_persistent_ones_are_proposed_with_a_program_for_each_multiprocessor() -
     assert {s.consumers for s in found} == {1, 2}
 
 
+@pytest.mark.parametrize("via", ["tl", "gluon"])
+def test_tiles_of_several_columns_are_not_negative(via: str) -> None:
+    """Their numbers are unpacked by plain divisions, and addresses have 32 bits."""
+    plain, names = marked("mb8?ic64ih56?oc256oh56kh3ph1 dt=bf16 tag=nhwc")
+    (compute,) = any_size(ConvProblem.parse(plain), Prop.FWD, names)
+    words = f"a=box b=box | swap=1 programs=132 stages=4 warps=4 via={via}"
+    source = build_compute(compute, SM90, Schedule.parse(f"oh:16 ow:8 oc:64 ic:64 | mma | {words}")).source
+    assert "group_size" in source and "m_at < 0" not in source and ".to(gl.int64)" not in source
+    assert ".to(tl.int64)" not in source
+
+
 def test_tiles_are_counted_in_32_bits() -> None:
     plan = built("persistent")[1]
     assert ".to(gl.int64)" not in plan.source

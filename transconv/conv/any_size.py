@@ -58,6 +58,11 @@ def whole(problem: ConvProblem) -> frozenset[str]:
     return every(problem) | {f"i{n}%{s}" for n, s in strides if s > 1}
 
 
+def rows_of(problem: ConvProblem, share: int) -> frozenset[str]:
+    """``every`` where rows of src have a multiple of ``share`` elements."""
+    return every(problem) | {f"i{problem.spatial[-1]}%{share}"}
+
+
 @lru_cache(maxsize=1024)
 def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
     """The text of a problem with its question marks, which ``marked`` reads back."""

@@ -2,12 +2,13 @@
 
     middle, small, large                          at most 6 kernels
     others for images of a multiple of a stride   which boxes can read and write as planes
+    another for rows of a multiple of 16 bytes    which boxes can write, in torch's order
 """
 
 from __future__ import annotations
 
 from transconv import runtime
-from transconv.conv.any_size import every, phases, whole
+from transconv.conv.any_size import every, phases, rows_of, whole
 from transconv.conv.compiler import suited
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.plans import Compiled
@@ -46,6 +47,8 @@ class Registry(runtime.Registry[Compiled]):
         if planes := _has_planes(problem, prop, target):
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
+        if share := _share_of_rows(problem, prop, target):
+            ways = [(every, sizes[:1]), (lambda p: rows_of(p, share), sizes[:1]), (every, sizes[1:])]
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
         super().__init__(questions, Compiled, "layer", questions[0].workload.title,
@@ -58,6 +61,17 @@ def _has_planes(p: ConvProblem, prop: Prop, target: Target) -> bool:
     strided = any(s > 1 and (k > 1 or prop is Prop.BWD_D) for s, k in zip(p.stride, p.k, strict=True))
     return (strided and prop is not Prop.BWD_W and "box" in target.features and p.g == 1
             and (inner.dim, inner.stride) == (1, 1) and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0)
+
+
+def _share_of_rows(p: ConvProblem, prop: Prop, target: Target) -> int:
+    """How many elements of the result have 16 bytes, where boxes may write its rows if those of src are
+    multiples of so many; else 0."""
+    result = p.specs[prop.result]
+    inner, last = result.layout.blocks[-1], p.ndims - 1
+    rows = prop is not Prop.BWD_W and (inner.dim, inner.stride) == (last + 2, 1)
+    alike = p.stride[last] == 1 and p.i[last] == p.o[last]
+    boxes = "box" in target.features and p.g == 1
+    return ENGINE_ALIGN // result.dtype.bytes if rows and alike and boxes else 0
 
 
 def _length(p: ConvProblem, x: int, i: int) -> int:

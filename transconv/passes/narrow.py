@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from transconv.ir import (
+    ASSUME,
     Arithmetic,
     BoxLoad,
     BoxStore,
@@ -57,7 +58,7 @@ class _Narrow(Scope):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.sizes)
         self.wide: dict[Node, Expr] = {}
-        self.reach = Reach(kernel, LIMIT, self.whole) if kernel.sizes else None
+        self.reach = Reach(kernel, LIMIT, self.whole, self.is_positive) if kernel.sizes else None
 
     def fits(self, e: Expr) -> bool:
         """Whether every value in the expression is proved to fit into 32 bits."""
@@ -68,6 +69,11 @@ class _Narrow(Scope):
             if found.lo is None or found.hi is None or found.lo < -LIMIT - 1 or found.hi > LIMIT:
                 return False
         return all(self.fits(c) for c in e.children() if isinstance(c, Expr))
+
+    def is_positive(self, e: Expr) -> bool:
+        """Whether a value is known not to be negative."""
+        low = range_of(self.whole(e), self.facts).lo
+        return low is not None and low >= 0
 
     def index(self, e: Expr) -> Expr:
         e = substitute(e, self.wide)
@@ -140,5 +146,7 @@ class _Narrow(Scope):
         return Update(at.var, substitute(at.value, self.wide))
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        if self.reach and at.func is ASSUME and isinstance(at.args[0], Expr):
+            self.reach.assume(at.args[0])
         return FuncCall(at.func, tuple(self.index(a) if isinstance(a, Expr) and a.dtype.kind != "float"
                                        else a for a in at.args))

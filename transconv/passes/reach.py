@@ -21,11 +21,13 @@ from transconv.ir import (
     Kernel,
     Lane,
     Let,
+    Lt,
     Max,
     Min,
     Mod,
     Mul,
     Neg,
+    Node,
     Select,
     Sizes,
     Spread,
@@ -34,8 +36,10 @@ from transconv.ir import (
     Values,
     Var,
     as_expr,
+    find,
     free_vars,
     maximum,
+    substitute,
     value_at,
     walk,
 )
@@ -46,14 +50,17 @@ ENOUGH = 2**29  # elements of a tensor that requirements of indices must not exc
 
 class Reach:
     """The farthest value of each index of a kernel, and what is required of its sizes so that indices fit
-    ``limit``. ``whole`` expands the lets of an expression."""
+    ``limit``. ``whole`` expands the lets of an expression, ``is_positive`` says whether it is known not to
+    be negative."""
 
-    def __init__(self, kernel: Kernel, limit: int, whole: Callable[[Expr], Expr]) -> None:
+    def __init__(self, kernel: Kernel, limit: int, whole: Callable[[Expr], Expr],
+                 is_positive: Callable[[Expr], bool]) -> None:
         assert isinstance(kernel.sizes, Sizes)
-        self.sizes, self.limit, self.whole = kernel.sizes, limit, whole
+        self.sizes, self.limit, self.whole, self.is_positive = kernel.sizes, limit, whole, is_positive
         self.facts: Facts = facts_of(kernel.sizes)
         self.names = frozenset(Var(n) for n in kernel.sizes.names)
         self.far: dict[Var, Expr] = {}
+        self.named: dict[Node, Expr] = {}  # lets that are expressions of sizes
         self.required: dict[Expr, None] = {}
         counts = [_elements(t) for t in kernel.params if t.extents and not t.planes]  # planes are boxes
         self.limited = all(self.is_within(n) for n in counts)
@@ -69,6 +76,14 @@ class Reach:
         end = of.value if isinstance(of, Let) else as_expr(of.stop - 1) if of.until is None else of.until
         if end.dtype.kind == "index" and (far := self.of(end)) is not None:
             self.far[of.var] = far
+        if isinstance(of, Let) and end.dtype.kind == "index" and self._is_of_sizes(end):
+            self.named[of.var] = self.of_sizes(end)
+
+    def assume(self, condition: Expr) -> None:
+        """Note how far the variable of a condition ``v < sizes`` reaches where it holds."""
+        match condition:
+            case Lt(Var() as v, end) if self._is_of_sizes(end) and self.is_positive(v):
+                self.far[v] = self.of_sizes(end) - 1
 
     def fits(self, e: Expr) -> bool:
         """Whether all values in an expression fit, if the kernel requires it: then it does."""
@@ -97,13 +112,15 @@ class Reach:
                 return e if e in self.names else self.far.get(e)
             case Cast(x) | Spread(x) | Neg(x):
                 return self.of(x)
-            case Mod(_, b):
-                return self.whole(b) - 1 if self._is_of_sizes(b) else None
+            case Mod(a, b):
+                if self._is_of_sizes(b):
+                    return self.of_sizes(b) - 1
+                return self.of(a) if self.is_positive(a) else None
             case FloorDiv(a, b):
-                far, low = self.of(a), range_of(self.whole(a), self.facts).lo
+                far = self.of(a)
                 if far is None or not self._is_of_sizes(b):
                     return far
-                return far // self.whole(b) + (0 if low is not None and low >= 0 else 1)
+                return far // self.of_sizes(b) + (0 if self.is_positive(a) else 1)
             case Select(_, a, b) | Min(a, b) | Max(a, b):
                 one, two = self.of(a), self.of(b)
                 return None if one is None or two is None else maximum(one, two)
@@ -115,7 +132,12 @@ class Reach:
         return None
 
     def _is_of_sizes(self, e: Expr) -> bool:
-        return free_vars(self.whole(e)) <= self.names
+        made = self.of_sizes(e)
+        return free_vars(made) <= self.names and not find(made, Lane)
+
+    def of_sizes(self, e: Expr) -> Expr:
+        """The expression with the lets expanded, also those that an assumption is about."""
+        return substitute(self.whole(e), self.named)
 
 
 def required(kernel: Kernel, more: dict[Expr, None]) -> Kernel:

@@ -83,7 +83,9 @@ class Plan:
     rooms: Callable[..., tuple[int, ...]] = field(init=False, repr=False, compare=False)  # of workspaces
 
     def __post_init__(self) -> None:
-        each = [s.launcher.requires for s in self.steps if isinstance(s.launcher, SizedLauncher)]
+        sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)]
+        sized.sort(key=_copies)  # the examples are those of what needs the copies
+        each = [s.launcher.requires for s in sized if isinstance(s.launcher, SizedLauncher)]
         self.required = required(each, self.workload.tensors, self.workload.title) if each else None
         self.rooms = rooms(self.workspaces.values(), self.required.names if self.required else ())
 
@@ -97,7 +99,7 @@ class Plan:
         computation; of a plan from disk as they were found when it was made."""
         if not self.estimated:
             sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)
-                     and s.does not in ("pack", "unpack")]  # copies are part of what needs them
+                     and not _copies(s)]  # copies are part of what needs them
             each = self.workload.computations
             one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
             self.estimated = tuple([AtSizes(s.schedule, c, self.target).formula()
@@ -226,6 +228,10 @@ def _spelled(zeros: tuple[int | None, ...], spaces: int) -> Callable[..., Callab
          + "\n    return run", scope)
     found: Callable[..., Callable[..., None]] = scope["made"]
     return found
+
+
+def _copies(step: Step) -> bool:
+    return step.does in ("pack", "unpack")
 
 
 def _starter_at(step: Step, device: int, aligned: bool, order: tuple[int, ...]) -> StarterAt | None:

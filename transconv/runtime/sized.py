@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Sizes, Tensor, Values, sizes_told, strictest, values_of
+from transconv.ir import Expr, Sizes, Tensor, Values, sizes_told, strictest, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -73,7 +73,14 @@ def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
 
 
 def required(each: Sequence[Sizes], tensors: tuple[Tensor, ...], about: str) -> Required | None:
-    """What kernels together require, all of which take the same sizes; None where they take none."""
+    """What kernels together require, all of which take the same sizes, with the examples of the first."""
     first = each[0]
-    where = strictest(c for s in each for c in (s.where if s.each == first.each else s.requirements))
+    where = strictest(c for s in each for c in (*_narrower(s, first), *s.where))
     return Required(Sizes(first.each, where), tensors, about)
+
+
+def _narrower(sizes: Sizes, first: Sizes) -> list[Expr]:
+    """The ends of ranges that exclude more than those of the first kernel."""
+    pairs = [*zip(sizes.each, first.each, strict=True)]
+    return [*(s.var >= s.least for s, own in pairs if s.least > own.least),
+            *(s.var <= s.most for s, own in pairs if s.most < own.most)]

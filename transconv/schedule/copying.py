@@ -19,13 +19,18 @@ from transconv.ir import (
     Const,
     Expr,
     Layout,
+    Mod,
+    Size,
+    Sizes,
     Tensor,
     Var,
     View,
     ViewDim,
     eq,
     f32,
+    find,
     free_vars,
+    value_at,
 )
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
@@ -101,7 +106,23 @@ def _copy(does: str, name: str, a: Tensor, c: Tensor, inner: int, compute: Compu
     made = moved(f"{does}_{name}", axes, View(a, seen), View(c, dims), compute.math)
     if compute.named is None or not c.extents:
         return replace(made, does=does)
-    return with_examples(replace(made, does=does, named=compute.named), usual(compute.named))
+    required = _required(compute.named, c)
+    return with_examples(replace(made, does=does, named=required), usual(required))
+
+
+def _required(named: Sizes, tensor: Tensor) -> Sizes:
+    """What a copy of a tensor requires of sizes that are arguments: that it has elements, and no more than
+    the computation requires. What a size is divided by is not required, so that kernels that need it share
+    the copy with others."""
+    each = tuple(replace(s, like=s.least, least=_least(s, tensor)) for s in named.each)
+    return Sizes(each, tuple(c for c in named.where if not find(c, Mod)))
+
+
+def _least(size: Size, tensor: Tensor) -> int:
+    """The smallest size for which the dimensions that follow from it alone have elements."""
+    alone = [e for e in tensor.extents if free_vars(e) == {size.var}]
+    return next((n for n in range(1, size.least) if all(value_at(e, {size.name: n}) >= 1 for e in alone)),
+                size.least)
 
 
 def _axis(tensor: Tensor, dim: int, role: str) -> Axis:

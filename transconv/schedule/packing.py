@@ -36,9 +36,10 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from transconv.compute import Compute
+from transconv.compute import Compute, axis_facts
 from transconv.ir import (
     ONE,
+    Const,
     Expr,
     Layout,
     LayoutBlock,
@@ -52,7 +53,7 @@ from transconv.ir import (
 )
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.row_copies import rows_of
-from transconv.simplify import simplify
+from transconv.simplify import Facts, multiple_of, simplify
 
 ROW_ALIGN = 16  # bytes
 FEATURES = 1
@@ -251,21 +252,34 @@ def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
     if wide and view.tensor.dtype.is_short:
         return None
     inner = innermost(compute, letter)
-    if rows_of_features(view.tensor, inner) and not (gathered and wants_rounding(view, compute)):
+    if rows_of_features(view.tensor, inner, axis_facts(compute)) and not (
+            gathered and wants_rounding(view, compute)):
         return (f"{name} already has {view.tensor.dims[inner]} innermost and rows that begin at multiples "
                 "of 16 bytes or are shorter")
     return None
 
 
-def rows_of_features(tensor: Tensor, inner: int = FEATURES) -> bool:
+def rows_of_features(tensor: Tensor, inner: int = FEATURES, facts: Facts | None = None) -> bool:
     """Whether a tensor already has the layout of a copy: stride 1 along ``inner``, and the other strides
-    multiples of 16 bytes unless rows are shorter. True for a tensor of one dimension."""
+    multiples of 16 bytes unless rows are shorter. True for a tensor of one dimension. ``facts``: of sizes
+    that are arguments."""
     strides = tensor.layout.strides()
     if len(tensor.shape) < 2:
         return True
     if strides is None:
         return False
+    if tensor.extents:
+        return _are_rows(tensor, inner, facts or Facts())
     others = [s for d, s in enumerate(strides) if d != inner and tensor.shape[d] > 1]
     short = tensor.shape[inner] * tensor.dtype.bytes < ROW_ALIGN
     return (strides[inner] == 1 or tensor.shape[inner] == 1) and (short or all(
         s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
+
+
+def _are_rows(tensor: Tensor, inner: int, facts: Facts) -> bool:
+    """``rows_of_features`` for all sizes that are arguments."""
+    steps, row = [simplify(s) for s in tensor.steps], tensor.bounds[inner]
+    others = [s for d, s in enumerate(steps) if d != inner and tensor.bounds[d] != ONE]
+    short = isinstance(row, Const) and row.value * tensor.dtype.bytes < ROW_ALIGN
+    return (steps[inner] == ONE or row == ONE) and (short or all(
+        multiple_of(s, facts) * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from transconv.ir import (
     Add,
     And,
+    Call,
     Cast,
     Const,
     Expr,
@@ -126,9 +127,9 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
             found = range_of(a, facts) * range_of(b, facts)
         case Neg(x):
             found = -range_of(x, facts)
-        case FloorDiv(a, b):
+        case FloorDiv(a, b) | Call("quotient", (a, b)):
             found = quotient(range_of(a, facts), range_of(b, facts))
-        case Mod(a, b):
+        case Mod(a, b) | Call("remainder", (a, b)):
             found = _of_remainder(a, range_of(b, facts), facts)
         case Min(a, b):
             p, q = range_of(a, facts), range_of(b, facts)

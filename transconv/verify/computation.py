@@ -190,8 +190,9 @@ class Case:
     def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = ()) -> Judged:
         """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
         plan run one after another. What is neither given nor ``zeroed`` holds NaN before."""
+        seen = sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)
         memory = {t.name: np.full(t.layout.span, 0 if t.name in zeroed else unset(t), t.dtype.numpy)
-                  for k in kernels for t in k.params}
+                  for t in seen}  # as the kernel that does not see it as planes has it
         for t in self.compute.tensors:
             flat = np.full(t.layout.span, 0 if t.name in zeroed else unset(t), t.dtype.numpy)
             if t.name in self.given:
