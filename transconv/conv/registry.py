@@ -2,6 +2,7 @@
 
     middle, small, large                          at most 6 kernels
     others for images of a multiple of a stride   which boxes can read and write as planes
+    wide images                                   if there are no others: tiles with longer rows
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from transconv.runtime import Question
 from transconv.schedule import ENGINE_ALIGN
 from transconv.target import Target
 
-# Images and the length of their sides, by the number of spatial dimensions. Where there is no room for
-# all, the first two are taken.
+# Images and the length of their sides (or each side), by the number of spatial dimensions. Where there is
+# no room for all, the first two are taken.
 EXAMPLES = {1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224)),
             3: ((4, 16), (1, 8), (8, 32))}
 ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
 # Those for images of a multiple of a stride, which may also take the plans for all images.
 OTHERS = {1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (4, 28), (16, 96)),
           3: ((2, 20), (2, 12), (8, 20))}
+# Images of other proportions, whose tiles have longer or shorter rows (without a window tiles have none).
+WIDE = {2: (8, (24, 200)), 3: (2, (96, 96, 24))}
 ONE_IMAGE = {1: (1, 16384), 2: (1, 224), 3: (1, 24)}  # where all stride phases are one launch
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
 
@@ -46,6 +49,8 @@ class Registry(runtime.Registry[Compiled]):
         if planes := _has_planes(problem, prop, target):
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
+        elif prop is not Prop.BWD_W and room > 1 and problem.ndims in WIDE and max(problem.k) > 1:
+            ways.append((every, (WIDE[problem.ndims],)))
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
         super().__init__(questions, Compiled, "layer", questions[0].workload.title,
@@ -66,9 +71,10 @@ def _length(p: ConvProblem, x: int, i: int) -> int:
     return (i + p.pad_lo[x] + high - (p.k[x] - 1) * p.dilation[x] - 1) // p.stride[x] + 1
 
 
-def _like(p: ConvProblem, images: int, side: int) -> ConvProblem:
+def _like(p: ConvProblem, images: int, side: int | tuple[int, ...]) -> ConvProblem:
     """The layer of a problem at other sizes: sides so long, or as long as the filter needs, which are
     multiples of the strides."""
-    i = tuple(next(n for n in range(-(-side // s) * s, 1 << 30, s) if _length(p, x, n) >= 1)
+    sides = side if isinstance(side, tuple) else (side,) * p.ndims
+    i = tuple(next(n for n in range(-(-sides[x] // s) * s, 1 << 30, s) if _length(p, x, n) >= 1)
               for x, s in enumerate(p.stride))
     return p.at(images, i, tuple(_length(p, x, n) for x, n in enumerate(i)))
