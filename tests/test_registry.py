@@ -45,8 +45,9 @@ def test_the_estimate_chooses(layer: Registry) -> None:
     seen = set()
     for sizes in SIZES:
         chosen = layer.choose(sizes, "now")
-        exact = {q: sum(estimate(s.schedule, s.compute.at(**at(sizes)), SM90) for s in k.plan.steps)
-                 * (TUNED if k.plan.tuned else 1) for q, k in layer.there.items() if not k.plan.required.sizes.why_not(at(sizes))}
+        there = {q: k.plan for q, k in layer.there.items() if not k.plan.required.sizes.why_not(at(sizes))}
+        exact = {q: sum(estimate(s.schedule, s.compute.at(**at(sizes)), SM90) for s in plan.steps)
+                 * (TUNED if plan.tuned else 1) for q, plan in there.items()}
         assert chosen.us == pytest.approx(exact[chosen.question]) == pytest.approx(min(exact.values()))
         assert chosen.of == len(exact) and "for any size of this layer" in chosen.why
         seen.add(chosen.plan.schedule)
@@ -158,7 +159,7 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
 
     middle, small = chosen("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box via=gluon programs=132 "
                            "swap=1 stages=4 warps=4")
-    words = "mma | a=box b=box | c=box swap=1 stages=4 warps=4"
+    words = "mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4 via=gluon"
     assert str(middle.schedule) == f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words}"
     assert middle.why.startswith("like the schedule tuned for mb8ic64ih56oc64oh56kh3ph1")
     assert "mb:2" not in str(small.schedule) and small.why.startswith("the heuristics"), "for one image"
