@@ -147,7 +147,6 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of given sizes, without the words that need numbers; only where tiles are not mostly empty."""
     monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
-    monkeypatch.setattr(registry, "WIDE", {})
     near = LAYER.at(8, (56, 56), (56, 56))
 
     def chosen(text: str) -> list[Compiled]:

@@ -2,7 +2,7 @@
 
     middle, small, large                          at most 6 kernels
     others for images of a multiple of a stride   which boxes can read and write as planes
-    wide images                                   if there are no others: tiles with longer rows
+    other proportions                             if there are no others: tiles with longer rows
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from transconv.runtime import Question
 from transconv.schedule import ENGINE_ALIGN
 from transconv.target import Target
 
-# Images and the length of their sides (or each side), by the number of spatial dimensions. Where there is
-# no room for all, the first two are taken.
-EXAMPLES = {1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224)),
-            3: ((4, 16), (1, 8), (8, 32))}
+# Images and the length of their sides, or each side, by the number of spatial dimensions. Where there is
+# no room for all, the first two are taken. The fourth has other proportions, for longer or shorter tiles.
+Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
+EXAMPLES: dict[int, Examples] = {
+    1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224), (8, (24, 200))),
+    3: ((4, 16), (1, 8), (8, 32), (2, (96, 96, 24)))}
+SQUARE = 3  # of these
 ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
 # Those for images of a multiple of a stride, which may also take the plans for all images.
 OTHERS = {1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (4, 28), (16, 96)),
           3: ((2, 20), (2, 12), (8, 20))}
-# Images of other proportions, whose tiles have longer or shorter rows (without a window tiles have none).
-WIDE = {2: (8, (24, 200)), 3: (2, (96, 96, 24))}
 ONE_IMAGE = {1: (1, 16384), 2: (1, 224), 3: (1, 24)}  # where all stride phases are one launch
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
 
@@ -43,14 +44,16 @@ class Registry(runtime.Registry[Compiled]):
         if any(_length(problem, x, i) != problem.o[x] for x, i in enumerate(problem.i)):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
         room = max(1, MOST_KERNELS // len(phases(problem, prop)))
-        sizes = EXAMPLES[problem.ndims][:room] if room > 1 else (ALONE[problem.ndims],)
         target = suited(target, aligned)
+        planes = _has_planes(problem, prop, target)
+        # Weight gradients have two kernels a plan; without a window tiles need no rows.
+        square = planes or prop is Prop.BWD_W or max(problem.k) == 1
+        most = min(room, SQUARE) if square else room
+        sizes = EXAMPLES[problem.ndims][:most] if room > 1 else (ALONE[problem.ndims],)
         ways = [(every, sizes)]
-        if planes := _has_planes(problem, prop, target):
+        if planes:
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
-        elif prop is not Prop.BWD_W and room > 1 and problem.ndims in WIDE and max(problem.k) > 1:
-            ways.append((every, (WIDE[problem.ndims],)))
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
         super().__init__(questions, Compiled, "layer", questions[0].workload.title,
