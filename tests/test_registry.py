@@ -13,6 +13,7 @@ from transconv.conv.any_size import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
 from transconv.runtime import build_compute, compiler, kept
+from transconv.runtime.registry import TUNED, Table
 from transconv.selection import choice, rows, store
 from transconv.target import Target
 
@@ -44,8 +45,9 @@ def test_the_estimate_chooses(layer: Registry) -> None:
     seen = set()
     for sizes in SIZES:
         chosen = layer.choose(sizes, "now")
-        exact = {q: sum(estimate(s.schedule, s.compute.at(**at(sizes)), SM90) for s in k.plan.steps)
-                 for q, k in layer.there.items() if not k.plan.required.sizes.why_not(at(sizes))}
+        there = {q: k.plan for q, k in layer.there.items() if not k.plan.required.sizes.why_not(at(sizes))}
+        exact = {q: sum(estimate(s.schedule, s.compute.at(**at(sizes)), SM90) for s in plan.steps)
+                 * (TUNED if plan.tuned else 1) for q, plan in there.items()}
         assert chosen.us == pytest.approx(exact[chosen.question]) == pytest.approx(min(exact.values()))
         assert chosen.of == len(exact) and "for any size of this layer" in chosen.why
         seen.add(chosen.plan.schedule)
@@ -156,9 +158,35 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
 
     middle, small = chosen("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box via=gluon programs=132 "
                            "swap=1 stages=4 warps=4")
-    words = "mma | a=box b=box | c=box swap=1 stages=4 warps=4"
+    words = "mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4 via=gluon"
     assert str(middle.schedule) == f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words}"
     assert middle.why.startswith("like the schedule tuned for mb8ic64ih56oc64oh56kh3ph1")
     assert "mb:2" not in str(small.schedule) and small.why.startswith("the heuristics"), "for one image"
     (first, _) = chosen("no schedule")
     assert first.why.startswith("the heuristics")
+
+
+def test_wide_images_have_a_plan_where_tiles_have_rows() -> None:
+    """Not of weight gradients, whose plans have two kernels, nor beside plans for images of multiples."""
+    def wide(text: str, prop: Prop = Prop.FWD) -> list[str]:
+        made = Registry(ConvProblem.parse(f"{text} dt=bf16 tag=nhwc"), prop, SM90, Epilogue(), True, False)
+        return [q.workload.text for q in made.questions if "iw200?" in q.workload.text]
+
+    assert wide("mb8ic64ih56oc64oh56kh3ph1") == [
+        "mb8?ic64ih24?iw200?oc64oh24ow200kh3kw3ph1pw1 dt=bf16 tag=nhwc"]
+    assert wide("mb8ic64ih56oc64oh56kh3ph1", Prop.BWD_D)
+    assert not wide("mb8ic64ih56oc64oh56kh3ph1", Prop.BWD_W)
+    assert not wide("mb8ic64ih56oc64oh28kh3sh2ph1") and not wide("mb8ic64ih56oc64oh56kh1")
+
+
+def test_a_tuned_schedule_is_taken_where_estimates_are_nearly_equal(
+        layer: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured to be fast is, by an estimate that is less than a twentieth above another."""
+    layer.choose((8, 56, 56), "now")
+    made = [*layer.there.values()]
+    before = Table(made, True).find(8, 56, 56)[1]
+    for k in made:
+        monkeypatch.setattr(k.plan, "tuned", not k.plan.tuned)
+    after = Table(made, True).find(8, 56, 56)[1]
+    for k, one, two in zip(Table(made, True).kernels, before, after, strict=True):
+        assert two == pytest.approx(one * TUNED if k.plan.tuned else one / TUNED)

@@ -3,6 +3,7 @@
     middle, small, large                          at most 6 kernels
     others for images of a multiple of a stride   which boxes can read and write as planes
     another for rows of a multiple of 16 bytes    which boxes can write, in torch's order
+    other proportions                             if there are no others: tiles with longer rows
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from transconv.runtime import Question
 from transconv.schedule import ENGINE_ALIGN
 from transconv.target import Target
 
-# Images and the length of their sides, by the number of spatial dimensions. Where there is no room for
-# all, the first two are taken.
-EXAMPLES = {1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224)),
-            3: ((4, 16), (1, 8), (8, 32))}
+# Images and the length of their sides, or each side, by the number of spatial dimensions. Where there is
+# no room for all, the first two are taken. The fourth has other proportions, for longer or shorter tiles.
+Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
+EXAMPLES: dict[int, Examples] = {
+    1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224), (8, (24, 200))),
+    3: ((4, 16), (1, 8), (8, 32), (2, (96, 96, 24)))}
+SQUARE = 3  # of these
 ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
 # Those for images of a multiple of a stride, which may also take the plans for all images.
 OTHERS = {1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (4, 28), (16, 96)),
@@ -41,10 +45,14 @@ class Registry(runtime.Registry[Compiled]):
         if any(_length(problem, x, i) != problem.o[x] for x, i in enumerate(problem.i)):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
         room = max(1, MOST_KERNELS // len(phases(problem, prop)))
-        sizes = EXAMPLES[problem.ndims][:room] if room > 1 else (ALONE[problem.ndims],)
         target = suited(target, aligned)
+        planes = _has_planes(problem, prop, target)
+        # Weight gradients have two kernels a plan; without a window tiles need no rows.
+        square = planes or prop is Prop.BWD_W or max(problem.k) == 1
+        most = min(room, SQUARE) if square else room
+        sizes = EXAMPLES[problem.ndims][:most] if room > 1 else (ALONE[problem.ndims],)
         ways = [(every, sizes)]
-        if planes := _has_planes(problem, prop, target):
+        if planes:
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
         if share := _share_of_rows(problem, prop, target):
@@ -80,9 +88,10 @@ def _length(p: ConvProblem, x: int, i: int) -> int:
     return (i + p.pad_lo[x] + high - (p.k[x] - 1) * p.dilation[x] - 1) // p.stride[x] + 1
 
 
-def _like(p: ConvProblem, images: int, side: int) -> ConvProblem:
+def _like(p: ConvProblem, images: int, side: int | tuple[int, ...]) -> ConvProblem:
     """The layer of a problem at other sizes: sides so long, or as long as the filter needs, which are
     multiples of the strides."""
-    i = tuple(next(n for n in range(-(-side // s) * s, 1 << 30, s) if _length(p, x, n) >= 1)
+    sides = side if isinstance(side, tuple) else (side,) * p.ndims
+    i = tuple(next(n for n in range(-(-sides[x] // s) * s, 1 << 30, s) if _length(p, x, n) >= 1)
               for x, s in enumerate(p.stride))
     return p.at(images, i, tuple(_length(p, x, n) for x, n in enumerate(i)))

@@ -5,8 +5,8 @@
                                                 b = load(R, m_div * 32 + k)
 
 Only divisions and remainders get names, because sums and products are cheap. Lets of equal values are
-merged. Where sizes are arguments, each division takes some twenty instructions, one after another; one by a
-product then uses what is there:
+merged. Where sizes are arguments, each division takes some twenty instructions, one after another; one by
+a product then uses what is there:
 
     b = p // W % H                            p_div = p // W
     a = p // (H*W)                    ->      b = p_div % H

@@ -168,8 +168,10 @@ class _Edges(Scope):
             for x in find(s, Select):
                 cond = left(x.cond)
                 changes[x] = replace(x, cond=cond) if list(conjuncts(cond)) else x.yes
-            new = substitute(substitute(s, changes), names)
-            made.append(replace(new, var=names[s.var]) if isinstance(s, Let) else new)
+            new: Stmt = substitute(substitute(s, changes), names)
+            if isinstance(s, Let) and isinstance(new, Let):
+                new = replace(new, var=names[s.var])
+            made.append(new)
         return seq(*made)
 
     def fresh(self, name: str) -> str:

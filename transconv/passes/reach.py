@@ -61,7 +61,7 @@ class Reach:
         self.names = frozenset(Var(n) for n in kernel.sizes.names)
         self.far: dict[Var, Expr] = {}
         self.named: dict[Node, Expr] = {}  # lets that are expressions of sizes
-        self.required: dict[Expr, None] = {}
+        self.farthest: dict[object, Expr] = {}  # of those that differ by numbers alone
         counts = [_elements(t) for t in kernel.params if t.extents and not t.planes]  # planes are boxes
         self.limited = all(self.is_within(n) for n in counts)
         self.probes = list(_probes(kernel.sizes, counts)) if self.limited else []
@@ -98,8 +98,17 @@ class Reach:
         more = [far for far in found if not self.is_within(far)]
         if not all(value_at(far, at) <= self.limit for far in more for at in self.probes):
             return False
-        self.required |= dict.fromkeys(far <= self.limit for far in more)
+        for far in more:
+            sum_of = self.facts.poly(far)
+            other = self.farthest.get(sum_of.terms)
+            if other is None or self.facts.poly(other).const < sum_of.const:
+                self.farthest[sum_of.terms] = far
         return True
+
+    @property
+    def required(self) -> dict[Expr, None]:
+        """What ``fits`` has relied on: of indices of neighbours the requirement of the farthest one."""
+        return dict.fromkeys(far <= self.limit for far in self.farthest.values())
 
     def of(self, e: Expr) -> Expr | None:
         """The largest absolute value of an index, as an expression of sizes; None if it is not known."""

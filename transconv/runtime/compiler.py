@@ -67,7 +67,7 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
         for step in steps:
             log.warning("%s\n%s", step.compute, step.source)
     return kind(workload, target, used, tuple(steps), spaces, schedule is not None or choose is not None,
-                shelf.rejected, shelf.why or "given by the caller", deterministic=deterministic)
+                shelf.rejected, shelf.why or "given by the caller", shelf.tuned, deterministic)
 
 
 def _same_bits(schedule: Schedule) -> ScheduleError:
@@ -93,6 +93,7 @@ class _Shelf:
         self.made: dict[tuple[str, Schedule], Step] = {}
         self.rejected = 0
         self.why = ""  # the reason for the schedule of the first kernel
+        self.tuned = False  # whether that was found by tuning
 
     def step(self, compute: Compute, schedule: Schedule, target: Target) -> Step:
         """The kernel of a computation. Raises ScheduleError, or StageError for a bug in a pass."""
@@ -183,7 +184,8 @@ class _Shelf:
                 log.warning("a row of the tuning database is passed over: %s", error)
                 continue
             if not verdicts.is_wrong(digest):
-                self.why = self.why or made.why
+                if not self.why:
+                    self.why, self.tuned = made.why, made.tuned
                 return made.schedule
             self.rejected += 1
         raise Unsupported("miscompiled", f"the {len(candidates)} best kernels for {compute.name} "

@@ -59,7 +59,7 @@ def keep(plan: Plan) -> None:
         DRAWER.put(name, {
             "files": files_digest(), "target": plan.target.name,
             "problem": plan.workload.text, "direction": plan.workload.direction, "why": plan.why,
-            "schedule": str(plan.schedule), "rejected": plan.rejected,
+            "schedule": str(plan.schedule), "rejected": plan.rejected, "tuned": plan.tuned,
             "workspaces": [_told(t) for t in plan.workspaces.values()],
             "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us]
                           for f in plan.formulas()] if plan.required else [],
@@ -81,7 +81,8 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
         spaces = [_tensor(t, sizes) for t in content["workspaces"]]
         plan = kind(workload, target, Schedule.parse(content["schedule"]), steps,
                     {t.name: t for t in spaces}, rejected=int(content["rejected"]),
-                    why=str(content["why"]), deterministic=deterministic)
+                    why=str(content["why"]), tuned=content["tuned"] is True,
+                    deterministic=deterministic)
         if plan.required:
             plan.estimated = tuple([_formula(f, plan.required.sizes) for f in content["estimated"]])
     except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError

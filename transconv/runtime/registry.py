@@ -19,6 +19,9 @@ from transconv.runtime.plans import Made, Plan
 from transconv.runtime.readiness import COMPILING, NEVER, Question, Waiting, ready
 
 NEVER_US = "1e999"  # infinity, as Python reads it
+# What counts of the estimate of a schedule that tuning found: estimates that differ by less count as
+# equal, as where schedules are chosen, and what was measured to be fast comes first.
+TUNED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,8 @@ class Table(Generic[Made]):
         for k in self.kernels:
             takes = " and ".join(next(left) for _ in k.sizes.requirements) or "True"
             each = [e.among(lines, next(number), [next(left) for _ in e.counts]) for e in k.estimates]
-            total = lines.name(lines.number(f"({' + '.join(each)})"))
+            share = f" * {TUNED}" if k.plan.tuned else ""
+            total = lines.name(lines.number(f"(({' + '.join(each)}){share})"))
             us.append(lines.name(lines.number(f"({total} if {takes} else {NEVER_US})")))
         best = str(len(us) - 1)
         for at in reversed(range(len(us) - 1)):

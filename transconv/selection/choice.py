@@ -220,7 +220,9 @@ def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
     made = [Choice(c, estimate(c, compute, target), row, away) for c in found]
     made = [c for c in made if c.us <= factor * choices[0].us
             and not too_long(c.schedule, compute, target)]
-    return sorted(made, key=lambda c: c.us)[:1]
+    made.sort(key=lambda c: c.us)
+    best = at_several([c.schedule for c in made], compute, target)[:1]
+    return [c for c in made if c.schedule in best]
 
 
 def surprise(winner: Schedule, compute: Compute, target: Target, other: Workload) -> float:

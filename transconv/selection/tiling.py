@@ -45,21 +45,27 @@ def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
     return True
 
 
+MORE = 2  # shapes of tiles where sizes are arguments
+
+
 @lru_cache(maxsize=1024)
 def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
             row: int = 1) -> tuple[tuple[Block, ...], ...]:
     """Blocks of ``volume`` positions over some axes, the ``few`` with the least waste: 14x14 images of a
-    batch of 128 are tiled without waste by 32 images x 2 rows x 2 columns. ``row``: the smallest extent of
-    the last axis."""
+    batch of 128 are tiled without waste by 32 images x 2 rows x 2 columns. Of an axis whose size is an
+    argument half a block is wasted, whatever the example's size is; there are more of these, since one
+    may be better for some sizes and one for others. ``row``: the smallest extent of the last axis."""
     steps = range(volume.bit_length())
     shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
               if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row]
 
     def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
-        over = prod(-(-x.size // e) * e / max(1, x.size) for x, e in zip(axes, extents, strict=True))
+        over = prod((-(-x.size // e) * e if x.extent is None else x.size + (e - 1) / 2) / max(1, x.size)
+                    for x, e in zip(axes, extents, strict=True))
         return over, -prod(min(e, 8) for e in extents[1:])
 
     shapes.sort(key=overhang)
+    few += any(x.extent is not None for x in axes) * MORE
     return tuple(tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
                  for extents in shapes[:few])
 
