@@ -49,6 +49,11 @@ class Kind:
         """The weights' type."""
         return getattr(torch, self.weight.torch)  # type: ignore[no-any-return]
 
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The type of quantised inputs."""
+        return None if self.input is None else getattr(torch, self.input.torch)
+
     def check_fast(self, fast: bool) -> None:
         """ValueError for ``use_fast_accum`` where nothing multiplies 8-bit floats."""
         if fast and not (self.input is not None and self.input.is_short):
