@@ -33,8 +33,8 @@ class Quantities:
     ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
     where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
     ``residual``: a tensor of floats with the result's shape, added in real numbers before the activation.
-    ``input_zero_sums``: what the input's zero point adds to the sums, if it is known (zero_sums.py):
-    compiled graphs read it instead of computing it in every call.
+    ``input_zero_sums``: what the input's zero point adds to the sums, if it is known, of int8 tensors (see
+    zero_sums.py): kernels read it instead of computing it in every call.
     ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up
     or down at random then, by this seed and their place alone."""
 
@@ -127,6 +127,11 @@ class _Writer:
                  self.zero("wei_zero", "weight_zero_point", call.weight.dtype, outer)]
         ahead = [f"zero:{n}{':' + word if r.shape[0] > 1 else ''}"
                  for n, word, r in zip((data, "wei"), (along, other), zeros, strict=True) if r is not None]
+        if (sums := q.input_zero_sums) is not None and ahead[:1] == ["zero:src"] and (
+                call.input.dtype is call.weight.dtype is torch.int8):
+            ahead[0] += f":known:{'x'.join(map(str, sums.shape[1:]))}"
+            zeros.append(Reads("src_zero_table", "input_zero_sums", torch.int32, tuple(sums.shape), None,
+                               not sums.is_contiguous()))
         scales = [n for n, channels in (("input_scale", 1), ("weight_scale", outer))
                   if self.read("", n, torch.float32, channels) is not None]
         self.scale(scales, outer)

@@ -68,8 +68,8 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     a model in eval mode go into the weights of the convolutions before them, and activations that are
     modules into their calls, where torch.fx can tell that nothing else needs what is between; identities
     take their places. Returns what was quantised and what was left, with reasons. ValueError for an
-    unknown kind, a configuration that means none, or fast sums of another kind; TypeError for a calibration
-    that is neither."""
+    unknown kind, a configuration that means none, or fast sums of another kind; TypeError for another
+    calibration."""
     exchange.expect_module(model, "quantize_")
     how = kind_of(kind)
     if not (calibration is None or callable(calibration) or hasattr(calibration, "__iter__")):

@@ -31,7 +31,6 @@ from transconv.torch_ops.quantized_kinds import (
 from transconv.torch_ops.zero_sums import zero_sums
 
 Tensor = torch.Tensor
-_compiling = torch.compiler.is_dynamo_compiling
 
 __all__ = ["QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
            "QuantConvTranspose3d"]
@@ -135,7 +134,7 @@ class _Quantised:
             if scale is None:
                 low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
                 scale, zero = ranged(low, high, kind)
-            elif zero is not None and self.input_zero_sums is not None and _compiling():
+            elif zero is not None and self.input_zero_sums is not None:
                 given["input_zero_sums"] = self.input_zero_sums
             if zero is not None:
                 given["input_zero_point"] = zero
