@@ -10,9 +10,10 @@ AS_TORCH = {"folded": "eager"}  # torch folds nothing
 
 
 def quantized_table(rows: list[Row]) -> str:
-    """A line for each model, kind and setting: its time beside bf16 in the same setting, of torch (compiled:
-    by Inductor) and of transconv; kernels and regions of torch of compiled graphs; how many elements behind
-    int8 convolutions are not those of exact sums; how far results are from bf16's in the 2-norm."""
+    """A line for each model, kind and setting: its time beside bf16 in the same setting, of torch
+    (compiled: by Inductor) and of transconv; kernels and regions of torch of compiled graphs; how many
+    elements behind int8 convolutions are not those of exact sums; how far results are from bf16's in the
+    2-norm."""
     times = {(r["model"], r["kind"], r.get("setting", "eager")): number(r, "ms") for r in rows}
 
     def line(r: Row) -> list[str]:
@@ -21,8 +22,8 @@ def quantized_table(rows: list[Row]) -> str:
         own = times.get((model, "bf16", setting))
         exact = f"{r['other']} of {r['elements']}" if number(r, "elements") else "-"
         kernels = f"{r['kernels']} + {r['regions']}" if r.get("kernels") else "-"
-        return [model, r["kind"], setting, r["ms"], _ratio(theirs, ms), _ratio(own, ms), kernels, r["left"],
-                exact, r["off"]]
+        return [model, r["kind"], setting, r["ms"], _ratio(theirs, ms), _ratio(own, ms), kernels,
+                r["left"], exact, r["off"]]
 
     shown = [r for r in rows if r["kind"] != "torch"]
     return markdown(["model", "kind", "setting", "ms", "torch's bf16 / ours", "our bf16 / ours",

@@ -30,6 +30,9 @@ class _Joined:
     def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """activation(conv(input) + residual), quantised where that is what its readers take. A residual
         of another shape or type is added as torch's addition would."""
+        if residual is not None and input.dim() == residual.dim() == len(self.kernel_size) + 1:
+            return self.forward(  # type: ignore[no-any-return]
+                input.unsqueeze(0), residual.unsqueeze(0)).squeeze(0)
         padding = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)

@@ -20,7 +20,7 @@ Numbers = tuple[Any, ...]
 Given = dict[str, Any]
 
 LAUNCH_US = 2.2  # of a kernel that does nothing
-LATE = 0.5  # more of a product's time where an operand passes through registers before it is multiplied
+LATE = 0.75  # of a product's time at the chip's rate, more where an operand passes through registers first
 
 
 def of_four_bits(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
