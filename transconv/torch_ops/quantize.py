@@ -33,7 +33,8 @@ class QuantizeReport:
 
     def __str__(self) -> str:
         head = f"{len(self.quantized)} convolutions quantised ({self.kind}), {len(self.left)} left"
-        head += f", {len(self.folded)} modules folded into them" if self.folded else ""
+        if self.folded:
+            head += f", {len(self.folded)} module{'s' * (len(self.folded) > 1)} folded into them"
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.left.items())])
 
 
