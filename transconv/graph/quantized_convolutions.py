@@ -2,7 +2,8 @@
 which are fused with what follows, such as the quantisation of the next convolution's input:
 
     sum (integers in s32, floats in f32) [- what the input's zero point adds]
-    * (input_scale*weight_scale) [+ bias] [activation] [/ output_scale] [+ zero point], rounded once
+    * (input_scale*weight_scale) [+ bias] [+ residual] [activation] [* (1/output_scale)] [+ zero point],
+    rounded once
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def _finished(call: Call, total: Piece, bias: Piece | None, said: _Said) -> Piec
         value = mapped(f"{said.activation}({{}})".format, value, dtype=torch.float32,
                        label=said.activation)
     if q["output_scale"] != 1:
-        apply("{0}/{a}", q["output_scale"], label="requantize", work=4)
+        apply("{0}*(1/{a})", q["output_scale"], label="requantize", work=1)
     if q["output_zero_point"] != 0:
         apply("{0} + {a}", q["output_zero_point"], label="zero point", work=1)
     return _stored(value, said.made)

@@ -141,7 +141,8 @@ class _Writer:
             self.residual(q.residual)
         if q.activation:
             self.words.append(_activation(call.name, q.activation))
-        self.add("div", "output_scale", torch.float32, outer)
+        if mask := self.append("output_scale", torch.float32, outer):
+            self.words.append(f"fn(f32:{mask}|acc*(1/arg0))")
         held = execute.RESULTS[q.output_dtype]
         _check_zero(call.name, "output_zero_point", q.output_zero_point, held)
         self.add("add", "output_zero_point", torch.int32, outer)

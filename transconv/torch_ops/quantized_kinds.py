@@ -86,8 +86,9 @@ def ranged(low: Tensor, high: Tensor, kind: Kind) -> tuple[Tensor, Tensor | None
 
 
 def quantised(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tensor:
-    """``x`` divided by the scale, with the zero point, rounded to nearest even and saturated."""
-    made = x.float() / scale
+    """``x`` times the reciprocal of the scale in f32, with the zero point, rounded to nearest even and
+    saturated."""
+    made = x.float() * (1 / scale)
     if held.kind == "int":
         made = made.round() if zero is None else made.round() + zero
     return made.clamp(*held.range).to(getattr(torch, held.torch))
