@@ -4,9 +4,9 @@
     sdxl       the convolutions of SDXL's U-Net, each once, the same
     train      ResNet-50 trained on one batch in fp8 and in bf16: its losses in quantized_train.csv
 
-Settings: ``eager`` calls the model, ``folded`` what transconv.fold makes of it, ``compiled`` what torch.compile
-makes of it: for "torch" by Inductor, for the others by transconv. The kind "torch" is torch in bf16, "bf16"
-transconv in bf16. A row is appended to quantized.csv as soon as it is there.
+Settings: ``eager`` calls the model, ``folded`` what transconv.fold makes of it, ``compiled`` what
+torch.compile makes of it: for "torch" by Inductor, for the others by transconv. The kind "torch" is torch
+in bf16, "bf16" transconv in bf16. A row is appended to quantized.csv as soon as it is there.
 """
 
 from __future__ import annotations

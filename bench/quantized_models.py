@@ -26,8 +26,8 @@ KINDS: dict[str, dict[str, Any] | None] = {
     "fp8 fast": {"kind": "fp8", "use_fast_accum": True}, "int8 weights": {"kind": "int8_weight_only"},
     "int4 weights": {"kind": "int4_weight_only"}}
 SETTINGS = ("eager", "folded", "compiled")
-COLUMNS = ("model", "kind", "setting", "ms", "host_ms", "convolutions", "left", "kernels", "regions", "other",
-           "elements", "off", "prepare_s", "device", "torch", "triton", "commit")
+COLUMNS = ("model", "kind", "setting", "ms", "host_ms", "convolutions", "left", "kernels", "regions",
+           "other", "elements", "off", "prepare_s", "device", "torch", "triton", "commit")
 FUSED = 1e-3  # of elements that one rounding less may change: a bias is added in the same instruction
 LEAST_CHANNELS = 16  # of convolutions that train in 8 bits
 

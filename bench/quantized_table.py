@@ -6,20 +6,32 @@ from bench.tables import markdown, two_digits
 from transconv.tuning.table import Row, number
 
 LOSSES = 6  # that a table shows, evenly spaced
+AS_TORCH = {"folded": "eager"}  # torch folds nothing
 
 
 def quantized_table(rows: list[Row]) -> str:
-    """A line for each model and kind: its time beside torch's bf16, how many elements behind int8
-    convolutions are not those of exact sums, and how far results are from bf16's in the 2-norm."""
-    def line(r: Row) -> list[str]:
-        ms, bf16 = number(r, "ms"), number(r, "bf16_ms")
-        ratio = two_digits(bf16 / ms) if ms and bf16 else "-"
-        exact = f"{r['other']} of {r['elements']}" if number(r, "elements") else "-"
-        return [r["model"], r["kind"], r["ms"], r["bf16_ms"], ratio, r["convolutions"], r["left"], exact,
-                r["off"]]
+    """A line for each model, kind and setting: its time beside bf16 in the same setting, of torch
+    (compiled: by Inductor) and of transconv; kernels and regions of torch of compiled graphs; how many
+    elements behind int8 convolutions are not those of exact sums; how far results are from bf16's in the
+    2-norm."""
+    times = {(r["model"], r["kind"], r.get("setting", "eager")): number(r, "ms") for r in rows}
 
-    return markdown(["model", "kind", "ms", "torch, bf16 [ms]", "bf16 / ours", "convolutions", "left",
-                     "elements that differ", "off"], map(line, rows))
+    def line(r: Row) -> list[str]:
+        model, setting, ms = r["model"], r.get("setting") or "eager", number(r, "ms")
+        theirs = number(r, "bf16_ms") or times.get((model, "torch", AS_TORCH.get(setting, setting)))
+        own = times.get((model, "bf16", setting))
+        exact = f"{r['other']} of {r['elements']}" if number(r, "elements") else "-"
+        kernels = f"{r['kernels']} + {r['regions']}" if r.get("kernels") else "-"
+        return [model, r["kind"], setting, r["ms"], _ratio(theirs, ms), _ratio(own, ms), kernels,
+                r["left"], exact, r["off"]]
+
+    shown = [r for r in rows if r["kind"] != "torch"]
+    return markdown(["model", "kind", "setting", "ms", "torch's bf16 / ours", "our bf16 / ours",
+                     "kernels + regions", "left", "elements that differ", "off"], map(line, shown))
+
+
+def _ratio(bf16: float | None, ms: float | None) -> str:
+    return two_digits(bf16 / ms) if ms and bf16 else "-"
 
 
 def training_table(rows: list[Row]) -> str:

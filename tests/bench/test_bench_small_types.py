@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import transconv
-from bench import quantized, runner, small_types, trials
+from bench import quantized, quantized_models, runner, small_types, trials
 from bench.__main__ import main
-from bench.quantized import WAYS
+from bench.quantized_models import KINDS
 from bench.roofline import ceiling_of
 from bench.sides import baseline_calls
 from transconv.conv import ConvProblem, Prop
@@ -77,15 +77,19 @@ def test_the_table() -> None:
 def test_models_with_8_bit_convolutions(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert main(["quantized", "--small", "--steps", "3", "--out", str(tmp_path)]) == 0
+    words = ["quantized", "--small", "--steps", "3", "--settings", "eager,folded", "--out", str(tmp_path)]
+    assert main(words) == 0
     torch.set_num_threads(threads)
     rows = read(tmp_path / "quantized.csv")
-    ways = [(r["model"], r["kind"]) for r in rows[:len(WAYS) + 1]]
-    assert ways == [*(("resnet50", name) for name, _ in WAYS), ("sdxl", "int8")]
-    assert all(r["other"] == "0" != r["elements"] for r in rows if r["kind"] == "int8")
-    eight = [r for r in rows if r["kind"] != "int4 weights"]
+    ways = [(r["kind"], r["setting"]) for r in rows if r["model"] == "resnet50"]
+    assert ways == [("torch", "eager"), *((k, s) for k in [*KINDS][1:] for s in ("eager", "folded"))]
+    assert [r["kind"] for r in rows if r["model"] == "sdxl"] == [*KINDS]
+    assert all((r["other"] == "0" != r["elements"]) == (r["setting"] == "eager")
+               for r in rows if r["kind"] == "int8")
+    small = [r for r in rows if KINDS[r["kind"]]]
+    eight = [r for r in small if r["kind"] != "int4 weights"]
     assert all(r["left"] == "0" and 0 < float(r["off"]) < 0.1 for r in eight)
-    assert all(r["left"] == str(int(r["model"] == "resnet50")) for r in rows if r not in eight)
+    assert all(r["left"] == str(int(r["model"] == "resnet50")) for r in small if r not in eight)
     losses = read(tmp_path / "quantized_train.csv")
     assert len(losses) == 3 and float(losses[2]["fp8"]) < 0.8 * float(losses[0]["fp8"])
 
@@ -103,7 +107,7 @@ def test_the_reference_finds_a_wrong_integer() -> None:
     layer = transconv.nn.QuantConv2d.from_float(torch.nn.Conv2d(4, 4, 3), 0.02, 5)
     x = torch.randn(2, 4, 6, 6)
     with torch.no_grad():
-        other, elements = quantized.compared(layer, (x,))
+        other, elements = quantized_models.compared(layer, (x,))
         layer.function = lambda *given, **named: transconv.quantized.conv2d(
             *given, **named | {"input_zero_point": 6})
-        assert other == 0 and elements == 4 * 16 and quantized.compared(layer, (x,))[0] > 0
+        assert other == 0 and elements == 4 * 16 and quantized_models.compared(layer, (x,))[0] > 0

@@ -43,12 +43,12 @@ def reference(module: nn.Module, x: torch.Tensor, low: float, high: float) -> to
     scale = (max(high, 0) - min(low, 0)) / 255
     scale = torch.tensor(scale, dtype=torch.float32)
     zero = float((-128 - (min(low, 0) / scale).round()).clamp(-128, 127))
-    given = ((x / scale).round() + zero).clamp(-128, 127).double()
+    given = ((x * (1 / scale)).round() + zero).clamp(-128, 127).double()
     weight = module.weight.detach()
     axes = [d for d in range(weight.dim()) if d != int(module.transposed)]
     step = weight.abs().amax(axes) / 127
     along = step.view(-1, *[1] * (weight.dim() - 1 - module.transposed))
-    whole = (weight / along).round().clamp(-127, 127).double()
+    whole = (weight * (1 / along)).round().clamp(-127, 127).double()
     convolve = getattr(F, f"conv{'_transpose' * module.transposed}{weight.dim() - 2}d")
     sums = convolve(given - zero, whole, None, module.stride, module.padding).float()
     shape = (-1, *[1] * (weight.dim() - 2))

@@ -204,15 +204,6 @@ ACTIVATION_ROWS = (
 # -- functions of one value ------------------------------------------------------------------------
 
 
-def _round(x: Expr) -> Expr:
-    """Round to nearest, ties to even. ``floor(x + 0.5)`` would be wrong where x + 0.5 is rounded."""
-    low = _call("floor", x)
-    rest = x - low
-    odd = ne(_call("floor", low * _const(0.5, x)) * _const(2.0, x), low)
-    up = (rest > _const(0.5, x)) | (eq(rest, _const(0.5, x)) & odd)
-    return select(up, low + _const(1.0, x), low)
-
-
 def _sign(x: Expr) -> Expr:
     return select(x > _const(0.0, x), _const(1.0, x), _where(x < _const(0.0, x), x, -1.0))
 
@@ -240,7 +231,8 @@ FUNCTION_ROWS = (
     *map(_function, ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")),
     _function("floor", 0.0), _function("ceil", 0.0),
     Op("neg", 1, lambda x: -x, "torch.neg", exact=True, derivative=lambda x: (_const(-1.0, x),)),
-    Op("round", 1, _round, "torch.round", exact=True, derivative=lambda x: (_const(0.0, x),)),
+    Op("round", 1, lambda x: _call("nearest", x), "torch.round", exact=True,  # halves to the even number
+       derivative=lambda x: (_const(0.0, x),)),
 )
 """Functions of one value."""
 

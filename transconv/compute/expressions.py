@@ -39,6 +39,7 @@ COMPARE: dict[type, Callable[[Expr, Expr], Expr]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: eq, ast.NotEq: ne}
 LARGEST_POWER = 8
+PRINTED = {"nearest": "round"}  # operations that print as the function that they call
 
 
 @dataclass
@@ -174,6 +175,7 @@ def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
     if name in COORDINATES and len(args) == COORDINATES[name].arity and all(
             a.dtype.is_integer for a in args):
         return COORDINATES[name](*args)
+    name = PRINTED.get(name, name)
     if name in OPS and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers) and all(
             isinstance(n, Const) for n in args[OPS[name].arity:]):
         return OPS[name](*(_float(a, scope) for a in args))

@@ -11,6 +11,9 @@ a kernel of its own computes it once for each state of an axis (each position at
 between), and another the third, once for each position of the result. Both are written from the product
 alone: its axes, and the mask of its first operand. What shifts of operands take from it (signed.py) is
 subtracted in the same way.
+
+Where weights and zero point never change, the second sum may be given, as ``src_zero_table``, s32: for
+each feature and each number of positions that a window reaches before and behind an image along each axis.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from transconv.ir import (
     ViewDim,
     all_of,
     free_vars,
+    i8,
     i32,
     maximum,
     minimum,
@@ -51,25 +55,28 @@ WORD = "zero"
 PER_CHANNEL = {"src": "per_ic", "dst": "per_oc"}
 """The tensors of data, and the word for a zero point of each of their channels. Weights have one for each
 channel of the other tensor, which is the result."""
-SUMS = "zero_sums"
+SUMS, KNOWN, TABLE = "zero_sums", "known", "src_zero_table"
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroPoints:
     """Which operands have zero points. ``data``: src, dst or empty; ``per_channel``: whether each of its
     channels has one; ``wei``: whether the weights have one; ``along``: per_oc or per_ic, if each of these
-    channels has one of weights."""
+    channels has one of weights. ``known``: the sizes of the table of what a zero point of src adds,
+    without features; empty: kernels compute it."""
 
     data: str = ""
     per_channel: bool = False
     wei: bool = False
     along: str = ""
+    known: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.data or self.wei)
 
     def __str__(self) -> str:
         along = f":{PER_CHANNEL[self.data]}" if self.per_channel else ""
+        along += f":{KNOWN}:{'x'.join(map(str, self.known))}" if self.known else ""
         words = [f"{WORD}:{self.data}{along}"] if self.data else []
         return "+".join([*words, *[":".join(filter(None, (WORD, "wei", self.along)))] * self.wei])
 
@@ -77,6 +84,7 @@ class ZeroPoints:
     def read(words: list[str]) -> tuple[ZeroPoints, list[str]]:
         """The zero points among the words of an epilogue, and the other words. Raises ScheduleError."""
         data, per_channel, wei, along, others = "", False, False, "", []
+        sizes: tuple[int, ...] = ()
         for word in words:
             name, *given = word.split(":")
             if name != WORD:
@@ -87,19 +95,29 @@ class ZeroPoints:
             elif (given and not data and given[0] in PER_CHANNEL
                     and given[1:] in ([], ["common"], [PER_CHANNEL[given[0]]])):
                 data, per_channel = given[0], given[1:] == [PER_CHANNEL[given[0]]]
+            elif len(given) == 3 and not data and given[:2] == ["src", KNOWN] and (
+                    all(map(str.isdecimal, given[2].split("x")))):
+                data, sizes = "src", tuple(map(int, given[2].split("x")))
             else:
                 known = [f"{WORD}:{n}, {WORD}:{n}:{along}" for n, along in PER_CHANNEL.items()]
                 raise ScheduleError(f"'{word}' is no zero point, or the second of its tensor; expected "
                                     f"{', '.join(known)}, {WORD}:wei or {WORD}:wei:per_oc (that of a "
                                     "result is added by add:s32:common or add:s32:per_oc)")
-        return ZeroPoints(data, per_channel, wei, along), others
+        return ZeroPoints(data, per_channel, wei, along, sizes), others
 
     def tensors(self, p: ConvProblem) -> tuple[Tensor, ...]:
         """The tensors of zero points, s32: that of the data, and ``wei_zero``."""
         channels = {"src": p.ic, "dst": p.oc, "per_ic": p.ic, "per_oc": p.oc, "": 1}
         sizes = {f"{self.data}_zero": channels[self.data] if self.per_channel else 1} if self.data else {}
         sizes |= {"wei_zero": channels[self.along]} if self.wei else {}
-        return tuple(Tensor(n, ("c",), (size,), Layout.dense(i32, (size,))) for n, size in sizes.items())
+        found = [Tensor(n, ("c",), (size,), Layout.dense(i32, (size,))) for n, size in sizes.items()]
+        return (*found, *[self.table(p)] * bool(self.known))
+
+    def table(self, p: ConvProblem) -> Tensor:
+        """What is known."""
+        shape = (p.oc, *self.known)
+        dims = ("oc", *(f"{end}{n}" for n in p.spatial for end in ("before", "behind")))
+        return Tensor(TABLE, dims, shape, Layout.dense(i32, shape))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +204,7 @@ def ahead(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, by: Shif
     stride phase, for names."""
     made = []
     assert main.b is not None
-    if zeros.data or by.data:
+    if (zeros.data or by.data) and not zeros.known:
         sums, states = _of_data(main, label)
         axes = tuple(Axis(x.name, states[x.name].size, x.role) if x.name in states else x
                      for x in main.axes if x.name != main.c.tensor.dims[0])
@@ -242,7 +260,11 @@ def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc
     it, in s32."""
     reads: list[Step] = []
     places = _places(main)
-    if zeros.data or by.data:
+    if zeros.known:
+        read = Read(f"{TABLE}_value", _in_table(p, zeros, main))
+        reads.append(read)
+        acc = acc - read.var
+    elif zeros.data or by.data:
         sums, states = _of_data(main, label)
         at = [ViewDim(states[x.name].of_position(x.var) if x.name in states else x.var) for x in places]
         read = Read(f"{sums.name}_value", View(sums, (ViewDim(main.c.dims[1].coord), *at)))
@@ -255,12 +277,25 @@ def subtracted(p: ConvProblem, zeros: ZeroPoints, main: Compute, label: str, acc
         reads.append(read)
         if zeros.wei:
             channel = main.c.dims[1].coord if zeros.along else ZERO
-            point = Read("wei_zero_value", View(zeros.tensors(p)[-1], (ViewDim(channel),)))
+            of_wei = next(t for t in zeros.tensors(p) if t.name == "wei_zero")
+            point = Read("wei_zero_value", View(of_wei, (ViewDim(channel),)))
             reads.append(point)
             acc = acc - read.var * less(point.var, by.wei)
         else:
             acc = acc + read.var * Const(by.wei, i32)
     return tuple(reads), acc
+
+
+def _in_table(p: ConvProblem, zeros: ZeroPoints, main: Compute) -> View:
+    """The place of a position of the result in the table of what is known."""
+    at = [ViewDim(main.c.dims[1].coord)]
+    for x, dim in enumerate(main.c.dims[2:]):
+        last = (p.k[x] - 1) * p.dilation[x] - p.pad_lo[x] - (p.i[x] - 1)
+        first = dim.coord * p.stride[x]
+        at += [ViewDim(maximum(p.pad_lo[x] - first, 0)), ViewDim(maximum(first + last, 0))]
+    ones = [n == 1 for n in zeros.known]
+    return View(zeros.table(p), (at[0], *(ViewDim(ZERO) if one else d
+                                          for one, d in zip(ones, at[1:], strict=True))))
 
 
 def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) -> str | None:
@@ -275,12 +310,23 @@ def why_not_zeros(zeros: ZeroPoints, p: ConvProblem, prop: Prop, sized: bool) ->
     if p.acc is not i32:
         types = " and ".join(f"{n} is {p.specs[n].dtype}" for n in prop.operands)
         return f"zero points are for integers; {types}"
+    if zeros.known and (prop.roles[0] != "src" or p.src.dtype is not i8 or p.wei.dtype is not i8):
+        return "known sums of zero points are for forward convolutions of s8"
+    if zeros.known and len(zeros.known) != 2 * p.ndims or any(
+            n <= max(0, pad) for n, pad in zip(zeros.known, _pads(p), strict=False)):
+        return (f"known sums of zero points have the sizes {zeros.known}; expected those of windows that "
+                f"reach {_pads(p)} positions before and behind each axis, with 0")
     if zeros.wei and p.g > 1:
         return f"a zero point of weights is for one group; there are {p.g}"
     if zeros.along and zeros.along == PER_CHANNEL[prop.roles[0]]:
         return (f"{prop} sums over the channels of {prop.roles[0]}; expected zero points of weights for "
                 f"each of the result's, not {zeros.along}")
     return "zero points are subtracted for given sizes, not for those of each call" if sized else None
+
+
+def _pads(p: ConvProblem) -> list[int]:
+    """How far windows reach before and behind each axis."""
+    return [n for pair in zip(p.pad_lo, p.pad_hi, strict=True) for n in pair]
 
 
 def without_zeros(tensors: Mapping[str, torch.Tensor], zeros: ZeroPoints) -> dict[str, torch.Tensor]:

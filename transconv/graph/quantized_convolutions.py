@@ -2,7 +2,8 @@
 which are fused with what follows, such as the quantisation of the next convolution's input:
 
     sum (integers in s32, floats in f32) [- what the input's zero point adds]
-    * (input_scale*weight_scale) [+ bias] [activation] [/ output_scale] [+ zero point], rounded once
+    * (input_scale*weight_scale) [+ bias] [+ residual] [activation] [* (1/output_scale)] [+ zero point],
+    rounded once
 """
 
 from __future__ import annotations
@@ -14,10 +15,20 @@ import torch
 
 from transconv.compute import OPS
 from transconv.graph.map_rows import cast
-from transconv.graph.pieces import TYPES, Index, Piece, Product, Seen
+from transconv.graph.pieces import TYPES, Index, Piece, Seen
 from transconv.graph.product_rows import convolved, params
-from transconv.graph.rows import Call, NotOurs, expanded, is_small, kind, mapped, number, reshaped, row
-from transconv.graph.sizes import Length
+from transconv.graph.rows import (
+    Call,
+    NotOurs,
+    expanded,
+    is_small,
+    kind,
+    mapped,
+    number,
+    reshaped,
+    row,
+)
+from transconv.graph.sizes import Length, Size, like
 from transconv.ir import Expr, maximum
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.quantized_operator import QUANTITIES
@@ -40,9 +51,9 @@ def _quantized(call: Call) -> Piece:
     x, w, bias, *rest = call.args
     said, p = _said(rest[6:]), params(rest)
     if x.dtype is torch.uint8 or w.dtype is torch.uint8:
-        raise NotOurs("elements of u8 are multiplied by a kernel of its own")
+        raise NotOurs("it has a kernel of its own: elements of u8 are multiplied as s8")
     if said.quantities["weight_zero_point"] != 0:
-        raise NotOurs("zero points of weights are subtracted by kernels of its own")
+        raise NotOurs("it has a kernel of its own: zero points of weights are subtracted")
     if kind(w.dtype) == "int" and kind(x.dtype) == "float":
         w = cast(w, x.dtype)
     summed = torch.int32 if kind(x.dtype) == "int" else torch.float32
@@ -57,9 +68,9 @@ def _said(given: list[Any]) -> _Said:
     """Raises NotOurs."""
     tensors, numbers, made, activation, fast, *seed = given
     if seed and seed[0] is not None:
-        raise NotOurs("a result is rounded at random")
+        raise NotOurs("it has a kernel of its own: a result is rounded at random")
     if activation and (activation not in OPS or OPS[activation].arity != 1):
-        raise NotOurs(f"the activation {activation}")
+        raise NotOurs(f"it has a kernel of its own, with {activation}")
     found = {n: v if t is None else t for n, t, v in zip(QUANTITIES, tensors, numbers, strict=True)}
     return _Said(found, made, activation, fast)
 
@@ -67,9 +78,11 @@ def _said(given: list[Any]) -> _Said:
 def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Piece:
     """The sum without what the zero point of the input adds: see zero_sums.py."""
     if not isinstance(sums, Piece) or p.transposed:
-        raise NotOurs("what the zero point of its input adds is not known: input_zero_sums")
-    if sums.shape != shape_of(total.shape[1], p.pad_lo, p.pad_hi):
-        raise NotOurs(f"input_zero_sums of the shape {sums.shape}")
+        raise NotOurs("it has a kernel of its own: no input_zero_sums tell what the zero point adds")
+    if any(isinstance(n, Size) for n in x.shape[2:]):
+        raise NotOurs("it has a kernel of its own: zero points beside sizes that are names")
+    if sums.shape != shape_of(int(like(total.shape[1])), p.pad_lo, p.pad_hi):
+        raise NotOurs(f"it has a kernel of its own: input_zero_sums have the shape {sums.shape}")
     ends = zip(p.stride, p.pad_lo, p.dilation, w.shape[2:], x.shape[2:], strict=True)
     axes = [(s, low, (k - 1) * d - low - (n - 1)) for s, low, d, k, n in ends]
 
@@ -103,11 +116,13 @@ def _finished(call: Call, total: Piece, bias: Piece | None, said: _Said) -> Piec
     apply("{0}*({a}*{b})", q["input_scale"], q["weight_scale"], label="dequantize", work=1)
     if bias is not None:
         apply("{0} + {a}", bias, label="bias", work=1)
+    if isinstance(q["residual"], Piece):
+        value = mapped("{} + {}".format, value, q["residual"], dtype=torch.float32, label="add")
     if said.activation:
         value = mapped(f"{said.activation}({{}})".format, value, dtype=torch.float32,
                        label=said.activation)
     if q["output_scale"] != 1:
-        apply("{0}/{a}", q["output_scale"], label="requantize", work=4)
+        apply("{0}*(1/{a})", q["output_scale"], label="requantize", work=1)
     if q["output_zero_point"] != 0:
         apply("{0} + {a}", q["output_zero_point"], label="zero point", work=1)
     return _stored(value, said.made)
@@ -134,7 +149,7 @@ def _stored(value: Piece, dtype: torch.dtype) -> Piece:
     if dtype in NARROW:
         return cast(value, dtype)
     if not is_small(dtype):
-        raise NotOurs(f"results in {str(dtype).removeprefix('torch.')}")
+        raise NotOurs(f"it has a kernel of its own, with results in {str(dtype).removeprefix('torch.')}")
     held = TYPES[dtype]
     low, high = (number(n) for n in held.range)
     inner = "round({})" if held.kind == "int" else "{}"

@@ -13,7 +13,7 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.compute import OPS, named
-from transconv.torch_ops import exchange, fused_modules, modules
+from transconv.torch_ops import exchange, fused_modules, modules, quantized_fused
 from transconv.torch_ops.writes import is_hooked, stays
 
 FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
@@ -22,14 +22,17 @@ FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or act
     torch.nn.Conv1d: fused_modules.FusedConv1d, modules.Conv1d: fused_modules.FusedConv1d,
     torch.nn.Conv2d: fused_modules.FusedConv2d, modules.Conv2d: fused_modules.FusedConv2d,
     torch.nn.Conv3d: fused_modules.FusedConv3d, modules.Conv3d: fused_modules.FusedConv3d,
+    **quantized_fused.FUSED,
 }
+_ACTIVATES = (fused_modules.Activates, *quantized_fused.FUSED.values())
 _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
 class Tracer(fx.Tracer):
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
-        return type(m) in FUSED or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
+        ours = type(m) in FUSED or hasattr(type(m), "quantise")
+        return ours or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
 
 
 def fold(model: torch.nn.Module) -> fx.GraphModule:
@@ -48,6 +51,7 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     model = copy.deepcopy(model)
     graph = Tracer().trace(model)
     traced = fx.GraphModule(model, graph)
+    _without_identities(traced)
     uses = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")
     for node in list(graph.nodes):
         if node.op == "call_module" and uses[str(node.target)] == 1:
@@ -55,6 +59,7 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
             if (type(conv) in FUSED and not is_hooked(conv) and len(node.args) == 1
                     and not node.kwargs):
                 _fold_chain(traced, node, conv)
+    _quantise_results(traced)
     traced.delete_all_unused_submodules()
     graph.lint()
     traced.recompile()
@@ -70,12 +75,13 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
     def extends(last: fx.Node | None) -> bool:
         return last is not None and stays(traced, read, node, last, chain)
 
-    norm = norm_after(traced, node, conv)
+    quantised = type(conv) in quantized_fused.FUSED
+    norm = None if quantised else norm_after(traced, node, conv)
     if norm and extends(norm):
         chain.append(norm)
     else:
         norm = None
-    activates = issubclass(FUSED[type(conv)], fused_modules.Activates)
+    activates = issubclass(FUSED[type(conv)], _ACTIVATES) and not (quantised and conv.activation)
     addition = _addition_after(chain[-1]) if activates else None
     residual: Any = None
     if addition and extends(addition):
@@ -88,10 +94,10 @@ def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
             chain.append(last)
         else:
             activation = ""
-    if len(chain) == 1:
+    if len(chain) == 1 and not quantised:
         return
     made = _with_norm(conv, traced.get_submodule(str(norm.target))) if norm else _plain_copy(conv)
-    if activates:
+    if activates and (activation or not quantised):
         made.activation = activation
     traced.set_submodule(str(node.target), made)
     with traced.graph.inserting_before(chain[-1]):
@@ -180,8 +186,32 @@ def _spelled(target: Any, module: Any = None) -> str:
 def _plain_copy(conv: Any) -> Any:
     made: Any = copy.copy(conv)
     made.__class__ = FUSED[type(conv)]
-    made._parameters = dict(conv._parameters)
+    made._parameters, made._buffers = dict(conv._parameters), dict(conv._buffers)
     return made
+
+
+def _without_identities(traced: fx.GraphModule) -> None:
+    """Leave out modules that do nothing, such as those in the place of what quantize_ folded."""
+    for node in [n for n in traced.graph.nodes if n.op == "call_module"]:
+        module = traced.get_submodule(str(node.target))
+        if type(module) is torch.nn.Identity and not is_hooked(module) and len(node.args) == 1:
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+
+
+def _quantise_results(traced: fx.GraphModule) -> None:
+    """Have quantised convolutions store what those that alone read their results would make of them."""
+    for node in traced.graph.nodes:
+        made = _module(traced, node)
+        readers = [(u, _module(traced, u)) for u in node.users]
+        if type(made) in quantized_fused.FUSED and readers and all(
+                type(m) in quantized_fused.FUSED and u.args[0] is node and node not in u.args[1:]
+                and not is_hooked(m) for u, m in readers):
+            quantized_fused.quantises_for(made, [m for _, m in readers])
+
+
+def _module(traced: fx.GraphModule, node: fx.Node) -> Any:
+    return traced.get_submodule(str(node.target)) if node.op == "call_module" else None
 
 
 def _with_norm(conv: Any, norm: Any) -> Any:

@@ -46,5 +46,5 @@ def text(count: int, of: DType, zero: bool, held: DType) -> str:
         f"    tensor x {of} [n={count}]", "    tensor scale f32 [one=1]",
         *["    tensor zero i32 [one=1]"] * zero, f"    tensor y {held} [n={count}]",
         f"    axes   n={count}", "    read   a = x[n]", "    read   s = scale[0]",
-        *["    read   z = zero[0]"] * zero, "    let    q = a/s",
+        *["    read   z = zero[0]"] * zero, "    let    r = 1/s", "    let    q = a*r",
         f"    store  y[n] = {held}(min(max({value}, {low}), {high}))"])

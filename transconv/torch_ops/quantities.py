@@ -32,8 +32,9 @@ class Quantities:
     such as "relu".
     ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
     where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
-    ``input_zero_sums``: what the input's zero point adds to the sums, if it is known (zero_sums.py):
-    compiled graphs read it instead of computing it in every call.
+    ``residual``: a tensor of floats with the result's shape, added in real numbers before the activation.
+    ``input_zero_sums``: what the input's zero point adds to the sums, if it is known, of int8 tensors (see
+    zero_sums.py): kernels read it instead of computing it in every call.
     ``rounding_seed``: an integer tensor of one element; results in 8-bit and 16-bit floats are rounded up
     or down at random then, by this seed and their place alone."""
 
@@ -43,6 +44,7 @@ class Quantities:
     input_zero_point: Number = 0
     weight_zero_point: Number = 0
     output_zero_point: Number = 0
+    residual: Tensor | None = None
     input_zero_sums: Tensor | None = None
     output_dtype: torch.dtype = torch.float32
     activation: str = ""
@@ -62,7 +64,7 @@ class Quantities:
 class Reads(NamedTuple):
     """A tensor that a kernel reads beside the operands: its name there, the argument that it is (one of
     Quantities' or the bias), and the type and shape that the kernel reads. ``number``: what the argument
-    is, if no tensor; ``casts``: whether it has to be copied in every call."""
+    is, if no tensor; ``casts``: whether it has to be copied in every call; ``strides``: of a residual."""
 
     name: str
     argument: str
@@ -70,11 +72,15 @@ class Reads(NamedTuple):
     shape: tuple[int, ...]
     number: Tensor | None
     casts: bool
+    strides: tuple[int, ...] | None = None
 
     def of(self, given: Tensor) -> Tensor:
         """What the kernel is given for the argument."""
         if self.number is not None:
             return self.number
+        if self.casts and self.strides is not None:
+            return torch.empty_strided(self.shape, self.strides, dtype=self.dtype,
+                                       device=given.device).copy_(given.detach())
         return given.detach().to(self.dtype).contiguous() if self.casts else given
 
 
@@ -92,7 +98,8 @@ class Words:
 
 
 class Call(NamedTuple):
-    """A call whose shapes fit. ``name``: of the function; ``channels``: of the input and of the result."""
+    """A call whose shapes fit. ``name``: of the function; ``channels``: of the input and of the result;
+    ``made``: the result's shape and strides."""
 
     name: str
     input: Tensor
@@ -101,6 +108,7 @@ class Call(NamedTuple):
     channels: tuple[int, int]
     transposed: bool
     quantities: Quantities
+    made: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class _Writer:
@@ -119,14 +127,22 @@ class _Writer:
                  self.zero("wei_zero", "weight_zero_point", call.weight.dtype, outer)]
         ahead = [f"zero:{n}{':' + word if r.shape[0] > 1 else ''}"
                  for n, word, r in zip((data, "wei"), (along, other), zeros, strict=True) if r is not None]
+        if (sums := q.input_zero_sums) is not None and ahead[:1] == ["zero:src"] and (
+                call.input.dtype is call.weight.dtype is torch.int8):
+            ahead[0] += f":known:{'x'.join(map(str, sums.shape[1:]))}"
+            zeros.append(Reads("src_zero_table", "input_zero_sums", torch.int32, tuple(sums.shape), None,
+                               not sums.is_contiguous()))
         scales = [n for n, channels in (("input_scale", 1), ("weight_scale", outer))
                   if self.read("", n, torch.float32, channels) is not None]
         self.scale(scales, outer)
         if call.bias is not None:
             self.add("add", "bias", call.bias.dtype, outer)
+        if q.residual is not None:
+            self.residual(q.residual)
         if q.activation:
             self.words.append(_activation(call.name, q.activation))
-        self.add("div", "output_scale", torch.float32, outer)
+        if mask := self.append("output_scale", torch.float32, outer):
+            self.words.append(f"fn(f32:{mask}|acc*(1/arg0))")
         held = execute.RESULTS[q.output_dtype]
         _check_zero(call.name, "output_zero_point", q.output_zero_point, held)
         self.add("add", "output_zero_point", torch.int32, outer)
@@ -134,6 +150,17 @@ class _Writer:
             self.reads.append(seed)
             self.words.append("stochastic")
         return Words("+".join([*ahead, *self.words]), (*self.reads, *(z for z in zeros if z is not None)))
+
+    def residual(self, given: Tensor) -> None:
+        """The word that adds a tensor of the result's shape, which is read as the result lies."""
+        shape, strides = self.call.made
+        if given.shape != shape:
+            raise TensorError(f"{self.call.name}: residual: expected the result's shape, {shape}, got "
+                              f"{tuple(given.shape)}")
+        name = f"arg{len(self.reads)}"
+        casts = any(a != b for a, b, n in zip(given.stride(), strides, shape, strict=True) if n > 1)
+        self.reads.append(Reads(name, "residual", given.dtype, shape, None, casts, strides))
+        self.words.append(f"add:{ROWS_OF[given.dtype]}:per_tensor")
 
     def zero(self, name: str, argument: str, held: torch.dtype, channels: int) -> Reads | None:
         _check_zero(self.call.name, argument, getattr(self.call.quantities, argument), ROWS_OF[held])
@@ -222,10 +249,14 @@ def check(name: str, ndims: int, input: Any, weight: Any, bias: Any, q: Quantiti
         if isinstance(t, Tensor) and t.device != input.device:
             raise TensorError(f"{name}: {what}: expected a tensor on {input.device}, where the input is, "
                               f"got one on {t.device}")
+    if q.residual is not None and (not isinstance(q.residual, Tensor) or
+                                   q.residual.dtype not in execute.DTYPES):
+        raise TensorError(f"{name}: residual: expected floats in the shape of the result, got "
+                          f"{getattr(q.residual, 'dtype', type(q.residual).__name__)}")
     sums = q.input_zero_sums
     if sums is not None and (not isinstance(sums, Tensor) or sums.dtype is not torch.int32
                              or sums.dim() != 1 + 2 * ndims or len(sums) != len(weight)):
-        raise TensorError(f"{name}: input_zero_sums: expected None or a tensor of int32 with {len(weight)} "
+        raise TensorError(f"{name}: input_zero_sums: expected None or an int32 tensor of {len(weight)} "
                           f"features and {2 * ndims} dimensions more, got {getattr(sums, 'shape', sums)}")
     if not isinstance(q.activation, str):
         raise TensorError(f"{name}: activation: expected words of an epilogue, got {q.activation!r}")

@@ -33,7 +33,8 @@ class QuantizeReport:
 
     def __str__(self) -> str:
         head = f"{len(self.quantized)} convolutions quantised ({self.kind}), {len(self.left)} left"
-        head += f", {len(self.folded)} modules folded into them" if self.folded else ""
+        if self.folded:
+            head += f", {len(self.folded)} module{'s' * (len(self.folded) > 1)} folded into them"
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.left.items())])
 
 
@@ -67,8 +68,9 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     transconv.quantized.conv2d); by default what a configuration says, else False. ``fold``: batch norms of
     a model in eval mode go into the weights of the convolutions before them, and activations that are
     modules into their calls, where torch.fx can tell that nothing else needs what is between; identities
-    take their places. Returns what was quantised and what was left, with reasons. ValueError for an unknown kind, a configuration that means
-    none, or fast sums of another kind; TypeError for a calibration that is neither."""
+    take their places. Returns what was quantised and what was left, with reasons. ValueError for an
+    unknown kind, a configuration that means none, or fast sums of another kind; TypeError for another
+    calibration."""
     exchange.expect_module(model, "quantize_")
     how = kind_of(kind)
     if not (calibration is None or callable(calibration) or hasattr(calibration, "__iter__")):
@@ -89,10 +91,10 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
         if why:
             left[name] = why
             continue
-        chain = behind.get(name, Chain())
+        chain, real = behind.get(name, Chain()), module._parameters["weight"].dtype  # type: ignore[union-attr]
         if chain.norm:
             with_norm(module, model.get_submodule(chain.norm))
-        _quantise(module, how, *quantities, fast, chain.word)
+        _quantise(module, how, *quantities, fast, chain.word, real)
         replaced(model, chain)
         folded += chain.names
         done.append(name)
@@ -233,7 +235,7 @@ def _input_of(seen: _Seen | None, how: Kind) -> tuple[str, tuple[Tensor | None, 
 
 
 def _quantise(module: Any, how: Kind, scale: Tensor | None, zero: Tensor | None, fast: bool,
-              activation: str) -> None:
+              activation: str, real: torch.dtype) -> None:
     exchange.exchange(module, back=True)  # from a class of ours
     module.__class__ = exchange.exchanged(type(module), quantized_modules.OURS)
-    module.quantise(how, scale, zero, fast, activation)
+    module.quantise(how, scale, zero, fast, activation, real)

@@ -1,9 +1,9 @@
-"""What ``quantize_`` folds into convolutions, in place: batch norms in eval mode, and modules of activations.
+"""What ``quantize_`` folds into convolutions, in place: batch norms in eval mode, modules of activations.
 
     conv -> norm -> relu    a convolution with the norm in its weight, then relu, in one call
 
-A module is folded where torch.fx traces the model, and finds that it is called once, with the result of the
-convolution, which nothing else needs. An identity takes its place, so that the model's own code goes on.
+A module is folded where torch.fx traces the model, and finds that it is called once, with the result of
+the convolution, which nothing else needs. An identity takes its place, and the model's own code goes on.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def _chain(traced: fx.GraphModule, node: fx.Node, conv: Any, once: set[int]) -> 
             traced.get_submodule(str(user.target))) in once):
         word = ""
     chain = [n for n in (node, norm, user if word else None) if n is not None]
-    if not stays(traced, node.args[0], node, chain[-1], chain):
+    read: Any = node.args[0]
+    if not stays(traced, read, node, chain[-1], chain):
         return Chain()
     return Chain("" if norm is None else str(norm.target), str(user.target) if word and user else "", word)
 
@@ -84,10 +85,10 @@ def with_norm(conv: Any, norm: Any) -> None:
     if conv.transposed:  # (ic, oc/groups, *k): the output channels of a group are the second dim
         weight = weight.unflatten(0, (conv.groups, -1)).transpose(0, 1).flatten(1, 2)
     bias = None if conv.bias is None else conv.bias.detach().float()
-    given = [t if t is None else t.detach().float() for t in (
+    given: list[Any] = [t if t is None else t.detach().float() for t in (
         norm.running_mean, norm.running_var, norm.weight, norm.bias)]
-    made, added = fuse_conv_bn_weights(torch.nn.Parameter(weight, False), bias, given[0], given[1], norm.eps,
-                                       given[2], given[3], transpose=conv.transposed)
+    made, added = fuse_conv_bn_weights(torch.nn.Parameter(weight, False), bias, given[0], given[1],
+                                       norm.eps, given[2], given[3], transpose=conv.transposed)
     held: Any = made.detach()
     if conv.transposed:
         held = held.unflatten(1, (conv.groups, -1)).transpose(0, 1).flatten(0, 1)

@@ -49,6 +49,11 @@ class Kind:
         """The weights' type."""
         return getattr(torch, self.weight.torch)  # type: ignore[no-any-return]
 
+    @property
+    def input_dtype(self) -> torch.dtype | None:
+        """The type of quantised inputs."""
+        return None if self.input is None else getattr(torch, self.input.torch)
+
     def check_fast(self, fast: bool) -> None:
         """ValueError for ``use_fast_accum`` where nothing multiplies 8-bit floats."""
         if fast and not (self.input is not None and self.input.is_short):
@@ -81,8 +86,9 @@ def ranged(low: Tensor, high: Tensor, kind: Kind) -> tuple[Tensor, Tensor | None
 
 
 def quantised(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tensor:
-    """``x`` divided by the scale, with the zero point, rounded to nearest even and saturated."""
-    made = x.float() / scale
+    """``x`` times the reciprocal of the scale in f32, with the zero point, rounded to nearest even and
+    saturated."""
+    made = x.float() * (1 / scale)
     if held.kind == "int":
         made = made.round() if zero is None else made.round() + zero
     return made.clamp(*held.range).to(getattr(torch, held.torch))

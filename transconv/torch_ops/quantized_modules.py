@@ -18,8 +18,8 @@ from transconv.errors import Unsupported
 from transconv.torch_ops import exchange, four_bits, quantized, weights_only
 from transconv.torch_ops.autocast import autocast_dtype
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
-from transconv.torch_ops.quantized import FUNCTIONS
 from transconv.torch_ops.quantising import quantise
+from transconv.torch_ops.quantized import FUNCTIONS
 from transconv.torch_ops.quantized_kinds import (
     KINDS,
     Kind,
@@ -31,13 +31,13 @@ from transconv.torch_ops.quantized_kinds import (
 from transconv.torch_ops.zero_sums import zero_sums
 
 Tensor = torch.Tensor
-_compiling = torch.compiler.is_dynamo_compiling
 
 __all__ = ["QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
            "QuantConvTranspose3d"]
 
 
-BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point", "input_zero_sums")
+BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point", "input_zero_sums", "output_scale",
+           "output_zero_point")
 """What a quantised module keeps in types of its own, whatever the model is cast to."""
 
 
@@ -48,6 +48,7 @@ class _Quantised:
     kind: str
     use_fast_accum: bool = False
     activation: str = ""
+    real: torch.dtype = torch.float32  # of results of inputs that are quantised already
 
     def __init__(self: Any, *args: Any, kind: str = "int8", use_fast_accum: bool = False,
                  **named: Any) -> None:
@@ -57,21 +58,23 @@ class _Quantised:
         self.quantise(kind_named(kind), fast=use_fast_accum)
 
     def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None,
-                 fast: bool = False, activation: str = "") -> None:
+                 fast: bool = False, activation: str = "", real: torch.dtype | None = None) -> None:
         """Replace the float weight by quantised buffers, in place. ``scale``, ``zero``: of inputs; None:
-        of each input its own. ``activation``: of results, a word of an epilogue. ValueError for fast sums of other kinds than 8-bit floats, and for weights
+        of each input its own. ``activation``: of results, a word of an epilogue; ``real``: the type that
+        the weight had. ValueError for fast sums of other kinds than 8-bit floats, and for weights
         that the kind has no form of."""
         kind.check_fast(fast)
         if why := kind.why_not(self._parameters["weight"], self.transposed):
             raise ValueError(f"{type(self).__name__}: {why}")
         self.kind, self.use_fast_accum, self.activation = kind.name, fast, activation
         given = self._parameters.pop("weight")
+        self.real = real or given.dtype
         weight, scales = (four_bits.packed(given, kind.channels(given)) if kind.group else
                           quantised_weight(given, self.groups, self.transposed, kind))
         found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero,
                  "input_zero_sums": self.sums_of(weight, zero)}
         for name in BUFFERS:
-            self.register_buffer(name, found[name])
+            self.register_buffer(name, found.get(name))
         if self.bias is not None:
             self._parameters["bias"] = torch.nn.Parameter(self.bias.detach(), requires_grad=False)
 
@@ -108,29 +111,42 @@ class _Quantised:
             raise Unsupported("quantized:weight", f"the forward of {type(self).__name__} passes another "
                               "weight than the module's, which is quantised")
         if input.dim() == len(self.kernel_size) + 1:
-            made: Tensor = self.convolve(input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
-            return made
-        kind, result = KINDS[self.kind], autocast_dtype(input) or input.dtype
+            one: Tensor = self.convolve(input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
+            return one
+        return self.computed(input, bias, numbers)  # type: ignore[no-any-return]
+
+    def computed(self: Any, input: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
+                 residual: Tensor | None = None) -> Tensor:
+        """The call for a batch of inputs, which may be quantised already."""
+        kind = KINDS[self.kind]
+        given: dict[str, Any] = {"activation": self.activation} if self.activation else {}
+        if residual is not None:
+            given["residual"] = residual
         with torch.no_grad():
             if kind.input is None:
                 f = FUNCTIONS[len(self.kernel_size), self.transposed]
                 of = weights_only.of_four_bits if kind.group else weights_only.of_bytes
-                return of(f, input.to(result), weight, self.weight_scale, bias, numbers,
-                          self.activation)
+                x = input.to(autocast_dtype(input) or input.dtype)
+                return of(f, x, self.weight, self.weight_scale, bias, numbers, given)
+            whole = input.dtype is kind.input_dtype
+            made = autocast_dtype(input) or (self.real if whole else input.dtype)
             scale, zero = self.input_scale, self.input_zero_point
             if scale is None:
                 low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
                 scale, zero = ranged(low, high, kind)
-            given = {} if zero is None else {"input_zero_point": zero}
-            if zero is self.input_zero_point and self.input_zero_sums is not None and _compiling():
+            elif zero is not None and self.input_zero_sums is not None:
                 given["input_zero_sums"] = self.input_zero_sums
+            if zero is not None:
+                given["input_zero_point"] = zero
             if self.use_fast_accum:
                 given["use_fast_accum"] = True
-            if self.activation:
-                given["activation"] = self.activation
+            if self.output_scale is not None:
+                given["output_scale"], made = self.output_scale, kind.input_dtype
+                if self.output_zero_point is not None:
+                    given["output_zero_point"] = self.output_zero_point
             return self.function(  # type: ignore[no-any-return]
-                quantise(input, scale, zero, kind.input), weight, bias, *numbers, input_scale=scale,
-                weight_scale=self.weight_scale, **given, output_dtype=result)
+                input if whole else quantise(input, scale, zero, kind.input), self.weight, bias, *numbers,
+                input_scale=scale, weight_scale=self.weight_scale, **given, output_dtype=made)
 
     def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         """Casts of a model are for its float parameters: of the buffers only the device changes."""
@@ -140,6 +156,7 @@ class _Quantised:
             now = self._buffers[name]
             if now.dtype != was.dtype:
                 self._buffers[name] = was.to(now.device)
+        self.real = fn(torch.empty(0, dtype=self.real, device=self.weight.device)).dtype
         return self
 
     def _load_from_state_dict(self: Any, state: Any, prefix: str, *rest: Any) -> None:

@@ -19,6 +19,7 @@ from transconv.torch_ops.requests import request
 Tensor = torch.Tensor
 
 WORDS = ("output_dtype", "activation", "use_fast_accum", "rounding_seed")
+NEVER_NUMBERS = ("residual", "input_zero_sums")
 QUANTITIES = tuple(f for f in quantities.Quantities.__slots__ if f not in WORDS)
 
 library.define(f"quantized_convolution(Tensor input, Tensor weight, Tensor? bias, {NUMBERS}, "
@@ -48,8 +49,7 @@ def _given(tensors: Sequence[Tensor | None], numbers: Sequence[float], output_dt
            activation: str, use_fast_accum: bool, rounding_seed: Tensor | None = None) -> dict[str, Any]:
     values = dict(zip(QUANTITIES, (n if t is None else t for t, n in zip(
         tensors, numbers, strict=True)), strict=False))  # graphs that torch kept may have fewer
-    if not isinstance(values.get("input_zero_sums"), Tensor):
-        values.pop("input_zero_sums", None)
+    values = {n: v for n, v in values.items() if n not in NEVER_NUMBERS or isinstance(v, Tensor)}
     return {**values, "output_dtype": output_dtype,
             "activation": activation, "use_fast_accum": use_fast_accum, "rounding_seed": rounding_seed}
 

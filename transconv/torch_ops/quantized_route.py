@@ -164,7 +164,8 @@ def decided(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Give
                                req.padding, req.dilation, req.transposed, req.output_padding, req.groups,
                                two_sided=not req.name)
     shape = shapes.output_shape(x.shape, w.shape, params)
-    call = Call(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q)
+    strides = shapes.result_strides(shape, shapes.channels_last_result(x, w))
+    call = Call(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
     return QuantizedRoute(params, shape, call, Words.of(call))
 
 

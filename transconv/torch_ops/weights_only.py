@@ -17,23 +17,23 @@ from transconv.torch_ops.dispatch import Function
 
 Tensor = torch.Tensor
 Numbers = tuple[Any, ...]
+Given = dict[str, Any]
 
 LAUNCH_US = 2.2  # of a kernel that does nothing
-LATE = 0.5  # more of a product's time where an operand passes through registers before it is multiplied
+LATE = 0.75  # of a product's time at the chip's rate, more where an operand passes through registers first
 
 
 def of_four_bits(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
-                 numbers: Numbers, activation: str = "") -> Tensor:
-    """The convolution of a packed weight, in the input's type. TensorError for scales that do not fit."""
-    written = four_bits.floats(weight, scale, input.dtype)
-    return _of_written(f, input, written, bias, numbers, {"activation": activation} if activation else {})
+                 numbers: Numbers, given: Given) -> Tensor:
+    """The convolution of a packed weight, in the input's type, with other words of a quantised call.
+    TensorError for scales that do not fit."""
+    return _of_written(f, input, four_bits.floats(weight, scale, input.dtype), bias, numbers, given)
 
 
 def of_bytes(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
-             numbers: Numbers, activation: str = "") -> Tensor:
-    """The convolution of int8 weights with a scale for each output channel, in the input's type."""
-    given: dict[str, Any] = {"weight_scale": scale}
-    given |= {"activation": activation} if activation else {}
+             numbers: Numbers, given: Given) -> Tensor:
+    """The same of int8 weights with a scale for each output channel."""
+    given = {**given, "weight_scale": scale}
     if is_written(f, input, weight, numbers):
         return _of_written(f, input, weight.to(input.dtype), bias, numbers, given)
     made: Tensor = f.public(input, weight, bias, *numbers, **given,  # type: ignore[misc]
@@ -55,7 +55,7 @@ def is_written(f: Function, input: Tensor, weight: Tensor, numbers: Numbers) -> 
 
 
 def _of_written(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Numbers,
-                given: dict[str, Any]) -> Tensor:
+                given: Given) -> Tensor:
     """The convolution of a weight that was made for this call."""
     if f.transposed:
         stride, padding, output_padding, groups, dilation = numbers
