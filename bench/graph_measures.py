@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ import transconv
 from bench.graph_models import MODELS, GraphModel, Tensor
 from bench.network_measures import covered, relative
 from bench.waves import take
+from transconv.backend_triton import launch
 from transconv.graph import KernelRow, Report, TorchRow
 
 Row = dict[str, Any]
@@ -50,7 +52,7 @@ def work(step: str, model: str, side: str, layout: str, device: str, quick: bool
         _held[name] = Run(MODELS[model], side, layout, device, quick)
         return _held[name].prepared(steps)
     run = _held.pop(name)
-    row: Row = {"ms": run.milliseconds(seconds), "fatal": True} | run.launched()
+    row: Row = run.milliseconds(seconds) | {"fatal": True} | run.launched()
     if pages and side == "transconv":
         found = transconv.graph.report(run.compiled, measure=True)
         for ending, text in (("txt", str(found)), ("html", found.html())):
@@ -178,14 +180,16 @@ class Run:
         self.wait()
         return {"peak_mb": (torch.cuda.max_memory_allocated() - before) / 2**20}
 
-    def milliseconds(self, seconds: float) -> float:
-        """The median of calls one by one."""
-        taken: list[float] = []
+    def milliseconds(self, seconds: float) -> Row:
+        """The medians of calls one by one: until the device is done, and until the call returns, which an
+        idle device keeps waiting for nothing but a full queue of launches."""
+        taken: list[tuple[float, float]] = []
         until = time.perf_counter() + seconds
         fewest = 1 if self.device.type == "cpu" else FEWEST
         while len(taken) < fewest or (time.perf_counter() < until and len(taken) < MOST):
             taken.append(timed(self.call, self.device))
-        return median(taken)
+        both = [median(each) for each in zip(*taken, strict=True)]
+        return {"ms": both[0]} | ({"host_ms": both[1]} if self.device.type == "cuda" else {})
 
     def launched(self) -> Row:
         """Kernels of a call, those of them that only move elements, and the GPU's own time."""
@@ -194,6 +198,11 @@ class Run:
             row = of_report(transconv.graph.report(self.compiled))
         if self.device.type != "cuda":
             return row
+        if self.side == "transconv":
+            with counted() as found:
+                self.call()
+            row["encoded"] = len(found)
+            self.wait()
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
@@ -249,16 +258,31 @@ def of_report(found: Report) -> Row:
                                *(f"torch: {r.operations}" for r in torchs[:8])])[:600]}
 
 
-def timed(call: Callable[[], object], device: torch.device) -> float:
-    """Milliseconds of one call."""
+@contextmanager
+def counted() -> Iterator[list[tuple[int, ...]]]:
+    """Within ``with``, the addresses of launches with boxes whose descriptors were not at hand."""
+    found: list[tuple[int, ...]] = []
+    look = launch.Encoder.__call__
+
+    def noted(self: launch.Encoder, at: tuple[int, ...]) -> list[Any]:
+        found.append(at)
+        return look(self, at)
+    with patch.object(launch.Encoder, "__call__", noted):
+        yield found
+
+
+def timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:
+    """Milliseconds of one call: until the device is done, and until the call returns."""
     if device.type != "cuda":
         began = time.perf_counter()
         call()
-        return (time.perf_counter() - began) * 1e3
+        return ((time.perf_counter() - began) * 1e3,) * 2
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     first.record()
+    began = time.perf_counter()
     call()
+    host = (time.perf_counter() - began) * 1e3
     last.record()
     torch.cuda.synchronize()
-    return float(first.elapsed_time(last))
+    return float(first.elapsed_time(last)), host

@@ -20,9 +20,9 @@ from transconv.cli import ranges
 from transconv.tuning.table import Table
 from transconv.verify.pool import Pool
 
-COLUMNS = ("model", "what", "side", "layout", "ms", "gpu_ms", "peak_mb", "kernels", "ours", "copies",
-           "regions", "estimated_ms", "rmse", "reference", "losses", "compile_s", "note", "error",
-           "device", "torch", "triton", "commit")
+COLUMNS = ("model", "what", "side", "layout", "ms", "host_ms", "gpu_ms", "peak_mb", "kernels", "ours",
+           "copies", "encoded", "regions", "estimated_ms", "rmse", "reference", "losses", "compile_s",
+           "note", "error", "device", "torch", "triton", "commit")
 KEY = ("model", "side", "layout")
 WORK = "bench.graph_measures:work"
 ONE = ("max-autotune", "transconv", "cudagraphs")  # sides that are measured in the first layout alone

@@ -18,7 +18,7 @@ from transconv.backend_triton import Compilers, compiled
 from transconv.backend_triton.child import Child
 from transconv.backend_triton.launch import Launcher
 from transconv.compute import Alone, parse
-from transconv.conv import ConvProblem, Prop, compiler
+from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.plans import Compiled
 from transconv.errors import Unsupported
 from transconv.runtime import (
@@ -104,6 +104,18 @@ def test_background_refuses_until_a_process_has_compiled(there: set[str], proces
     compiler.forget()
     processes.answer(kernels=1, seconds=0.1)
     assert asked("background").steps[0].digest in there
+
+
+def test_a_process_waits_for_another_ones_start_unless_it_is_hurried(
+        there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first launch of a kernel that was compiled in the background waits for a C compiler."""
+    seen = []
+    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
+    monkeypatch.setattr(Launcher, "compile", lambda self, aligned, patient: seen.append(patient))
+    job = readiness.Question(ConvWorkload(PROBLEM, Prop.FWD), SM90).job
+    for hurried in ({}, {"hurried": True}):
+        assert readiness_child.answer(job | hurried)["kernels"] == 1
+    assert seen == [True, False]
 
 
 def test_never_compiles_nothing(there: set[str], processes: Processes) -> None:

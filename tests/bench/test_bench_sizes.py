@@ -136,6 +136,8 @@ def test_sixteen_sizes_and_one_graph() -> None:
     graph, apart = (size_models.dynamic(side, True, 1) for side in (size_models.ONE_GRAPH, "prepared"))
     assert (graph["graphs"], apart["graphs"]) == (1, 2), "torch alone has one for a batch of 1, too"
     assert graph["compiled"] == 0 and graph["far"] < 1e-5
+    assert apart["worst_ms"] > 3 * graph["worst_ms"], "a size's first call makes the second"
+    assert all(row["later_worst_ms"] < apart["worst_ms"] for row in (graph, apart)), "not again"
     table = models_table([{k: str(v) for k, v in row.items()} for row in (found, graph)])
     assert table.count("\n") == 3 and "| dynamic | prepared, 1 as any size | 3 | 1 |" in table
 

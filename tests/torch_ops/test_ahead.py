@@ -87,6 +87,7 @@ def test_the_forward_call_hands_over_its_gradients(processes: Processes, name: s
     x, w = leaves()
     CALLS[name](x, w)
     assert directions(processes) == ["bwd_d", "bwd_w"]
+    assert all(job["hurried"] for job, _ in processes.jobs), "the backward pass waits for them"
     CALLS[name](x, w)
     assert len(processes.jobs) == 2, "once each"
     processes.jobs.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from transconv.backend_triton.descriptors import Lying, NotEncoded, lying
@@ -107,10 +108,18 @@ class SizedLauncher(Launcher):
         self.programs, self.sizes, self.unspecialised = programs, sizes, sizes.names
         # Another process may have found them already.
         self.requires = requires or _countable(programs, sizes, self.boxes)
-        self.count = values_of((programs,), sizes.names)
-        self.lying = _lying(self.boxes, sizes)
         self.compiled = 0
         self.starts: dict[tuple[int, bool], _Start] = {}
+
+    @cached_property  # most kernels that are read from disk are never launched
+    def count(self) -> Callable[..., tuple[int, ...]]:
+        """The number of programs, of sizes in the order of their names."""
+        return values_of((self.programs,), self.sizes.names)
+
+    @cached_property
+    def lying(self) -> Callable[..., tuple[Lying | None, ...]]:
+        """How the tensors of boxes lie, of sizes in the order of their names."""
+        return _lying(self.boxes, self.sizes)
 
     def start(self, tensors: list[Any], values: Values) -> None:
         """Launch for sizes that meet the kernel's requirements; the caller has checked that."""

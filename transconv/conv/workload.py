@@ -91,7 +91,7 @@ class ConvWorkload(Workload):
     def math(self) -> str:
         return self.problem.math
 
-    @property
+    @functools.cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         p, around = self.problem, self.problem.spatial
         dims = {"src": ("mb", "ic", *(f"i{n}" for n in around)),

@@ -87,8 +87,8 @@ class Waiting(Unsupported):
 class _Asked:
     """The state of a request that a process compiles: whether it is done (or forgotten), why it failed,
     whether its plan was ``taken`` over here, whether a missing record was logged (``told``), whether the
-    process ``died`` of it, whether it was handed over ahead of the request (``early``); ``take`` is the
-    pool's, ``ended`` is set when it is done."""
+    process ``died`` of it, whether it was handed over ahead of the request (``early``), whether calls may
+    wait for it (``hurried``); ``take`` is the pool's, ``ended`` is set when it is done."""
 
     done: bool = False
     taken: bool = False
@@ -96,6 +96,7 @@ class _Asked:
     told: bool = False
     died: bool = False
     early: bool = False
+    hurried: bool = False
     take: Callable[[], bool] = lambda: False
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -145,16 +146,18 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     return _begin(question, kind)
 
 
-def ahead(questions: Iterable[Question], kind: type[Plan], workers: int) -> None:
+def ahead(questions: Iterable[Question], kind: type[Plan], workers: int, hurried: bool = True) -> None:
     """Have processes, at most ``workers``, compile the kernels of requests that are about to be made and
-    have none. Failures are forgotten: whoever makes the request compiles, and meets the same error."""
+    have none. Failures are forgotten: whoever makes the request compiles, and meets the same error.
+    ``hurried``: calls may wait for the kernels; otherwise a kernel counts as compiled when what starts it
+    is built as well, which another process may be at."""
     for question in questions:
         if question in _asked or not compiles(question.target) or _there(question, kind) is not None:
             continue
         with _lock:
             if question not in _asked:
                 log.debug("compiling ahead: %s", question)
-                _submit(question, _Asked(early=True), workers)
+                _submit(question, _Asked(early=True, hurried=hurried), workers)
 
 
 def begin_processes(like: Question, workers: int) -> None:
@@ -278,7 +281,7 @@ def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
     if _pool is None and question.target.backend in BACKENDS:
         expect_kernels()
     _asked[question] = asked
-    job = question.job | ({"early": True} if asked.early else {})
+    job = question.job | ({"hurried": True} if asked.hurried else {})
     asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
 
 

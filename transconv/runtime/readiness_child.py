@@ -60,7 +60,7 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
             estimated(workload, target)
         return {"seconds": round(time.perf_counter() - started, 3)}
     pretend(target.backend, target.arch, target.warp_size)
-    patient = not job.get("early")
+    patient = not job.get("hurried")
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
     wrong: list[dict[str, Any]] = []
     for _ in range(compiler.MOST_REJECTED):

@@ -20,13 +20,11 @@ class Required:
     tensors: tuple[Tensor, ...]  # of a call
     about: str  # what the plan is for
     names: tuple[str, ...] = field(init=False, repr=False)
-    meets: Callable[..., tuple[int, ...]] = field(init=False, repr=False)  # of sizes in their order
+    meets: Callable[..., tuple[int, ...]] | None = field(default=None, init=False, repr=False)
     lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.names = self.sizes.names
-        self.meets = values_of(self.sizes.requirements, self.names)
-        self.lying = []
+        self.names, self.lying = self.sizes.names, []
 
     def wanted(self, values: Values) -> tuple[Wanted, ...]:
         """The tensors of a call of these sizes."""
@@ -36,6 +34,8 @@ class Required:
 
     def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
+        if self.meets is None:  # many plans are read from disk, and few take a call
+            self.meets = values_of(self.sizes.requirements, self.names)
         if not all(self.meets(*[values[n] for n in self.names])):
             raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
                               f"{self.about}")

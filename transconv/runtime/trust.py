@@ -152,7 +152,9 @@ def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step],
         for name in plan.workload.results:  # so that elements that are not written are found
             t = tensors[name]
             t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
+        began = time.perf_counter()
         plan.launch(**tensors)
+        log.debug("loaded and launched in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
         found = plan.workload.examine(tensors, tensors[plan.workload.result])
     finally:
         for name, before in kept.items():

@@ -85,9 +85,9 @@ class Choice:
 def ranked(compute: Compute, target: Target, workload: Workload | None = None,
            most: int = heuristics.MOST, enough: int = heuristics.MOST) -> list[Choice]:
     """At most ``most`` legal schedules, the most promising first. Without a workload, and for one without
-    tuned rows, the estimate alone ranks them, and little more than ``enough`` are returned: among the
-    first ``enough`` are some of other kinds than the first. Raises ScheduleError if none is legal, or if
-    that of TRANSCONV_SCHEDULE is not; text that is not a schedule is ignored with a warning."""
+    tuned rows near it, the estimate alone ranks them, and little more than ``enough`` are returned: among
+    the first ``enough`` are some of other kinds than the first. Raises ScheduleError if none is legal, or
+    if that of TRANSCONV_SCHEDULE is not; text that is not a schedule is ignored with a warning."""
     about = None if workload is None or compute.does != "compute" else workload.about(compute)
     group = about.group(machine(target)) if about is not None else ""
     chosen_by_user = about is not None and group and about.by_user and not compute.named
@@ -95,7 +95,8 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
         return [Choice(fitted(given, compute, target), 0.0)]
     rows = store.rows_of(group) if group else []
     twin = about.innermost() if about is not None and group else None
-    spoken = bool(rows) or twin is not None and bool(store.rows_of(twin.group(machine(target))))
+    spoken = about is not None and bool(rows and nearest.nearest(about, rows, 1) or twin is not None
+                                        and store.rows_of(twin.group(machine(target))))
     few = most if spoken or compute.named else min(most, enough)
     proposed = at_several(heuristics.candidates(compute, target, few), compute, target)
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]

@@ -56,7 +56,7 @@ def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: execute.F
         with quietly():
             asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,
                               aligned)
-            compile_ahead(asked, beside())
+            compile_ahead(asked, beside(), hurried=False)
 
 
 def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
@@ -96,11 +96,11 @@ def quietly() -> Iterator[None]:
         execute.log.debug("not compiled ahead: %s", error, exc_info=True)
 
 
-def compile_ahead(questions: Iterable[Question], workers: int) -> None:
-    """Hand questions of convolutions to processes, once each."""
+def compile_ahead(questions: Iterable[Question], workers: int, hurried: bool = True) -> None:
+    """Hand questions of convolutions to processes, once each; ``hurried``: calls may wait for them."""
     from transconv.conv import Compiled
 
-    ahead(questions, Compiled, workers)
+    ahead(questions, Compiled, workers, hurried)
 
 
 @dataclass(frozen=True, slots=True)
