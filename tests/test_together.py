@@ -91,6 +91,19 @@ def test_what_stays_apart(text: str, schedule: str) -> None:
     assert len(compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps) == 4
 
 
+def test_phases_whose_own_schedules_differ_take_one_that_is_as_fast_for_all() -> None:
+    """A launch of each takes longer than what a common tile loses; given schedules are kept."""
+    p = ConvProblem.parse("mb16ic128ih160oc256oh80kh3sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc")
+    apart = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue())
+    schedules = {c for a, c in apart if a.phase}
+    assert len(schedules) > 1
+    plan = compiler.build(p, BWD_D, SM90, None, Epilogue())
+    assert [s.compute.name for s in plan.steps] == ["pack_wei", "bwd_d"]
+    own = {a.name: c for a, c in apart}
+    kept = compiler.build(p, BWD_D, SM90, None, Epilogue(), lambda a, t: own[a.name])
+    assert {s.schedule for s in kept.steps if s.compute.phase} == schedules
+
+
 def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
     text, schedule = CASES[0]
     (step,) = compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps

@@ -4,8 +4,9 @@ A kernel may be made ready, its programs placed and its barriers laid out, while
 stream ends. Every kernel begins by waiting until all before it have ended and their writes are visible.
 It touches no memory before that, so any kernel may come before it, with this feature or without.
 
-A kernel that writes the parts of a sum lets the next one, which adds them, be prepared at once. A copy
-kernel does not: the waiting product could occupy whole multiprocessors that the copy still needs.
+A kernel that writes the parts of a sum, or the copy of an operand, lets the next one, which reads them, be
+prepared. That happens when all of its own programs run: none of them is kept from a multiprocessor by
+one that waits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def first_lines(kernel: Kernel) -> tuple[str, ...]:
     written = [s.tensor for s in find(kernel, Store)] + [s.tensor for s in find(kernel, BoxStore)]
     written += [s.tensor for s in find(kernel, Send)]
     written += [a for s in find(kernel, FuncCall) for a in s.args if isinstance(a, Tensor)]
-    return (WAIT, NEXT) if any(t.parts_of for t in written) else (WAIT,)
+    return (WAIT, NEXT) if any(t.parts_of or t.copy_of for t in written) else (WAIT,)
 
 
 def imported(lines: tuple[str, ...]) -> list[str]:

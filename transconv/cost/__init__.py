@@ -8,9 +8,9 @@ from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
 from transconv.cost.registers import spills
 from transconv.cost.spelled import Lines, Number
-from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small
+from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small, within_groups
 
 __all__ = [
     "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "along_sum", "count",
-    "estimate", "is_small", "spills",
+    "estimate", "is_small", "spills", "within_groups",
 ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import cast
 
 from transconv.compute import Compute, touched
+from transconv.cost.issue import ACCESS
 from transconv.cost.spelled import Number, larger
 from transconv.cost.work import ASYNC, in_rows
 from transconv.ir import ONE, Expr, value_at
@@ -15,6 +16,7 @@ from transconv.schedule import Schedule, Scheduled, share
 from transconv.target import Constants, Target
 
 STRAY_NS = 1.0  # to store a lane's one or two bytes beside those of others (x3d_m_dw3_54 on an H100)
+UNEVEN_NS = 3.0  # to store a few bytes of a row whose length no longer access divides (4 copies, H100)
 
 
 def copied(compute: Compute, schedule: Schedule, target: Target) -> float:
@@ -51,7 +53,8 @@ def copied_at(compute: Compute, schedule: Schedule,
 def copying(copy: Compute, target: Target, constants: Constants | None = None,
             elements: Number | None = None) -> Number:
     """Microseconds of a copy into another order: bytes read and written, and its launch. Rows of bytes
-    that begin anywhere are stored one or two bytes at a time. ``elements``: how many there are, if not
+    that begin anywhere are stored one or two bytes at a time, those of any length as it can be divided.
+    ``elements``: how many there are, if not
     those of the copy's examples."""
     constants = constants or target.rates.triton
     a, c = copy.a.tensor, copy.c.tensor
@@ -63,4 +66,6 @@ def copying(copy: Compute, target: Target, constants: Constants | None = None,
     us = moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)
     if a.dtype.bits == 8 and (each := in_rows(copy)) < ASYNC:
         us = larger(us, elements / each * STRAY_NS / target.sms / 1e3)
+    if a.dtype.bits == 8 and (each := gcd(copy.axes[-1].size, ACCESS)) < ACCESS:
+        us = larger(us, elements / each * UNEVEN_NS / target.sms / 1e3)
     return constants.copy_us + us

@@ -33,8 +33,10 @@ PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the 
 # Of a step whose operands of 8 bits are transposed: for warps that wait for one another, and the rate of
 # the bytes (weight gradients of 10 layers on an H100).
 TURN_NS, TURNED_GBS = 250.0, 280.0
+TURNED_LATE = 0.85  # the fraction of their latency that is waited for (five kernels of two stages, H100)
 NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (a stem's gradient, H100 and H200)
 STEPPED = 1.1  # times the time to fetch boxes of every second position; not measured
+ENDED = 2.2  # times the time to fetch rows of which a group has a part (48 channels; six kernels, H100)
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)
@@ -185,7 +187,7 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
-                for f in w.fetched)
+                * (ENDED if f.ends else 1) for f in w.fetched)
     fetch /= c.fetch_gbs
     unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
     fetch += accesses * (c.access_ns + unpacked)
@@ -203,7 +205,7 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     if not ahead and all(f.near or f.ahead for f in w.fetched):
         late = NEAR_NS + fetch  # a program computes no addresses while it waits
     if w.transposed and w.bits == 8:  # whatever lands in one of two places is waited for
-        late = (c.latency_ns + fetch) / in_flight
+        late = TURNED_LATE * (c.latency_ns + fetch) / in_flight
     return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait
 
 

@@ -59,6 +59,7 @@ class Fetch(NamedTuple):
     through: bool = False  # whether it goes through registers, to be transposed or rounded
     stepped: bool = False  # whether the copy engine takes every so many-th position
     near: bool = False  # whether it is not ahead, and of a filter that stays in the L1 cache
+    ends: bool = False  # whether a box reaches beyond the part of the tensor's rows that is its group's
 
 
 class Work(NamedTuple):
@@ -219,10 +220,20 @@ def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_alon
     elements = _elements(schedule.blocks, compute, view)
     widest = min(ACCESS // view.tensor.dtype.bytes, max(1, elements // (schedule.warps * 32)))
     found = _fetched(schedule.blocks, compute, view, widest, word, only_along)
-    if word == "box" and view.tensor.extents:
-        box = box_of(view, schedule, compute)
-        found = found._replace(stepped=isinstance(box, Box) and bool(box.tensor.every))
-    return found
+    if word != "box" or not (view.tensor.extents or compute.axes_of("B")):
+        return found
+    box = box_of(view, schedule, compute)
+    if not isinstance(box, Box):
+        return found
+    own = box.tensor.shape[-1]
+    ends = own < box.extents[-1] and own < view.tensor.layout.blocks[-1].size
+    return found._replace(stepped=bool(box.tensor.every), ends=ends)
+
+
+def within_groups(schedule: Schedule, compute: Compute) -> bool:
+    """Whether boxes end within rows of their tensor, with a group; they are slower than others."""
+    return any(fetch(v, schedule, compute, word).ends for v, word in (
+        (compute.a, schedule.a), (compute.b, schedule.b)) if v is not None)
 
 
 @by_tile

@@ -88,6 +88,7 @@ from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.operations import Call, Cast, Select
+from transconv.ir.quads import BYTES, PRODUCTS, SHIFTED
 from transconv.ir.reading import readable
 from transconv.ir.reductions import REDUCERS, reducer_of
 from transconv.ir.rounded_once import multiply_add
@@ -143,7 +144,7 @@ from transconv.ir.visit import (
 )
 
 __all__ = [
-    "Array", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
+    "Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
     "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of",
     "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXACT_TERMS", "EXPECT", "FALSE",
     "FENCE", "FUNCS", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch",
@@ -157,7 +158,7 @@ __all__ = [
     "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed", "Select", "Seq", "Shl", "Size", "Sizes",
     "Shr", "Spread", "Stmt", "Store",
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "SHORT",
+    "PRODUCTS", "SHIFTED", "SHORT",
     "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
     "chances", "conjuncts", "divided", "dot", "one_of_two",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "function_of", "i32", "i64", "i8",

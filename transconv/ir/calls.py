@@ -14,6 +14,17 @@ from typing import Any
 import numpy as np
 
 from transconv.ir.dtype import DType, f32, i32
+from transconv.ir.quads import (
+    BYTES,
+    PRODUCTS,
+    SHIFTED,
+    bytes_helper,
+    bytes_in_numpy,
+    products_helper,
+    products_in_numpy,
+    shifted_helper,
+    shifted_in_numpy,
+)
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.rounded_once import multiply_add
 from transconv.ir.stochastic import RANDOM_BITS, SHORT, helper, in_numpy, numpy_bits
@@ -202,6 +213,15 @@ CALLS: dict[str, Callee] = {
     "fma": _same("fma", multiply_add, 3, off=1.0),
 }
 """Functions of values, by the name in a ``Call``."""
+
+
+CALLS |= {name: Callee(n, bytes_in_numpy, name, name, helper=bytes_helper(n), floats=(), ints=True,
+                       off=0.0, result=i32) for n, name in BYTES.items()}
+CALLS |= {name: Callee(2, shifted_in_numpy(n), name, name, helper=shifted_helper(n), floats=(), ints=True,
+                       off=0.0, result=i32, takes=(i32, i32)) for n, name in SHIFTED.items()}
+CALLS |= {name: Callee(3, products_in_numpy(*types), name, name, helper=products_helper(*types), floats=(),
+                       ints=True, off=0.0, result=i32, takes=(i32, i32, i32))
+          for types, name in PRODUCTS.items()}
 
 
 def helpers(names: set[str], types: set[DType], reductions: set[str], jit: str,

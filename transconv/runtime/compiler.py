@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import prod
+from math import inf, prod
 from typing import Any, TypeVar, cast
 
 from transconv import knobs
 from transconv.compute import Alone, Compute, Workload
+from transconv.cost import estimate
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
 from transconv.passes import TOGETHER, blockwise, leave, running, together
@@ -47,8 +48,8 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
     """
     started = time.perf_counter()
     shelf = _Shelf(workload, deterministic)
-    planned, one = shelf.one_launch(
-        plan_steps(workload, target, schedule, choose or shelf.choose), target)
+    planned, one = shelf.one_launch(plan_steps(workload, target, schedule, choose or shelf.choose), target,
+                                    schedule is None and choose is None)
     if deterministic and (varying := [c for _, c in planned if c.varies]):
         raise _same_bits(varying[0])
     if deterministic and (adding := next((a for a, _ in planned if a.added), None)) is not None:
@@ -81,6 +82,7 @@ def build_compute(compute: Compute, target: Target, schedule: Schedule | None = 
     return build(Alone(compute), target, schedule, None, False, Plan)
 
 
+MOST_JOINED = 32  # schedules of a stride phase that are tried for all
 MOST_REJECTED = 8  # wrong kernels of one computation after which torch computes it
 
 
@@ -138,28 +140,45 @@ class _Shelf:
             return []
         return [w.view.tensor for w in compute.writes if w.view.tensor not in self.workload.tensors]
 
-    def one_launch(self, planned: Planned, target: Target) -> tuple[Planned, Step | None]:
-        """The stride phases of one result as one launch: if the schedule of one of them (that of the
-        longest sum is tried first) makes explicit kernels and is legal for all. Otherwise the planned
-        computations and None."""
+    def one_launch(self, planned: Planned, target: Target, free: bool) -> tuple[Planned, Step | None]:
+        """The stride phases of one result as one launch: if a schedule of one of them makes explicit
+        kernels and is legal for all, the one with the best estimate for all first; else, where schedules
+        are ``free``, one of the longest sum's with which all take no longer than each with its own and a
+        launch. Otherwise the planned computations and None."""
         phases = [(a, c) for a, c in planned if a.phase]
         phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
         if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
             return planned, None
-        for schedule in dict.fromkeys(c for _, c in phases if c.via == "gluon"):
-            if any((c.pack, c.merge) != (schedule.pack, schedule.merge)
-                   or why_not(schedule, a, target) for a, c in phases):
-                continue
-            joined = together([self.step(a, schedule, target).kernel for a, _ in phases])
-            if joined is None:
+        step = self.joined(phases, (c for _, c in phases), inf, target)
+        if step is None and free and all(c.via == "gluon" for _, c in phases):
+            apart = sum(estimate(c, a, target) for a, c in phases)
+            saved = (len(phases) - 1) * target.rates.gluon.launch_us
+            listed = shortlist(MOST_JOINED, phases[0][0], target, self.workload)
+            step = self.joined(phases, (k.schedule for k in listed), apart + saved, target)
+        if step is None:
+            return planned, None
+        return [(a, step.schedule if a.phase else c) for a, c in planned], step
+
+    def joined(self, phases: Planned, schedules: Iterable[Schedule], most: float,
+               target: Target) -> Step | None:
+        """One launch of all phases with one of some schedules that is estimated to take ``most`` at most
+        for all of them, the best first."""
+        found: dict[Schedule, float] = {}
+        for s in dict.fromkeys(schedules):
+            if s.via == "gluon" and s.split_k == 1 and not any(
+                    (c.pack, c.merge) != (s.pack, s.merge) or why_not(s, a, target) for a, c in phases):
+                found[s] = sum(estimate(s, a, target) for a, _ in phases)
+        for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):
+            kernel = together([self.step(a, schedule, target).kernel for a, _ in phases])
+            if kernel is None:
                 continue
             whole = replace(phases[0][0], name=self.workload.direction, part=None)
-            step = launched(self.workload, whole, schedule, target, joined)
-            leave(step.kernel.name, TOGETHER.name, str(joined))
+            step = launched(self.workload, whole, schedule, target, kernel)
+            leave(step.kernel.name, TOGETHER.name, str(kernel))
             if not verdicts.is_wrong(step.digest):
-                return [(a, schedule if a.phase else c) for a, c in planned], step
+                return step
             self.rejected += 1
-        return planned, None
+        return None
 
     def candidates(self, compute: Compute, target: Target) -> Sequence[Listed]:
         """The best schedules, tuned ones first."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from math import prod
 
 from transconv.compute import Compute, Value
-from transconv.cost import ASYNCHRONOUS, along_sum, is_small
+from transconv.cost import ASYNCHRONOUS, along_sum, is_small, within_groups
 from transconv.ir import DType, f32, f64, free_vars, multiplied_as
 from transconv.schedule import (
     FEATURES,
@@ -256,7 +256,8 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
         if any(_rows_along(letter, packed) < FEW_FEATURES for letter in along if letter in pack):
             continue
         for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
-            found = found or why_not(schedule, packed, target) is None
+            found = found or (why_not(schedule, packed, target) is None
+                              and not within_groups(schedule, packed))
             yield schedule.with_words(pack=pack)
     if before and (half or not found):
         for pack in ways[-1:] if half else ways:

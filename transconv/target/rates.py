@@ -54,7 +54,7 @@ class Issue:
     stall: float = 1.5  # clocks between two instructions of a warp, if no other warp runs
     fill_ns: float = 1500.0  # start and end of a program
     cache_gbs: float = 42.0  # from the L2 cache to one multiprocessor, GB/s
-    whole_ns: float = 0.062  # to make a stored number of a sum of integers; 20 kernels of int8 on an H200
+    whole_ns: float = 0.035  # to make a stored number of a sum of integers; 38 kernels of int8 on an H100
     turned_ns: float = 0.15  # more where Triton turns a tile of bytes before it stores them (2 kernels)
     called_ns: float = 0.0045  # of an instruction of one element, in functions behind a sum
     hiding_warps: float = 9.0  # that issue them without waiting for results; 48 kernels on an H100

@@ -1,0 +1,83 @@
+"""Products of bytes, four at a time: answers, the words of a row, chips that multiply one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.stages import SM90
+from transconv.conv import ConvProblem, Epilogue, Prop, compiler
+from transconv.ir import CALLS, Call, Kernel, find, i8, u8
+from transconv.ir.quads import BYTES, PRODUCTS, SHIFTED
+from transconv.passes.quads import quads
+from transconv.target.records import TARGETS
+from transconv.verify.case import Case
+
+SCALED = "mul:f32:per_oc+add:s32:common"
+CASES = [  # problem, direction, schedule, products of words in a step of the sum
+    ("g16mb2ic16ih6iw20oc16oh6ow20kh7kw7ph3pw3 dt=s8:s8:s8 tag=nhwc", "fwd",
+     "mb.oh:2 ow:10 kw:7 g:16 | regs=ow.kw pack=b", 20),
+    ("g16mb2ic16ih9iw9oc16oh9ow9kh3kw3ph1pw1 dt=u8:s8:s8 tag=nhwc", "fwd",
+     "mb.oh:2 ow:4 kh:3 kw:3 g:16 | regs=ow.kh.kw pack=b", 12),
+    ("g16mb2ic16ih9iw9oc16oh9ow9kh3kw3ph1pw1 dt=s32:u8:s8 tag=nhwc", "bwd_d",
+     "mb.ih:2 iw:4 kw:3 g:16 | regs=iw.kw pack=b", 4),
+    ("g16mb2ic16ih11iw11oc16oh5ow5kh5kw5sh2sw2ph1pw1 dt=u8:u8:s32 tag=nhwc", "fwd",
+     "mb.oh:2 ow:5 kw:5 g:16 | regs=ow.kw pack=b", 8),
+    ("g18mb3ic18iw40oc18ow40kw9pw4 dt=s8:s8:s8 tag=nwc", "fwd",
+     "mb:2 ow:8 kw:9 g:16 | regs=ow.kw pack=b", 24),
+    ("g16mb2ic16ih9iw9oc16oh5ow5kh3kw3sh2sw2ph1pw1 dt=s8:s8:s8 tag=nhwc", "fwd",
+     "mb.oh.ow:8 g:16 | unroll=1", 3),
+    ("g16mb2ic16ih6iw9oc16oh6ow9kh2kw2pw1 dt=s8:s8:s8 tag=nhwc", "fwd",
+     "mb.oh:2 ow:4 kw:2 g:16 | regs=ow.kw pack=b", 0),
+]
+
+
+@pytest.mark.parametrize(("text", "prop", "schedule", "products"), CASES)
+def test_the_answer_is_right(text: str, prop: str, schedule: str, products: int) -> None:
+    p = ConvProblem.parse(text)
+    epilogue = SCALED if text.split()[1].endswith("s8") and prop == "fwd" else ""
+    case = Case(p, Prop(prop), epilogue, where="cpu", target=SM90, numpy=True)
+    blocks, words = schedule.split("|")
+    plan = case.plan(f"{blocks}| fma | stages=1 warps=4 {words}")
+    found = case.judge(plan, "exact")
+    assert found.right, found.reason
+    (kernel,) = (s.lowered().kernel for s in plan.steps if s.does == "compute")
+    names = [c.name for c in find(kernel, Call)]
+    assert sum(n in PRODUCTS.values() for n in names) == products
+
+
+def test_a_window_takes_most_words_from_others() -> None:
+    """Of 16 elements of a row 4 words are made of bytes, and one of the window."""
+    p = ConvProblem.parse("g16mb2ic16iw20oc16ow20kw7pw3 dt=s8:s8:s32 tag=nwc")
+    plan = Case(p, Prop.FWD, "", where="cpu", target=SM90, numpy=True).plan(
+        "mb:2 ow:10 kw:7 g:16 | fma | regs=ow.kw pack=b stages=1 warps=4")
+    (kernel,) = (s.lowered().kernel for s in plan.steps if s.does == "compute")
+    names = [c.name for c in find(kernel, Call)]
+    assert sum(n in BYTES.values() for n in names) == 4 + 2
+    assert sum(n in SHIFTED.values() for n in names) == 10
+
+
+def test_rows_in_numpy_are_those_of_the_instructions() -> None:
+    rng = np.random.default_rng(3)
+    for (x, y), name in PRODUCTS.items():
+        low, high = {i8: (-128, 128), u8: (0, 256)}[x], {i8: (-128, 128), u8: (0, 256)}[y]
+        a, b = rng.integers(*low, (4, 5)).astype(x.numpy), rng.integers(*high, (4, 5)).astype(y.numpy)
+        words = [CALLS[BYTES[4]].numpy(*v) for v in (a, b)]
+        found = CALLS[name].numpy(*words, np.full(5, 7, np.int32))
+        assert found.tolist() == ((a.astype(int) * b.astype(int)).sum(0) + 7).tolist()
+    bytes_ = rng.integers(-128, 128, (8, 3)).astype(np.int8)
+    first, second = (CALLS[BYTES[4]].numpy(*bytes_[i:i + 4]) for i in (0, 4))
+    for n, name in SHIFTED.items():
+        assert (CALLS[name].numpy(first, second) == CALLS[BYTES[4]].numpy(*bytes_[n:n + 4])).all()
+
+
+def test_chips_without_the_instruction_multiply_one_by_one() -> None:
+    p = ConvProblem.parse(CASES[0][0])
+    for target in (TARGETS["gfx942"], replace(SM90, upcast16=True)):
+        steps = compiler.plan_steps(p, Prop.FWD, target, None, Epilogue())
+        assert steps
+    case = Case(p, Prop.FWD, "", where="cpu", target=SM90, numpy=True)
+    (kernel,) = (s.lowered().kernel for s in case.plan("").steps if s.does == "compute")
+    assert isinstance(kernel, Kernel) and quads(kernel, replace(SM90, upcast16=True)) is kernel

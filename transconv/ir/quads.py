@@ -1,0 +1,105 @@
+"""Rows of ``CALLS`` for words of four bytes: bytes of up to four numbers as a word, and the products of
+two words added to a sum, which NVIDIA's chips compute at once (``dp4a``).
+
+A thread that holds four neighbouring elements of each number transposes them, four words by four: eight
+permutations of bytes. So the helpers ask for four elements of 8 bits at a time (``pack=4``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from transconv.ir.dtype import DType, i8, u8
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BYTES = {n: f"bytes_of_{n}" for n in (1, 2, 3, 4)}
+"""The rows that make a word of so many numbers, the first one lowest; what is left of it is 0."""
+
+SHIFTED = {n: f"bytes_from_{n}" for n in (1, 2, 3)}
+"""The rows that take a word from so many bytes on, of two words that follow one another."""
+
+_LETTERS = "abcd"
+_BYTES = '''
+@{{jit}}
+def bytes_of_{n}({params}):
+    """{what}, the first one lowest."""
+    return {{tl}}.inline_asm_elementwise(
+        "{{{{ .reg .b32 z, p, q, r, s; mov.b32 z, 0; {asm}}}}}",
+        "=&r,=&r,=&r,=&r,{r}", [{params}], dtype={{tl}}.int32, is_pure=True, pack=4)
+'''
+_PRODUCTS = '''
+@{{jit}}
+def products_of_{left}_{right}(a, b, sum):
+    """The products of the bytes of a and b, of {left} and {right}, added to sum."""
+    return {{tl}}.inline_asm_elementwise("dp4a.{x}32.{y}32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, sum],
+                                       dtype={{tl}}.int32, is_pure=True, pack=1)
+'''
+_SHIFTED = '''
+@{{jit}}
+def bytes_from_{n}(a, b):
+    """Four bytes of a and of b behind it, from place {n} on."""
+    return {{tl}}.inline_asm_elementwise("prmt.b32 $0, $1, $2, {places};", "=r,r,r", [a, b],
+                                       dtype={{tl}}.int32, is_pure=True, pack=1)
+'''
+
+
+def bytes_helper(n: int) -> str:
+    """The source of the function that makes a word of ``n`` numbers."""
+    a, b, c, d = (f"${4 + i}" if i < n else "z" for i in range(4))
+    if n == 1:
+        asm = [f"${i}, {a}, z, 0x444{i}" for i in range(4)]
+    else:
+        asm = [f"p, {a}, {b}, 0x5140", f"q, {a}, {b}, 0x7362"]
+        asm += [f"r, {c}, {d}, 0x5140", f"s, {c}, {d}, 0x7362"] if n > 2 else ["r, z, z, 0", "s, z, z, 0"]
+        asm += ["$0, p, r, 0x5410", "$1, p, r, 0x7632", "$2, q, s, 0x5410", "$3, q, s, 0x7632"]
+    return _BYTES.format(n=n, params=", ".join(_LETTERS[:n]), r=",".join("r" * n),
+                         what=f"The bytes of {n} numbers as a word" if n > 1 else "A byte as a word",
+                         asm="".join(f"prmt.b32 {x}; " for x in asm))
+
+
+def products_helper(left: DType, right: DType) -> str:
+    """The source of the function that adds the products of two words to a sum."""
+    x, y = ("s" if t is i8 else "u" for t in (left, right))
+    return _PRODUCTS.format(left=left, right=right, x=x, y=y)
+
+
+def bytes_in_numpy(*numbers: Array) -> Array:
+    """The word of some numbers of 8 bits."""
+    parts = np.broadcast_arrays(*(x.astype(np.uint8).astype(np.uint32) for x in numbers))
+    word = sum(np.left_shift(x, np.uint32(8 * i)) for i, x in enumerate(parts))
+    return np.asarray(word, np.uint32).view(np.int32)
+
+
+def shifted_helper(n: int) -> str:
+    """The source of the function that takes a word from ``n`` bytes on."""
+    return _SHIFTED.format(n=n, places=f"0x{n + 3}{n + 2}{n + 1}{n}")
+
+
+def shifted_in_numpy(n: int) -> Any:
+    """The meaning of ``shifted_helper``."""
+    def meaning(a: Array, b: Array) -> Array:
+        low, high = (np.asarray(x, np.int32).view(np.uint32) for x in np.broadcast_arrays(a, b))
+        word = low >> np.uint32(8 * n) | high << np.uint32(32 - 8 * n)
+        return word.astype(np.uint32).view(np.int32)
+    return meaning
+
+
+def products_in_numpy(left: DType, right: DType) -> Any:
+    """The meaning of ``products_helper``, of which sums wrap around."""
+    def meaning(a: Array, b: Array, total: Array) -> Array:
+        def each(word: Array, t: DType) -> list[Array]:
+            words = np.asarray(word, np.int32).view(np.uint32)
+            found = [(words >> np.uint32(8 * i)).astype(np.uint8) for i in range(4)]
+            return [x.view(np.int8 if t is i8 else np.uint8).astype(np.int64) for x in found]
+
+        pairs = zip(each(a, left), each(b, right), strict=True)
+        wide = sum((x * y for x, y in pairs), np.asarray(total, np.int64))
+        return np.asarray(wide).astype(np.int32)
+    return meaning
+
+
+PRODUCTS = {(x, y): f"products_of_{x}_{y}" for x in (i8, u8) for y in (i8, u8)}
+"""The rows that add the products of two words to a sum, by the types of their bytes."""
