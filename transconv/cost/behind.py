@@ -1,6 +1,6 @@
-"""Counts of the maps behind a sum. What they read, elements of a tile as large as the result's, in explicit
-kernels: loads of the consumers, whose registers are laid out for products, or boxes that the producer
-fetches (the word ``behind``). Kernels that Triton lays out load 16 bytes at once; they are not counted.
+"""Counts of the maps behind a sum. What they read of a tile as large as the result's, in explicit kernels:
+loads of the consumers, whose registers are laid out for products, or boxes that the producer fetches (the
+word ``behind``). Kernels that Triton lays out load 16 bytes at once; they are not counted.
 And the functions that they call, for each element; other arithmetic is short beside the store.
 """
 
@@ -19,8 +19,8 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, and instructions of ``called`` functions;
-    of the kernel: its ``traffic``."""
+    """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, instructions of ``called`` functions; of
+    the kernel: its ``traffic``."""
 
     accesses: float = 0.0
     fetched: float = 0.0

@@ -82,14 +82,22 @@ class Plan:
     sizes: Values | None = None
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)
     estimated: tuple[Formula, ...] = field(default=(), repr=False, compare=False)
-    rooms: Callable[..., tuple[int, ...]] = field(init=False, repr=False, compare=False)  # of workspaces
+    _rooms: Callable[..., tuple[int, ...]] | None = field(default=None, init=False, repr=False,
+                                                          compare=False)
 
     def __post_init__(self) -> None:
         sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)]
         sized.sort(key=_copies)  # the examples are those of what needs the copies
         each = [s.launcher.requires for s in sized if isinstance(s.launcher, SizedLauncher)]
         self.required = required(each, self.workload.tensors, self.workload.title) if each else None
-        self.rooms = rooms(self.workspaces.values(), self.required.names if self.required else ())
+
+    def rooms(self, *sizes: int) -> tuple[int, ...]:
+        """How many elements each workspace has; ``sizes``: those that are arguments, by their order."""
+        if not self.workspaces:
+            return ()
+        if self._rooms is None:  # a plan that is read need not be run
+            self._rooms = rooms(self.workspaces.values(), self.required.names if self.required else ())
+        return self._rooms(*sizes)
 
     @property
     def source(self) -> str:
