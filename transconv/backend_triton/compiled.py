@@ -118,9 +118,10 @@ def build_start(kernel: Any, patient: bool) -> None:
 
 
 def _started_like(types: Iterable[Any]) -> str:
-    """A name for the argument types, as far as what starts a kernel depends on them: of a descriptor, the
-    number of its dimensions."""
-    told = [re.sub(r"\[([^]]*)\].*", lambda box: str(box[1].count(",")), str(t)) for t in types]
+    """A name for the argument types, as far as what starts a kernel depends on them: not on what a pointer
+    or a descriptor points to, but on the number of a descriptor's dimensions."""
+    told = [re.sub(r"^tensordesc<[^[]*\[([^]]*)\].*", lambda box: f"tensordesc {box[1].count(',')}",
+                   "*" if str(t).startswith("*") else str(t)) for t in types]
     return hashlib.blake2b(" ".join(told).encode(), digest_size=16).hexdigest()
 
 
