@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from transconv import knobs
-from transconv.backend_triton import compiled
+from transconv.backend_triton import compiled, expected
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]
@@ -70,6 +72,26 @@ def test_what_starts_kernels_is_one_for_as_many_as_triton_says(types: tuple[str,
         return str(driver.make_launcher({}, dict(enumerate(each)), boxes or None))
     alike = compiled._started_like(types) == compiled._started_like(others)
     assert alike is (text(types) == text(others))
+
+
+def test_what_starts_plain_kernels_is_built_before_them(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is that of kernels of any types and names, so that Triton finds it in its cache."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    texts: list[str] = []
+
+    def build(src: str, **_: Any) -> Any:
+        texts.append(src)
+        return SimpleNamespace(launch=None)
+    monkeypatch.setattr(driver, "compile_module_from_src", build)
+    monkeypatch.setattr(driver, "library_dirs", list)
+    for count in expected.USUAL:
+        compiled.build_plain(count)
+        own = {name: "*bf16" for name in ("src", "wei", "bia", "dst")[:count]}
+        assert texts.pop() == driver.make_launcher({}, own, None) and not texts
+    made = driver.CudaLauncher(compiled.reloaded.Source({"x": "*i8"}), compiled.PLAIN)  # it has all fields
+    assert not made.global_scratch_size and not made.launch_cooperative_grid
 
 
 def test_one_process_builds_what_starts_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
