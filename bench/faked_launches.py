@@ -16,8 +16,10 @@ import torch
 
 import transconv
 from transconv.backend_triton import SizedLauncher, launch, sized_launch
+from transconv.functional import launches
+from transconv.graph import compiled, torch_compile
 from transconv.runtime import allocator, compiler, trust
-from transconv.target import Target
+from transconv.target import TARGETS, Target
 from transconv.torch_ops import execute, route
 
 Launched = list[tuple[Any, ...]]
@@ -61,6 +63,30 @@ def as_on_gpu() -> Iterator[Launched]:
         finally:
             config.cpu, config.sizes, config.fallback = before
             compiler.forget()
+
+
+@contextmanager
+def graphs_as_on_gpu() -> Iterator[Launched]:
+    """``as_on_gpu`` for graphs of ``torch.compile(backend="transconv")``: they are planned for sm_90, and
+    from the second call on a call does all that it does on a GPU but launch; its numbers mean nothing."""
+    with ExitStack() as stack:
+        found = stack.enter_context(as_on_gpu())
+        for home, name, value in (
+                (torch_compile, "TARGETS", {**TARGETS, "interpreter": SM90}),
+                (torch_compile, "begin", lambda questions: None),
+                (compiled, "rank", lambda questions: None),
+                (launches, "target_of", lambda device: SM90), (launches, "current_device", lambda: None),
+                (launches.Launch, "start", _start_text),
+                (compiled.Launches, "empty", staticmethod(_empty))):
+            stack.enter_context(patch.object(home, name, value))
+        yield found
+
+
+def _start_text(self: launches.Launch, tensors: Any) -> None:
+    if self.begin is None:
+        self.begin, self.device = self.plan.starter(None, True, self.names), None  # type: ignore
+    assert self.begin is not None
+    self.begin(*tensors)
 
 
 def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:

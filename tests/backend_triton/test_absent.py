@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from transconv import knobs
-from transconv.backend_triton import compiled
+from transconv.backend_triton import compiled, expected
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]
@@ -54,14 +56,42 @@ def test_the_keys_are_the_same(tmp_path: Path) -> None:
     assert found["absent"] == found["tensors"] and len(found["absent"]) >= 2
 
 
-@pytest.mark.parametrize("types, same", [
-    (("*bf16", "tensordesc<bf16[64, 64],NVMMA(128)>"), ("*bf16", "tensordesc<bf16[128, 32],NVMMA(64)>")),
-    (("*bf16", "*f32"), ("*bf16", "*f32"))])
-def test_what_starts_a_kernel_does_not_depend_on_boxes(types: tuple[str, ...],
-                                                       same: tuple[str, ...]) -> None:
-    assert compiled._started_like(types) == compiled._started_like(same)
-    assert compiled._started_like(types) != compiled._started_like(types[::-1])
-    assert compiled._started_like(types) != compiled._started_like((types[0], "tensordesc<bf16[1, 2, 3]>"))
+@pytest.mark.parametrize("types, others", [
+    (("*bf16", "tensordesc<bf16[64, 64],NVMMA(128)>"), ("*fp32", "tensordesc<i8[128, 32],NVMMA(64)>")),
+    (("*bf16", "tensordesc<bf16[64, 64]>"), ("tensordesc<bf16[64, 64]>", "*bf16")),
+    (("*bf16", "tensordesc<bf16[64, 64]>"), ("*bf16", "tensordesc<bf16[1, 2, 3]>")),
+    (("*bf16", "*fp32"), ("*i8", "*bf16")), (("*bf16", "*fp32"), ("*bf16", "*fp32", "*fp32")),
+    (("*bf16", "i32"), ("*bf16", "i64")), (("*bf16", "i32"), ("*i8", "i32"))])
+def test_what_starts_kernels_is_one_for_as_many_as_triton_says(types: tuple[str, ...],
+                                                               others: tuple[str, ...]) -> None:
+    """Two names for one text would have two processes build it at once."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+
+    def text(each: tuple[str, ...]) -> str:
+        boxes = [{"block": 1} for t in each if t.startswith("tensordesc")]
+        return str(driver.make_launcher({}, dict(enumerate(each)), boxes or None))
+    alike = compiled._started_like(types) == compiled._started_like(others)
+    assert alike is (text(types) == text(others))
+
+
+def test_what_starts_plain_kernels_is_built_before_them(tmp_path: Path,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is that of kernels of any types and names, so that Triton finds it in its cache."""
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    texts: list[str] = []
+
+    def build(src: str, **_: Any) -> Any:
+        texts.append(src)
+        return SimpleNamespace(launch=None)
+    monkeypatch.setattr(driver, "compile_module_from_src", build)
+    monkeypatch.setattr(driver, "library_dirs", list)
+    for count in expected.USUAL:
+        compiled.build_plain(count)
+        own = {name: "*bf16" for name in ("src", "wei", "bia", "dst")[:count]}
+        assert texts.pop() == driver.make_launcher({}, own, None) and not texts
+    made = driver.CudaLauncher(compiled.reloaded.Source({"x": "*i8"}), compiled.PLAIN)  # it has all fields
+    assert not made.global_scratch_size and not made.launch_cooperative_grid
 
 
 def test_one_process_builds_what_starts_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

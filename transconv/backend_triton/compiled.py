@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from transconv.backend_triton import absent, reloaded
@@ -109,18 +110,34 @@ def build_start(kernel: Any, patient: bool) -> None:
     process builds it, who is ``patient`` waits for that, so that no launch has to."""
     with suppress(Exception):
         if kernel.metadata.target.backend == "cuda":
-            from triton.backends.nvidia.driver import CudaLauncher
+            _build(reloaded.source_of(kernel), kernel.metadata, patient)
 
-            source = reloaded.source_of(kernel)
-            with _only_here(_started_like(source.signature.values()), patient) as alone:
-                if alone:
-                    CudaLauncher(source, kernel.metadata)
+
+PLAIN = SimpleNamespace(num_ctas=1, launch_cooperative_grid=False, launch_pdl=False, tensordesc_meta=None,
+                        global_scratch_size=0, global_scratch_align=1, profile_scratch_size=0,
+                        profile_scratch_align=1)  # what Triton tells of a kernel without boxes
+
+
+def build_plain(count: int) -> None:
+    """``build_start`` for kernels of so many tensors without boxes, whatever their types, before there is
+    one; unless another process builds it."""
+    with suppress(Exception):
+        _build(reloaded.Source({f"x{at}": "*fp32" for at in range(count)}), PLAIN, False)
+
+
+def _build(source: Any, metadata: Any, patient: bool) -> None:
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    with _only_here(_started_like(source.signature.values()), patient) as alone:
+        if alone:
+            CudaLauncher(source, metadata)
 
 
 def _started_like(types: Iterable[Any]) -> str:
-    """A name for the argument types, as far as what starts a kernel depends on them: of a descriptor, the
-    number of its dimensions."""
-    told = [re.sub(r"\[([^]]*)\].*", lambda box: str(box[1].count(",")), str(t)) for t in types]
+    """A name for the argument types, as far as what starts a kernel depends on them: not on what a pointer
+    or a descriptor points to, but on the number of a descriptor's dimensions."""
+    told = [re.sub(r"^tensordesc<[^[]*\[([^]]*)\].*", lambda box: f"tensordesc {box[1].count(',')}",
+                   "*" if str(t).startswith("*") else str(t)) for t in types]
     return hashlib.blake2b(" ".join(told).encode(), digest_size=16).hexdigest()
 
 

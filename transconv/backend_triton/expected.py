@@ -1,5 +1,6 @@
 """What the first kernel of a process waits for, begun before it: Triton's fingerprint of itself, and the
-C code with which Triton talks to the driver, which a C compiler makes once for a cache."""
+C code with which Triton talks to the driver and starts kernels, which a C compiler makes once for a
+cache."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import importlib
 import threading
 from contextlib import suppress
 
-from transconv.backend_triton import fingerprint
+from transconv.backend_triton import compiled, fingerprint
+
+USUAL = (3, 2, 4)  # tensors of a kernel without boxes: a convolution, an addition of parts, with a bias
 
 
 def expect() -> None:
@@ -29,3 +32,5 @@ def _driver() -> None:
         from triton.runtime.driver import driver
 
         _ = driver.active.utils
+    for count in USUAL:
+        compiled.build_plain(count)
