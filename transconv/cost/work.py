@@ -4,15 +4,16 @@ accesses of each, and the programs that fit a multiprocessor. No constant is fit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
 
-from transconv.compute import Compute, axis_strides, touched
+from transconv.compute import Compute, axis_facts, axis_strides, touched
 from transconv.cost.behind import Behind, read_behind
 from transconv.cost.issue import ACCESS, LINE, SECTOR
-from transconv.ir import View, f32
+from transconv.ir import View, f32, free_vars
 from transconv.schedule import (
     INTEGERS,
     ROWS,
@@ -37,6 +38,7 @@ from transconv.schedule import (
     transposed_bytes,
     wants_rounding,
 )
+from transconv.simplify import multiple_of, simplify
 from transconv.target import Target
 
 NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache keeps
@@ -55,7 +57,7 @@ class Fetch(NamedTuple):
     accesses: float  # of single lanes
     row: float  # contiguous bytes in memory
     ahead: bool = True  # whether it can be in flight while earlier tiles are multiplied
-    alone: bool = False  # whether no two elements are contiguous
+    alone: bool = False  # whether each access has one element
     through: bool = False  # whether it goes through registers, to be transposed or rounded
     stepped: bool = False  # whether the copy engine takes every so many-th position
     near: bool = False  # whether it is not ahead, and of a filter that stays in the L1 cache
@@ -274,14 +276,18 @@ def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> _Row:
 
 def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     """The counts of storing a tile. If no two elements are contiguous, Triton lays out the lanes of a warp
-    along the first dimension of the tile; with ``swap`` each lane then stores to a sector of its own."""
+    along the first dimension of the tile; with ``swap`` each lane then stores to a sector of its own. An
+    explicit kernel stores sums as the matrix unit leaves them, parts of 8 rows at a time, and pairs of a
+    thread one by one where rows begin anywhere."""
     stored = fetch(compute.c, schedule, compute, schedule.c)
     if schedule.c == "box":
         return stored
     if schedule.swap and stored.alone:
         return stored._replace(bytes=stored.accesses * SECTOR)
     row = _row_of(schedule.blocks, compute, compute.c)
-    return stored._replace(bytes=stored.bytes * _straddling(compute.c, row, SECTOR, compute))
+    single = schedule.via == "gluon" and _aligned(compute.c, row.axes, compute) == 1
+    return stored._replace(bytes=stored.bytes * _straddling(compute.c, row, SECTOR, compute),
+                           alone=stored.alone or single)
 
 
 @lru_cache(maxsize=1024)
@@ -336,5 +342,13 @@ def _aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
     """The alignment of all rows of the tensor along these axes: elements, a power of two."""
     steps = [s for a, s in axis_strides(view, compute).items()
              if a not in row and (not a or compute.size(a) > 1)]
-    common = gcd(WIDEST, *steps)
+    common = gcd(WIDEST, *steps, *_steps_of_any_size(view, row, compute))
     return common & -common
+
+
+def _steps_of_any_size(view: View, row: tuple[str, ...], compute: Compute) -> Iterator[int]:
+    """What the strides of dimensions that other axes move along are known to be multiples of, where these
+    strides are sizes that are arguments."""
+    for seen, step in zip(view.dims, view.tensor.steps if view.tensor.extents else (), strict=False):
+        if free_vars(step) and not {v.name for v in free_vars(seen.coord)} <= {*row}:
+            yield multiple_of(simplify(step), axis_facts(compute))
