@@ -97,7 +97,7 @@ class Subject:
         until = time.perf_counter() + (2.0 if self.device.type == "cuda" else 0.0)
         while (n := len(taken[self.sides[0]])) < FEWEST or (n < MOST and time.perf_counter() < until):
             for side in self.sides:
-                taken[side].append(timed(self.caller(side), self.device))
+                taken[side].append(timed(self.caller(side), self.device)[0])
         for side in self.sides:
             row[f"{side}_ms"] = median(taken[side])
             row |= self.launched(side)

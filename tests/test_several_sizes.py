@@ -12,7 +12,7 @@ from transconv.cost import AtSizes, estimate
 from transconv.ir import values_of
 from transconv.schedule import Schedule
 from transconv.selection import choice, heuristics
-from transconv.selection.several import COUNT, REACH, around, at_several
+from transconv.selection.several import COUNT, REACH, around, at_several, lasts
 from transconv.target import Target
 
 SM90 = Target.parse("sm_90")
@@ -91,3 +91,15 @@ def test_given_sizes_and_maps_keep_their_order() -> None:
     found = heuristics.candidates(plain, SM90)
     assert at_several(found, plain, SM90) is found
     assert at_several([], layer("mb8?ic64ih56?oc64oh56kh3ph1"), SM90) == []
+
+
+def test_a_tile_that_fits_the_examples_images_alone_does_not_last() -> None:
+    """Four images at once are mostly empty for 5 or 9, as two are not; for 8 both are as good."""
+    compute, words = layer("mb8?ic64ih56?oc64oh56kh3ph1"), "mma | a=box b=box | c=box swap=1"
+    best = Schedule.parse(f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words} programs=132 keep=b stages=6 warps=4 "
+                          "via=gluon")
+    two, four = (Schedule.parse(f"{tile} oc:64 ic:64 | {words} stages=4 warps=4")
+                 for tile in ("mb:2 oh:8 ow:8", "mb:4 oh:8 ow:4"))
+    assert estimate(two, compute, SM90) == estimate(four, compute, SM90)
+    assert lasts(two, best, compute, SM90) and not lasts(four, best, compute, SM90)
+    assert lasts(four, best, compute.at(**compute.named.like), SM90)  # type: ignore[union-attr]

@@ -10,8 +10,17 @@ import pytest
 
 from transconv.backend_triton import Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
-from transconv.cost import AtSizes, estimate
+from transconv.conv import (
+    ConvProblem,
+    ConvWorkload,
+    Epilogue,
+    Prop,
+    Registry,
+    any_size,
+    computes,
+    marked,
+)
+from transconv.cost import AtSizes, count, estimate
 from transconv.ir import Mod, find, value_at
 from transconv.runtime import Plan, build, build_compute, kept, plans
 from transconv.runtime.apart import apart
@@ -235,3 +244,18 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
     packed, weight = 3 * 50 * 16, 16 * 3 * 16
     assert begun == [(3, 50, 1, packed), (3, 50, 2, weight), (3, 50, packed, weight, 3)]
     assert plan.at({"MB": 1, "IW": 7}).rooms(1, 7) == (7 * 16, weight)
+
+
+def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:
+    """By a kernel of Gluon, which stores sums as the matrix unit leaves them: rows of an odd length, or of
+    a length that is an argument; not rows of a multiple of 16 bytes."""
+    words = "mma | a=box b=box | pack=a.b swap=1 programs=132 stages=6 warps=4 via=gluon"
+    schedule = Schedule.parse(f"ow:128 oc:128 ic:64 | {words}")
+    text = "mb8ic128iw{0}oc128ow{0}kw3pw1 dt=bf16 tag=ncw"
+    odd, even = (computes(ConvProblem.parse(text.format(n)), Prop.FWD)[0] for n in (4097, 4096))
+    stored = [count(schedule, c, SM90).stored.alone for c in (odd, even)]
+    assert stored == [True, False]
+    marks = (text.format("4096?").replace("ow4096?", "ow4096").replace("mb8", "mb8?"),
+             text.format("4096?%8").replace("ow4096?%8", "ow4096").replace("mb8", "mb8?"))
+    assert [count(schedule, layer(m, Prop.FWD)[0], SM90).stored.alone for m in marks] == [True, False]
+    assert estimate(schedule, odd, SM90) > 1.2 * estimate(schedule, even, SM90)

@@ -56,7 +56,8 @@ class Registry(runtime.Registry[Compiled]):
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
         if share := _share_of_rows(problem, prop, target):
-            ways = [(every, sizes[:1]), (lambda p: rows_of(p, share), sizes[:1]), (every, sizes[1:])]
+            ways = [(every, sizes[:1]), (lambda problem: rows_of(problem, share), sizes[:1]),
+                    (every, sizes[1:])]
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
         super().__init__(questions, Compiled, "layer", questions[0].workload.title,

@@ -4,14 +4,13 @@ accesses of each, and the programs that fit a multiprocessor. No constant is fit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.behind import Behind, read_behind
 from transconv.cost.issue import ACCESS, LINE, SECTOR
+from transconv.cost.tile_rows import WIDEST, Row, aligned, row_along, runs_of, straddling
 from transconv.ir import View, f32
 from transconv.schedule import (
     INTEGERS,
@@ -25,7 +24,6 @@ from transconv.schedule import (
     box_of,
     by_tile,
     diagonal,
-    inner_feature,
     k_steps,
     moves_sums,
     product_columns,
@@ -43,7 +41,6 @@ NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache 
 ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through registers
 ASYNCHRONOUS = {"wgmma", "tcgen05"}
 """The features of chips whose matrix unit reads operands from shared memory."""
-WIDEST = 1 << 10  # more elements than one access takes
 HELD_TWICE = 192  # registers of a thread for both sums; with more, ptxas waits after each product
 OLDER_TURNS = 3  # times as fast where ``mma.sync`` takes bytes from shared memory as it needs them
 
@@ -55,7 +52,7 @@ class Fetch(NamedTuple):
     accesses: float  # of single lanes
     row: float  # contiguous bytes in memory
     ahead: bool = True  # whether it can be in flight while earlier tiles are multiplied
-    alone: bool = False  # whether no two elements are contiguous
+    alone: bool = False  # whether each access has one element
     through: bool = False  # whether it goes through registers, to be transposed or rounded
     stepped: bool = False  # whether the copy engine takes every so many-th position
     near: bool = False  # whether it is not ahead, and of a filter that stays in the L1 cache
@@ -212,7 +209,7 @@ def in_rows(copy: Compute) -> int:
     rows = [x.name for x in copy.axes if all(axis_strides(v, copy)[x.name] == 1 for v in (copy.a, copy.c))]
     if not rows:
         return WIDEST
-    return min(_aligned(v, tuple(rows), copy) for v in (copy.a, copy.c))
+    return min(aligned(v, tuple(rows), copy) for v in (copy.a, copy.c))
 
 
 def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
@@ -246,9 +243,9 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
     if only_along and not along_sum(view, compute):
         return Fetch(elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True)
     if word == "box":  # the rates of wider types were fitted without the lines that rows straddle
-        lines = _straddling(view, found, LINE, compute) if size == 1 else 1.0
+        lines = straddling(view, found, LINE, compute) if size == 1 else 1.0
         return Fetch(elements * size * lines, 0, found.bytes)
-    vector = min(_aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
+    vector = min(aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     ahead = vector * size >= ASYNC
     near = (not ahead and view is compute.b and not compute.sums_positions and not view.tensor.extents
@@ -275,77 +272,25 @@ def _within(tiles: tuple[Block, ...], compute: Compute, view: View) -> float:
 
 
 @by_tile
-def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> _Row:
+def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> Row:
     """The row of a view's tile that moves the fewest bytes for each element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
-    runs = _runs(view, compute) if compute.merge > 1 else compute.sizes
-    return min((_row(strides, b, runs, size) for b in tiles
-                if any(strides[a] for a in b.axes)), default=_Row(SECTOR, SECTOR))
+    runs = runs_of(view, compute) if compute.merge > 1 else compute.sizes
+    return min((row_along(strides, b, runs, size) for b in tiles
+                if any(strides[a] for a in b.axes)), default=Row(SECTOR, SECTOR))
 
 
 def _stored(schedule: Schedule, compute: Compute) -> Fetch:
     """The counts of storing a tile. If no two elements are contiguous, Triton lays out the lanes of a warp
-    along the first dimension of the tile; with ``swap`` each lane then stores to a sector of its own."""
+    along the first dimension of the tile; with ``swap`` each lane then stores to a sector of its own. An
+    explicit kernel stores sums as the matrix unit leaves them, parts of 8 rows at a time, and pairs of a
+    thread one by one where rows begin anywhere."""
     stored = fetch(compute.c, schedule, compute, schedule.c)
     if schedule.c == "box":
         return stored
     if schedule.swap and stored.alone:
         return stored._replace(bytes=stored.accesses * SECTOR)
     row = _row_of(schedule.blocks, compute, compute.c)
-    return stored._replace(bytes=stored.bytes * _straddling(compute.c, row, SECTOR, compute))
-
-
-@lru_cache(maxsize=1024)
-def _straddling(view: View, row: _Row, unit: int, compute: Compute) -> float:
-    """The factor by which rows of a tensor touch more sectors, or cache lines, of ``unit`` bytes than if
-    each began at one: of runs of 16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere,
-    7 of 16 end in the next sector; rows of 128 bytes at each multiple of 320 touch 1.5 lines."""
-    size, strides = view.tensor.dtype.bytes, axis_strides(view, compute)
-    steps = [s * size for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
-    length = row.run * size
-    aligned = gcd(unit, length, *steps)
-    return (length + unit - aligned) / unit / -(-length // unit)
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class _Row:
-    """A row of a tile in memory: bytes moved for each element and for the whole row, the number of
-    contiguous elements, and the axes along which it runs."""
-
-    each: float
-    bytes: float
-    run: int = 1
-    axes: tuple[str, ...] = ()
-
-
-def _runs(view: View, compute: Compute) -> dict[str, int]:
-    """How many positions along each axis have a constant stride: all, or the features of one group of a
-    block diagonal view."""
-    across = inner_feature(view, compute)
-    return compute.sizes | {across.name: across.size // compute.merge} if across else compute.sizes
-
-
-def _row(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> _Row:
-    """The row along the innermost axes of a block. Elements with gaps may share sectors as well."""
-    step, length, axes = 0, 1, []
-    for name in reversed(block.axes):
-        if runs[name] == 1:
-            continue
-        step = step or abs(strides[name])
-        if abs(strides[name]) != step * length or not step:
-            break
-        length *= runs[name]
-        axes.append(name)
-    length = max(1, min(length, block.extent))  # an axis may be empty
-    sectors = -(-((length - 1) * step + 1) * size // SECTOR)
-    moved = min(sectors, length) * SECTOR
-    return _Row(moved / length, moved, length if step == 1 else 1, tuple(axes))
-
-
-@lru_cache(maxsize=512)
-def _aligned(view: View, row: tuple[str, ...], compute: Compute) -> int:
-    """The alignment of all rows of the tensor along these axes: elements, a power of two."""
-    steps = [s for a, s in axis_strides(view, compute).items()
-             if a not in row and (not a or compute.size(a) > 1)]
-    common = gcd(WIDEST, *steps)
-    return common & -common
+    single = schedule.via == "gluon" and aligned(compute.c, row.axes, compute) == 1
+    return stored._replace(bytes=stored.bytes * straddling(compute.c, row, SECTOR, compute),
+                           alone=stored.alone or single)

@@ -39,7 +39,7 @@ from transconv.selection.chains import too_long
 from transconv.selection.fetching import also_fetching
 from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import Row, machine
-from transconv.selection.several import at_several
+from transconv.selection.several import at_several, lasts
 from transconv.target import Target
 from transconv.version import __version__
 
@@ -102,7 +102,8 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
     choices = [Choice(c, estimate(c, compute, target)) for c in proposed]
     if about is None or not spoken:
         return _varied(choices, enough)
-    first = _tuned(choices, compute, target, about, rows)
+    first = [f for f in _tuned(choices, compute, target, about, rows)
+             if lasts(f.schedule, choices[0].schedule, compute, target)]
     return _varied([*first, *(c for c in choices if all(c.schedule != f.schedule for f in first))], enough)
 
 

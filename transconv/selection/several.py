@@ -16,7 +16,7 @@ from math import lcm, log, sqrt
 from typing import cast
 
 from transconv.compute import Compute
-from transconv.cost import AtSizes, spills
+from transconv.cost import AtSizes, estimate, spills
 from transconv.ir import Const, Mod, Sizes, find, free_vars, values_of
 from transconv.schedule import Schedule
 from transconv.selection.chains import too_long
@@ -26,6 +26,7 @@ MOST = 96  # schedules that are ranked again
 OF_TILE = 3  # of these, with one tile
 COUNT = 8  # sizes
 REACH = 2.0  # the largest factor between a size and the example's
+WORSE = 1.09  # the factor by which a schedule may be slower at other sizes than at the example
 GOLDEN = (sqrt(5) - 1) / 2  # its multiples spread evenly
 
 
@@ -45,6 +46,18 @@ def at_several(schedules: list[Schedule], compute: Compute, target: Target) -> l
                 and _kind(schedule, compute, target) == kind):
             mean[schedule] = _mean(schedule, compute, target, sizes)
     return [*sorted(mean, key=mean.__getitem__), *(s for s in schedules if s not in mean)]
+
+
+def lasts(schedule: Schedule, best: Schedule, compute: Compute, target: Target) -> bool:
+    """Whether a schedule is hardly slower beside the best one at several sizes than at the example, by
+    their estimates: a tile may fit the example's images alone."""
+    if compute.named is None or compute.b is None or target.backend == "interpreter":
+        return True
+    if not (sizes := [*around(compute.named)]):
+        return True
+    slower = _mean(schedule, compute, target, sizes) - _mean(best, compute, target, sizes)
+    here = estimate(schedule, compute, target) / estimate(best, compute, target)
+    return slower <= log(max(1.0, here) * WORSE)
 
 
 def around(sizes: Sizes) -> Iterator[tuple[int, ...]]:
