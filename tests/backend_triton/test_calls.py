@@ -158,3 +158,25 @@ def test_rounding_to_tf32_is_a_cast(given: ir.DType) -> None:
     buffers = {"x": x, "y": np.zeros(N, np.float32)}
     ir.run(made, ir.Memory(buffers))
     assert np.array_equal(buffers["y"], out.numpy(), equal_nan=True)
+
+
+def test_the_error_function_is_off_by_less_than_two_units() -> None:
+    """Of both polynomials and where they meet; of what is no number, none; at the ends 1 and -1."""
+    x = np.linspace(-6.0, 6.0, N - 8, dtype=np.float32)
+    x = np.append(x, np.array([0.9, 0.8999999, -0.9, np.inf, -np.inf, np.nan, 1e30, -1e-30], np.float32))
+    want, got = CALLS["erf"].numpy(x.astype(np.float64)), emitted(called("erf"), x)
+    known = ~np.isnan(want)
+    np.testing.assert_array_equal(np.isnan(got), ~known)
+    units = np.spacing(np.abs(want[known]).astype(np.float32))
+    assert (np.abs(got[known] - want[known]) < 2 * units).all()
+
+
+@pytest.mark.parametrize("divisor", [3.0, 0.1, 1.9999999, 7.0e-5, 0.0338, 1e30])
+def test_quotients_are_rounded_once(divisor: float) -> None:
+    """Also those that lie between two numbers, or are not finite."""
+    random = np.random.default_rng(1)
+    x = (random.standard_normal(N) * 10.0**random.integers(-6, 6, N)).astype(np.float32)
+    x[:8] = np.float32(divisor) * np.array([0.5, 1.5, 2.5, 127.5, -3.5, 0.0, np.inf, -np.inf], np.float32)
+    got = emitted(lambda v: ir.Call("divided", (v, ir.Const(divisor, ir.f32))), x)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(got, x / np.float32(divisor))
