@@ -129,8 +129,8 @@ def test_boxes_that_take_every_second_position_share_nothing() -> None:
 
 
 def test_the_estimate_ranks_what_was_measured() -> None:
-    """Of each problem the schedule with the least estimate, with shared boxes or without, takes little more
-    than the fastest one; with fewer stages than are proposed they wait for boxes."""
+    """Of each problem the schedule with the least estimate, with shared boxes or without, takes little
+    more than the fastest one; with fewer stages than are proposed they wait for boxes."""
     chip = replace(SM90, bandwidth_gbs=4800.0)
     found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     with MEASURED.open(newline="", encoding="utf-8") as file:
