@@ -227,7 +227,9 @@ def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
     made = [c for c in made if c.us <= factor * choices[0].us
             and not too_long(c.schedule, compute, target)]
     made.sort(key=lambda c: c.us)
-    best = at_several([c.schedule for c in made], compute, target)[:1]
+    shapes = [c.schedule for c in made if replace(c.schedule, blocks=made[0].schedule.blocks)
+              == made[0].schedule]  # where sizes are arguments, others than the example have a say
+    best = at_several(shapes, compute, target)[:1]
     return [c for c in made if c.schedule in best]
 
 
