@@ -101,7 +101,8 @@ def test_dense_channels_last_takes_boxes_where_there_are_any(prop: Prop) -> None
     schedule = first(f"{DENSE} dt=bf16 tag=nhwc", prop)
     assert (schedule.a, schedule.b, schedule.c, schedule.unit) == ("box", "box", "box", "mma")
     tiles = heuristics.programs(schedule, made_of(f"{DENSE} dt=bf16 tag=nhwc", prop))
-    assert tiles > SM90.sms and schedule.programs == 131 and -(-tiles // 131) == -(-tiles // SM90.sms)
+    rounds = -(-tiles // SM90.sms)
+    assert rounds > 1 and schedule.programs <= SM90.sms and -(-tiles // schedule.programs) == rounds
 
 
 @pytest.mark.parametrize("target", ["sm_80", "gfx942"])
@@ -174,9 +175,10 @@ def test_long_sums_are_split_to_fill_the_chip() -> None:
 
 
 def test_consumers_take_turns_where_storing_takes_long_beside_the_sum() -> None:
-    """9 steps and a store for each of 48 tiles of a program; and 36 steps of 256x128 to a tile."""
+    """9 steps and a store for each of 95 tiles of a program (the fastest of ten that were measured:
+    h200_slide_trials.csv); and 36 steps of 256x128 to a tile."""
     short = first("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
-    assert short.consumers == 2 and short.warps == 4 and tile_of(short) == 256 * 64
+    assert short.consumers == 2 and short.warps == 4 and tile_of(short) == 128 * 64
     alone = replace(short, consumers=1)
     compute = made_of("mb32ic64ih224oc64oh224kh3ph1 dt=bf16 tag=nhwc")
     assert heuristics.estimate(short, compute, SM90) < 0.97 * heuristics.estimate(alone, compute, SM90)

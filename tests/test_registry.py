@@ -160,7 +160,7 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
 
     middle, small = chosen("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box via=gluon programs=132 "
                            "swap=1 stages=4 warps=4")
-    words = "mma | a=box b=box | c=box swap=1 programs=132 stages=4 warps=4 via=gluon"
+    words = "mma | a=box b=box | c=box swap=1 stages=4 warps=4"
     assert str(middle.schedule) == f"mb:2 oh:8 ow:8 oc:64 ic:64 | {words}"
     assert middle.why.startswith("like the schedule tuned for mb8ic64ih56oc64oh56kh3ph1")
     assert "mb:2" not in str(small.schedule) and small.why.startswith("the heuristics"), "for one image"

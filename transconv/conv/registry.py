@@ -25,7 +25,7 @@ from transconv.target import Target
 Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
 EXAMPLES: dict[int, Examples] = {
     1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224), (8, (24, 200))),
-    3: ((4, 16), (1, 8), (8, 32), (2, (96, 96, 24)))}
+    3: ((4, 16), (1, 8), (8, 32), (2, (64, 48, 40)))}
 SQUARE = 3  # of these
 ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
 # Those for images of a multiple of a stride, which may also take the plans for all images.

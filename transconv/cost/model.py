@@ -35,6 +35,9 @@ PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the 
 TURN_NS, TURNED_GBS = 250.0, 280.0
 TURNED_LATE = 0.85  # the fraction of their latency that is waited for (five kernels of two stages, H100)
 NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (a stem's gradient, H100 and H200)
+# Of steps that share boxes, from the L2 cache to a multiprocessor while others fetch, too: what each of
+# them reads for itself, what all read alike, and the extra time of a row of 64 bytes (174 kernels, H200).
+OWN_GBS, COMMON_GBS, SHORT_ROWS = 60.0, 140.0, 0.4
 STEPPED = 1.1  # times the time to fetch boxes of every second position; not measured
 ENDED = 2.2  # times the time to fetch rows of which a group has a part (48 channels; six kernels, H100)
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
@@ -186,9 +189,11 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     else:
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
-    fetch = sum(f.bytes * (1 + c.short_rows * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
-                * (ENDED if f.ends else 1) for f in w.fetched)
-    fetch /= c.fetch_gbs
+    short = c.short_rows if w.shared == 1 else SHORT_ROWS
+    fetch = sum(f.bytes * (1 + short * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
+                * (ENDED if f.ends else 1)
+                / (c.fetch_gbs if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
+                for f in w.fetched)
     unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
     fetch += accesses * (c.access_ns + unpacked)
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns

@@ -57,6 +57,7 @@ class Fetch(NamedTuple):
     stepped: bool = False  # whether the copy engine takes every so many-th position
     near: bool = False  # whether it is not ahead, and of a filter that stays in the L1 cache
     ends: bool = False  # whether a box reaches beyond the part of the tensor's rows that is its group's
+    common: bool = False  # whether steps share boxes, and all programs read these: they have no positions
 
 
 class Work(NamedTuple):
@@ -104,7 +105,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
                     for v, word in zip(views, words, strict=False))
     if schedule.slide:  # the bytes of a step, of which a group shares rows
         fetched = tuple(f._replace(bytes=f.bytes * tiles_of_a_stage(v, schedule, compute)
-                                   / compute.size(schedule.slide))
+                                   / compute.size(schedule.slide), common=_is_common(v, compute))
                         for f, v in zip(fetched, views, strict=True))
     kept, steps = 0.0, k_steps(schedule, compute)
     if schedule.keep:
@@ -135,6 +136,12 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
         behind=behind, small=small, bytewise=_bytewise(schedule, compute, target),
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)
+
+
+def _is_common(view: View, compute: Compute) -> bool:
+    """Whether no position of a view depends on the program's."""
+    seen = compute.seen_by(view)
+    return not any(x.name in seen for x in compute.axes if x.role == "position")
 
 
 def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:

@@ -95,7 +95,7 @@ class _Shelf:
         self.made: dict[tuple[str, Schedule], Step] = {}
         self.rejected = 0
         self.why = ""  # the reason for the schedule of the first kernel
-        self.tuned = False  # whether that was found by tuning
+        self.tuned = False  # whether that was found by tuning, for this problem or one that is close
 
     def step(self, compute: Compute, schedule: Schedule, target: Target) -> Step:
         """The kernel of a computation. Raises ScheduleError, or StageError for a bug in a pass."""
@@ -204,7 +204,7 @@ class _Shelf:
                 continue
             if not verdicts.is_wrong(digest):
                 if not self.why:
-                    self.why, self.tuned = made.why, made.tuned
+                    self.why, self.tuned = made.why, made.close
                 return made.schedule
             self.rejected += 1
         raise Unsupported("miscompiled", f"the {len(candidates)} best kernels for {compute.name} "

@@ -29,7 +29,7 @@ from transconv.schedule import Schedule, registered_words
 from transconv.selection import files_digest, stamp
 from transconv.target import Target, triton_version
 
-SCHEMA = 1
+SCHEMA = 2
 DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False)
 Made = TypeVar("Made", bound=Plan)
 Again = Callable[[], Plan]  # makes the plan by running the passes

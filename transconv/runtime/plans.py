@@ -61,11 +61,11 @@ class Step:
 class Plan:
     """The launches of one workload. ``fixed``: the caller gave the schedule; ``rejected``: how many better
     schedules were skipped because their kernels are wrong; ``why``: the reason for the schedule, in a
-    sentence; ``tuned``: whether tuning found it, for this problem or a similar one; ``deterministic``:
-    results have the same bits in every run; ``required``: what must hold for the sizes that are arguments
-    of its kernels; ``sizes``: these, if the plan is for given ones (``at``); otherwise they are read from
-    a call's tensors; ``padding``: boxes of the result's blocks that hold no element and are cleared behind
-    the launches; ``estimated``: see ``formulas``."""
+    sentence; ``tuned``: whether tuning found it, for this problem or one that is close;
+    ``deterministic``: results have the same bits in every run; ``required``: what must hold for the sizes
+    that are arguments of its kernels; ``sizes``: these, if the plan is for given ones (``at``); otherwise
+    they are read from a call's tensors; ``padding``: boxes of the result's blocks that hold no element and
+    are cleared behind the launches; ``estimated``: see ``formulas``."""
 
     workload: Workload
     target: Target

@@ -19,8 +19,8 @@ from transconv.runtime.plans import Made, Plan
 from transconv.runtime.readiness import COMPILING, NEVER, Question, Waiting, ready
 
 NEVER_US = "1e999"  # infinity, as Python reads it
-# What counts of the estimate of a schedule that tuning found: estimates that differ by less count as
-# equal, as where schedules are chosen, and what was measured to be fast comes first.
+# What counts of the estimate of a schedule that tuning found for a problem that is close: estimates that
+# differ by less count as equal, as where schedules are chosen, and what was measured comes first.
 TUNED = 0.95
 
 

@@ -50,6 +50,7 @@ DRAWER = Drawer("estimates", 1, longest=1 << 10, lasting=False)
 # good the nearest tuned problem's schedule is for problems left out of a log (docs/trials.md).
 EXACT_FACTOR, NEAR_FACTOR = 4.0, 2.0
 SLACK = 1.05  # estimates that differ by a smaller factor count as equal
+CLOSE = 1.0  # a smaller distance: one size differs by less than a factor of two
 OTHER_ORDER = 0.5  # the distance to the same workload with another order in memory
 MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # limits of words in rows of the database
 
@@ -68,6 +69,11 @@ class Choice:
     def source(self) -> str:
         """``tuned``, ``near`` or ``estimate``."""
         return "estimate" if self.row is None else "near" if self.away else "tuned"
+
+    @property
+    def is_close(self) -> bool:
+        """Whether it was measured, for this problem or one that is close."""
+        return self.row is not None and self.away < CLOSE
 
     @property
     def why(self) -> str:
@@ -223,7 +229,9 @@ def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
     made = [c for c in made if c.us <= factor * choices[0].us
             and not too_long(c.schedule, compute, target)]
     made.sort(key=lambda c: c.us)
-    best = at_several([c.schedule for c in made], compute, target)[:1]
+    shapes = [c.schedule for c in made if replace(c.schedule, blocks=made[0].schedule.blocks)
+              == made[0].schedule]  # where sizes are arguments, others than the example have a say
+    best = at_several(shapes, compute, target)[:1]
     return [c for c in made if c.schedule in best]
 
 

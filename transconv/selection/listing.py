@@ -24,7 +24,7 @@ from transconv.selection.rows import COLUMNS, machine
 from transconv.target import Target, triton_version
 from transconv.version import __version__
 
-SCHEMA = 3
+SCHEMA = 4
 KEPT = 8  # schedules of a record: whoever asks for fewer ranks as many
 LIMIT = 4096  # lists in memory
 DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16, lasting=False)
@@ -32,11 +32,13 @@ DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16, lasting=False)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A schedule, the reason for its rank, and whether tuning found it."""
+    """A schedule, the reason for its rank, whether tuning found it, and whether that was for this problem
+    or one that is close."""
 
     schedule: Schedule
     why: str
     tuned: bool
+    close: bool = False
 
 
 def shortlist(count: int, compute: Compute, target: Target, workload: Workload) -> list[Listed]:
@@ -49,11 +51,12 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
     if key and (found := _listed.get(key) or _read(DRAWER.get(key), compute, target)):
         return _kept(key, found)[:asked]
-    made = [Listed(c.schedule, c.why, c.row is not None)
+    made = [Listed(c.schedule, c.why, c.row is not None, c.is_close)
             for c in choice.ranked(compute, target, workload, enough=count)[:count]]
     if key:
         _kept(key, made)
-        DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned}
+        DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned,
+                                      "close": k.close}
                                      for k in made],
                          "problem": workload.text, "direction": workload.direction})
     return made[:asked]
@@ -94,7 +97,8 @@ def _estimated(count: int, compute: Compute, target: Target,
 def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
     """The list of a record; empty if one of its schedules is unreadable or not legal."""
     try:
-        found = [Listed(Schedule.parse(c["schedule"]), str(c["why"]), c["tuned"] is True)
+        found = [Listed(Schedule.parse(c["schedule"]), str(c["why"]), c["tuned"] is True,
+                        c["close"] is True)
                  for c in (content or {})["schedules"]]
     except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
         return []
