@@ -33,7 +33,7 @@ CONVERTED = 1.6  # times the clocks between two instructions, where bytes are co
 # Of bytes of integers, which are multiplied four at a time (passes/quads.py), in turns of an instruction;
 # those for words and their products take two.
 FOURTH = 0.5  # for each product
-QUADS = 3.0, 1.0  # for each element of an image, whose words are mostly made of two others; of a window
+QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
 
