@@ -30,6 +30,11 @@ STEP = 30.0  # other instructions of a step
 REGISTERS = 20  # of a thread, for addresses and masks
 UNPACKED = 48  # more of a thread that unpacks bytes and converts them: 40 to 50 in four depthwise kernels
 CONVERTED = 1.6  # times the clocks between two instructions, where bytes are converted
+# Of bytes of integers, which are multiplied four at a time (passes/quads.py), in turns of an instruction;
+# those for words and their products take two.
+FOURTH = 0.5  # for each product
+QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
+WORDS = 16  # more registers of a thread
 IN_FLIGHT = 96  # registers of a thread for loaded elements; further loads wait
 
 
@@ -89,22 +94,32 @@ def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
     written = prod(extent for _, extent in schedule.written)
     words = compute.acc.bytes / 4
     rows = max(1.0, held * views[0].tensor.dtype.bytes / ACCESS)
-    issued = (words * written * held + STEP + ROW * rows
-              + sum(1.5 * x.all for x, wide in zip(found, bits, strict=True) if wide < 32)
+    quads = by_fours(compute, target)
+    made = [*QUADS] if quads else [1.5 * (wide < 32) for wide in bits]
+    issued = (words * written * held * (FOURTH if quads else 1.0) + STEP + ROW * rows
+              + sum(each * x.all for each, x in zip(made, found, strict=True))
               + sum(3 * x.positions * x.loads for x in found))
     clocks = max(issued / chip.schedulers, sum(x.positions * x.loads * x.lines for x in found))
     sums = prod(b.extent for b in schedule.blocks
                 if schedule.in_registers(b) and compute.kind(b.first) != "K") * held * words
     short = [x.all * v.tensor.dtype.bytes / 4 for x, v in zip(found, views, strict=True)]
-    registers = REGISTERS + sums + min(sum(short), IN_FLIGHT) + (UNPACKED if 8 in bits else 0)
+    registers = REGISTERS + sums + min(sum(short), IN_FLIGHT) + (
+        WORDS if quads else UNPACKED if 8 in bits else 0)
     resident = max(1, int(min(target.regs / (warps * target.warp_size * min(registers, 255)),
                               chip.threads / (warps * target.warp_size))))
     step = warps * clocks / chip.clock / chip.share * max(1.0, registers / chip.most_registers) ** 2
     if not schedule.late and lanes(schedule, compute, "K") > 1:
         step += chip.barriers_ns
-    stall = chip.stall * (CONVERTED if 8 in bits else 1.0)
+    stall = chip.stall * (CONVERTED if 8 in bits and not quads else 1.0)
     return Issued(step, chip.latency_ns + issued * stall / chip.clock, resident,
                   _distinct(schedule, compute, views), _scattered(schedule, compute), target)
+
+
+def by_fours(compute: Compute, target: Target) -> bool:
+    """Whether the bytes of a sum of integers are multiplied four at a time."""
+    views = [v for v in (compute.a, compute.b) if v is not None]
+    return (target.backend == "cuda" and not target.upcast16 and not compute.prologue and len(views) == 2
+            and all(v.tensor.dtype.is_integer and v.tensor.dtype.bits == 8 for v in views))
 
 
 def _operand(view: View, schedule: Schedule, compute: Compute, target: Target, held: float) -> _Operand:

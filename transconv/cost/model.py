@@ -39,7 +39,7 @@ NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (a stem'
 # them reads for itself, what all read alike, and the extra time of a row of 64 bytes (174 kernels, H200).
 OWN_GBS, COMMON_GBS, SHORT_ROWS = 60.0, 140.0, 0.4
 STEPPED = 1.1  # times the time to fetch boxes of every second position; not measured
-ENDED = 2.2  # times the time to fetch rows of which a group has a part (48 channels; six kernels, H100)
+ENDED = 2.2  # times the time to fetch rows that a group has a part of (48 elements; six kernels, H100)
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
 WAITING = 2.0  # times all of it, where products wait for one another, for want of registers (as above)

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from transconv.compute import Compute
 from transconv.ir import (
     BYTES,
     PRODUCTS,
@@ -40,6 +41,7 @@ from transconv.ir import (
     seq,
     u8,
 )
+from transconv.schedule import Schedule
 from transconv.target import Target
 
 MOST = 4  # bytes of a word
@@ -48,9 +50,12 @@ FEWEST = 3  # products of a row, for which words take fewer operations
 Pair = tuple[Var, Var]
 
 
-def quads(kernel: Kernel, target: Target) -> Kernel:
-    """Multiply bytes four at a time, on chips that can and where they are not interpreted."""
-    if target.backend != "cuda" or target.upcast16:
+def quads(kernel: Kernel, schedule: Schedule, compute: Compute, target: Target) -> Kernel:
+    """Multiply bytes four at a time, on chips that can and where they are not interpreted. Tiles need four
+    neighbouring elements of each operand."""
+    lanes = [b for b in schedule.blocks if b.extent > 1 and not schedule.in_registers(b)]
+    shared = [b for b in lanes if compute.kind(b.first) == "B"]  # along which both operands have elements
+    if target.backend != "cuda" or target.upcast16 or any(b.extent % MOST for b in shared or lanes):
         return kernel
     return _Quads().mutate(kernel)  # type: ignore[no-any-return]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
-from transconv.ir import Const, Expr, Tensor, Var
+from transconv.ir import Const, Expr, Tensor, Var, free_vars
 from transconv.simplify import Facts, multiple_of, prove, simplify
 
 if TYPE_CHECKING:
@@ -68,6 +68,43 @@ def whole(compute: Compute, axes: tuple[str, ...]) -> Expr:
     for x in map(by_name.__getitem__, axes):
         found = found * (Const(x.size) if x.extent is None else x.extent)
     return simplify(found, axis_facts(compute))
+
+
+def planes_of(d: Dim, step: int, facts: Facts) -> list[Dim]:
+    """A dimension in steps of 2 as two interleaved planes in steps of 1.
+
+        i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
+
+    If the size is odd, some planes have one row less. If the plane is a constant, as in a stride phase,
+    the size is the number of its rows.
+    """
+    assert d.moving is not None
+    rest = simplify(d.coord - d.moving * step, facts)
+    row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
+    before = int(plane.value) if isinstance(plane, Const) else 0
+    bound = None if d.bound is None else simplify((d.bound + (step - 1 - before)) // step, facts)
+    pitch = None if d.pitch is None else simplify(d.pitch * step)
+    return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent,
+                bound=bound, pitch=pitch),
+            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True, pitch=d.pitch)]
+
+
+def groups_of(d: Dim, block: Block, compute: Compute, facts: Facts) -> list[Dim] | None:
+    """A dimension that groups share as two, if a block is no part of a group: the box then ends with the
+    group, beyond which the engine reads zeros and drops writes. None if it is one dimension.
+
+        c = g*48 + f in blocks of 64     ->     f in 0..47 of group g
+    """
+    assert d.moving is not None
+    size = compute.size(d.moving.name)
+    if d.named or len(block.axes) > 1 or size in (1, d.size) or size % block.extent == 0 or d.size % size:
+        return None
+    group = simplify(d.coord - d.moving, facts)
+    if d.moving in free_vars(group) or multiple_of(group, facts) % size:
+        return None
+    group_at = simplify(group // size, facts)
+    outer = Dim(f"{d.name}_group", d.size // size, d.stride * size, group_at, None, 1)
+    return [outer, replace(d, size=size, coord=d.moving)]
 
 
 def why_not_dims(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor,

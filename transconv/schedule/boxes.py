@@ -42,6 +42,8 @@ from transconv.schedule.box_rules import (
     ENGINE_RANK,
     ENGINE_STEP,
     Dim,
+    groups_of,
+    planes_of,
     whole,
     why_not_dims,
 )
@@ -164,10 +166,10 @@ def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, com
     if step == 1:
         one = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
         ends = stored or compute.kind(block.first) == "K"  # others may load more than is stored
-        return ends and _groups(one, block, compute, facts) or [one]
+        return ends and groups_of(one, block, compute, facts) or [one]
     if step > 1:
         whole = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
-        planes = _planes(whole, step, facts)
+        planes = planes_of(whole, step, facts)
         if multiple_of(whole.length, facts) % step == 0 or isinstance(planes[1].coord, Const) or (
                 bound is None and _ends_within(coord, b.size, schedule, compute, facts)):
             return planes
@@ -201,43 +203,6 @@ def _step(coord: Expr, axis: Var, facts: Facts) -> int:
             axis not in free_vars(simplify(coord - axis * int(ahead.value), facts))):
         return int(ahead.value)
     return 0
-
-
-def _planes(d: Dim, step: int, facts: Facts) -> list[Dim]:
-    """A dimension in steps of 2 as two interleaved planes in steps of 1.
-
-        i = oh*2 + kh - 1     ->     row oh + (kh - 1)//2 of plane (kh - 1) % 2
-
-    If the size is odd, some planes have one row less. If the plane is a constant, as in a stride phase,
-    the size is the number of its rows.
-    """
-    assert d.moving is not None
-    rest = simplify(d.coord - d.moving * step, facts)
-    row, plane = simplify(d.moving + rest // step, facts), simplify(rest % step, facts)
-    before = int(plane.value) if isinstance(plane, Const) else 0
-    bound = None if d.bound is None else simplify((d.bound + (step - 1 - before)) // step, facts)
-    pitch = None if d.pitch is None else simplify(d.pitch * step)
-    return [Dim(d.name, -(-(d.size - before) // step), d.stride * step, row, d.moving, d.extent,
-                bound=bound, pitch=pitch),
-            Dim(f"{d.name}_plane", step, d.stride, plane, None, 1, plane=True, pitch=d.pitch)]
-
-
-def _groups(d: Dim, block: Block, compute: Compute, facts: Facts) -> list[Dim] | None:
-    """A dimension that groups share as two, if a block is no part of a group: the box then ends with the
-    group, beyond which the engine reads zeros and drops writes. None if it is one dimension.
-
-        c = g*48 + f in blocks of 64     ->     f in 0..47 of group g
-    """
-    assert d.moving is not None
-    size = compute.size(d.moving.name)
-    if d.named or len(block.axes) > 1 or size in (1, d.size) or size % block.extent == 0 or d.size % size:
-        return None
-    group = simplify(d.coord - d.moving, facts)
-    if d.moving in free_vars(group) or multiple_of(group, facts) % size:
-        return None
-    group_at = simplify(group // size, facts)
-    outer = Dim(f"{d.name}_group", d.size // size, d.stride * size, group_at, None, 1)
-    return [outer, replace(d, size=size, coord=d.moving)]
 
 
 def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
