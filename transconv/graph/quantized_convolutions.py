@@ -152,6 +152,6 @@ def _stored(value: Piece, dtype: torch.dtype) -> Piece:
         raise NotOurs(f"it has a kernel of its own, with results in {str(dtype).removeprefix('torch.')}")
     held = TYPES[dtype]
     low, high = (number(n) for n in held.range)
-    inner = "round({})" if held.kind == "int" else "{}"
-    text = f"{held.name}(min(max({inner}, {low}), {high}))"
+    text = f"min(max({{}}, {low}), {high})"
+    text = f"{held.name}({f'nearest_small({text})' if held.kind == 'int' else text})"
     return mapped(text.format, value, dtype=dtype, label="quantize", work=3)
