@@ -169,10 +169,8 @@ def _nearest(op: Op, made: Mapped) -> tuple[Piece, Piece | None] | None:
         return made.inputs[0], None
     whole, *others = sorted(made.inputs, key=lambda x: not isinstance(x, Mapped) or x.nearest is None)
     if op is OPS["add"] and isinstance(whole, Mapped) and whole.nearest is not None and (
-            whole.nearest[1] is None):
-        cast_ = others[0]
-        if isinstance(cast_, Mapped) and len(cast_.inputs) == 1 and cast_.inputs[0].dtype is torch.int32:
-            return whole.nearest[0], cast_.inputs[0]
+            whole.nearest[1] is None and others[0].dtype is torch.int32):
+        return whole.nearest[0], others[0]
     return None
 
 
