@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.compute import OPS
+from transconv.conv import shape_of
 from transconv.graph.map_rows import cast
 from transconv.graph.pieces import TYPES, Index, Piece, Seen
 from transconv.graph.product_rows import convolved, params
@@ -32,7 +33,6 @@ from transconv.graph.sizes import Length, Size, like
 from transconv.ir import Expr, maximum
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.quantized_operator import QUANTITIES
-from transconv.torch_ops.zero_sums import shape_of
 
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from transconv.conv import zero_sums
 from transconv.errors import Unsupported
 from transconv.torch_ops import exchange, four_bits, quantized, weights_only
 from transconv.torch_ops.autocast import autocast_dtype
@@ -28,7 +29,6 @@ from transconv.torch_ops.quantized_kinds import (
     quantised_weight,
     ranged,
 )
-from transconv.torch_ops.zero_sums import zero_sums
 
 Tensor = torch.Tensor
 
