@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import transconv
+import transconv.graph
 from transconv import quantized
 from transconv.ir import DTYPES
 from transconv.torch_ops import quantising, quantized_route, warm
@@ -85,3 +86,38 @@ def test_models(kind: str, dtype: torch.dtype, off: float) -> None:
         report = transconv.quantize_(held, kind, calibration=[x.to(dtype)])
         got = held(x.to(dtype)).float()
     assert not report.left and (got - want).abs().max() <= off * want.abs().max()
+
+
+class Block(nn.Module):
+    """A part of ResNet: bytes between its convolutions, floats for the shortcut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(128, 64, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
+            nn.Conv2d(64, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True),
+            nn.Conv2d(64, 128, 1, bias=False), nn.BatchNorm2d(128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.body(x) + x)
+
+
+@pytest.mark.parametrize(("kind", "off"), [("int8", 0.02), ("fp8", 0.06), ("int4_weight_only", 0.02)])
+def test_folded_and_compiled_models(kind: str, off: float) -> None:
+    """Near the calls of one convolution after another, of which int8 ones have the integers of torch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Block(), Block()).cuda().eval().requires_grad_(False)
+    model = model.bfloat16().to(memory_format=torch.channels_last)
+    x = torch.randn(4, 128, 15, 14, device="cuda").bfloat16().to(memory_format=torch.channels_last)
+    transconv.config.fallback = "error"
+    with torch.no_grad():
+        assert len(transconv.quantize_(model, kind, calibration=[x]).folded) == 10
+        want = model(x)
+        folded = transconv.fold(model)
+        compiled = torch.compile(model, backend="transconv")
+        for _ in range(3):
+            assert (folded(x) - want).norm() <= off * want.norm()
+            assert (compiled(x) - want).norm() <= off * want.norm()
+    rows = [r for g in transconv.graph.report(compiled).graphs for r in g.rows]
+    regions = [r for r in rows if isinstance(r, transconv.graph.TorchRow)]
+    assert len(regions) == (kind == "int4_weight_only") and len(rows) - len(regions) <= 8

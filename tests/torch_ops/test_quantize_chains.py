@@ -13,11 +13,12 @@ from torch import nn
 
 import transconv
 from transconv import knobs
+from transconv.__main__ import main
+from transconv.conv import Epilogue, shape_of, zero_sums
 from transconv.target import TARGETS
 from transconv.torch_ops import execute, weights_only
 from transconv.torch_ops.quantized import FUNCTIONS
 from transconv.torch_ops.quantized_fused import FusedQuantConv2d
-from transconv.torch_ops.zero_sums import shape_of, zero_sums
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -191,6 +192,19 @@ def test_sums_of_zero_points(seed: int) -> None:
 def test_no_sums_of_many_borders() -> None:
     weight, sides = torch.ones(1, 1, 31, 31).char(), (15, 15)
     assert zero_sums(weight, torch.tensor([1]), sides, sides, (1, 1)) is None
+
+
+@interpreted
+def test_known_sums_as_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
+    """A word of epilogues, which the checks of problems take, too."""
+    words = "zero:src:known:2x2x2x2"
+    assert str(Epilogue.parse(f"{words}+mul:0.25")) == f"{words}+mul:0.25"
+    line = "mb1g2ic32ih4oc32oh4kh3ph1 dt=s8:s8:s8"
+    assert main(["run", line, "--prop", "fwd", "--epilogue", f"{words}+mul:0.25"]) == 0
+    assert main(["run", line, "--prop", "fwd", "--epilogue", "zero:src:known:1x2x2x2"]) == 1
+    assert "expected those of windows that reach [1, 1, 1, 1] positions" in capsys.readouterr().out
+    assert main(["run", line.replace("s8:", "u8:", 1), "--prop", "fwd", "--epilogue", words]) == 1
+    assert "for forward convolutions of s8" in capsys.readouterr().out
 
 
 def test_words_that_are_wrong() -> None:

@@ -14,6 +14,7 @@ from transconv.ir import (
     DTYPES,
     FALSE,
     TRUE,
+    Call,
     Cast,
     Const,
     DType,
@@ -40,6 +41,7 @@ COMPARE: dict[type, Callable[[Expr, Expr], Expr]] = {
     ast.Eq: eq, ast.NotEq: ne}
 LARGEST_POWER = 8
 PRINTED = {"nearest": "round"}  # operations that print as the function that they call
+WHOLE = ("nearest_small",)  # functions of floats that give integers
 
 
 @dataclass
@@ -176,6 +178,8 @@ def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
             a.dtype.is_integer for a in args):
         return COORDINATES[name](*args)
     name = PRINTED.get(name, name)
+    if name in WHOLE and len(args) == 1:
+        return Call(name, (_float(args[0], scope),))
     if name in OPS and OPS[name].arity <= len(args) <= OPS[name].arity + len(OPS[name].numbers) and all(
             isinstance(n, Const) for n in args[OPS[name].arity:]):
         return OPS[name](*(_float(a, scope) for a in args))

@@ -29,16 +29,18 @@ from transconv.conv.relation import computes, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
 from transconv.conv.workload import ConvWorkload, computable, writable
-from transconv.conv.zero_points import without_zeros
+from transconv.conv.zero_points import TABLE, without_zeros
+from transconv.conv.zero_sums import shape_of, zero_sums
 
 algorithms = computes  # deprecated alias
 
 __all__ = [
     "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
     "KEYS", "KINDS", "Layer", "MOST_OPERATIONS", "Prop", "Registry", "SCHEMA", "Surrounded",
-    "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
+    "TABLE", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
     "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
     "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
     "reading", "sampled", "select", "split", "spot_check", "surrounded", "take",
-    "why_not_multiplied", "without_zeros", "writable", "write_tags",
+    "why_not_multiplied", "shape_of", "without_zeros", "writable", "write_tags",
+    "zero_sums",
 ]

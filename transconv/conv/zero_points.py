@@ -55,7 +55,9 @@ WORD = "zero"
 PER_CHANNEL = {"src": "per_ic", "dst": "per_oc"}
 """The tensors of data, and the word for a zero point of each of their channels. Weights have one for each
 channel of the other tensor, which is the result."""
-SUMS, KNOWN, TABLE = "zero_sums", "known", "src_zero_table"
+SUMS, KNOWN = "zero_sums", "known"
+TABLE = "src_zero_table"
+"""The tensor of what a zero point of src adds to sums, where it is known."""
 
 
 @dataclass(frozen=True, slots=True)

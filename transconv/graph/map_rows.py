@@ -79,11 +79,25 @@ def cast(x: Piece, dtype: torch.dtype) -> Piece:
     if is_small(dtype) and not bounded:
         raise NotOurs(f"{str(x.dtype).removeprefix('torch.')} is cast to {TYPES[dtype].name}")
     name = TYPES[dtype].name
+    if bounded and is_small(dtype) and isinstance(x, Mapped) and x.nearest is not None and (
+            x.range is not None and all(float(n).is_integer() for n in x.range)):
+        return _bytes(x.range, *x.nearest, dtype)
     if kind(dtype) == "bool":
         return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
     made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
     made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
     return made
+
+
+def _bytes(range_: tuple[float, float], of: Piece, added: Piece | None, dtype: torch.dtype) -> Mapped:
+    """The nearest whole numbers of values, and an integer, between two whole numbers, as integers of 8
+    bits: of operations of integers behind one addition, which takes less time than conversions."""
+    low, high = (number(float(n)) for n in range_)
+    text = f"nearest_small(min(max({{}}, {low}), {high}))"
+    given = (of,) if added is None else (of, added)
+    if added is not None:
+        text = f"nearest_small(min(max({{0}}, {low} - f32({{1}})), {high} - f32({{1}}))) + {{1}}"
+    return mapped(f"{TYPES[dtype].name}({text})".format, *given, dtype=dtype, label="quantize", work=4)
 
 
 def _within(x: Piece, most: tuple[float, float]) -> bool:
@@ -144,8 +158,20 @@ def _from_table(op: Op) -> Callable[[Call], Piece]:
         made = arithmetic(call, _text(found), *values, label=found.name, work=work,
                           whole=op.name in WHOLE)
         made.equal = op.name in EQUAL and any(x.dtype.is_floating_point for x in made.inputs)
+        made.nearest = _nearest(op, made)
         return made
     return rule
+
+
+def _nearest(op: Op, made: Mapped) -> tuple[Piece, Piece | None] | None:
+    """Of what values are the nearest whole numbers, and the integer that is added."""
+    if op is OPS["round"]:
+        return made.inputs[0], None
+    whole, *others = sorted(made.inputs, key=lambda x: not isinstance(x, Mapped) or x.nearest is None)
+    if op is OPS["add"] and isinstance(whole, Mapped) and whole.nearest is not None and (
+            whole.nearest[1] is None and others[0].dtype is torch.int32):
+        return whole.nearest[0], others[0]
+    return None
 
 
 def _named(op: Op) -> list[Op]:
@@ -225,6 +251,8 @@ def _clamp(call: Call) -> Piece:
     made = arithmetic(call, text.format, call.args[0], label="clamp", work=2, whole=True)
     if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
         made.range = low, high
+        x = made.inputs[0]
+        made.nearest = x.nearest if isinstance(x, Mapped) else None
     return made
 
 

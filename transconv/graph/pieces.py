@@ -99,7 +99,8 @@ class Mapped(Piece):
     """Arithmetic. ``write``: of the operands' names, the text; ``work``: instructions of an element;
     ``place``: what else its text takes, coordinates of the position; ``equal``: it tells whether floats
     are equal; ``widened``: it is its operand in a type that has all of its numbers; ``range``: the least
-    and the largest number that it may be, where that is known."""
+    and the largest number that it may be, where that is known; ``nearest``: where its values are whole,
+    what they are the nearest whole numbers of, and an integer that is added to them, if any."""
 
     inputs: tuple[Piece, ...]
     write: Callable[..., str]
@@ -107,6 +108,7 @@ class Mapped(Piece):
     equal: bool = False
     widened: bool = False
     range: tuple[float, float] | None = None
+    nearest: tuple[Piece, Piece | None] | None = None
     place: Callable[[Index], Index] | None = None
 
     @property

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.compute import OPS
+from transconv.conv import shape_of
 from transconv.graph.map_rows import cast
 from transconv.graph.pieces import TYPES, Index, Piece, Seen
 from transconv.graph.product_rows import convolved, params
@@ -32,7 +33,6 @@ from transconv.graph.sizes import Length, Size, like
 from transconv.ir import Expr, maximum
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.quantized_operator import QUANTITIES
-from transconv.torch_ops.zero_sums import shape_of
 
 NARROW = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -152,6 +152,6 @@ def _stored(value: Piece, dtype: torch.dtype) -> Piece:
         raise NotOurs(f"it has a kernel of its own, with results in {str(dtype).removeprefix('torch.')}")
     held = TYPES[dtype]
     low, high = (number(n) for n in held.range)
-    inner = "round({})" if held.kind == "int" else "{}"
-    text = f"{held.name}(min(max({inner}, {low}), {high}))"
+    text = f"min(max({{}}, {low}), {high})"
+    text = f"{held.name}({f'nearest_small({text})' if held.kind == 'int' else text})"
     return mapped(text.format, value, dtype=dtype, label="quantize", work=3)

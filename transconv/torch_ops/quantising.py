@@ -39,12 +39,15 @@ def _dense(x: Tensor) -> bool:
 
 def text(count: int, of: DType, zero: bool, held: DType) -> str:
     """The computation, whose elements are those in memory."""
-    value = "q" if held.kind == "float" else "round(q) + z" if zero else "round(q)"
-    low, high = (f"{n:g}" for n in held.range)
+    low, high = (f"{n:g}.0" for n in held.range)
+    value = f"min(max(q, {low}), {high})"
+    if held.kind == "int":  # the zero point is whole: it is added behind the rounding
+        value = (f"nearest_small(min(max(q, {low} - f32(z)), {high} - f32(z))) + z" if zero else
+                 f"nearest_small({value})")
     return "\n".join([
         "compute quantise",
         f"    tensor x {of} [n={count}]", "    tensor scale f32 [one=1]",
         *["    tensor zero i32 [one=1]"] * zero, f"    tensor y {held} [n={count}]",
         f"    axes   n={count}", "    read   a = x[n]", "    read   s = scale[0]",
         *["    read   z = zero[0]"] * zero, "    let    r = 1/s", "    let    q = a*r",
-        f"    store  y[n] = {held}(min(max({value}, {low}), {high}))"])
+        f"    store  y[n] = {held}({value})"])

@@ -16,6 +16,7 @@ import torch
 from transconv import knobs, runtime
 from transconv.compute import Compute
 from transconv.conv import (
+    TABLE,
     Compiled,
     ConvProblem,
     ConvWorkload,
@@ -23,6 +24,7 @@ from transconv.conv import (
     Prop,
     compiler,
     without_zeros,
+    zero_sums,
 )
 from transconv.errors import ScheduleError
 from transconv.ir import DTYPES, DType, Tensor
@@ -237,6 +239,13 @@ class Case:
             tensor.put(epilogue_values(self.read[name], mode, self.where, seed + place, halves))
             tensor.seal()
         self.extra = {name: t.view for name, t in self.beside.items()}
+        if known := self.after.zeros.known:  # what the drawn weights and zero point add
+            low, high = ([n - 1 for n in known[end::2]] for end in (0, 1))
+            made = zero_sums(self.tensors["wei"].view, self.extra["src_zero"], low, high,
+                             self.problem.dilation)
+            assert made is not None
+            self.beside[TABLE].put(made)
+            self.beside[TABLE].seal()
 
     def launch(self, compiled: Compiled) -> None:
         """Raises InterpError where the interpreter of the IR finds a fault."""

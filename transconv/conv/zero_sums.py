@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
-import torch
-
-Tensor = torch.Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_STATES = 1024  # ways to reach beyond an image, with as many sums for each feature
 
@@ -22,6 +22,8 @@ def zero_sums(weight: Tensor, zero: Tensor, pad_lo: Sequence[int], pad_hi: Seque
               dilation: Sequence[int]) -> Tensor | None:
     """The sums, s32, of a weight (oc, ic/groups, *k) of integers and one zero point; None where windows
     reach beyond images in too many ways."""
+    import torch
+
     states = [n + 1 for pair in zip(pad_lo, pad_hi, strict=True) for n in pair]
     if prod(states) > MOST_STATES:
         return None
