@@ -275,3 +275,24 @@ def test_sums_of_8_bit_floats_have_13_bits() -> None:
     wide = ConvProblem.parse("mb2ic512ih6oc32oh6kh1 dt=bf16:bf16:f32")
     given = {"src": x.bfloat16(), "wei": w.bfloat16(), "dst": (sums - 2.0**-11 * size).float()}
     assert told(wide, Prop.FWD, given) is not None
+
+
+def test_no_number_as_an_integer_is_any_integer() -> None:
+    """A scale of 0 under a sum of 0; other elements are looked at."""
+    p = ConvProblem.parse("mb1ic1iw2oc1ow2kw1 dt=f32:f32:i8")
+    tensors = {"src": torch.tensor([[[float("nan"), 3.0]]]), "wei": torch.ones(1, 1, 1)}
+    assert told(p, Prop.FWD, tensors | {"dst": torch.tensor([[[7, 3]]], dtype=torch.int8)}) is None
+    found = told(p, Prop.FWD, tensors | {"dst": torch.tensor([[[7, 4]]], dtype=torch.int8)})
+    assert found is not None and "4 instead of 3" in found
+
+
+def test_one_drawn_number_may_divide() -> None:
+    from transconv.runtime.operands import draw
+
+    drawn = [torch.empty(1) for _ in range(40)]
+    for seed, memory in enumerate(drawn):
+        draw(memory, seed)
+    assert {float(x) for x in drawn} == {1.0, 2.0}
+    many = torch.empty(100)
+    draw(many, 1)
+    assert many.unique().tolist() == [-2, -1, 0, 1, 2]

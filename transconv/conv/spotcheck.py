@@ -227,6 +227,8 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
                                _allowed(p, prod(axes.summed), short, total, size))
         want, allowed, most = _stored(getattr(p, prop.result).dtype, want, allowed, p.acc)
         sure = (want.isnan() | (want.abs() + allowed < most)) & (size < most)
+        if not result.is_floating_point():
+            sure &= ~want.isnan()  # no integer is right
         bad = sure & ~((got - want).abs() <= allowed) & ~(got.isnan() & want.isnan())
         seen, telling, wrong, several = torch.stack(
             [sure.sum(), (sure & (total != 0)).sum(), bad.sum(), varied]).tolist()

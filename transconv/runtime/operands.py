@@ -62,9 +62,18 @@ class Wanted:
 
         memory = torch.zeros(self.span, dtype=self.elements, device=device)
         if memory.is_floating_point():
-            generator = torch.Generator(device).manual_seed(seed)
-            memory.copy_(torch.randint(-2, 3, memory.shape, generator=generator, device=device))
+            draw(memory, seed)
         return memory if self.strides is None else memory.as_strided(self.shape, self.strides)
+
+
+def draw(memory: Any, seed: int) -> None:
+    """Fill a tensor with random whole numbers from -2 to 2; one number with 1 or 2, as it may be a scale
+    that divides."""
+    import torch
+
+    generator = torch.Generator(memory.device).manual_seed(seed)
+    least = 1 if memory.numel() == 1 else -2
+    memory.copy_(torch.randint(least, 3, memory.shape, generator=generator, device=memory.device))
 
 
 def check(wanted: Sequence[Wanted], tensors: dict[str, Any],

@@ -25,7 +25,7 @@ from transconv.errors import Unsupported
 from transconv.ir import Values, free_vars
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.compiler import MOST_REJECTED
-from transconv.runtime.operands import torch_type
+from transconv.runtime.operands import draw, torch_type
 from transconv.runtime.plans import Plan, Step
 from transconv.schedule import is_copy
 
@@ -200,8 +200,7 @@ def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
         if name in results:
             continue
         if like.is_floating_point():
-            generator = torch.Generator(like.device).manual_seed(len(made))
-            memory.copy_(torch.randint(-2, 3, memory.shape, generator=generator, device=like.device))
+            draw(memory[shift:], len(made))
         else:
             memory[shift:].copy_(like.as_strided((span,), (1,)))  # its memory, as strides may be 0
     return made
