@@ -15,7 +15,7 @@ import torch
 
 from transconv.compute import OPS
 from transconv.conv import shape_of
-from transconv.graph.map_rows import cast
+from transconv.graph.casts import cast
 from transconv.graph.pieces import TYPES, Index, Piece, Seen
 from transconv.graph.product_rows import convolved, params
 from transconv.graph.rows import (
