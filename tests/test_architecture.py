@@ -43,7 +43,7 @@ HEAVY = ("torch", "triton", "sympy")
 # Files below torch_ops that may import torch or triton, inside functions.
 LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "runtime/trust.py",
         "compute/sampled.py", "compute/sampled_statistics.py", "conv/sampling.py", "conv/spotcheck.py",
-        "conv/zero_sums.py",
+        "conv/known_sums.py",
         "backend_triton/module.py", "backend_triton/launch.py", "backend_triton/descriptors.py",
         "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/machine_code.py",
         "backend_triton/interpreter.py",

@@ -129,8 +129,8 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
 @pytest.mark.every(4)
 @pytest.mark.parametrize("name", filter(is_portable, sorted(CALLS)))
 def test_every_function_compiles_in_gluon(name: str) -> None:
-    """In a kernel of its own, emitted as the expressions of a warp-specialised role are. No explicit kernel
-    calls machine code."""
+    """In a kernel of its own, emitted as the expressions of a warp-specialised role are. No explicit
+    kernel calls machine code."""
     speller = emit_gluon.GluonEmitter((), 4, 0, False)
     dtype = ir.f32 if CALLS[name].floats else ir.i32
     lane, v = ir.Lane("i", N, 1), ir.Var("v", dtype)

@@ -14,7 +14,7 @@ from torch import nn
 import transconv
 from transconv import knobs
 from transconv.__main__ import main
-from transconv.conv import Epilogue, shape_of, zero_sums
+from transconv.conv import Epilogue, zero_sums, zero_sums_shape
 from transconv.target import TARGETS
 from transconv.torch_ops import execute, weights_only
 from transconv.torch_ops.quantized import FUNCTIONS
@@ -176,7 +176,7 @@ def test_sums_of_zero_points(seed: int) -> None:
     n = [max(pick(1, 6), (k[i] - 1) * d[i] + 1 - low[i] - high[i]) for i in range(rank)]
     weight = torch.randint(-128, 128, (4, 3, *k), generator=draw).char()
     found = zero_sums(weight, torch.tensor([-7]), low, high, d)
-    assert found is not None and found.shape == shape_of(4, low, high)
+    assert found is not None and found.shape == zero_sums_shape(4, low, high)
     image = F.pad(torch.full((1, 3 * groups, *n), -7.0).double(),
                   [p for i in reversed(range(rank)) for p in (low[i], high[i])])
     want = getattr(F, f"conv{rank}d")(image, weight.double(), stride=s, dilation=d, groups=groups)[0]

@@ -10,6 +10,7 @@ from transconv.conv.compiler import build, plan_steps
 from transconv.conv.descriptor import KEYS, Descriptor, parse_descriptor, print_descriptor
 from transconv.conv.element_types import why_not_multiplied
 from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue
+from transconv.conv.known_sums import zero_sums, zero_sums_shape
 from transconv.conv.layers import (
     DIRECTIONS,
     KINDS,
@@ -30,7 +31,6 @@ from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.tags import for_weights, write_tags
 from transconv.conv.workload import ConvWorkload, computable, writable
 from transconv.conv.zero_points import TABLE, without_zeros
-from transconv.conv.zero_sums import shape_of, zero_sums
 
 algorithms = computes  # deprecated alias
 
@@ -41,6 +41,6 @@ __all__ = [
     "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
     "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",
     "reading", "sampled", "select", "split", "spot_check", "surrounded", "take",
-    "why_not_multiplied", "shape_of", "without_zeros", "writable", "write_tags",
-    "zero_sums",
+    "why_not_multiplied", "without_zeros", "writable", "write_tags",
+    "zero_sums", "zero_sums_shape",
 ]

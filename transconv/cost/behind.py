@@ -1,7 +1,9 @@
-"""Counts of the maps behind a sum. What they read of a tile as large as the result's, in explicit kernels:
-loads of the consumers, whose registers are laid out for products, or boxes that the producer fetches (the
-word ``behind``). Kernels that Triton lays out load 16 bytes at once; they are not counted.
-And the functions that they call, for each element; other arithmetic is short beside the store.
+"""Counts of the maps behind a sum: what they read, and the functions that they call.
+
+In explicit kernels, tensors as large as the result are read by loads of the consumers, whose registers are
+laid out for products, or in boxes that the producer fetches (the word ``behind``). Kernels that Triton
+lays out load 16 bytes at once; they are not counted. Functions are counted for each element; other
+arithmetic is short beside the store.
 """
 
 from __future__ import annotations

@@ -53,14 +53,13 @@ def copied_at(compute: Compute, schedule: Schedule,
 def copying(copy: Compute, target: Target, constants: Constants | None = None,
             elements: Number | None = None) -> Number:
     """Microseconds of a copy into another order: bytes read and written, and its launch. Rows of bytes
-    that begin anywhere are stored one or two bytes at a time, those of any length as it can be divided.
-    ``elements``: how many there are, if not
-    those of the copy's examples."""
+    that begin anywhere are stored one or two bytes at a time; those of odd lengths in runs that divide the
+    length. ``elements``: how many there are, if not those of the copy's examples."""
     constants = constants or target.rates.triton
     a, c = copy.a.tensor, copy.c.tensor
-    moved: Number = sum(touched(v, copy) for v in (copy.a, copy.c))
+    moved: Number
     if elements is None:
-        elements = prod(c.shape)
+        moved, elements = sum(touched(v, copy) for v in (copy.a, copy.c)), prod(c.shape)
     else:
         moved = elements * (a.dtype.bytes + c.dtype.bytes)
     us = moved / (target.bandwidth_gbs * 1e3 * constants.memory_share)

@@ -119,14 +119,15 @@ class Timed:
             self.made += self.work.whole * issue.turned_ns
 
     def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
-        schedule, c, store = self.schedule, self.rates, self.store
+        schedule, c = self.schedule, self.rates
+        store: Number = self.store
         slots = schedule.programs or self.target.sms
         # tiles on the busiest multiprocessor
         rounds = kept(tiles / slots if schedule.reduce == "stream" else -(-tiles // slots))
         together = kept(smaller(self.work.resident, larger(rounds, 1.0)))
         fills = 1.0 if schedule.programs else rounds / together
         products = kept(steps * self._step_ns(together, steps))
-        last = 0.0
+        last: Number = 0.0
         each: Number
         if schedule.consumers > 1:  # one group stores while the other multiplies, except at the last store
             last = store = store + self.made + self._called_ns(1.0)

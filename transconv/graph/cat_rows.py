@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from transconv.graph import moves
-from transconv.graph.map_rows import cast
+from transconv.graph.casts import cast
 from transconv.graph.pieces import Chosen, Index, Part, Piece, Seen, Where
 from transconv.graph.rows import Call, NotOurs, kind, row
 from transconv.graph.sizes import Length, same

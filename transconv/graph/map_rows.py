@@ -4,27 +4,16 @@ and a few more. Values are computed in f32 (f64 in f64), and rounded by casts an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import inf, log2
 from typing import Any
 
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.pieces import TYPES, Constant, Counted, Indexed, Mapped, Piece, Seen
-from transconv.graph.rows import (
-    Call,
-    NotOurs,
-    computed,
-    expanded,
-    is_small,
-    kind,
-    mapped,
-    number,
-    row,
-)
+from transconv.graph.casts import anew, cast, from_before
+from transconv.graph.pieces import Constant, Indexed, Mapped, Piece, Seen
+from transconv.graph.rows import Call, NotOurs, computed, expanded, kind, mapped, number, row
 from transconv.graph.sizes import Fraction, Size
-from transconv.ir import Const
 
 HEAVY = 6.0  # instructions of exp and the like
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -64,67 +53,6 @@ def arithmetic(call: Call, write: Callable[..., str], *values: Any, label: str, 
     held = torch.int64 if all(kind(x.dtype) != "float" for x in inputs) else torch.float32
     inputs = tuple(cast(x, held) if kind(x.dtype) == "bool" else x for x in inputs)
     return mapped(write, *inputs, dtype=call.dtype, label=label, work=work)
-
-
-def cast(x: Piece, dtype: torch.dtype) -> Piece:
-    """The piece in another type. Raises NotOurs for floats as whole numbers, and as floats of 8 bits,
-    unless they are clamped to what that type holds: how others are converted differs between machines."""
-    if {dtype, x.dtype} - TYPES.keys():
-        computed(dtype)
-        computed(x.dtype)
-    bounded = kind(x.dtype) == "float" and (kind(dtype) == "int" or is_small(dtype))
-    if bounded and not _within(x, TYPES[dtype].range):
-        raise NotOurs("a float is cast to a whole number" if kind(dtype) == "int" else
-                      f"a float that is not clamped is cast to {TYPES[dtype].name}")
-    if is_small(dtype) and not bounded:
-        raise NotOurs(f"{str(x.dtype).removeprefix('torch.')} is cast to {TYPES[dtype].name}")
-    name = TYPES[dtype].name
-    if bounded and is_small(dtype) and isinstance(x, Mapped) and x.nearest is not None and (
-            x.range is not None and all(float(n).is_integer() for n in x.range)):
-        return _bytes(x.range, *x.nearest, dtype)
-    if kind(dtype) == "bool":
-        return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
-    made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
-    made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
-    return made
-
-
-def _bytes(range_: tuple[float, float], of: Piece, added: Piece | None, dtype: torch.dtype) -> Mapped:
-    """The nearest whole numbers of values, and an integer, between two whole numbers, as integers of 8
-    bits: of operations of integers behind one addition, which takes less time than conversions."""
-    low, high = (number(float(n)) for n in range_)
-    text = f"nearest_small(min(max({{}}, {low}), {high}))"
-    given = (of,) if added is None else (of, added)
-    if added is not None:
-        text = f"nearest_small(min(max({{0}}, {low} - f32({{1}})), {high} - f32({{1}}))) + {{1}}"
-    return mapped(f"{TYPES[dtype].name}({text})".format, *given, dtype=dtype, label="quantize", work=4)
-
-
-def _within(x: Piece, most: tuple[float, float]) -> bool:
-    """Whether a value is known to be between two numbers."""
-    return isinstance(x, Mapped) and x.range is not None and (
-        most[0] <= x.range[0] <= x.range[1] <= most[1])
-
-
-def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
-    """What was cast to a wider type, if the piece is that or a view of it, and ``dtype`` is the type from
-    before: torch's upsampling casts an image, moves its elements, and casts them back."""
-    if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
-        return x.inputs[0]
-    if isinstance(x, Mapped) and x.inputs[0].dtype is x.dtype and not x.work:  # a copy
-        return from_before(x.inputs[0], dtype)
-    if isinstance(x, (Seen, Indexed)) and (found := from_before(x.of, dtype)) is not None:
-        return _anew(x, found)
-    return None
-
-
-def _anew(view: Seen | Indexed, of: Piece) -> Piece:
-    """The view of another piece, or of the same one as a result of its own, of which torch tells how it
-    lies."""
-    made = replace(view, of=of, dtype=of.dtype, strides=None, values=None)
-    if isinstance(made, Seen):
-        made.alias = False
-    return made
 
 
 # -- rows of the table of operations ---------------------------------------------------------------
@@ -231,7 +159,7 @@ def _to(call: Call) -> Piece:
     before = from_before(x, call.dtype)
     if before is None:
         return cast(x, call.dtype)
-    return _anew(before, before.of) if isinstance(before, (Seen, Indexed)) else copied(before)
+    return anew(before, before.of) if isinstance(before, (Seen, Indexed)) else copied(before)
 
 
 @row("reciprocal")
@@ -348,44 +276,6 @@ def _truths(call: Call, write: Callable[..., str], *values: Any) -> Piece:
     return mapped(write, *together(call, *values), dtype=torch.bool, label="logical")
 
 
-@row("full", "full_like", "scalar_tensor", "zeros", "ones", "zeros_like", "ones_like", "new_zeros",
-     "new_ones", "new_full")
-def _full(call: Call) -> Piece:
-    computed(call.dtype)
-    name = call.name
-    value: Any = 0 if "zeros" in name else 1 if "ones" in name else call.args[0] if "scalar" in name else (
-        call.arg(2, "fill_value") if "new_full" in name else call.arg(1, "fill_value"))
-    if kind(call.dtype) == "bool":
-        raise NotOurs("a tensor of one truth")
-    held = value if isinstance(value, (Size, Fraction)) else (
-        float(value) if kind(call.dtype) == "float" else int(value))
-    number(held)
-    return Constant(shape=call.shape, dtype=call.dtype, value=held, label="full")
-
-
-@row("empty.memory_format", "empty_permuted", "empty_strided", "empty_like", "new_empty",
-     "new_empty_strided")
-def _empty(call: Call) -> Piece:
-    """Any number will do: what reads it before it is written to reads what memory has."""
-    computed(call.dtype)
-    if kind(call.dtype) == "bool":
-        raise NotOurs("a tensor of one truth")
-    return Constant(shape=call.shape, dtype=call.dtype, value=0, label="full")
-
-
 @row("copy")
 def _copied(call: Call) -> Piece:
     return cast(expanded(call.args[1], call.shape), call.dtype)
-
-
-@row("prims::iota", "arange.start_step")
-def _iota(call: Call) -> Piece:
-    computed(call.dtype)
-    given = call.args if call.name.startswith("arange") else ()
-    start, step = given[0] if given else call.kwargs.get("start", 0), (
-        given[2] if len(given) > 2 else call.kwargs.get("step", 1))
-    if not isinstance(start, int) or not isinstance(step, int) or kind(call.dtype) == "bool":
-        raise NotOurs("a range of broken numbers")
-    return Counted(shape=call.shape, dtype=call.dtype, label="iota",
-                   count=lambda at: at[0] * Const(step) + Const(start))
-

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.compute import OPS
-from transconv.conv import shape_of
-from transconv.graph.map_rows import cast
+from transconv.conv import zero_sums_shape
+from transconv.graph.casts import cast
 from transconv.graph.pieces import TYPES, Index, Piece, Seen
 from transconv.graph.product_rows import convolved, params
 from transconv.graph.rows import (
@@ -76,12 +76,12 @@ def _said(given: list[Any]) -> _Said:
 
 
 def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Piece:
-    """The sum without what the zero point of the input adds: see zero_sums.py."""
+    """The sum without what the zero point of the input adds: see known_sums.py."""
     if not isinstance(sums, Piece) or p.transposed:
         raise NotOurs("it has a kernel of its own: no input_zero_sums tell what the zero point adds")
     if any(isinstance(n, Size) for n in x.shape[2:]):
         raise NotOurs("it has a kernel of its own: zero points beside sizes that are names")
-    if sums.shape != shape_of(int(like(total.shape[1])), p.pad_lo, p.pad_hi):
+    if sums.shape != zero_sums_shape(int(like(total.shape[1])), p.pad_lo, p.pad_hi):
         raise NotOurs(f"it has a kernel of its own: input_zero_sums have the shape {sums.shape}")
     ends = zip(p.stride, p.pad_lo, p.dilation, w.shape[2:], x.shape[2:], strict=True)
     axes = [(s, low, (k - 1) * d - low - (n - 1)) for s, low, d, k, n in ends]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from transconv.graph.map_rows import cast
+from transconv.graph.casts import cast
 from transconv.graph.pieces import TYPES, Piece
 from transconv.graph.rows import Call, NotOurs, expanded, kind, mapped, number, reshaped, row
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from transconv.graph.map_rows import cast
+from transconv.graph.casts import cast
 from transconv.graph.pieces import Constant, Piece, Reduced
 from transconv.graph.rows import Call, NotOurs, computed, expanded, kind, mapped, reshaped, row
 

@@ -216,25 +216,21 @@ def _module(traced: fx.GraphModule, node: fx.Node) -> Any:
 
 def _with_norm(conv: Any, norm: Any) -> Any:
     made = _plain_copy(conv)
+    made.weight, made.bias = norm_folded(conv, conv.weight, conv.bias, norm)
+    return made
+
+
+def norm_folded(conv: Any, weight: Any, bias: Any, norm: Any) -> tuple[torch.nn.Parameter, Any]:
+    """A weight and a bias of a convolution with a batch norm folded into them, in their types. The output
+    channels of a group are the second dim of a transposed one's weight, where torch's own function ignores
+    groups."""
+    held = weight.detach()
+    if conv.transposed:  # ic/g, g*(oc/g), *k
+        held = held.unflatten(0, (conv.groups, -1)).transpose(0, 1).flatten(1, 2)
+    made, added = fuse_conv_bn_weights(
+        torch.nn.Parameter(held), bias, norm.running_mean, norm.running_var, norm.eps, norm.weight,
+        norm.bias, transpose=conv.transposed)
+    folded: Any = made.detach()
     if conv.transposed:
-        return _with_norm_transposed(made, norm)
-    made.weight, made.bias = fuse_conv_bn_weights(
-        conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight,
-        norm.bias)
-    return made
-
-
-def _with_norm_transposed(made: Any, norm: Any) -> Any:
-    """The same where the output channels of a group are the weight's second dim; torch's own function
-    ignores groups there."""
-    weight: Any = made.weight
-    groups = made.groups
-    grouped = weight.unflatten(0, (groups, -1)).transpose(0, 1)  # ic/g, g, oc/g, *k
-    grouped, bias = fuse_conv_bn_weights(
-        torch.nn.Parameter(grouped.flatten(1, 2)), made.bias, norm.running_mean, norm.running_var,
-        norm.eps, norm.weight, norm.bias, transpose=True)
-    apart: Any = grouped.detach()
-    folded = apart.unflatten(1, (groups, -1)).transpose(0, 1).flatten(0, 1)
-    made.weight = torch.nn.Parameter(folded.contiguous(), weight.requires_grad)
-    made.bias = bias
-    return made
+        folded = folded.unflatten(1, (conv.groups, -1)).transpose(0, 1).flatten(0, 1).contiguous()
+    return torch.nn.Parameter(folded, weight.requires_grad), added

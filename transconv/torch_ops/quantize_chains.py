@@ -8,6 +8,7 @@ the convolution, which nothing else needs. An identity takes its place, and the 
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +16,15 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from transconv.torch_ops.fold import FUSED, Tracer, activation_after, norm_after, only_user
+from transconv.torch_ops.fold import (
+    FUSED,
+    Tracer,
+    activation_after,
+    norm_after,
+    norm_folded,
+    only_user,
+)
 from transconv.torch_ops.writes import is_hooked, stays
 
 
@@ -81,18 +88,9 @@ def _chain(traced: fx.GraphModule, node: fx.Node, conv: Any, once: set[int]) -> 
 
 def with_norm(conv: Any, norm: Any) -> None:
     """Fold a norm into the weight and bias of a convolution, in f32, in place."""
-    weight = conv.weight.detach().float()
-    if conv.transposed:  # (ic, oc/groups, *k): the output channels of a group are the second dim
-        weight = weight.unflatten(0, (conv.groups, -1)).transpose(0, 1).flatten(1, 2)
     bias = None if conv.bias is None else conv.bias.detach().float()
-    given: list[Any] = [t if t is None else t.detach().float() for t in (
-        norm.running_mean, norm.running_var, norm.weight, norm.bias)]
-    made, added = fuse_conv_bn_weights(torch.nn.Parameter(weight, False), bias, given[0], given[1],
-                                       norm.eps, given[2], given[3], transpose=conv.transposed)
-    held: Any = made.detach()
-    if conv.transposed:
-        held = held.unflatten(1, (conv.groups, -1)).transpose(0, 1).flatten(0, 1)
-    conv._parameters["weight"] = torch.nn.Parameter(held, requires_grad=False)
+    made, added = norm_folded(conv, conv.weight.detach().float(), bias, copy.deepcopy(norm).float())
+    conv._parameters["weight"] = made
     conv._parameters["bias"] = torch.nn.Parameter(added.detach(), requires_grad=False)
 
 

@@ -89,21 +89,8 @@ def _way(weight: Any) -> Callable[..., Tensor]:
 
 
 def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
-             output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
-    return _computed(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
-
-
-def of_new_weight(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
-                  padding: Any, output_padding: Any, dilation: Any, groups: Any,
-                  given: dict[str, Any]) -> Tensor:
-    """A call whose weight was made for it alone: nothing is remembered of that."""
-    return _computed(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given,
-                     False)
-
-
-def _computed(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
-              output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any],
-              again: bool = True) -> Tensor:
+             output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any],
+             again: bool = True) -> Tensor:
     """``again``: whether other calls may have the same weight."""
     if _compiling():
         return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
@@ -126,6 +113,14 @@ def _computed(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
                             found.aligned)
     route.lay_out(weight)
     return route.run(input, weight, bias, given)
+
+
+def of_new_weight(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
+                  padding: Any, output_padding: Any, dilation: Any, groups: Any,
+                  given: dict[str, Any]) -> Tensor:
+    """A call whose weight was made for it alone: nothing is remembered of that."""
+    return _general(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given,
+                    again=False)
 
 
 def _function(name: str, public: Callable[..., Tensor]) -> Function:

@@ -38,6 +38,6 @@ def zero_sums(weight: Tensor, zero: Tensor, pad_lo: Sequence[int], pad_hi: Seque
     return (found * zero.double()).round().to(torch.int32).contiguous()
 
 
-def shape_of(channels: int, pad_lo: Sequence[int], pad_hi: Sequence[int]) -> tuple[int, ...]:
+def zero_sums_shape(channels: int, pad_lo: Sequence[int], pad_hi: Sequence[int]) -> tuple[int, ...]:
     """The shape of the sums."""
     return (channels, *(n + 1 for pair in zip(pad_lo, pad_hi, strict=True) for n in pair))
