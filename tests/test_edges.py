@@ -9,8 +9,8 @@ import pytest
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.conv.relation import computes
-from transconv.ir import If, Load, Select, Stmt, Store, Var, conjuncts, find
-from transconv.passes import lower
+from transconv.ir import If, InterpError, Load, Select, Stmt, Store, Var, conjuncts, find
+from transconv.passes import edges, lower
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
@@ -66,6 +66,14 @@ def test_tiles_inside_and_at_edges(text: str, prop: Prop, words: str) -> None:
     for drawn in (least, *sizes.drawn(compute, 2), least | {"IW": 12}, least | {"IW": 21}):
         case = Case(compute.at(**drawn))
         assert not case.interpreted(*[s.kernel.at(drawn) for s in plan.steps]).problem, drawn
+
+
+def test_tiles_at_an_edge_that_are_taken_for_others_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edges._Edges, "strongest", lambda _, found: found[:1])
+    compute, plan = built.__wrapped__(*KERNELS[0])
+    given = {"MB": 2, "IH": 9, "IW": 9}
+    with pytest.raises(InterpError, match=r"offset \d+ of src is not in"):
+        Case(compute.at(**given)).interpreted(*[s.kernel.at(given) for s in plan.steps])
 
 
 def test_kernels_of_given_sizes_have_one_text() -> None:

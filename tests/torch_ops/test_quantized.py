@@ -99,7 +99,7 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     transconv.config.cpu = "interpret"
     started: list[tuple[Any, ...]] = []
 
-    def starter(plan: Plan, device: Any, aligned: bool, order: tuple[str, ...]) -> Any:
+    def starter(plan: Plan, device: Any, aligned: bool, order: tuple[str, ...], *_: bool) -> Any:
         def start(*given: torch.Tensor) -> None:
             started.append(order)
             reading = {n: t for n, t in zip(order, given, strict=True) if n not in ("src", "wei", "dst")}

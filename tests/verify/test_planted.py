@@ -22,7 +22,8 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 
 
 def test_every_pass_has_a_bug() -> None:
-    assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE}
+    named = {"edges"}  # see test_edges.py
+    assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE} - named
 
 
 @pytest.mark.every(3)
@@ -137,7 +138,8 @@ def test_a_bug_in_a_rule_that_a_pass_uses(rule: str) -> None:
 @interpreted
 @pytest.mark.every(3)
 @pytest.mark.parametrize("bug", [b for b in planted.PASSES
-                                 if "via=gluon" not in b.schedule and "mb7" not in b.problem],
+                                 if "via=gluon" not in b.schedule and "mb7" not in b.problem
+                                 and b.stage != "quads"],  # Triton's interpreter has no machine code
                          ids=lambda bug: bug.stage)
 def test_the_bug_shows_when_the_kernel_runs(bug: Bug, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is blamed is what a check would have seen: the emitted kernel is wrong, or fails."""

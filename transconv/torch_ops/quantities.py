@@ -160,7 +160,7 @@ class _Writer:
         name = f"arg{len(self.reads)}"
         casts = any(a != b for a, b, n in zip(given.stride(), strides, shape, strict=True) if n > 1)
         self.reads.append(Reads(name, "residual", given.dtype, shape, None, casts, strides))
-        self.words.append(f"add:{ROWS_OF[given.dtype]}:per_tensor")
+        self.words += [f"add:{ROWS_OF[given.dtype]}:per_tensor"]
 
     def zero(self, name: str, argument: str, held: torch.dtype, channels: int) -> Reads | None:
         _check_zero(self.call.name, argument, getattr(self.call.quantities, argument), ROWS_OF[held])
