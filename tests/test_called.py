@@ -1,4 +1,5 @@
-"""Functions behind a sum (GELU, SiLU): what is estimated of 48 kernels that were measured."""
+"""Functions behind a sum (GELU, SiLU): what is estimated of 48 kernels that were measured, by
+``python -m bench schedules bench/problems/called_trials.csv``."""
 
 from __future__ import annotations
 
