@@ -1,8 +1,8 @@
 """Bugs for the passes, the emitters and the computation, each as a developer could have made it.
 
 A bug in a pass is a change to what the pass returns, for every kernel it is given. The test asserts
-that every pass of the pipeline has one here, but those of kernels whose sizes are arguments, of which
-nobody can ask which stage is wrong.
+that every pass of the pipeline has one here, but those of kernels whose sizes are arguments, which
+bisection does not take.
 """
 
 from __future__ import annotations

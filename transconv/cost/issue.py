@@ -18,7 +18,7 @@ from math import prod
 from transconv.compute import Compute, axis_steps, axis_strides, places
 from transconv.cost.spelled import Number, kept, larger, smaller
 from transconv.ir import View
-from transconv.schedule import Block, Schedule, lanes
+from transconv.schedule import Block, Schedule, has_quads, lanes
 from transconv.target import Target
 
 ACCESS = 16
@@ -94,7 +94,7 @@ def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
     written = prod(extent for _, extent in schedule.written)
     words = compute.acc.bytes / 4
     rows = max(1.0, held * views[0].tensor.dtype.bytes / ACCESS)
-    quads = by_fours(compute, target)
+    quads = by_fours(schedule, compute, target)
     made = [*QUADS] if quads else [1.5 * (wide < 32) for wide in bits]
     issued = (words * written * held * (FOURTH if quads else 1.0) + STEP + ROW * rows
               + sum(each * x.all for each, x in zip(made, found, strict=True))
@@ -115,10 +115,10 @@ def _issued(schedule: Schedule, compute: Compute, target: Target) -> Issued:
                   _distinct(schedule, compute, views), _scattered(schedule, compute), target)
 
 
-def by_fours(compute: Compute, target: Target) -> bool:
+def by_fours(schedule: Schedule, compute: Compute, target: Target) -> bool:
     """Whether the bytes of a sum of integers are multiplied four at a time."""
     views = [v for v in (compute.a, compute.b) if v is not None]
-    return (target.backend == "cuda" and not target.upcast16 and not compute.prologue and len(views) == 2
+    return (has_quads(schedule, compute, target) and not compute.prologue and len(views) == 2
             and all(v.tensor.dtype.is_integer and v.tensor.dtype.bits == 8 for v in views))
 
 

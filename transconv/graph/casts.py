@@ -55,8 +55,6 @@ def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
     before: torch's upsampling casts an image, moves its elements, and casts them back."""
     if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
         return x.inputs[0]
-    if isinstance(x, Mapped) and x.inputs[0].dtype is x.dtype and not x.work:  # a copy
-        return from_before(x.inputs[0], dtype)
     if isinstance(x, (Seen, Indexed)) and (found := from_before(x.of, dtype)) is not None:
         return anew(x, found)
     return None

@@ -41,21 +41,17 @@ from transconv.ir import (
     seq,
     u8,
 )
-from transconv.schedule import Schedule
+from transconv.schedule import QUAD, Schedule, has_quads
 from transconv.target import Target
 
-MOST = 4  # bytes of a word
 FEWEST = 3  # products of a row, for which words take fewer operations
 
 Pair = tuple[Var, Var]
 
 
 def quads(kernel: Kernel, schedule: Schedule, compute: Compute, target: Target) -> Kernel:
-    """Multiply bytes four at a time, on chips that can and where they are not interpreted. Tiles need four
-    neighbouring elements of each operand."""
-    lanes = [b for b in schedule.blocks if b.extent > 1 and not schedule.in_registers(b)]
-    shared = [b for b in lanes if compute.kind(b.first) == "B"]  # along which both operands have elements
-    if target.backend != "cuda" or target.upcast16 or any(b.extent % MOST for b in shared or lanes):
+    """Multiply bytes four at a time where chip and tile allow it."""
+    if not has_quads(schedule, compute, target):
         return kernel
     return _Quads().mutate(kernel)  # type: ignore[no-any-return]
 
@@ -127,7 +123,7 @@ class _Words:
             if group:
                 row, at = self.place[group[-1][0]]
                 follows = row[at + 1:at + 2] == [pair[0]] and pair[1].type is group[0][1].type
-                if len(group) == MOST or not follows:
+                if len(group) == QUAD or not follows:
                     yield group
                     group = []
             group.append(pair)
@@ -145,18 +141,18 @@ class _Words:
             return
         row, at = self.place[first]
         words: list[tuple[Var, ...]] = []
-        for start in (at - at % MOST, at - at % MOST + MOST):
-            numbers = tuple(row[start:start + MOST]) or words[0]
+        for start in (at - at % QUAD, at - at % QUAD + QUAD):
+            numbers = tuple(row[start:start + QUAD]) or words[0]
             yield from self.made(numbers)
             words.append(numbers)
-            if at % MOST == 0:
+            if at % QUAD == 0:
                 break
         whole = [self.of_bytes[w] for w in words]
-        if at % MOST == 0:
+        if at % QUAD == 0:
             self.of_place[first] = whole[0]
         else:
             self.of_place[first] = self._name()
-            yield Let(self.of_place[first], Call(SHIFTED[at % MOST], (whole[0], whole[1])))
+            yield Let(self.of_place[first], Call(SHIFTED[at % QUAD], (whole[0], whole[1])))
 
     def _name(self) -> Var:
         return Var(f"word_{self.number}_{len(self.of_bytes) + len(self.of_place)}", i32)

@@ -8,12 +8,14 @@ from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.copying import is_copy, rounds, share
 from transconv.schedule.counts import (
+    QUAD,
     ROWS,
     WARP_GROUP,
     ahead,
     ahead_bytes,
     by_tile,
     chain,
+    has_quads,
     k_steps,
     lanes,
     moves_sums,
@@ -69,9 +71,11 @@ from transconv.schedule.words import unregister as unregister_word
 __all__ = [
     "ahead", "ahead_bytes", "behind_bytes", "Block", "Box", "box_of", "boxes_behind", "by_tile",
     "carried", "chain", "diagonal", "divided", "ENGINE_ALIGN", "FEATURES", "finishes", "groups",
+    "has_quads",
     "in_place", "inner_feature", "innermost", "INTEGERS", "is_copy", "k_steps", "kept", "lanes",
     "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
     "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",
+    "QUAD",
     "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "ROW", "row_of",
     "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such",
     "tile", "tiles_along", "tiles_of_a_stage", "told", "told_behind", "transposed_bytes",

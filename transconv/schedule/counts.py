@@ -25,6 +25,8 @@ WARP_GROUP = 4
 """Warps that make an asynchronous product together."""
 ROWS = 64
 """Rows of the left side of the smallest asynchronous product."""
+QUAD = 4
+"""Bytes of integers that are multiplied at once, on chips that can."""
 FEW_ROUNDS = 8  # with more rounds of tiles, idle multiprocessors in the last one matter little
 
 
@@ -88,6 +90,15 @@ def lanes(c: Schedule, compute: Compute, kind: str) -> int:
     if not c.regs:
         return tile(c, compute, kind)
     return prod(b.extent for b in c.blocks if compute.kind(b.first) == kind and not c.in_registers(b))
+
+
+def has_quads(c: Schedule, compute: Compute, target: Target) -> bool:
+    """Whether a chip can multiply bytes four at a time, and threads hold four neighbouring elements of
+    each operand. What is interpreted cannot."""
+    blocks = [b for b in c.blocks if b.extent > 1 and not c.in_registers(b)]
+    shared = [b for b in blocks if compute.kind(b.first) == "B"]  # along which both operands have elements
+    return (target.backend == "cuda" and not target.upcast16
+            and not any(b.extent % QUAD for b in shared or blocks))
 
 
 def k_steps(c: Schedule, compute: Compute) -> int:

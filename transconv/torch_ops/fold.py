@@ -14,6 +14,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.compute import OPS, named
 from transconv.torch_ops import exchange, fused_modules, modules, quantized_fused
+from transconv.torch_ops.quantized_modules import Quantised
 from transconv.torch_ops.writes import is_hooked, stays
 
 FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
@@ -31,7 +32,7 @@ _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 class Tracer(fx.Tracer):
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
-        ours = type(m) in FUSED or hasattr(type(m), "quantise")
+        ours = type(m) in FUSED or issubclass(type(m), Quantised)
         return ours or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
 
 

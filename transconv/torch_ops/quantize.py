@@ -152,7 +152,7 @@ def _candidates(model: torch.nn.Module, filter_fn: Callable[[torch.nn.Module, st
 
 
 def _why_not(module: torch.nn.modules.conv._ConvNd) -> str:
-    if type(module) in quantized_modules.OURS.values() or hasattr(type(module), "quantise"):
+    if type(module) in quantized_modules.OURS.values() or isinstance(module, quantized_modules.Quantised):
         return "it is quantised already"
     if is_parametrized(module):
         return "its parameters are computed (torch.nn.utils.parametrize)"

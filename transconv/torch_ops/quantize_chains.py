@@ -9,6 +9,7 @@ the convolution, which nothing else needs. An identity takes its place, and the 
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from transconv.torch_ops.fold import (
     only_user,
 )
 from transconv.torch_ops.writes import is_hooked, stays
+
+log = logging.getLogger("transconv.quantize")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ def chains(model: torch.nn.Module, found: Mapping[str, torch.nn.Module]) -> dict
         return {}
     try:
         traced = fx.GraphModule(model, Tracer().trace(model))
-    except Exception:  # what a model's code raises on proxies is not known
+    except Exception as error:  # what a model's code raises on proxies is not known
+        log.debug("nothing is folded: torch.fx cannot trace the model: %s", error)
         return {}
     return _found(model, traced, {id(m): name for name, m in found.items()})
 

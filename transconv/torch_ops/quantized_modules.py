@@ -41,7 +41,7 @@ BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point", "input_z
 """What a quantised module keeps in types of its own, whatever the model is cast to."""
 
 
-class _Quantised:
+class Quantised:
     """Mixin: the state of a quantised convolution, and its call."""
 
     function: ClassVar[Callable[..., Tensor]]
@@ -179,37 +179,37 @@ class _Quantised:
         return f"{shown}, kind={self.kind}{own}{fast}{act}"
 
 
-class QuantConv1d(_Quantised, Convolves, torch.nn.Conv1d):
+class QuantConv1d(Quantised, Convolves, torch.nn.Conv1d):
     """torch.nn.Conv1d, quantised: computed by transconv.quantized.conv1d."""
 
     function = staticmethod(quantized.conv1d)
 
 
-class QuantConv2d(_Quantised, Convolves, torch.nn.Conv2d):
+class QuantConv2d(Quantised, Convolves, torch.nn.Conv2d):
     """torch.nn.Conv2d, quantised: computed by transconv.quantized.conv2d."""
 
     function = staticmethod(quantized.conv2d)
 
 
-class QuantConv3d(_Quantised, Convolves, torch.nn.Conv3d):
+class QuantConv3d(Quantised, Convolves, torch.nn.Conv3d):
     """torch.nn.Conv3d, quantised: computed by transconv.quantized.conv3d."""
 
     function = staticmethod(quantized.conv3d)
 
 
-class QuantConvTranspose1d(_Quantised, ConvolvesTransposed, torch.nn.ConvTranspose1d):
+class QuantConvTranspose1d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspose1d):
     """torch.nn.ConvTranspose1d, quantised: computed by transconv.quantized.conv_transpose1d."""
 
     function = staticmethod(quantized.conv_transpose1d)
 
 
-class QuantConvTranspose2d(_Quantised, ConvolvesTransposed, torch.nn.ConvTranspose2d):
+class QuantConvTranspose2d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspose2d):
     """torch.nn.ConvTranspose2d, quantised: computed by transconv.quantized.conv_transpose2d."""
 
     function = staticmethod(quantized.conv_transpose2d)
 
 
-class QuantConvTranspose3d(_Quantised, ConvolvesTransposed, torch.nn.ConvTranspose3d):
+class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspose3d):
     """torch.nn.ConvTranspose3d, quantised: computed by transconv.quantized.conv_transpose3d."""
 
     function = staticmethod(quantized.conv_transpose3d)
