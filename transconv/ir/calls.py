@@ -147,8 +147,8 @@ def nearest_within(x, low, high):
 
 # A quotient by the divisor's reciprocal, which is one number where the divisor is one, and twice what it
 # leaves of the dividend: rounded once, from a dividend of 2**-100 on, by divisors from 2**-126 to 2**126
-# (P. Markstein, 1990). The languages' own division has a branch for each element. What is left is no number
-# where the quotient is not finite.
+# (P. Markstein, 1990). The languages' own division has a branch for each element. What is left is no
+# number where the quotient is not finite.
 DIVIDED = '''
 @{jit}
 def divided(a, b):
