@@ -195,6 +195,22 @@ def test_truths_that_a_rounding_turns_over_may_be_either() -> None:
     assert (found["W"].error[:2] >= 1).all() and (found["W"].error[2:] < 1e-6).all()
 
 
+def test_rounded_values_may_equal_what_unrounded_ones_do_not() -> None:
+    """The largest of computed values is compared with them: a square in f32 equals its stored rounding,
+    in f64 it does not. What is further away is as unequal as before."""
+    text = parse("compute found ;; tensor X f32 [n=64] ;; tensor M f32 [n=64] ;; axes n=64 ;; "
+                 "tensor Y boolean [n=64] ;; tensor Z f32 [n=64] ;; read x = X[n] ;; read m = M[n] ;; "
+                 "let square = x*x ;; let y = m == square ;; store Y[n] = y ;; "
+                 "store Z[n] = where(m != square, m, -m)")
+    x = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    m, far = x * x, torch.arange(64) % 2 == 1
+    m = torch.where(far, m * 1.001, m)
+    tensors = {"X": x, "M": m, "Y": ~far, "Z": torch.where(far, m, -m)}
+    assert not examine(text, tensors).reason
+    assert "Y are wrong" in examine(text, tensors | {"Y": torch.ones_like(far)}).reason
+    assert "Z are wrong" in examine(text, tensors | {"Z": -m}).reason
+
+
 CHAIN = parse("""compute chain
     tensor C f16 [16, 2]
     axes m=16 n=2

@@ -11,7 +11,7 @@ values are propagated by evaluating each later step with every name moved by its
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -156,7 +156,16 @@ class Run:
         for v in free_vars(exact) & self.errors.keys():
             known = {exact: found, v: self.at.env[v]}
             total = total + roundings.moved(exact, v, self.errors[v], known, self.at)
+        for equality in roundings.equalities(e):
+            off = sum((self._known(x) for x in (equality.a, equality.b)), np.zeros(1))
+            wide = replace(equality, a=_exact(equality.a), b=_exact(equality.b))
+            total = total + roundings.turned(exact, wide, off, self.at)
         return total
+
+    def _known(self, e: Expr) -> Array:
+        """The error of a part of an expression."""
+        error = self.error(e, self.value(e))
+        return np.zeros(1) if error is None else error
 
     def place(self, view: View) -> tuple[tuple[Array, ...], Array]:
         """The coordinates of a view's elements, 0 where its mask is false, and the mask."""

@@ -19,7 +19,22 @@ from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
-from transconv.ir import CALLS, Add, Array, Call, Cast, Const, Div, DType, Evaluator, Expr, Mul, Sub
+from transconv.ir import (
+    CALLS,
+    Add,
+    Array,
+    Call,
+    Cast,
+    Const,
+    Div,
+    DType,
+    Eq,
+    Evaluator,
+    Expr,
+    Mul,
+    Ne,
+    Sub,
+)
 
 DIVISION = 4.0
 """Half units in the last place by which a quotient of f32 may be off: chips approximate it."""
@@ -75,6 +90,23 @@ def moved(whole: Expr, part: Expr, off: Array, values: Mapping[Expr, Array], at:
     sides = [apart(at.compute(whole, {**known, part: values[part] + way}), values[whole])
              for way in (off, -off)]
     return np.maximum(*sides)
+
+
+def equalities(e: Expr) -> list[Eq | Ne]:
+    """The comparisons of floats by equality in an expression. Moving what is compared makes equal values
+    unlike, but never hits the one number at which unlike values are equal."""
+    return [x for x in _parts(e) if isinstance(x, (Eq, Ne)) and x.a.dtype.kind == "float"]
+
+
+def turned(whole: Expr, equality: Eq | Ne, off: Array, at: Evaluator) -> Array:
+    """How far an expression moves if values that are within ``off`` of one another, and compared by an
+    ``equality`` in it, are equal once they are rounded."""
+    values = at.parts(whole)
+    near = np.abs(values[equality.a] - values[equality.b]) <= off
+    truth = np.where(near, isinstance(equality, Eq), values[equality])
+    with_it = _above(whole, equality)
+    known = {x: v for x, v in values.items() if x not in with_it}
+    return apart(np.asarray(at.compute(whole, {**known, equality: truth})), values[whole])
 
 
 def _rounding(part: Expr, wide: Expr, units: float, values: Mapping[Expr, Array], at: Evaluator) -> Array:
