@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from transconv.compute.compute import Compute
 from transconv.compute.named_sizes import example
@@ -74,6 +75,7 @@ def usual(sizes: Sizes) -> dict[str, int]:
     return sizes.like
 
 
+@lru_cache(maxsize=512)  # asked for each schedule that is proposed
 def why_not_any_size(compute: Compute) -> str | None:
     """None if one kernel can have the sizes as arguments, else the reason."""
     return next(_refused(compute), None)
