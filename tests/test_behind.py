@@ -158,7 +158,7 @@ def test_only_vectors_are_still_loaded(name: str) -> None:
     assert barriers["brought"] == barriers["emptied"] == 2
 
 
-class _Without(ir.Mutator):
+class Without(ir.Mutator):
     """A kernel without the calls that a test takes away."""
 
     def __init__(self, func: str, barrier: str = "") -> None:
@@ -174,7 +174,7 @@ class _Without(ir.Mutator):
     ("one step", "send_wait", "", "is written"), ("one step", "fence", "", "fenced")])
 def test_the_interpreter_finds_what_is_missing(name: str, func: str, barrier: str, says: str) -> None:
     text, schedule = CASES[name]
-    made = _Without(func, barrier).mutate(kernel(text, schedule))
+    made = Without(func, barrier).mutate(kernel(text, schedule))
     case = Case(parse(text))
     with pytest.raises(InterpError, match=says):
         for _ in range(3):

@@ -1,9 +1,10 @@
-"""Counts of the maps behind a sum: what they read, and the functions that they call.
+"""Counts of the maps behind a sum: what they read, what they store beside the sum's own result, and the
+functions that they call.
 
 In explicit kernels, tensors as large as the result are read by loads of the consumers, whose registers are
-laid out for products, or in boxes that the producer fetches (the word ``behind``). Kernels that Triton
-lays out load 16 bytes at once; they are not counted. Functions are counted for each element; other
-arithmetic is short beside the store.
+laid out for products, or in boxes that the producer fetches (the word ``behind``); other results leave as
+boxes or by lanes. Kernels that Triton lays out load and store 16 bytes at once; they are not counted.
+Functions are counted for each element; other arithmetic is short beside the store.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from math import prod
 
 from transconv.compute import Compute, Read, axis_strides, touched
 from transconv.ir import CALLS, Call, View, find
-from transconv.schedule import Schedule, boxes_behind, sides
+from transconv.schedule import Schedule, boxes_behind, result_boxes, sides
 
 TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
 
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, instructions of ``called`` functions; of
-    the kernel: its ``traffic``."""
+    """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other results than the sum's
+    that are ``sent`` as boxes or ``stored`` by lanes, instructions of ``called`` functions; of the kernel:
+    its ``traffic``."""
 
     accesses: float = 0.0
     fetched: float = 0.0
+    sent: float = 0.0
+    stored: float = 0.0
     traffic: int = 0
     called: float = 0.0
 
@@ -36,7 +40,8 @@ def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     steps = compute.sweeps.behind if compute.sum else ()
     reads = [s.view for s in steps if isinstance(s, Read)]
     calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
-    if not reads and not calls:
+    others = [w.view for w in compute.writes if compute.sum and w.view is not compute.c and not w.op]
+    if not reads and not calls and not others:
         return Behind()
     extents = sides(schedule, compute)
     whole = extents["M"] * extents["N"] * extents["B"]
@@ -44,9 +49,13 @@ def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     boxes = boxes_behind(schedule, compute)
     here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
     loaded = [v for v in large if here and v not in boxes]
+    results = result_boxes(schedule, compute)
+    written = [v for v in others if _elements(v, schedule, compute) == whole]
+    sent = sum(float(whole * v.tensor.dtype.bytes) for v in written if v in results)
+    stored = sum(float(whole * v.tensor.dtype.bytes) for v in written if v not in results) * here
     return Behind(sum(whole / _at_once(v, schedule, compute) for v in loaded),
-                  sum(float(whole * v.tensor.dtype.bytes) for v in boxes),
-                  sum(touched(v, compute) for v in large),
+                  sum(float(whole * v.tensor.dtype.bytes) for v in boxes), sent, stored,
+                  sum(touched(v, compute) for v in (*large, *written)),
                   whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1))
 
 

@@ -107,11 +107,12 @@ class Timed:
     def __post_init__(self) -> None:
         stored, c = self.work.stored, self.rates
         self.store = stored.bytes / c.store_gbs
+        behind = self.work.behind
         if self.schedule.c == "box":
             self.store *= c.box_store * (1 + c.short_rows * max(0.0, LINE / stored.row - 1))
         elif stored.alone:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
-        behind = self.work.behind
+        self.store += (behind.sent * c.box_store + behind.stored) / c.store_gbs
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
         issue = self.target.rates.issue
         self.made = self.work.whole * issue.whole_ns

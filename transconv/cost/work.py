@@ -28,6 +28,7 @@ from transconv.schedule import (
     moves_sums,
     product_columns,
     programs,
+    result_bytes,
     shared_bytes,
     sides,
     tile,
@@ -127,7 +128,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         boxed="box" in (schedule.a, schedule.b),
         positions_summed=any(compute.axis(b.first).role == "position" for b in blocks),
         fetched=fetched, stored=_stored(schedule, compute),
-        resident=1 if schedule.programs else _resident(schedule, compute, target, m * n * group),
+        resident=1 if schedule.programs else _resident(schedule, compute, target),
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
         bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
@@ -178,14 +179,14 @@ def _partials(schedule: Schedule, compute: Compute, results: int, tile_of_c: int
     return results * schedule.split_k if schedule.split_k > 1 else 0
 
 
-def _resident(schedule: Schedule, compute: Compute, target: Target, results: int) -> int:
+def _resident(schedule: Schedule, compute: Compute, target: Target) -> int:
     """Programs that fit one multiprocessor: by its registers, its threads and its shared memory."""
     threads = schedule.warps * target.warp_size
     registers = _registers(schedule, compute, target)
     fit = [target.regs / (threads * min(registers, 255)), 2048 / threads]
     if schedule.unit == "mma" and compute.b is not None:
         shared = shared_bytes(schedule, compute) + 1024
-        shared += results * compute.c.tensor.dtype.bytes if schedule.c == "box" else 0
+        shared += result_bytes(schedule, compute)
         shared += behind_bytes(schedule, compute)
         fit.append(target.shared_bytes / shared)
     return max(1, int(min(fit)))

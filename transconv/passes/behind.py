@@ -43,6 +43,7 @@ from transconv.ir import (
     Piece,
     Read,
     Stmt,
+    Tensor,
     Update,
     Var,
     eq,
@@ -57,13 +58,14 @@ MET, BARE, TURN = Var("met"), Var("bare"), Var("turn")
 @dataclass(frozen=True, slots=True)
 class Behind:
     """The boxes read behind the sum. ``of``: their buffers by the variable of the let that reads them;
-    ``result``: the buffer that the result is put to as well, or None; ``again``: whether a program has
-    several tiles."""
+    ``result``: the buffer that the box of the ``stored`` tensor is put to as well, or None; ``again``:
+    whether a program has several tiles."""
 
     lets: tuple[Let, ...]
     names: tuple[Let, ...]  # before them, in which their corners are said
     of: dict[Var, Buffer]
     result: Buffer | None
+    stored: Tensor | None
     consumers: int
     again: bool
 
@@ -154,7 +156,7 @@ def behind(after: tuple[Stmt, ...], consumers: int, again: bool) -> Behind:
     last = max((after.index(s) for s in lets), default=0)
     names = tuple(s for s in after[:last] if isinstance(s, Let) and not find(s, Read))
     stored = [s for s in after if isinstance(s, BoxStore)]
-    of, result = {}, None
+    of, result, into = {}, None, None
     for let in lets:
         box = let.value
         assert isinstance(box, BoxLoad)
@@ -164,5 +166,6 @@ def behind(after: tuple[Stmt, ...], consumers: int, again: bool) -> Behind:
         if (taken := next(alike, None)) is not None:
             own = f"{taken.tensor.name}_tile"
         of[let.var] = Buffer(own, box.dtype, consumers, box.extents)
-        result = of[let.var] if taken is not None else result
-    return Behind(lets, names, of, result, consumers, again)
+        if taken is not None:
+            result, into = of[let.var], taken.tensor
+    return Behind(lets, names, of, result, into, consumers, again)

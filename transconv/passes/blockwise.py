@@ -59,7 +59,7 @@ from transconv.ir import (
 from transconv.passes import partials, stream
 from transconv.passes.gridwise import STEP
 from transconv.passes.stream import PART
-from transconv.schedule import Box, Schedule, box_of, boxes_behind, pile
+from transconv.schedule import Box, Schedule, box_of, boxes_behind, pile, result_boxes
 
 
 def workspace(compute: Compute, split: int) -> Tensor:
@@ -115,14 +115,15 @@ def blockwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
 
 
 def boxes(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
-    """Let the copy engine fetch and store the operands whose word is ``box``."""
+    """Let the copy engine fetch and store what the schedule says is a ``box``."""
     found: dict[Tensor, Box] = {}
-    for word, view in ((schedule.a, compute.a), (schedule.b, compute.b), (schedule.c, compute.c)):
+    for word, view in ((schedule.a, compute.a), (schedule.b, compute.b)):
         if word == "box" and view is not None:
-            box = box_of(view, schedule, compute, stored=view is compute.c)
+            box = box_of(view, schedule, compute)
             assert isinstance(box, Box), box
-            found[view.tensor] = _rounded(box, compute) if view is not compute.c else box
-    found |= {view.tensor: box for view, box in boxes_behind(schedule, compute).items()}
+            found[view.tensor] = _rounded(box, compute)
+    for more in (result_boxes(schedule, compute), boxes_behind(schedule, compute)):
+        found |= {view.tensor: box for view, box in more.items()}
     if not found:
         return kernel
     positions = _positions(kernel)

@@ -50,7 +50,7 @@ boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from transconv.ir import (
@@ -285,9 +285,9 @@ def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _
     first = _counters(0)
     if consumer.of > 1:
         first, sums = (), _in_turn(sums, tile, rings, grid, consumer)
-    results = _Results(consumer, brought)
+    sent = [b for s in tile.after for b in find(s, BoxStore)]
+    results = _Results(consumer, brought, sent)
     after = [results.mutate(s) for s in brought.read(tile.after, consumer.number)]
-    sent = any(find(s, BoxStore) for s in tile.after)
     whole = seq(*tile.before, tile.acc, *sums, *ended, *after)
     return _Act((*first, *brought.met()), whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
@@ -312,22 +312,25 @@ def _operands(arg: Node, rings: Rings) -> tuple[Piece, ...]:
 
 
 class _Results(Mutator):
-    """Stores a box through shared memory, after the copy of the box before it has read that; or in place
-    of a box that was brought."""
+    """Stores boxes through shared memory, after the copies of the tile before have read that; one of them
+    in place of a box that was brought, after which the producer may bring the next one."""
 
-    def __init__(self, consumer: _Consumer, brought: Behind) -> None:
+    def __init__(self, consumer: _Consumer, brought: Behind, sent: Sequence[BoxStore]) -> None:
         self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
         self.brought, self.number = brought, consumer.number
+        self.tensors = [s.tensor for s in sent]
 
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
-        if self.brought.result is not None:
-            piece = Piece(self.brought.result, Const(self.number), ZERO, at.within)
-            return seq(Put(piece, at.value), FuncCall(FENCE, ()), Send(at.tensor, at.corner, piece),
-                       *self.brought.done(self.number))
-        buffer = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
-        piece = Piece(buffer, ZERO, ZERO, at.within)
-        return seq(FuncCall(SEND_WAIT, (ZERO,)), Put(piece, at.value), FuncCall(FENCE, ()),
-                   Send(at.tensor, at.corner, piece))
+        brought = self.brought
+        if brought.result is not None and at.tensor is brought.stored:
+            piece = Piece(brought.result, Const(self.number), ZERO, at.within)
+        else:
+            own = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
+            piece = Piece(own, ZERO, ZERO, at.within)
+        sent = (Put(piece, at.value), FuncCall(FENCE, ()), Send(at.tensor, at.corner, piece))
+        if brought.result is not None:
+            return seq(*sent, *(brought.done(self.number) if at.tensor is self.tensors[-1] else ()))
+        return seq(*([FuncCall(SEND_WAIT, (ZERO,))] if at.tensor is self.tensors[0] else []), *sent)
 
 
 def _dealt(grid: For, around: Around, act: _Act, consumer: _Consumer = _Consumer()) -> Stmt:

@@ -58,6 +58,7 @@ from transconv.schedule.partials import (
 )
 from transconv.schedule.piles import pile
 from transconv.schedule.reducing import divided, kept, told, within
+from transconv.schedule.results import result_boxes, result_bytes
 from transconv.schedule.row_copies import why_not_rows
 from transconv.schedule.schedule import Block, Schedule
 from transconv.schedule.scheduled import Scheduled
@@ -76,7 +77,8 @@ __all__ = [
     "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
     "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",
     "QUAD",
-    "reads_along", "reduced_sides", "register_word", "registered_words", "rounds", "ROW", "row_of",
+    "reads_along", "reduced_sides", "register_word", "registered_words", "result_boxes",
+    "result_bytes", "rounds", "ROW", "row_of",
     "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such",
     "tile", "tiles_along", "tiles_of_a_stage", "told", "told_behind", "transposed_bytes",
     "unregister_word", "wants_rounding", "WARP_GROUP", "why_not", "why_not_copied", "why_not_early",

@@ -18,6 +18,7 @@ from transconv.ir import View, free_vars
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.counts import sides
 from transconv.schedule.partials import reduced_sides
+from transconv.schedule.results import is_whole, result_boxes
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -55,26 +56,23 @@ def _why_not(read: Read, compute: Compute) -> str | None:
 
 def _as_large(box: Box | str, view: View, c: Schedule, compute: Compute) -> Box | str:
     """The box, if it has as many elements as a tile of the result."""
-    extents = sides(c, compute)
-    if isinstance(box, Box) and prod(box.extents) != extents["M"] * extents["N"] * extents["B"]:
+    if isinstance(box, Box) and not is_whole(box, c, compute):
         return f"{view.tensor.name}: a box has fewer elements than the tile"
     return box
 
 
 def in_place(c: Schedule, compute: Compute) -> View | None:
-    """The read whose box the result takes the place of, in shared memory: of the same type and extents.
+    """The read whose box a result takes the place of, in shared memory: of the same type and extents.
     None if there is none."""
-    stored = box_of(compute.c, c, compute, stored=True) if c.c == "box" else ""
-    if isinstance(stored, str):
-        return None
+    stored = result_boxes(c, compute).values()
     return next((view for view, box in boxes_behind(c, compute).items()
-                 if box.extents == stored.extents and box.moving == stored.moving
-                 and box.tensor.dtype is stored.tensor.dtype), None)
+                 if any(box.extents == s.extents and box.moving == s.moving
+                        and box.tensor.dtype is s.tensor.dtype for s in stored)), None)
 
 
 def behind_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of shared memory for fetched operands of the maps behind the sum, of all consumers, without
-    the one that the result takes the place of."""
+    the one that a result takes the place of."""
     found = boxes_behind(c, compute)
     if not found:
         return 0

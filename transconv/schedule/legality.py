@@ -18,6 +18,7 @@ from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, t
 from transconv.schedule.legality_words import why_not_early
 from transconv.schedule.packing import has_rows
 from transconv.schedule.partials import why_not_partials
+from transconv.schedule.results import result_bytes
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled
 from transconv.schedule.word import Rule, Value, Word
@@ -134,8 +135,8 @@ def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
                 f"{c.warps} warps have 224 to give")
     if c.unit == "mma" and compute.b is not None:
         need = shared_bytes(c, compute)
-        held = c.c == "box" or _reordered(c, compute)
-        need += c.consumers * m * n * compute.c.tensor.dtype.bytes if held else 0
+        held = m * n * compute.c.tensor.dtype.bytes if _reordered(c, compute) else 0
+        need += c.consumers * max(held, result_bytes(c, compute))
         need += (fetched := behind_bytes(c, compute)) + exchanged_bytes(c, compute)
         if need > target.shared_bytes:
             twice = ", with what is transposed" if transposed_bytes(c, compute) else ""

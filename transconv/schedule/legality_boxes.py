@@ -22,7 +22,7 @@ from transconv.schedule.counts import (
     transposed_bytes,
 )
 from transconv.schedule.packing import ROW_ALIGN
-from transconv.simplify import Facts, multiple_of, simplify
+from transconv.schedule.results import ends_short
 from transconv.target import Target, is_direct, triton_version
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _why_not_box(name: str, way: str, view: View | None, c: Schedule, compute: C
     if found.tensor.every and not is_direct():
         return (f"{name}=box: it takes every so many-th position of {view.tensor.name}, Triton "
                 f"{triton_version()} has no such descriptors")
-    if name == "c" and _cut_short(found, view, axis_facts(compute)):
+    if name == "c" and ends_short(found, view, axis_facts(compute)):
         return (f"c=box: rows of {view.tensor.name} end between multiples of {ROW_ALIGN} bytes, "
                 "and TMA writes beyond them")
     if name != "c" and _folded(found):
@@ -116,15 +116,6 @@ def _rank(box: Box, target: Target) -> int:
     operand goes through registers, and the loads of the next step overwrite these while asynchronous
     products still read them."""
     return len(box.extents) if "wgmma" in target.features else sum(e > 1 for e in box.extents)
-
-
-def _cut_short(box: Box, view: View, facts: Facts) -> bool:
-    """Whether rows of a stored tensor end between multiples of 16 bytes: TMA then writes beyond their end
-    (observed on an H200). In a copy, the elements beyond are padding that nobody reads."""
-    if view.tensor.copy_of:
-        return False
-    along = multiple_of(simplify(box.tensor.bounds[-1]), facts)
-    return bool(along * view.tensor.dtype.bytes % ROW_ALIGN)
 
 
 def _folded(box: Box) -> bool:

@@ -51,7 +51,9 @@ WORDS: tuple[Word, ...] = (
     Word("a", "gather", "How operand A is loaded: one address per element (`gather`) or TMA boxes "
          "(`box`).", WAYS, why_not=boxes.why_not_a),
     Word("b", "gather", "How operand B is loaded.", WAYS, why_not=boxes.why_not_b),
-    Word("c", "gather", "How the result is stored.", WAYS, why_not=boxes.why_not_c),
+    Word("c", "gather", "How the result is stored. With `box` explicit kernels (`gluon`) store other "
+         "results of the same tile in boxes as well, where they have one.", WAYS,
+         why_not=boxes.why_not_c),
     Word("behind", "gather", "How the maps behind the sum read what is as large as the result, such as a "
          "residual: one address per element, or TMA boxes that the producer fetches (`gluon`).", WAYS,
          why_not=why_not_behind, draw=("box", "box", "gather"), together=("split_k", "reduce")),
