@@ -12,7 +12,9 @@ import transconv
 from tests.test_ready import Processes
 from transconv.__main__ import main
 from transconv.backend_triton.launch import Launcher
+from transconv.cli.options import each_described
 from transconv.conv import compiler
+from transconv.ir import f16, f32
 from transconv.runtime import collecting, prepared
 
 TEXT = ("compute double\n  tensor X f16 [n=64]\n  tensor Y f16 [n=64]\n  axes n=64\n"
@@ -56,6 +58,14 @@ def test_lists_problems_and_texts(asked: list[str], tmp_path: Path,
     assert main(["prepare", str(text), "--target", "sm_90"]) == 0
     assert asked == ["mb1ic8ih5oc8oh5kh1 fwd", "compute"]
     assert "1 kernels compiled" in capsys.readouterr().out
+
+
+def test_several_problems_each_with_words_of_its_own(asked: list[str]) -> None:
+    several = ["mb1ic8ih5oc8oh5kh1ph0", "dt=f16", "tag=nhwc", "mb2ic8ih5oc8oh5kh1ph0"]
+    assert main(["prepare", *several, "--prop", "fwd", "--target", "sm_90"]) == 0
+    assert asked == ["mb1ic8ih5oc8oh5kh1 fwd", "ic8ih5oc8oh5kh1 fwd"]
+    first, second = each_described(several)
+    assert (first.src.dtype, second.src.dtype) == (f16, f32) and "tag=nhwc" in str(first)
 
 
 def test_there_has_to_be_a_chip(asked: list[str], monkeypatch: pytest.MonkeyPatch,

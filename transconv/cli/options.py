@@ -90,6 +90,17 @@ def described(words: Sequence[str]) -> ConvProblem:
         raise
 
 
+def each_described(words: Sequence[str]) -> list[ConvProblem]:
+    """The problems of some words, each a descriptor and the words with ``=`` behind it; those in front of
+    the first belong to that. Raises as ``described``."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if "=" not in word and any("=" not in w for w in found[-1]):
+            found.append([])
+        found[-1].append(word)
+    return [described(one) for one in found]
+
+
 def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
     """Every problem of the command line or of the file it names, with every requested direction. Raises
     ProblemError where there is none."""

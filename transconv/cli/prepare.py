@@ -62,7 +62,7 @@ def questions(words: argparse.Namespace, target: Target) -> list[Question]:
     if all(isfile(w) for w in words.problem):
         listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
     else:
-        listed = [(options.described(words.problem), None)]
+        listed = [(p, None) for p in options.each_described(words.problem)]
     asked = [q for p, way in listed for prop in options.props(words) if way is None or way is prop
              for q in _of(options.dressed(p, words), prop, target, epilogue)]
     if not asked:

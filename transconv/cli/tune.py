@@ -164,9 +164,9 @@ def jobs_of(words: argparse.Namespace) -> list[Job]:
                  for x in select(layers, words.match, words.kinds)]
     texts = [s for s in words.problem if not exists(s)]
     if texts:
-        problem = options.dressed(options.described(texts), words)
-        layer, = from_problems([problem], "")
-        found.append((replace(layer, name=problem.name), problem))
+        for problem in (options.dressed(p, words) for p in options.each_described(texts)):
+            layer, = from_problems([problem], "")
+            found.append((replace(layer, name=problem.name), problem))
     return [_job(layer, problem, direction, words)
             for layer, problem in found for direction in _directions(words.prop)]
 
