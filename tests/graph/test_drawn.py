@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.graph.draw import Draw, Drawn, Step, smaller, why_wrong
+from tests.graph.shaken import F64, movements
 from transconv.graph import moves
 
 SEED, COUNT = 20_000, 40  # `make check-all` draws 500
@@ -33,3 +34,14 @@ def test_a_planted_mistake_is_found_and_made_small(monkeypatch: pytest.MonkeyPat
     assert "off by" in why_wrong(_flipped())
     least = smaller(_flipped(), lambda d: bool(why_wrong(d)))
     assert [s.says for s in least.steps] == ["flip"] and str(least).endswith("return x1")
+
+
+def test_roundings_move_what_is_nearly_singular() -> None:
+    """A norm of equal columns is 0, or a rounding times 1 / sqrt(eps); a sine has no such thing."""
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.nn.functional.layer_norm(x[:, :1].repeat(1, 3) + 10, (3,)), x.sin(), x.t()
+
+    x = torch.randn(4, 3, dtype=torch.float64)
+    norm, sine, view = movements(f, [x])
+    assert 1e-5 < norm < 1e-2 and 0 < sine < 1e-6 and view == 0
+    assert max(movements(f, [x], F64)) < 1e-8
