@@ -96,6 +96,7 @@ from transconv.passes.lets import optimise_lets
 from transconv.passes.part_sums import Multiplying, in_groups, in_parts, steps_of_a_part
 from transconv.passes.rings import PHASE, SLOT, Rings, advance, rings, slot_before
 from transconv.passes.sliding import grouped, shared_rings
+from transconv.passes.sooner import Sooner, sooner
 from transconv.schedule import Schedule
 
 TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
@@ -122,8 +123,10 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
         ring = rings(tile.fetched, (*lets, *tile.lets), schedule.stages, tile.loop, schedule.keep)
     consumers = [_Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
     brought = behind(tile.after, schedule.consumers, bool(grid.programs))
+    ahead = sooner(tile.after, lets, tile.acc, schedule)
     own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
-                  _dealt(grid, around, _products(tile, ring, brought, grid, t), t)) for t in consumers]
+                  _dealt(grid, around, _products(tile, ring, brought, ahead, grid, t), t))
+           for t in consumers]
     if ring.turns:
         own.append(_clean("transposer", TURN_WARPS, TURN_REGISTERS,
                           _dealt(grid, around, _turns(tile, ring))))
@@ -250,9 +253,10 @@ def _turns(tile: _Tile, rings: Rings) -> _Act:
     return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
 
 
-def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _Consumer) -> _Act:
+def _products(tile: _Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For,
+              consumer: _Consumer) -> _Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
-    completed."""
+    completed. What stands behind the sum and need not wait for it comes ``ahead``."""
     pairs = [*zip(*(_operands(a, rings) for a in tile.product.args[1:]), strict=True)]
     left, right = pairs[0]
     ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
@@ -287,9 +291,11 @@ def _products(tile: _Tile, rings: Rings, brought: Behind, grid: For, consumer: _
         first, sums = (), _in_turn(sums, tile, rings, grid, consumer)
     sent = [b for s in tile.after for b in find(s, BoxStore)]
     results = _Results(consumer, brought, sent)
-    after = [results.mutate(s) for s in brought.read(tile.after, consumer.number)]
-    whole = seq(*tile.before, tile.acc, *sums, *ended, *after)
-    return _Act((*first, *brought.met()), whole, (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
+    moved = ahead.once + ahead.early
+    after = [results.mutate(s) for s in brought.read(tile.after, consumer.number) if s not in moved]
+    whole = seq(*tile.before, *ahead.early, tile.acc, *sums, *ended, *after)
+    return _Act((*ahead.once, *first, *brought.met()), whole,
+                (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
 def _in_turn(sums: tuple[Stmt, ...], tile: _Tile, rings: Rings, grid: For,
