@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import quotients
 from tests.gpu import cases as c
 from transconv.verify.corpus import corpus
 from transconv.verify.fuzz_trial import Trial
@@ -27,3 +28,9 @@ def test_what_failed_once(tmp_path: Path) -> None:
                            *["--interpreter"] * (c.DEVICE == "cpu")], capture_output=True, text=True,
                           timeout=300)
     assert made.returncode == 0, made.stdout + made.stderr
+
+
+def test_quotients_of_any_bits_are_rounded_once() -> None:
+    """By the chip's own arithmetic, also by divisors that are not normal numbers."""
+    large, wrong = quotients.wrong(1 << 22, 3, c.DEVICE)
+    assert wrong == 0 and large > 1 << 21
