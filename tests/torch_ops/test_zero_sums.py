@@ -1,4 +1,4 @@
-"""``input_zero_sums``: those of another weight or zero point are refused, or their module makes them anew."""
+"""``input_zero_sums``: those of another weight or zero point are refused, or made anew by their module."""
 
 from __future__ import annotations
 

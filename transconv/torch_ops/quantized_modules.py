@@ -89,7 +89,7 @@ class Quantised:
         return zero_sums(weight, zero, sides[-2::-2], sides[::-2], self.dilation)
 
     def renewed_sums(self: Any) -> Tensor | None:
-        """``input_zero_sums`` of the weight and the zero point as they are, in place, after one of them was
+        """``input_zero_sums`` of the weight and the zero point as they are, in place, after one was
         written to. Calls do it themselves; kernels of a compiled model read the buffer as it is."""
         held = self._buffers
         sums, made = held["input_zero_sums"], self.sums_of(held["weight"], held["input_zero_point"])
