@@ -46,6 +46,8 @@ TURNED = [
      "kh.kw.ic:128 oc:64 mb:1 oh:4 ow:8 | mma | a=box b=box | swap=1 split_k=2 stages=3 via=gluon"),
     ("g4mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
      "ic:64 oc:64 mb:1 oh:8 ow:8 | mma | a=box b=box | merge=4 swap=1 stages=3 warps=4 via=gluon"),
+    ("mb2ic64ih8oc64oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2", "bwd_w",
+     "kh.kw.ic:128 oc:64 oh:8 ow:8 | mma | a=box b=box | transposers=2 swap=1 stages=3 warps=4 via=gluon"),
     ("mb1ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", "bwd_d",
      "ih:8 iw:8 ic:64 oc:64 | mma | a=box b=box | swap=1 via=gluon stages=4 warps=4"),
     ("mb1ic64ih8oc64oh8kh3ph1 dt=s8:s8:s32", "fwd",
@@ -60,9 +62,11 @@ def test_bytes_are_transposed_in_shared_memory(problem: str, prop: str, schedule
     case = Case(ConvProblem.parse(f"{problem} tag={tag}"), Prop(prop), "", "cpu", target=TARGETS["sm_90"],
                 numpy=True)
     plan = case.plan(schedule)
-    assert case.judge(plan, "exact", 1).reason == "" and "def transposer" in plan.source
+    two = "transposers=2" in schedule
+    assert case.judge(plan, "exact", 1).reason == ""
+    assert f"def {'odd_' * two}transposer" in plan.source
     # Steps are in another order only if that is so in both operands.
-    assert plan.source.count(".reshape([4, 16, ") + plan.source.count(", 4, 16]") == 2 * (
+    assert plan.source.count(".reshape([4, 16, ") + plan.source.count(", 4, 16]") == (2 + 2 * two) * (
         prop == "bwd_w" and " oh:8" in schedule or " mb:2" in schedule)
 
 
@@ -130,7 +134,9 @@ def test_what_gradients_choose(text: str, prop: str, words: str) -> None:
 def test_words_of_4_bytes_are_transposed() -> None:
     problem = ConvProblem.parse("mb32ic256ih56oc256oh56kh3ph1 dt=f8e4m3:bf16:f8e5m2 tag=nhwc")
     schedule = "ic:128 oc:128 mb:2 oh:8 ow:8 | mma | a=box b=box | swap=1 split_k=7 stages=3 via=gluon"
-    plan = compiler.build(problem, Prop.BWD_W, TARGETS["sm_90"], Schedule.parse(schedule))
-    found, *_ = compile_offline([job_of(s, TARGETS["sm_90"], "ptx") for s in plan.steps])
-    assert isinstance(found, Resources) and found.spill_bytes == 0 and not found.flaw
-    assert found.words["QGMMA"] and found.texts["ptx"].count("ld.shared.b32") == 64
+    for groups in (1, 2):
+        made = Schedule.parse(f"{schedule} transposers={groups}")
+        plan = compiler.build(problem, Prop.BWD_W, TARGETS["sm_90"], made)
+        found, *_ = compile_offline([job_of(s, TARGETS["sm_90"], "ptx") for s in plan.steps])
+        assert isinstance(found, Resources) and found.spill_bytes == 0 and not found.flaw
+        assert found.words["QGMMA"] and found.texts["ptx"].count("ld.shared.b32") == 64 * groups

@@ -101,6 +101,10 @@ WORDS: tuple[Word, ...] = (
     Word("consumers", 1, "2 runs two consumer warp groups in ping-pong: one multiplies while the other "
          "stores (`gluon`).", (1, 2), "tiles are worked at by one consumer, or by two in turns",
          why_not=boxes.why_not_consumers, together=("programs", "warps", "split_k"), former="teams"),
+    Word("transposers", 1, "2 runs two groups of warps that transpose operands in shared memory, at every "
+         "other step each: one reads while the other writes (`gluon`).", (1, 2),
+         "operands are transposed by one group of warps, or by two in turns",
+         why_not=boxes.why_not_transposers, together=("warps",)),
     Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
          "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
          together=("programs", "split_k", "consumers")),
