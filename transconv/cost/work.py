@@ -10,7 +10,7 @@ from typing import NamedTuple
 from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.behind import Behind, read_behind
 from transconv.cost.issue import ACCESS, LINE, SECTOR
-from transconv.cost.tile_rows import WIDEST, Row, aligned, row_along, runs_of, straddling
+from transconv.cost.tile_rows import WIDEST, Row, aligned, row_along, runs_of, straddling, together
 from transconv.ir import View, f32
 from transconv.schedule import (
     INTEGERS,
@@ -259,7 +259,10 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
             and 0 < touched(view, compute) <= NEAR)
     if near:
         there *= _within(blocks, compute, view)
-    return Fetch(there * max(size, found.each), elements / vector, found.bytes, ahead,
+    row = found.bytes  # the rates of wider types were fitted without the lines that rows share
+    if size == 1:
+        row *= together(view, found, blocks, compute)
+    return Fetch(there * max(size, found.each), elements / vector, row, ahead,
                  found.run == 1 and elements > 1, only_along and wants_rounding(view, compute), near=near)
 
 

@@ -1,6 +1,6 @@
 """Which TMA boxes are legal, and which warp-specialized kernels, whose operands are always boxes: None,
-or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``consumers``, ``transposers`` and
-``keep``.
+or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``consumers``, ``transposers``
+and ``keep``.
 """
 
 from __future__ import annotations
