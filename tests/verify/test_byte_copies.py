@@ -107,6 +107,34 @@ def test_copies_hold_floats_of_8_bits_as_f16(problem: str, prop: str, schedule: 
         integers.plan("ih:8 iw:8 ic:64 oc:64 | mma | pack=a.b.f16 stages=4 warps=4")
 
 
+REGISTERS = [
+    ("mb2ic4ih8oc40oh8kh3ph1 dt=f8e4m3:bf16:f8e5m2 math=ieee", "bwd_w",
+     "kh.kw.ic:64 oc:64 mb.oh.ow:32 | mma | pack=f16 split_k=2 stages=3 warps=4"),
+    ("mb2ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2", "bwd_d",
+     "mb.ih.iw:64 ic:64 oc:32 | mma | pack=f16 swap=1 stages=3 warps=4")]
+
+
+@pytest.mark.parametrize(("problem", "prop", "schedule"), REGISTERS, ids=[r[1] for r in REGISTERS])
+def test_floats_of_8_bits_become_f16_in_registers(problem: str, prop: str, schedule: str) -> None:
+    """Without copies, and without a part of the sum that moves to f32."""
+    case = Case(ConvProblem.parse(f"{problem} tag=nhwc"), Prop(prop), "", "cpu", target=TARGETS["sm_90"],
+                numpy=True)
+    plan = case.plan(schedule)
+    assert not any("packed" in t.name for t in plan.workspaces.values())
+    assert "tl.dot(wide_" in plan.source and "imprecise" not in plan.source
+    assert case.judge(plan, "exact", 1).reason == ""
+    for line, words, reason in (
+            ("mb2ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8", schedule, "dst holds i8, no floats of 8 bits"),
+            (problem, schedule.replace(" mma ", " fma "), "pack=f16: it is for the matrix unit"),
+            (problem.replace("ih8", "ih7").replace("oh8", "oh7"), schedule.replace("oc:32", "oc:128"),
+             "does not divide")):
+        direction = prop if "s8" not in line else "bwd_d"
+        given = words if direction == prop else REGISTERS[1][2]
+        with pytest.raises(ScheduleError, match=reason):
+            Case(ConvProblem.parse(f"{line} tag=nhwc"), Prop(direction), "", "cpu",
+                 target=TARGETS["sm_90"]).plan(given)
+
+
 def test_rows_of_a_patch_are_runs_of_bytes() -> None:
     """A window whose elements are read once is a row in memory, also where a block's end cuts it."""
     problem = ConvProblem.parse("mb256ic3ih14oc64oh1kh14sh14 dt=f8e4m3:f8e4m3:bf16 tag=nhwc")

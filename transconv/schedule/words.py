@@ -27,8 +27,8 @@ UNITS = ("mma", "fma")
 WAYS = ("gather", "box")
 AXIS = Such(re.compile(r"\w*", re.ASCII).fullmatch, "an axis, such as kh")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
-PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows)?").fullmatch,
-             "some of a.b.c, in this order, a.b.f16 or a.b.rows")
+PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|f16)?").fullmatch,
+             "some of a.b.c, in this order, a.b.f16, a.b.rows or f16")
 
 
 def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
@@ -61,7 +61,7 @@ WORDS: tuple[Word, ...] = (
     Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
          "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
          "floats as f16; those in `a.b.rows` have rows of summed positions, once for each column of a "
-         "window.", PACKS,
+         "window. `f16` copies nothing: 8-bit floats become f16 in registers.", PACKS,
          "each operand is copied once, and named in the order a.b.c",
          why_not=rules.why_not_pack),
     Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",
