@@ -3,6 +3,8 @@ execution, and what would hang or race on a device is reported."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -81,6 +83,18 @@ TURNED = [
     ("mb2ic32ih8oc32oh4kh3sh2ph1", BWD_W, f"kh.kw.ic:64 oc:32 oh:4 ow:4 | {ROLE}", ["src", "dst"]),
 ]
 
+# Two transposers in turns: several tiles of an odd number of steps, two slots, one step a tile.
+TWO = [
+    ("mb3ic16ih4oc64oh4kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 programs=2"),
+    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
+     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 split_k=3 stages=2"),
+    ("mb2ic64ih8oc24oh8kh3ph1", BWD_D,
+     f"ih:4 iw:4 ic:64 oc:32 | {ROLE} transposers=2 c=box swap=1 stages=5 programs=3"),
+    ("mb2ic32ih8oc16oh8kh1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {ROLE} transposers=2 programs=1"),
+    ("mb2ic32ih8oc64oh8kh3ph1", BWD_W,
+     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {STREAM} transposers=2 programs=7 swap=1"),
+]
+
 
 def kernels(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:
     steps = plan_steps(p, prop, SM90, Schedule.parse(schedule), Epilogue())
@@ -118,6 +132,23 @@ def test_what_lies_across_the_sum_is_transposed(text: str, prop: Prop, schedule:
     rings = [s.what.name for s in ir.find(launches[0], ir.Shared)]
     assert [r for r in rings if r.endswith("_transposed")] == [f"{t}_transposed" for t in transposed]
     assert ("transposer" in [r.name for r in ir.find(launches[0], ir.Role)]) == bool(transposed)
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize(("text", "prop", "schedule"), TWO, ids=[f"{c[1]}-{c[0]}" for c in TWO])
+def test_two_transposers_take_turns(text: str, prop: Prop, schedule: str) -> None:
+    launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, schedule)
+    names = [r.name for r in ir.find(launches[0], ir.Role)]
+    assert names[-3:] == ["even_transposer", "odd_transposer", "producer"]
+
+
+def test_two_transposers_are_refused_in_words() -> None:
+    (text, prop, plain, _), p16 = TURNED[4], ConvProblem.parse("mb2ic64ih8oc32oh8kh3ph1 dt=f16 tag=axb")
+    schedule = Schedule.parse(f"{plain} transposers=2")
+    for p, given, reason in ((p16, schedule, "transposes no operands in shared memory"),
+                             (ConvProblem.parse(f"{text} dt=f32 tag=axb"), replace(schedule, warps=8),
+                              "two groups beside 8 warps leave too few registers")):
+        assert reason in str(why_not(given, next(iter(computes(p, prop))), SM90))
 
 
 def right_in_any_order(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:

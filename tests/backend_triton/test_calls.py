@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import quotients
 from transconv import ir
 from transconv.backend_triton import emit_gluon, emit_tl
 from transconv.backend_triton.interpreter import prepare_interpreter
@@ -56,6 +57,7 @@ def points(name: str) -> np.ndarray:
 def emitted(value: object, x: np.ndarray) -> np.ndarray:
     """The result in Triton's interpreter."""
     function = load(emit_tl.emit(kernel(value)), "each")
+    prepare_interpreter()
     out = torch.full((N,), float("nan"))
     function[(1,)](torch.from_numpy(x), out)
     return out.numpy()
@@ -179,12 +181,24 @@ def test_the_error_function_is_off_by_less_than_two_units() -> None:
     assert (np.abs(got[known] - want[known]) < 2 * units).all()
 
 
-@pytest.mark.parametrize("divisor", [3.0, 0.1, 1.9999999, 7.0e-5, 0.0338, 1e30])
+@pytest.mark.parametrize("divisor", [3.0, 0.1, 1.9999999, 7.0e-5, 0.0338, 1e30, 1e-38, 3e-39, -1e-45,
+                                     2.0**-64, 5e-20, 2.0**127, -3.4e38, 0.0, np.inf, np.nan])
 def test_quotients_are_rounded_once(divisor: float) -> None:
-    """Also those that lie between two numbers, or are not finite."""
-    random = np.random.default_rng(1)
-    x = (random.standard_normal(N) * 10.0**random.integers(-6, 6, N)).astype(np.float32)
-    x[:8] = np.float32(divisor) * np.array([0.5, 1.5, 2.5, 127.5, -3.5, 0.0, np.inf, -np.inf], np.float32)
-    got = emitted(lambda v: ir.Call("divided", (v, ir.Const(divisor, ir.f32))), x)
+    """Also those that lie between two numbers, or are not finite, and by numbers that are not normal."""
+    random, by = np.random.default_rng(1), np.float32(divisor)
     with np.errstate(all="ignore"):
-        np.testing.assert_array_equal(got, x / np.float32(divisor))
+        x = (random.standard_normal(N) * 10.0**random.integers(-6, 6, N)).astype(np.float32)
+        x[64:] *= by
+        x[:8] = by * np.array([0.5, 1.5, 2.5, 127.5, -3.5, 0.0, np.inf, -np.inf], np.float32)
+        want = x / by
+        got = emitted(lambda v: ir.Call("divided", (v, ir.Const(by, ir.f32))), x)
+    large = ~(np.abs(want) < 2.0**-39)
+    np.testing.assert_array_equal(got[large], want[large])
+    assert (np.abs(got[~large] - want[~large]) <= np.spacing(np.abs(want[~large]))).all()
+
+
+def test_quotients_of_any_bits_are_rounded_once() -> None:
+    """Dividends and divisors with drawn signs, exponents and digits, as many of each as there are."""
+    prepare_interpreter()
+    large, wrong = quotients.wrong(1 << 16, 2, "cpu")
+    assert wrong == 0 and large > 1 << 15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 import transconv
 from transconv import errors, knobs
 from transconv.ir import DTYPES
-from transconv.torch_ops import four_bits, quantising
+from transconv.torch_ops import four_bits, quantising, texts
 from transconv.torch_ops.quantized_kinds import KINDS, quantised, ranged
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -261,19 +262,57 @@ def test_refused_quantities(given: dict[str, Any], reason: str) -> None:
 @pytest.mark.parametrize(("held", "zero"), [("i8", 3), ("u8", None), ("f8e4m3", None), ("f8e5m2", None)])
 def test_inputs_are_quantised_by_one_kernel(held: str, zero: int | None,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the bits of torch's operations; what has gaps in memory is left to these."""
-    transconv.config.cpu = "interpret"
+    """With the bits of torch's operations, also of what has gaps in memory."""
+    transconv.config.cpu, transconv.config.fallback = "interpret", "warn"
     row, point = DTYPES[held], None if zero is None else torch.tensor([zero], dtype=torch.int32)
     x = (torch.randn(2, 6, 5, 7) * 3).bfloat16().contiguous(memory_format=torch.channels_last)
     scale = torch.tensor(0.01 if held == "f8e4m3" else 0.03)
     by_torch: list[torch.Tensor] = []
     monkeypatch.setattr(quantising, "quantised",
                         lambda x, *rest: by_torch.append(x) or quantised(x, *rest))
-    for given, kernels in ((x, True), (x.float(), True), (x[:, :, :, ::2], False), (x[:0], False)):
+    for given, kernels in ((x, True), (x.float(), True), (x[:, :, :, ::2], True), (x.mT, True),
+                           (x[:0], False), (x.double(), False)):
         by_torch.clear()
-        got, want = (f(given, scale, point, row) for f in (quantising.quantise, quantised))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            got, want = (f(given, scale, point, row) for f in (quantising.quantise, quantised))
+        assert [str(w.message) for w in said if w.category is transconv.FallbackWarning] == [
+            "transconv hands the quantising of inputs to torch (dtype:float64)"] * (
+                given.dtype is torch.float64)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)) and got.stride() == want.stride()
         assert bool(by_torch) is not kernels
+
+
+@interpreted
+def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What quantises inputs and what makes floats of weights, as convolutions do."""
+    transconv.config.cpu, transconv.config.fallback = "interpret", "warn"
+    x, scale = torch.randn(3, 5), torch.tensor(0.1)
+    weight, scales = four_bits.packed(torch.randn(4, 8, 3), 8)
+
+    def both() -> None:
+        quantising.quantise(x, scale, None, DTYPES["i8"])
+        four_bits.floats(weight, scales, torch.float32)
+
+    def refused(*given: Any) -> None:
+        raise errors.Unsupported("schedule:refused", "none fits")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(texts, "ready", refused)
+        with pytest.warns(transconv.FallbackWarning) as said:
+            both()
+            both()
+        assert sorted(str(w.message) for w in said) == [
+            "transconv hands the quantising of inputs to torch (schedule:refused): none fits",
+            "transconv hands weights of 4 bits to torch (schedule:refused): none fits"]
+        transconv.config.fallback = "error"
+        for _ in range(2):
+            with pytest.raises(errors.Unsupported, match="none fits"):
+                quantising.quantise(x, scale, None, DTYPES["i8"])
+            with pytest.raises(errors.Unsupported, match="none fits"):
+                four_bits.floats(weight, scales, torch.float32)
+    transconv.config.fallback = "error"  # a change asks again
+    both()
 
 
 def test_ranges() -> None:

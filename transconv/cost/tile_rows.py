@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd
+from math import gcd, prod
 
 from transconv.compute import Compute, axis_facts, axis_strides
 from transconv.cost.issue import SECTOR
@@ -64,6 +64,16 @@ def row_along(strides: dict[str, int], block: Block, runs: dict[str, int], size:
     sectors = -(-((length - 1) * step + 1) * size // SECTOR)
     moved = min(sectors, length) * SECTOR
     return Row(moved / length, moved, length if step == 1 else 1, tuple(axes))
+
+
+def together(view: View, row: Row, blocks: tuple[Block, ...], compute: Compute) -> int:
+    """How many rows of a tile follow one another in memory: those of whole positions of 32 features do,
+    as many as a block has positions."""
+    if not row.run or row.run != prod(compute.size(a) for a in row.axes):
+        return 1
+    strides = axis_strides(view, compute)
+    return max((min(b.extent, compute.size(b.last)) for b in blocks if b.last not in row.axes
+                and strides[b.last] == row.run), default=1)
 
 
 @lru_cache(maxsize=512)

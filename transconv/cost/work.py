@@ -10,7 +10,7 @@ from typing import NamedTuple
 from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.behind import Behind, read_behind
 from transconv.cost.issue import ACCESS, LINE, SECTOR
-from transconv.cost.tile_rows import WIDEST, Row, aligned, row_along, runs_of, straddling
+from transconv.cost.tile_rows import WIDEST, Row, aligned, row_along, runs_of, straddling, together
 from transconv.ir import View, f32
 from transconv.schedule import (
     INTEGERS,
@@ -24,6 +24,7 @@ from transconv.schedule import (
     box_of,
     by_tile,
     diagonal,
+    in_registers,
     k_steps,
     moves_sums,
     product_columns,
@@ -98,7 +99,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
     extents = sides(schedule, compute)
     m, n, k, group = extents["M"], extents["N"], extents["K"], extents["B"]
     views = [v for v in (compute.a, compute.b) if v is not None]
-    words = (schedule.a, schedule.b)
+    words, wide = (schedule.a, schedule.b), in_registers(schedule.pack)
     along = _only_along(schedule, compute, target)
     small = (along and compute.a.tensor.dtype.memory is f32 and "wgmma" in target.features
              and is_small(schedule, compute))
@@ -108,6 +109,8 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         fetched = tuple(f._replace(bytes=f.bytes * tiles_of_a_stage(v, schedule, compute)
                                    / compute.size(schedule.slide), common=_is_common(v, compute))
                         for f, v in zip(fetched, views, strict=True))
+    if wide:
+        fetched = tuple(f._replace(through=True) for f in fetched)
     kept, steps = 0.0, k_steps(schedule, compute)
     if schedule.keep:
         at = "ab".index(schedule.keep)
@@ -131,7 +134,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         resident=1 if schedule.programs else _resident(schedule, compute, target),
         traffic=sum([touched(v, compute) for v in (*views, compute.c)]) + behind.traffic,
         partial=2 * compute.acc.bytes * _partials(schedule, compute, results, m * n * group),
-        bits=compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
+        bits=16 if wide else compute.a.tensor.dtype.bits, transposed=transposed_bytes(schedule, compute),
         kept=kept, shared=compute.size(schedule.slide) if schedule.slide else 1,
         moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
@@ -156,7 +159,8 @@ def _only_along(schedule: Schedule, compute: Compute, target: Target) -> bool:
 def _bytewise(schedule: Schedule, compute: Compute, target: Target) -> int:
     """Bytes of a step that go through registers, to lie in shared memory with K innermost: those of tiles
     of 8 bits that lie otherwise in memory."""
-    if not (schedule.unit == "mma" and schedule.via == "tl" and ASYNCHRONOUS & target.features):
+    if in_registers(schedule.pack) or not (
+            schedule.unit == "mma" and schedule.via == "tl" and ASYNCHRONOUS & target.features):
         return 0
     found = sum(_elements(schedule.blocks, compute, v) for v in (compute.a, compute.b)
                 if v is not None and v.tensor.dtype.bits == 8 and not along_sum(v, compute))
@@ -260,7 +264,10 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
             and 0 < touched(view, compute) <= NEAR)
     if near:
         there *= _within(blocks, compute, view)
-    return Fetch(there * max(size, found.each), elements / vector, found.bytes, ahead,
+    row = found.bytes  # the rates of wider types were fitted without the lines that rows share
+    if size == 1:
+        row *= together(view, found, blocks, compute)
+    return Fetch(there * max(size, found.each), elements / vector, row, ahead,
                  found.run == 1 and elements > 1, only_along and wants_rounding(view, compute), near=near)
 
 

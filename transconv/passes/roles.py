@@ -46,6 +46,15 @@ boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
     role transposer warps=4:
         for pid in program..784 dealt:
             for step: wait landed, taken; put A_transposed = A_ring; fence; arrive transposed, free
+
+With ``transposers=2`` two such roles take turns at the steps, so that one reads a slot while the other
+writes one. Each counts all slots:
+
+    role even_transposer warps=4:                   role odd_transposer warps=4:
+        resting = 0                                     resting = 1
+        for step:                                       ...
+            if resting == 0: wait landed, taken; ...
+            resting = 1 - resting; next slot
 """
 
 from __future__ import annotations
@@ -73,6 +82,7 @@ from transconv.ir import (
     Expr,
     For,
     FuncCall,
+    If,
     Kernel,
     Let,
     Mutator,
@@ -85,7 +95,9 @@ from transconv.ir import (
     Shared,
     Spread,
     Stmt,
+    Update,
     Var,
+    eq,
     find,
     seq,
     statements,
@@ -99,7 +111,9 @@ from transconv.passes.sliding import grouped, shared_rings
 from transconv.passes.sooner import Sooner, sooner
 from transconv.schedule import Schedule
 
-TURN_WARPS, TURN_REGISTERS = 4, 104  # per thread; a tile's side is held in registers for a moment
+TURN_WARPS = 4
+TURN_REGISTERS = 104, 72  # per thread, of one role or two; a tile's side is held in them for a moment
+TRANSPOSERS, RESTING = ("even_transposer", "odd_transposer"), Var("resting")
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
 CONSUMER_REGISTERS = 240  # of each of two consumers: what is then left, in steps of 8
 CONSUMERS = ("evens", "odds")
@@ -127,9 +141,10 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
                   _dealt(grid, around, _products(tile, ring, brought, ahead, grid, t), t))
            for t in consumers]
-    if ring.turns:
-        own.append(_clean("transposer", TURN_WARPS, TURN_REGISTERS,
-                          _dealt(grid, around, _turns(tile, ring))))
+    for number in range(schedule.transposers if ring.turns else 0):
+        name = TRANSPOSERS[number] if schedule.transposers > 1 else "transposer"
+        own.append(_clean(name, TURN_WARPS, TURN_REGISTERS[schedule.transposers - 1],
+                          _dealt(grid, around, _turns(tile, ring, number, schedule.transposers))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
     reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
     reserved += [Shared(b) for b in ring.barriers]
@@ -242,15 +257,20 @@ def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
     yield from fetches
 
 
-def _turns(tile: _Tile, rings: Rings) -> _Act:
-    """The transposer: write a slot that has landed to the same slot of another ring, K innermost. In the
-    first round all slots of that ring count as taken."""
+def _turns(tile: _Tile, rings: Rings, number: int, of: int) -> _Act:
+    """A transposer: write a slot that has landed to the same slot of another ring, K innermost. In the
+    first round all slots of that ring count as taken. One ``of`` two rests at every other step."""
     puts = [Put(r.transposed, r.piece) for r in rings.turns if r.transposed is not None]
     step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
                FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)), *puts, FuncCall(FENCE, ()),
                FuncCall(ARRIVE, (rings.transposed, SLOT, TRUE)),
-               FuncCall(ARRIVE, (rings.free, SLOT, TRUE)), *advance(rings.slots))
-    return _Act(_counters(0), seq(*tile.before, replace(tile.loop, body=step, stages=0)))
+               FuncCall(ARRIVE, (rings.free, SLOT, TRUE)))
+    first = _counters(0)
+    if of > 1:
+        first = (*first, Alloc(RESTING, (), Const(number)))
+        step = seq(If(eq(RESTING, ZERO), step), Update(RESTING, ONE - RESTING))
+    loop = replace(tile.loop, body=seq(step, *advance(rings.slots)), stages=0)
+    return _Act(first, seq(*tile.before, loop))
 
 
 def _products(tile: _Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For,

@@ -36,6 +36,7 @@ from transconv.schedule.merging import inner_feature
 from transconv.schedule.packing import (
     FEATURES,
     diagonal,
+    in_registers,
     innermost,
     reads_along,
     row_of,
@@ -72,7 +73,7 @@ from transconv.schedule.words import unregister as unregister_word
 __all__ = [
     "ahead", "ahead_bytes", "behind_bytes", "Block", "Box", "box_of", "boxes_behind", "by_tile",
     "carried", "chain", "diagonal", "divided", "ENGINE_ALIGN", "FEATURES", "finishes", "groups",
-    "has_quads",
+    "has_quads", "in_registers",
     "in_place", "inner_feature", "innermost", "INTEGERS", "is_copy", "k_steps", "kept", "lanes",
     "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
     "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",

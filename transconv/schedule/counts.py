@@ -55,8 +55,8 @@ def by_tile(f: Callable[..., Made]) -> Callable[..., Made]:
 
 def moves_sums(compute: Compute) -> bool:
     """Whether sums move out of the matrix unit, which keeps too few bits of those of 8-bit floats."""
-    return compute.math == "ieee" and all(
-        v.tensor.dtype.is_short for v in (compute.a, compute.b) if v is not None)
+    factors = compute.factors
+    return compute.math == "ieee" and factors is not None and all(f.var.type.is_short for f in factors)
 
 
 def tile(c: Schedule, compute: Compute, kind: str) -> int:

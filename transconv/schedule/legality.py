@@ -163,7 +163,8 @@ def _reordered(c: Schedule, compute: Compute) -> bool:
 # the table; `merge` and `pack` come first, because the other rules see the computation that they give.
 ASKED: tuple[str | Rule, ...] = (
     _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", "slide", _fits, "reduce",
-    "split_k", why_not_early, "via", "consumers", "keep", "a", "b", "c", "behind", why_not_partials)
+    "split_k", why_not_early, "via", "consumers", "transposers", "keep", "a", "b", "c", "behind",
+    why_not_partials)
 
 
 @lru_cache(maxsize=4)

@@ -1,5 +1,6 @@
 """Which TMA boxes are legal, and which warp-specialized kernels, whose operands are always boxes: None,
-or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``consumers`` and ``keep``.
+or a sentence that says why not. The rules of the words ``a b c``, ``via``, ``consumers``, ``transposers``
+and ``keep``.
 """
 
 from __future__ import annotations
@@ -208,6 +209,16 @@ def why_not_consumers(c: Schedule, compute: Compute, target: Target) -> str | No
                 f"fewer than the {tiles} tiles (programs=132)")
     if steps % c.split_k:
         return f"consumers=2: {steps} steps in {c.split_k} parts make sums of different lengths"
+    return None
+
+
+def why_not_transposers(c: Schedule, compute: Compute, target: Target) -> str | None:
+    if c.transposers == 1:
+        return None
+    if not transposed_bytes(c, compute):
+        return "transposers=2: this kernel transposes no operands in shared memory (via=gluon)"
+    if c.warps != WARP_GROUP:
+        return f"transposers=2: two groups beside {c.warps} warps leave too few registers (warps=4)"
     return None
 
 

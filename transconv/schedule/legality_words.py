@@ -14,9 +14,17 @@ from transconv.compute import Compute, Read, Reduction, places
 from transconv.ir import TRUE, Cast, f32, f64, walk
 from transconv.schedule.counts import k_steps, lanes, tile
 from transconv.schedule.merging import why_not_merged
-from transconv.schedule.packing import has_rows, letters, view_of, why_not_copied, widens
+from transconv.schedule.packing import (
+    has_rows,
+    in_registers,
+    letters,
+    view_of,
+    why_not_copied,
+    widens,
+)
 from transconv.schedule.partials import carried
 from transconv.schedule.row_copies import why_not_rows
+from transconv.schedule.widening import why_not_widened
 from transconv.target import Target
 
 if TYPE_CHECKING:
@@ -39,6 +47,10 @@ def why_not_merge(c: Schedule, compute: Compute, target: Target) -> str | None:
 
 def why_not_pack(c: Schedule, compute: Compute, target: Target) -> str | None:
     """Checked for the original tensors; later rules see the computation over the copies."""
+    if in_registers(c.pack):
+        reason = "it is for the matrix unit" if c.unit != "mma" else why_not_widened(compute) or _ragged(
+            c, compute)
+        return None if reason is None else f"pack={c.pack}: {reason}"
     for letter in letters(c.pack):
         view = view_of(compute, letter)
         if view is None:
@@ -181,11 +193,18 @@ def _uneven(c: Schedule, compute: Compute) -> str | None:
     """The reason if a block of K does not divide the sum: beyond the end a factor is loaded as 0, but a
     value computed from it may be anything."""
     computed = compute.nonzero
-    for b in c.blocks if computed else ():
-        length = prod(compute.size(a) for a in b.axes)
-        if compute.kind(b.first) == "K" and length % b.extent:
-            return (f"block {b} does not divide {length}: {computed[0].name}, which is computed "
-                    "before it is multiplied, would not be 0 beyond the end")
+    if computed and (reason := _ragged(c, compute)):
+        return (f"{reason}: {computed[0].name}, which is computed before it is multiplied, would not be 0 "
+                "beyond the end")
+    return None
+
+
+def _ragged(c: Schedule, compute: Compute) -> str | None:
+    """A block of K that does not divide the sum, in words."""
+    for b in c.blocks:
+        length = prod(compute.size(a) for a in b.axes) if compute.kind(b.first) == "K" else b.extent
+        if length % b.extent:
+            return f"block {b} does not divide {length}"
     return None
 
 

@@ -53,6 +53,7 @@ from transconv.ir import (
 )
 from transconv.schedule.merging import inner_feature
 from transconv.schedule.row_copies import rows_of
+from transconv.schedule.widening import widened
 from transconv.simplify import Facts, multiple_of, simplify
 
 ROW_ALIGN = 16  # bytes
@@ -151,6 +152,11 @@ def widens(pack: str) -> bool:
     return WIDE in pack.split(".")
 
 
+def in_registers(pack: str) -> bool:
+    """Whether 8-bit floats become f16 in registers, without copies (widening.py)."""
+    return pack == WIDE
+
+
 def has_rows(pack: str) -> bool:
     """Whether copies are rows of summed positions."""
     return IN_ROWS in pack.split(".")
@@ -224,7 +230,7 @@ def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
         over = rows_of(view, seen) if has_rows(pack) else View(
             copy_for(seen, letter, unit, widens(pack)), dims)
         compute = compute.through(**{letter: over})
-    return compute
+    return widened(compute) if in_registers(pack) else compute
 
 
 def wants_rounding(view: View, compute: Compute) -> bool:

@@ -87,6 +87,7 @@ class Schedule(_Hashed):
     regs: str = _DEFAULTS["regs"]
     late: int = _DEFAULTS["late"]
     consumers: int = _DEFAULTS["consumers"]
+    transposers: int = _DEFAULTS["transposers"]
     keep: str = _DEFAULTS["keep"]
     slide: str = _DEFAULTS["slide"]
     stages: int = _DEFAULTS["stages"]

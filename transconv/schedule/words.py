@@ -27,8 +27,8 @@ UNITS = ("mma", "fma")
 WAYS = ("gather", "box")
 AXIS = Such(re.compile(r"\w*", re.ASCII).fullmatch, "an axis, such as kh")
 AXES = Such(re.compile(r"(\w+(\.\w+)*)?", re.ASCII).fullmatch, "axes joined by dots, such as kh.kw.c")
-PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows)?").fullmatch,
-             "some of a.b.c, in this order, a.b.f16 or a.b.rows")
+PACKS = Such(re.compile(r"(a|b|c|a\.b|a\.c|b\.c|a\.b\.c|a\.b\.f16|a\.b\.rows|f16)?").fullmatch,
+             "some of a.b.c, in this order, a.b.f16, a.b.rows or f16")
 
 
 def _some_order(rng: Random, schedule: Schedule, compute: Compute) -> Value:
@@ -63,7 +63,7 @@ WORDS: tuple[Word, ...] = (
     Word("pack", "", "Copies these operands first with features innermost (f32: the summed "
          "dimension), as TMA boxes need; `c` copies the result afterwards. Copies in `a.b.f16` hold 8-bit "
          "floats as f16; those in `a.b.rows` have rows of summed positions, once for each column of a "
-         "window.", PACKS,
+         "window. `f16` copies nothing: 8-bit floats become f16 in registers.", PACKS,
          "each operand is copied once, and named in the order a.b.c",
          why_not=rules.why_not_pack),
     Word("swap", 0, "1 makes B the left operand of the product: acc[n, m] instead of acc[m, n].",
@@ -103,6 +103,10 @@ WORDS: tuple[Word, ...] = (
     Word("consumers", 1, "2 runs two consumer warp groups in ping-pong: one multiplies while the other "
          "stores (`gluon`).", (1, 2), "tiles are worked at by one consumer, or by two in turns",
          why_not=boxes.why_not_consumers, together=("programs", "warps", "split_k"), former="teams"),
+    Word("transposers", 1, "2 runs two groups of warps that transpose operands in shared memory, at every "
+         "other step each: one reads while the other writes (`gluon`).", (1, 2),
+         "operands are transposed by one group of warps, or by two in turns",
+         why_not=boxes.why_not_transposers, together=("warps",)),
     Word("keep", "", "This operand stays resident in shared memory for all tiles of a persistent "
          "program (`gluon`).", ("", "a", "b"), why_not=boxes.why_not_kept,
          together=("programs", "split_k", "consumers")),

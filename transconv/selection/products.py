@@ -39,7 +39,7 @@ from transconv.selection.tiling import (
 )
 from transconv.target import Target
 
-FEW_FEATURES = 16
+FEW_FEATURES, SHORT = 16, 64
 WGMMA_BITS = 256  # of a row that a product of wgmma sums
 
 
@@ -259,10 +259,17 @@ def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
             found = found or (why_not(schedule, packed, target) is None
                               and not within_groups(schedule, packed))
             yield schedule.with_words(pack=pack)
-    if before and (half or not found):
-        for pack in ways[-1:] if half else ways:
+    short = _sums_short_rows(compute)  # which boxes fetch a quarter of a line at a time
+    if before and (half or short or not found):
+        for pack in ways[-1:] if half else ways[:1] if found else ways:
             for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
                 yield schedule.with_words(pack=pack)
+
+
+def _sums_short_rows(compute: Compute) -> bool:
+    """Whether fewer than SHORT features of 8 bits are summed, at each of some positions of a window."""
+    features = prod(x.size for x in compute.axes_of("K") if x.role == "feature")
+    return compute.a.tensor.dtype.bits == 8 and not compute.sums_positions and features < SHORT
 
 
 def _rows_along(letter: str, packed: Compute) -> int:

@@ -55,8 +55,8 @@ def floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     made = weight.new_empty((*weight.shape[:-1], channels), dtype=dtype)
     taps, groups = prod(weight.shape[1:-1]), scale.shape[1]
     if texts.served(weight) and texts.computed(
-            ("four bits", rows, taps, channels, groups, dtype), ("W", "S", "Y"), (weight, scale, made),
-            lambda: text(rows, taps, channels, groups, execute.DTYPES[dtype])):
+            "weights of 4 bits", ("four bits", rows, taps, channels, groups, dtype), ("W", "S", "Y"),
+            (weight, scale, made), lambda: text(rows, taps, channels, groups, execute.DTYPES[dtype])):
         return made.movedim(-1, 1)
     return unpacked(weight, scale, dtype)
 

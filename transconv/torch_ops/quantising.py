@@ -1,7 +1,7 @@
 """Inputs quantised by one kernel: the elements of a dense tensor in their order in memory.
 
 torch needs a kernel for each of the operations (quantized_kinds.py), which here are the meaning, and what
-computes where no kernel does: tensors with gaps between elements, tensors on a CPU, traced calls.
+computes where no kernel does: tensors on a CPU, traced calls. Tensors with gaps in memory are copied.
 """
 
 from __future__ import annotations
@@ -9,32 +9,33 @@ from __future__ import annotations
 import torch
 
 from transconv.ir import DType
-from transconv.torch_ops import dispatch, execute, texts
+from transconv.torch_ops import dispatch, execute, stats, texts
 from transconv.torch_ops.quantized_kinds import quantised
 
 Tensor = torch.Tensor
 
+WHAT = "the quantising of inputs"
 WITH_ZERO, SYMMETRIC = ("x", "scale", "zero", "y"), ("x", "scale", "y")  # the tensors of the text
 
 
 def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tensor:
     """``quantized_kinds.quantised`` of a tensor and a scale () for all of it, f32; ``zero``: (1,), s32."""
-    if not texts.served(x) or not dispatch.is_plain(x) or not x.numel() or not _dense(x):
+    if not texts.served(x) or not dispatch.is_plain(x) or not x.numel():
+        return quantised(x, scale, zero, held)
+    of = execute.DTYPES.get(x.dtype)
+    if of is None or of.bits == 64:
+        stats.announce(f"dtype:{str(x.dtype).removeprefix('torch.')}", what=WHAT)
         return quantised(x, scale, zero, held)
     y = torch.empty_like(x, dtype=getattr(torch, held.torch), memory_format=torch.preserve_format)
+    if x.stride() != y.stride():  # there are gaps
+        x = torch.empty_like(x).copy_(x)
     names, tensors = (SYMMETRIC, (x, scale, y)) if zero is None else (WITH_ZERO, (x, scale, zero, y))
-    count, of = x.numel(), execute.DTYPES.get(x.dtype)
-    if of is None or of.bits == 64 or not texts.computed(
-            (x.dtype, count, held, zero is None), names, tensors,
+    count = x.numel()
+    if not texts.computed(
+            WHAT, (x.dtype, count, held, zero is None), names, tensors,
             lambda: text(count, of, zero is not None, held)):
         return quantised(x, scale, zero, held)
     return y
-
-
-def _dense(x: Tensor) -> bool:
-    return x.is_contiguous() or any(
-        x.dim() == dims and x.is_contiguous(memory_format=layout)
-        for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)))
 
 
 def text(count: int, of: DType, zero: bool, held: DType) -> str:

@@ -29,8 +29,10 @@ from transconv.torch_ops.quantized_kinds import (
     quantised_weight,
     ranged,
 )
+from transconv.torch_ops.zero_sums import WrongSums
 
 Tensor = torch.Tensor
+is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 __all__ = ["QuantConv1d", "QuantConv2d", "QuantConv3d", "QuantConvTranspose1d", "QuantConvTranspose2d",
            "QuantConvTranspose3d"]
@@ -85,6 +87,17 @@ class Quantised:
         sides = self._reversed_padding_repeated_twice if self.padding_mode == "zeros" else (
             0,) * (2 * len(self.kernel_size))
         return zero_sums(weight, zero, sides[-2::-2], sides[::-2], self.dilation)
+
+    def renewed_sums(self: Any) -> Tensor | None:
+        """``input_zero_sums`` of the weight and the zero point as they are, in place, after one was
+        written to. Calls do it themselves; kernels of a compiled model read the buffer as it is."""
+        held = self._buffers
+        sums, made = held["input_zero_sums"], self.sums_of(held["weight"], held["input_zero_point"])
+        if sums is None or made is None or sums.shape != made.shape:
+            held["input_zero_sums"] = made
+        else:
+            sums.copy_(made)
+        return held["input_zero_sums"]  # type: ignore[no-any-return]
 
     @classmethod
     def from_float(cls, module: torch.nn.Module, input_scale: float | Tensor | None = None,
@@ -145,9 +158,15 @@ class Quantised:
                 given["output_scale"], made = out, kind.input_dtype
                 if (point := held.get("output_zero_point")) is not None:
                     given["output_zero_point"] = point
-            return self.function(  # type: ignore[no-any-return]
-                input if whole else quantise(input, scale, zero, kind.input), held["weight"], bias,
-                *numbers, input_scale=scale, weight_scale=held["weight_scale"], **given, output_dtype=made)
+            given |= {"input_scale": scale, "weight_scale": held["weight_scale"], "output_dtype": made}
+            x = input if whole else quantise(input, scale, zero, kind.input)
+            if is_dynamo_compiling():
+                return self.function(x, held["weight"], bias, *numbers, **given)  # type: ignore[no-any-return]
+            try:
+                return self.function(x, held["weight"], bias, *numbers, **given)  # type: ignore[no-any-return]
+            except WrongSums:
+                given["input_zero_sums"] = self.renewed_sums()
+                return self.function(x, held["weight"], bias, *numbers, **given)  # type: ignore[no-any-return]
 
     def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         """Casts of a model are for its float parameters: of the buffers only the device changes."""
@@ -168,6 +187,8 @@ class Quantised:
                 self._buffers[name] = None if loaded is None else torch.empty_like(
                     loaded, device=self.weight.device)
         super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[misc]
+        if self._buffers["input_zero_sums"] is not None:
+            self.renewed_sums()
 
     def extra_repr(self: Any) -> str:
         shown: str = super().extra_repr()  # type: ignore[misc]

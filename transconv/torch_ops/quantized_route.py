@@ -15,7 +15,7 @@ from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
 from transconv.errors import Unsupported
 from transconv.ir import chances, one_of_two
-from transconv.torch_ops import arguments, execute, quantities, route, routes, shapes
+from transconv.torch_ops import arguments, execute, quantities, route, routes, shapes, zero_sums
 from transconv.torch_ops.decide import compile_route, settle
 from transconv.torch_ops.quantities import Call, Words
 from transconv.torch_ops.requests import Request
@@ -29,12 +29,13 @@ Given = Mapping[str, Any]  # quantities by name
 class QuantizedRoute(Route):
     """A forward route of quantised tensors."""
 
-    __slots__ = ("made", "reads", "text")
+    __slots__ = ("knows", "made", "reads", "text")
 
     def __init__(self, params: arguments.Params, shape: arguments.Ints, call: Call, words: Words) -> None:
         last = shapes.channels_last_result(call.input, call.weight)
         super().__init__(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last)
         self.text, self.reads = words.text, words.reads
+        self.knows = any(r.argument == "input_zero_sums" for r in words.reads)
         self.made = call.quantities.output_dtype
         self.types = (call.input.dtype, call.weight.dtype, self.made)
 
@@ -44,8 +45,17 @@ class QuantizedRoute(Route):
                 else r.of(bias if r.argument == "bias" else given[r.argument])  # type: ignore[arg-type]
                 for r in self.reads]
 
+    def checked(self, w: Tensor, given: Given) -> Given:
+        """The quantities with sums of the zero point that are right; TensorError if they are not."""
+        if not self.knows:
+            return given
+        sums = given["input_zero_sums"]
+        right = zero_sums.checked(w, given["input_zero_point"], sums, self.params)
+        return given if right is sums else {**given, "input_zero_sums": right}
+
     def run(self, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> Tensor:
         """A fresh result."""
+        given = self.checked(w, given)
         read = self.operands(bias, given)
         start = self.start
         if start is not None and route.current_device() == self.device:
@@ -138,6 +148,7 @@ def find(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) 
     if known is not None:
         return Found(known, True, flags, aligned)
     made = decided(req, x, w, bias, given)
+    given = made.checked(w, given)
     if not (why := _reasons(made, x, w)):
         try:
             extra = made.named(made.operands(bias, given))

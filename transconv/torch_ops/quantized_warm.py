@@ -14,6 +14,7 @@ import torch
 from transconv.torch_ops import frozen, warm
 from transconv.torch_ops.entries import Switches, only_on
 from transconv.torch_ops.route import ALIGNMENT, current_device
+from transconv.torch_ops.zero_sums import are_known
 
 if TYPE_CHECKING:
     from transconv.torch_ops.execute import Flags
@@ -55,6 +56,8 @@ def _entry(others: Call, check: Callable[..., bool], function: Any, biased: bool
     device, same = only_on(route), switches.same
     whole = ("input", "weight", *(names[i] for i in places), *["bias"] * biased)
     start, read = route.bound_to(whole)
+    knows = route.knows
+    zero, sums = (names.index(n) if knows else 0 for n in ("input_zero_point", "input_zero_sums"))
 
     def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any, g: Any,
              q: dict[str, Any]) -> Tensor:
@@ -62,13 +65,17 @@ def _entry(others: Call, check: Callable[..., bool], function: Any, biased: bool
                 and o is output_padding and (b is not None) is biased and tuple(q) == names
                 and same() and (device is None or device == current_device())):
             said = [*q.values()]
+            if knows and not are_known(w, said[zero], said[sums]):
+                return others(f, x, w, b, s, p, o, d, g, q)
             tensors = [x, w, *(said[i] for i in places)]
             if b is not None:
                 tensors.append(b)
             pointers = 0
-            for t in tensors:
-                pointers |= t.data_ptr()
-            if (not pointers & ALIGNMENT) is aligned and check(*tensors):
+            if check(*tensors):  # that all are tensors, too
+                for t in tensors:
+                    pointers |= t.data_ptr()
+                if (not pointers & ALIGNMENT) is not aligned:
+                    return others(f, x, w, b, s, p, o, d, g, q)
                 for i, v in fixed:
                     if said[i] is not v:
                         break

@@ -1,6 +1,7 @@
 """Computations of a text beside those of convolutions: what quantises inputs, and makes weights floats.
 
 A kind of call is compiled once; its kernel starts without being asked again once a result of it was right.
+What has no kernel is computed by torch, as far as ``transconv.config.fallback`` allows.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import torch
 
 from transconv.compute import Alone, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, Unsupported
-from transconv.runtime import COMPILING, NEVER, Plan, ready, trust
-from transconv.torch_ops import execute
+from transconv.runtime import NEVER, Plan, ready, trust
+from transconv.torch_ops import execute, stats
+from transconv.torch_ops.decide import PASSING
 from transconv.torch_ops.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
 
@@ -52,34 +54,37 @@ class _Kernel:
                 self.begin = self.plan.starter(self.device, self.aligned, self.names)
 
 
-_kernels: dict[Hashable, _Kernel | None] = {}
+_kernels: dict[Hashable, _Kernel | Unsupported] = {}
 settings.on_change(_kernels.clear)
 
 
-def computed(key: tuple[Hashable, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...],
+def computed(what: str, key: tuple[Hashable, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...],
              text: Callable[[], str]) -> bool:
     """Compute the text on the tensors of these names, dense and with elements, in the text as they lie in
     memory; the last one is the result. ``key``: tells the text, whose tensors have one dimension. False
-    where no kernel does, or none yet."""
+    where no kernel does, or none yet, and torch may compute ``what``: that is told as the policy says.
+    Unsupported where it may not."""
     x = tensors[0]
     aligned = not reduce(or_, map(Tensor.data_ptr, tensors)) & ALIGNMENT
     key = (*key, x.device, aligned)
     try:
         kernel = _kernels[key] if key in _kernels else _made(key, names, x.device, aligned, text)
-        if kernel is None:
-            return False
+        if isinstance(kernel, Unsupported):
+            raise kernel
         kernel.run(tensors)
         return True
     except Unsupported as error:
-        if error.reason not in (COMPILING, NEVER):  # the next call may find it
-            _kernels[key] = None
+        if error.reason not in (*PASSING, NEVER):  # the next call may find it
+            _kernels[key] = error.with_traceback(None)
+        stats.announce(error.reason, error.message, what)
         return False
 
 
 def _made(key: Hashable, names: tuple[str, ...], device: torch.device, aligned: bool,
-          text: Callable[[], str]) -> _Kernel | None:
+          text: Callable[[], str]) -> _Kernel:
     if execute.capturing(device):
-        return None
+        raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured;"
+                          " call once before capturing")
     if len(_kernels) >= LIMIT:
         _kernels.clear()
     target: Any = execute.target_of(device)
