@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.reference import convolve, integers
 from tests.stages import SM90, shapes
 from tests.test_explicit import ROLE, answer
 from transconv import ir
 from transconv.__main__ import main
+from transconv.backend_triton import SizedLauncher
 from transconv.conv import Compiled, ConvWorkload, Epilogue, compiler, marked
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.ir.verify import verify
 from transconv.runtime import compiler as runtime_compiler
 from transconv.runtime import verdicts
 from transconv.schedule.schedule import Schedule
+from transconv.verify.case import executable
 
 BWD_D = Prop.BWD_D
 EVEN = "mb5ic16ih16oc32oh8kh3sh2ph1"
@@ -66,6 +69,65 @@ def test_programs_take_turns() -> None:
     assert [loop.stop for loop in dealt] == [4] * 4
     assert [str(loop.start) for loop in dealt] == [
         "program", "((program + 2) % 3)", "((program + 1) % 3)", "program"]
+
+
+FOLDED = "mb2ic3ih9iw12oc16oh5ow6kh7kw7sh2sw2ph3pw3"
+TILES = [  # of a few features, of groups in registers, with a copy of the weight
+    (FOLDED, "mb.qh.qw:16 ic:16 oc:16 | mma | a=gather b=gather | stages=2 warps=4"),
+    ("g16mb2ic16ih10oc16oh5kh3sh2ph1", "mb.qh:4 qw:2 g:16 | fma | a=gather b=gather | regs=qw warps=4"),
+    (FOLDED, "mb.qh.qw:16 ic:16 oc:16 | mma | a=gather b=gather | pack=b stages=2 warps=4")]
+
+
+@pytest.mark.parametrize(("text", "schedule"), TILES, ids=["few", "groups", "copied"])
+def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the IR's interpreter, and in Triton's."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    p = problem(text)
+    plan = compiler.build(p, BWD_D, SM90, Schedule.parse(schedule))
+    assert [s.does for s in plan.steps].count("compute") == 1
+    kernel = plan.steps[-1].kernel
+    assert ir.Kernel.parse(str(kernel)) is kernel and len(ir.find(kernel, ir.If)) == len(
+        ConvWorkload(p, BWD_D).computations)
+    rng = np.random.default_rng(1)
+    values = {n: integers(rng, shapes(p)[n], 2) for n in ("dst", "wei")}
+    expected = convolve(p, BWD_D, values["dst"], values["wei"])
+    assert np.array_equal(answer(p, BWD_D, [s.kernel for s in plan.steps], 0, values), expected)
+    run = compiler.build(p, BWD_D, executable(SM90, "cpu"), Schedule.parse(schedule))
+    assert np.array_equal(launched(run, p, values), expected)
+
+
+def launched(plan: Compiled, p: ConvProblem, values: dict[str, np.ndarray]) -> np.ndarray:
+    """The result of a plan in Triton's interpreter."""
+    given = {n: torch.from_numpy(v).half().contiguous(memory_format=torch.channels_last)
+             for n, v in values.items()}
+    src = torch.full(shapes(p)["src"], torch.nan, dtype=torch.half).contiguous(
+        memory_format=torch.channels_last)
+    plan.launch(src=src, **given)
+    return np.asarray(src.float().numpy())
+
+
+def test_programs_of_any_size_find_their_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the least sizes, of one tile and of several, some phases with a row less."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    plain, names = marked(f"{FOLDED.replace('mb2', 'mb2?').replace('ih9', 'ih9?').replace('iw12', 'iw12?')}"
+                          " dt=f16 tag=axb")
+    work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
+    plan = runtime_compiler.build(work, SM90, Schedule.parse(TILES[0][1]), None, False, Compiled)
+    (step,) = plan.steps
+    run = runtime_compiler.build(work, executable(SM90, "cpu"), Schedule.parse(TILES[0][1]), None, False,
+                                 Compiled)
+    one, *others = plan.formulas()
+    assert len(others) == 3 and len({f.counts for f in (one, *others)}) == 4
+    for at, (mb, h, w) in enumerate([(1, 2, 2), (1, 2, 9), (3, 7, 10), (2, 17, 8)]):
+        p = problem(f"mb{mb}ic3ih{h}iw{w}oc16oh{(h + 1) // 2}ow{(w + 1) // 2}kh7kw7sh2sw2ph3pw3")
+        rng = np.random.default_rng(at)
+        values = {n: integers(rng, shapes(p)[n], 2) for n in ("dst", "wei")}
+        expected = convolve(p, BWD_D, values["dst"], values["wei"])
+        kernel = step.kernel.at({"MB": mb, "IH": h, "IW": w})
+        assert np.array_equal(answer(p, BWD_D, [kernel], at, values), expected), (mb, h, w)
+        assert np.array_equal(launched(run, p, values), expected), (mb, h, w)
+        tiles = sum(-(-mb * ((h + 1 - r) // 2) * ((w + 1 - q) // 2) // 16) for r in (0, 1) for q in (0, 1))
+        assert isinstance(step.launcher, SizedLauncher) and step.launcher.count(mb, h, w) == (tiles,)
 
 
 def test_the_page_shows_the_one_launch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,9 +44,10 @@ class Registry(runtime.Registry[Compiled]):
                  deterministic: bool) -> None:
         if any(_length(problem, x, i) != problem.o[x] for x, i in enumerate(problem.i)):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
-        room = max(1, MOST_KERNELS // len(phases(problem, prop)))
         target = suited(target, aligned)
         planes = _has_planes(problem, prop, target)
+        together = not planes and _is_innermost(problem)  # all stride phases are one launch
+        room = MOST_KERNELS if together else max(1, MOST_KERNELS // len(phases(problem, prop)))
         # Weight gradients have two kernels a plan; without a window tiles need no rows.
         square = planes or prop is Prop.BWD_W or max(problem.k) == 1
         most = min(room, SQUARE) if square else room
@@ -66,10 +67,15 @@ class Registry(runtime.Registry[Compiled]):
 
 def _has_planes(p: ConvProblem, prop: Prop, target: Target) -> bool:
     """Whether boxes may read or write src as planes if its sides are multiples of the strides."""
-    inner = p.src.layout.blocks[-1]
     strided = any(s > 1 and (k > 1 or prop is Prop.BWD_D) for s, k in zip(p.stride, p.k, strict=True))
     return (strided and prop is not Prop.BWD_W and "box" in target.features and p.g == 1
-            and (inner.dim, inner.stride) == (1, 1) and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0)
+            and _is_innermost(p) and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0)
+
+
+def _is_innermost(p: ConvProblem) -> bool:
+    """Whether the features of src lie next to one another."""
+    inner = p.src.layout.blocks[-1]
+    return (inner.dim, inner.stride) == (1, 1)
 
 
 def _share_of_rows(p: ConvProblem, prop: Prop, target: Target) -> int:

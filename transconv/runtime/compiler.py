@@ -142,19 +142,22 @@ class _Shelf:
 
     def one_launch(self, planned: Planned, target: Target, free: bool) -> tuple[Planned, Step | None]:
         """The stride phases of one result as one launch: if a schedule of one of them makes explicit
-        kernels and is legal for all, the one with the best estimate for all first; else, where schedules
-        are ``free``, one of the longest sum's with which all take no longer than each with its own and a
-        launch. Otherwise the planned computations and None."""
+        kernels and is legal for all, the one with the best estimate for all first; else one with which all
+        take no longer than each with its own and a launch: of those that they have, or, where schedules
+        are ``free``, of the longest sum's. Otherwise the planned computations and None."""
         phases = [(a, c) for a, c in planned if a.phase]
         phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
         if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
             return planned, None
-        step = self.joined(phases, (c for _, c in phases), inf, target)
-        if step is None and free and all(c.via == "gluon" for _, c in phases):
+        step = self.joined(phases, (c for _, c in phases if c.via == "gluon"), inf, target)
+        if step is None:
             apart = sum(estimate(c, a, target) for a, c in phases)
             saved = (len(phases) - 1) * target.rates.gluon.launch_us
-            listed = shortlist(MOST_JOINED, phases[0][0], target, self.workload)
-            step = self.joined(phases, (k.schedule for k in listed), apart + saved, target)
+            listed = [c for _, c in phases if c.via != "gluon" and not c.programs]
+            if free and all(c.via == "gluon" for _, c in phases):
+                listed = [k.schedule for k in shortlist(MOST_JOINED, phases[0][0], target, self.workload)
+                          if k.schedule.via == "gluon"]
+            step = self.joined(phases, listed, apart + saved, target)
         if step is None:
             return planned, None
         return [(a, step.schedule if a.phase else c) for a, c in planned], step
@@ -165,7 +168,7 @@ class _Shelf:
         for all of them, the best first."""
         found: dict[Schedule, float] = {}
         for s in dict.fromkeys(schedules):
-            if s.via == "gluon" and s.split_k == 1 and not any(
+            if s.split_k == 1 and not any(
                     (c.pack, c.merge) != (s.pack, s.merge) or why_not(s, a, target) for a, c in phases):
                 found[s] = sum(estimate(s, a, target) for a, _ in phases)
         for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):
