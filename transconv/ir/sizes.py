@@ -75,7 +75,7 @@ class Sizes(Node):
         found: dict[str, int] = {}
         for condition in self.where:
             match condition:
-                case ex.Eq(a=ex.Mod(a=ex.Var(name=name), b=ex.Const(value=int(share))), b=ex.Const(value=0)):
+                case ex.Eq(ex.Mod(ex.Var(name), ex.Const(int(share))), ex.Const(0)):
                     found[name] = lcm(found.get(name, 1), share)
         return found
 

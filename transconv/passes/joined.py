@@ -16,8 +16,8 @@ phase, and finds its slot of the ring behind all steps of the phases before.
 
 Other kernels have a program for each tile, which looks for its phase:
 
-    for pid in 0..33 grid: ...      ->      for pid in 0..66 grid: if pid < 33: ...              (phase 0_0)
-    for pid in 0..33 grid: ...                                     if 33 <= pid: tile = pid - 33 ...  (0_1)
+    for pid in 0..33 grid: ...     ->     for pid in 0..66 grid: if pid < 33: ...        (phase 0_0)
+    for pid in 0..33 grid: ...                                   if pid - 33 >= 0: ...   (phase 0_1)
 
 Small phases then run beside one another, instead of one after another with few programs each.
 
