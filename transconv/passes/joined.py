@@ -33,6 +33,8 @@ from transconv.ir import (
     LARGEST_SIZE,
     ZERO,
     Alloc,
+    BoxLoad,
+    BoxStore,
     Expr,
     For,
     FuncCall,
@@ -99,9 +101,10 @@ def _is_tile(k: Kernel) -> bool:
 
 
 def _same_call(a: Kernel, b: Kernel) -> bool:
-    """Whether two kernels take the same tensors and sizes."""
+    """Whether two kernels take the same tensors, in boxes of the same extents, and the same sizes."""
     each = [k.sizes.each if isinstance(k.sizes, Sizes) else () for k in (a, b)]
-    return a.params == b.params and each[0] == each[1]
+    boxes = [{(x.tensor, x.extents) for kind in (BoxLoad, BoxStore) for x in find(k, kind)} for k in (a, b)]
+    return a.params == b.params and each[0] == each[1] and boxes[0] == boxes[1]
 
 
 def _one_grid(first: Kernel, kernels: Sequence[Kernel]) -> Kernel:
