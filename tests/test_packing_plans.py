@@ -37,7 +37,8 @@ def test_a_plan_copies_once_for_all_phases() -> None:
     schedule = Schedule.parse("mb:2 qh:2 qw:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b.c swap=1")
     plan = compiler.build(p, BWD_D, SM100, schedule)
     names = [s.compute.name for s in plan.steps]
-    assert names == ["pack_dst", "pack_wei", "bwd_d", "unpack_src"]
+    assert names == ["pack_dst", "pack_wei", *(f"bwd_d_{r}_{s}" for r in (0, 1) for s in (0, 1)),
+                     "unpack_src"]
     assert set(plan.workspaces) == {"dst_packed", "wei_packed", "src_packed"}
     assert plan.schedule == schedule
     assert plan.workspaces["src_packed"].layout == copy_of(computes(p, BWD_D)[0].c.tensor).layout

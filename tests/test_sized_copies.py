@@ -259,3 +259,19 @@ def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:
              text.format("4096?%8").replace("ow4096?%8", "ow4096").replace("mb8", "mb8?"))
     assert [count(schedule, layer(m, Prop.FWD)[0], SM90).stored.alone for m in marks] == [True, False]
     assert estimate(schedule, odd, SM90) > 1.2 * estimate(schedule, even, SM90)
+
+
+def test_the_compiler_is_told_of_multiples() -> None:
+    """It then stores two neighbours at once, with one mask; else the products wait, for want of registers."""
+    words = "mma | a=box b=box | pack=a.b swap=1 programs=132 consumers=2 stages=6 warps=4 via=gluon"
+    schedule = Schedule.parse(f"iw:128 ic:128 oc:64 | {words}")
+    jobs = []
+    for share in ("", "%8"):
+        (compute,) = layer(f"mb8?ic128iw4096?{share}oc256ow4096kw3pw1 dt=bf16 tag=ncw", Prop.BWD_D)
+        step = build_compute(compute, SM90, schedule).steps[-1]
+        assert step.source.count("IW = IW // 8 * 8") == (3 if share else 0), "in each role"
+        jobs.append(job_of(step, SM90))
+    free, told = compile_offline(jobs)
+    assert isinstance(free, Resources) and isinstance(told, Resources)
+    assert free.words["STG"] == 2 * told.words["STG"] and free.serialised and not told.serialised
+    assert free.spill_bytes > told.spill_bytes == 0

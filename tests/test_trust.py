@@ -163,15 +163,14 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.Monkey
 def test_only_the_wrong_stride_phase_is_replaced(plant: Plant) -> None:
     p = ConvProblem.parse("mb2ic3ih7oc40oh4kh3sh2ph1 math=ieee")
     best = str(ranked(p, Prop.BWD_D, 1)[0])
-    plant(lambda source: ("bwd_d of" in source or "bwd_d_0_1 of" in source)
-          and f"schedule {best}" in source)
+    plant(lambda source: "bwd_d_0_1 of" in source and f"schedule {best}" in source)
     t = tensors_of(p, Prop.BWD_D)
     first = compiler.plan(p, Prop.BWD_D, INTERPRETER)
-    assert [s.compute.name for s in first.steps] == ["bwd_d"], "all in one launch, which is wrong, too"
     passed = trust.run(first, t)
     torch.testing.assert_close(t["src"], answer(p, Prop.BWD_D, t), atol=1e-4, rtol=1e-4)
-    changed = [s.compute.name for s in passed.steps if str(s.schedule) != best]
-    assert changed == ["bwd_d_0_1"] and passed.rejected == 2 and len(passed.steps) == 4
+    changed = [a.compute.name for a, b in zip(first.steps, passed.steps, strict=True)
+               if a.digest != b.digest]
+    assert changed == ["bwd_d_0_1"] and passed.rejected == 1
 
 
 @interpreted

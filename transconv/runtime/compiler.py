@@ -142,22 +142,24 @@ class _Shelf:
 
     def one_launch(self, planned: Planned, target: Target, free: bool) -> tuple[Planned, Step | None]:
         """The stride phases of one result as one launch: if a schedule of one of them makes explicit
-        kernels and is legal for all, the one with the best estimate for all first; else the one that all
-        have; else, where schedules are ``free``, one of theirs or of the longest sum's with which all take
-        no longer than each with its own and a launch. Otherwise the planned computations and None."""
+        kernels and is legal for all, the one with the best estimate for all first; else, where schedules
+        are ``free``, one of the longest sum's with which all take no longer than each with its own and a
+        launch. Where sizes are arguments, phases may be small, each with few programs: so are others that
+        have one schedule. Otherwise the planned computations and None."""
         phases = [(a, c) for a, c in planned if a.phase]
         phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
         if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
             return planned, None
+        explicit = all(c.via == "gluon" for _, c in phases)
         step = self.joined(phases, (c for _, c in phases if c.via == "gluon"), inf, target)
-        if step is None and (free or len({c for _, c in phases}) == 1):
+        if step is None and free and explicit:
             apart = sum(estimate(c, a, target) for a, c in phases)
             saved = (len(phases) - 1) * target.rates.gluon.launch_us
-            listed = [c for _, c in phases if c.via != "gluon"]
-            if free and not listed:
-                listed = [k.schedule for k in shortlist(MOST_JOINED, phases[0][0], target, self.workload)
-                          if k.schedule.via == "gluon"]
-            step = self.joined(phases, listed, apart + saved, target)
+            listed = shortlist(MOST_JOINED, phases[0][0], target, self.workload)
+            step = self.joined(phases, (k.schedule for k in listed if k.schedule.via == "gluon"),
+                               apart + saved, target)
+        elif step is None and phases[0][0].named and len({c for _, c in phases}) == 1:
+            step = self.joined(phases, [phases[0][1]], inf, target)
         if step is None:
             return planned, None
         return [(a, step.schedule if a.phase else c) for a, c in planned], step
