@@ -262,7 +262,7 @@ def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:
 
 
 def test_the_compiler_is_told_of_multiples() -> None:
-    """It then stores two neighbours at once, with one mask; else the products wait, for want of registers."""
+    """It then stores two neighbours at once, with one mask; else products wait, for want of registers."""
     words = "mma | a=box b=box | pack=a.b swap=1 programs=132 consumers=2 stages=6 warps=4 via=gluon"
     schedule = Schedule.parse(f"iw:128 ic:128 oc:64 | {words}")
     jobs = []

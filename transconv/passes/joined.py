@@ -47,6 +47,7 @@ from transconv.ir import (
     Shared,
     Sizes,
     Stmt,
+    Tensor,
     Var,
     all_of,
     as_expr,
@@ -103,8 +104,13 @@ def _is_tile(k: Kernel) -> bool:
 def _same_call(a: Kernel, b: Kernel) -> bool:
     """Whether two kernels take the same tensors, in boxes of the same extents, and the same sizes."""
     each = [k.sizes.each if isinstance(k.sizes, Sizes) else () for k in (a, b)]
-    boxes = [{(x.tensor, x.extents) for kind in (BoxLoad, BoxStore) for x in find(k, kind)} for k in (a, b)]
-    return a.params == b.params and each[0] == each[1] and boxes[0] == boxes[1]
+    return a.params == b.params and each[0] == each[1] and _boxes(a) == _boxes(b)
+
+
+def _boxes(k: Kernel) -> set[tuple[Tensor, tuple[int, ...]]]:
+    """The tensors that a kernel reads or stores in boxes, with their extents."""
+    read, stored = find(k, BoxLoad), find(k, BoxStore)
+    return {(x.tensor, x.extents) for x in read} | {(x.tensor, x.extents) for x in stored}
 
 
 def _one_grid(first: Kernel, kernels: Sequence[Kernel]) -> Kernel:
