@@ -72,10 +72,10 @@ def test_programs_take_turns() -> None:
         "program", "((program + 2) % 3)", "((program + 1) % 3)", "program"]
 
 
-TILES = [  # of a few features, of groups in registers, with a copy of the weight
+TILES = [  # of a few features, of groups, with a copy of the weight
     ("mb2?ic3ih9?iw12?oc16oh5ow6kh7kw7sh2sw2ph3pw3", "mb.qh.qw:16 ic:16 oc:16 | mma | stages=2 warps=4"),
-    ("g16mb2?ic16ih10?oc16oh5kh3sh2ph1", "mb.qh:4 qw:2 g:16 | fma | regs=qw warps=4"),
-    ("g16mb1?ic16ih10?oc16oh3kh4sh3", "mb.qh:4 qw:2 g:16 | fma | pack=b regs=qw")]
+    ("g16mb2?ic16ih10?oc16oh5kh3sh2ph1", "mb.qh.qw:8 g:16 | fma | warps=4"),
+    ("g16mb1?ic16ih10?oc16oh3kh4sh3", "mb.qh.qw:8 g:16 | fma | pack=b")]
 
 
 @pytest.mark.parametrize(("text", "schedule"), TILES, ids=["few", "groups", "copied"])
@@ -103,6 +103,14 @@ def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest
         kernels = [s.kernel.at({"MB": mb, "IH": h, "IW": w}) for s in plan.steps]
         assert np.array_equal(answer(p, BWD_D, kernels, at, values), expected), (mb, h, w)
         assert np.array_equal(launched(run, p, values), expected), (mb, h, w)
+
+
+def test_positions_that_are_written_out_stay_apart() -> None:
+    """Their compiler would keep the registers of all phases."""
+    plain, names = marked(f"{TILES[1][0]} dt=f16 tag=axb")
+    work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
+    schedule = Schedule.parse("mb.qh:4 qw:2 g:16 | fma | regs=qw")
+    assert len(runtime_compiler.build(work, SM90, schedule, None, False, Compiled).steps) == 4
 
 
 def test_a_launch_has_the_programs_of_all_phases() -> None:

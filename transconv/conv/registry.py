@@ -47,7 +47,7 @@ class Registry(runtime.Registry[Compiled]):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
         target = suited(target, aligned)
         planes = _has_planes(problem, prop, target)
-        together = not planes and _is_innermost(problem)  # all stride phases are one launch
+        together = not planes and problem.g == 1 and _is_innermost(problem)  # phases are one launch
         room = MOST_KERNELS if together else max(1, MOST_KERNELS // len(phases(problem, prop)))
         sizes = _examples(problem, prop, planes)[:room] if room > 1 else (ALONE[problem.ndims],)
         ways = [(every, sizes)]

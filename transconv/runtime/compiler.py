@@ -145,7 +145,8 @@ class _Shelf:
         kernels and is legal for all, the one with the best estimate for all first; else, where schedules
         are ``free``, one of the longest sum's with which all take no longer than each with its own and a
         launch. Where sizes are arguments, phases may be small, each with few programs: so are others that
-        have one schedule. Otherwise the planned computations and None."""
+        have one schedule, unless positions are written out, which would take the registers of all phases.
+        Otherwise the planned computations and None."""
         phases = [(a, c) for a, c in planned if a.phase]
         phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
         if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
@@ -158,8 +159,8 @@ class _Shelf:
             listed = shortlist(MOST_JOINED, phases[0][0], target, self.workload)
             step = self.joined(phases, (k.schedule for k in listed if k.schedule.via == "gluon"),
                                apart + saved, target)
-        elif step is None and phases[0][0].named and len({c for _, c in phases}) == 1:
-            step = self.joined(phases, [phases[0][1]], inf, target)
+        elif step is None and phases[0][0].named and len(own := {c for _, c in phases}) == 1:
+            step = self.joined(phases, [c for c in own if not c.regs], inf, target)
         if step is None:
             return planned, None
         return [(a, step.schedule if a.phase else c) for a, c in planned], step
