@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from tests.reference import convolve, integers
 from tests.stages import SM90, shapes
 from tests.test_explicit import ROLE, answer
 from transconv import ir
 from transconv.__main__ import main
+from transconv.backend_triton import SizedLauncher
 from transconv.conv import Compiled, ConvWorkload, Epilogue, compiler, marked
 from transconv.conv.problem import ConvProblem, Prop
+from transconv.cost import AtSizes
 from transconv.ir.verify import verify
 from transconv.runtime import compiler as runtime_compiler
 from transconv.runtime import verdicts
 from transconv.schedule.schedule import Schedule
+from transconv.verify.case import executable
 
 BWD_D = Prop.BWD_D
 EVEN = "mb5ic16ih16oc32oh8kh3sh2ph1"
@@ -66,6 +70,80 @@ def test_programs_take_turns() -> None:
     assert [loop.stop for loop in dealt] == [4] * 4
     assert [str(loop.start) for loop in dealt] == [
         "program", "((program + 2) % 3)", "((program + 1) % 3)", "program"]
+
+
+TILES = [  # of a few features, of groups, with a copy of the weight
+    ("mb2?ic3ih9?iw12?oc16oh5ow6kh7kw7sh2sw2ph3pw3", "mb.qh.qw:16 ic:16 oc:16 | mma | stages=2 warps=4"),
+    ("g16mb2?ic16ih10?oc16oh5kh3sh2ph1", "mb.qh.qw:8 g:16 | fma | warps=4"),
+    ("g16mb1?ic16ih10?oc16oh3kh4sh3", "mb.qh.qw:8 g:16 | fma | pack=b")]
+
+
+@pytest.mark.parametrize(("text", "schedule"), TILES, ids=["few", "groups", "copied"])
+def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the least sizes, of one tile and of several, some phases with a row less: in the IR's
+    interpreter, and in Triton's."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    plain, names = marked(f"{text} dt=f16 tag=axb")
+    like = ConvProblem.parse(plain)
+    work = ConvWorkload(like, BWD_D, Epilogue(), names)
+    plan, run = (runtime_compiler.build(work, t, Schedule.parse(schedule), None, False, Compiled)
+                 for t in (SM90, executable(SM90, "cpu")))
+    assert [s.does for s in plan.steps].count("compute") == 1
+    kernel, stride = plan.steps[-1].kernel, like.stride[0]
+    assert ir.Kernel.parse(str(kernel)) is kernel
+    assert len(ir.find(kernel, ir.If)) >= stride**2 == len(work.computations) == len(plan.formulas())
+    assert plan.required is not None
+    for at, (mb, h, w) in enumerate([(1, 4, 4), (1, 5, 9), (3, 13, 8)]):
+        assert not plan.required.sizes.why_not({"MB": mb, "IH": h, "IW": w})
+        o = [(n + 2 * like.pad_lo[0] - like.k[0]) // stride + 1 for n in (h, w)]
+        p = like.at(mb, (h, w), tuple(o))
+        rng = np.random.default_rng(at)
+        values = {n: integers(rng, shapes(p)[n], 2) for n in ("dst", "wei")}
+        expected = convolve(p, BWD_D, values["dst"], values["wei"])
+        kernels = [s.kernel.at({"MB": mb, "IH": h, "IW": w}) for s in plan.steps]
+        assert np.array_equal(answer(p, BWD_D, kernels, at, values), expected), (mb, h, w)
+        assert np.array_equal(launched(run, p, values), expected), (mb, h, w)
+
+
+def test_positions_that_are_written_out_stay_apart() -> None:
+    """Their compiler would keep the registers of all phases."""
+    plain, names = marked(f"{TILES[1][0]} dt=f16 tag=axb")
+    work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
+    schedule = Schedule.parse("mb.qh:4 qw:2 g:16 | fma | regs=qw")
+    assert len(runtime_compiler.build(work, SM90, schedule, None, False, Compiled).steps) == 4
+
+
+def test_a_launch_has_the_programs_of_all_phases() -> None:
+    """And its estimate counts the launch once."""
+    plain, names = marked(f"{TILES[0][0]} dt=f16 tag=axb")
+    work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
+    plan = runtime_compiler.build(work, SM90, Schedule.parse(TILES[0][1]), None, False, Compiled)
+    (step,) = plan.steps
+    assert isinstance(step.launcher, SizedLauncher)
+    for mb, h, w in ((1, 2, 2), (3, 7, 10), (16, 224, 225)):
+        tiles = sum(-(-mb * ((h + 1 - r) // 2) * ((w + 1 - q) // 2) // 16) for r in (0, 1) for q in (0, 1))
+        assert step.launcher.count(mb, h, w) == (tiles,)
+    each = [AtSizes(step.schedule, c, SM90, n > 0) for n, c in enumerate(work.computations)]
+    apart = [AtSizes(step.schedule, c, SM90) for c in work.computations]
+    counts = [ir.values_of(a.counts, names_of(work))(1, 2, 2) for a in each]
+    one, several = (sum(a.us(*c) for a, c in zip(found, counts, strict=True)) for found in (each, apart))
+    assert one < several - 3 * SM90.rates.triton.launch_us
+
+
+def names_of(work: ConvWorkload) -> tuple[str, ...]:
+    named = work.computations[0].named
+    assert named is not None
+    return named.names
+
+
+def launched(plan: Compiled, p: ConvProblem, values: dict[str, np.ndarray]) -> np.ndarray:
+    """The result of a plan in Triton's interpreter."""
+    given = {n: torch.from_numpy(v).half().contiguous(memory_format=torch.channels_last)
+             for n, v in values.items()}
+    src = torch.full(shapes(p)["src"], torch.nan, dtype=torch.half).contiguous(
+        memory_format=torch.channels_last)
+    plan.launch(src=src, **given)
+    return np.asarray(src.float().numpy())
 
 
 def test_the_page_shows_the_one_launch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import ATOM, POSTFIX
-from transconv.backend_triton.emit_tl import TlEmitter, folded, spelled_lanes
+from transconv.backend_triton.emit_tl import TlEmitter, folded, multiples_said, spelled_lanes
 from transconv.backend_triton.gluon_memory import (
     EIGHT,
     PIECES,
@@ -212,7 +212,7 @@ class GluonEmitter(TlEmitter):
 
     # ---- a role as a function ----
 
-    def role(self, role: Role, params: list[str], program: Var) -> list[str]:
+    def role(self, role: Role, params: list[str], program: Var, said: list[str]) -> list[str]:
         sums: list[str] = []
         if any(a.lanes for a in find(role, Alloc)):
             used = spelled_lanes(role.body)
@@ -222,7 +222,7 @@ class GluonEmitter(TlEmitter):
                     *(f"{x.name} = gl.arange(0, {x.extent}, gl.SliceLayout({1 - at}, sums))"
                       for at, x in enumerate(self.sides) if x in used)]
         return ["@gluon.jit", f"def {role.name}({', '.join(params)}):", *(f"    {x}" for x in sums),
-                f"    {program.name} = gl.program_id(0)", *self.block(role.body)]
+                *said, f"    {program.name} = gl.program_id(0)", *self.block(role.body)]
 
 
 def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
@@ -242,7 +242,8 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     for role in roles.roles:
         own = [*(p.name for p in given if _mentions(role, p.tensor)), *rings(role, shared),
                *(n for n in sizes if Var(n) in find(role, Var))]
-        functions += [*GluonEmitter(sides, role.warps, wide, both).role(role, own, grid.var), "", ""]
+        functions += [*GluonEmitter(sides, role.warps, wide, both).role(
+            role, own, grid.var, multiples_said(kernel, own)), "", ""]
         calls.append(f"({role.name}, ({', '.join(own)},))")
     workers = roles.roles[1:]
     memory = list(reserved(shared, kernel))

@@ -7,7 +7,7 @@ emit_expr.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from transconv.backend_triton.early import begun, imported
 from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
@@ -156,7 +156,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     """The text of a module with one ``@triton.jit`` function named like the kernel; ``first``: the
     first lines of its body."""
     lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
-    body = [*lanes, *TlEmitter().block(kernel.body)]
+    body = [*lanes, *multiples_said(kernel), *TlEmitter().block(kernel.body)]
     given = parameters(kernel)
     sizes = kernel.sizes.names if kernel.sizes else ()
     params = ", ".join([*(p.name for p in given), *sizes])
@@ -169,6 +169,15 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
              *own, "", f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
              f"def {kernel.name}({params}):", *requires, *tensors, "", *begun(first), *folded(body)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def multiples_said(kernel: Kernel, mentioned: Container[str] | None = None) -> list[str]:
+    """Lines that say what sizes are multiples of. Triton knows nothing of an argument that it is not
+    specialised on; with this it finds the addresses that begin at a multiple of 4 or 16 bytes.
+    ``mentioned``: the names that matter, if not all."""
+    known = kernel.sizes.multiples if kernel.sizes else {}
+    return [f"    {name} = {name} // {share} * {share}  # it is a multiple"
+            for name, share in known.items() if share > 1 and (mentioned is None or name in mentioned)]
 
 
 def spelled_lines(lets: Iterable[Let], value: Expr) -> list[str]:

@@ -3,7 +3,7 @@
     middle, small, large                          at most 6 kernels
     others for images of a multiple of a stride   which boxes can read and write as planes
     another for rows of a multiple of 16 bytes    which boxes can write, in torch's order
-    other proportions                             if there are no others: tiles with longer rows
+    other proportions                             with a window: tiles with longer or shorter rows
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from transconv.schedule import ENGINE_ALIGN
 from transconv.target import Target
 
 # Images and the length of their sides, or each side, by the number of spatial dimensions. Where there is
-# no room for all, the first two are taken. The fourth has other proportions, for longer or shorter tiles.
+# no room for all, the first ones are taken. Those from the fourth on have other proportions.
 Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
 EXAMPLES: dict[int, Examples] = {
-    1: ((8, 4096), (1, 256), (32, 32768)), 2: ((8, 56), (1, 14), (16, 224), (8, (24, 200))),
-    3: ((4, 16), (1, 8), (8, 32), (2, (64, 48, 40)))}
+    1: ((8, 4096), (1, 256), (32, 32768)),
+    2: ((8, 56), (1, 14), (16, 224), (8, (24, 200)), (16, (112, 28))),
+    3: ((4, 16), (1, 8), (8, 32), (2, (64, 48, 40)), (8, (12, 24, 96)), (1, (48, 96, 24)))}
 SQUARE = 3  # of these
 ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
 # Those for images of a multiple of a stride, which may also take the plans for all images.
-OTHERS = {1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (4, 28), (16, 96)),
-          3: ((2, 20), (2, 12), (8, 20))}
+OTHERS: dict[int, Examples] = {
+    1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (16, 96)), 3: ((2, 20), (8, 20))}
 ONE_IMAGE = {1: (1, 16384), 2: (1, 224), 3: (1, 24)}  # where all stride phases are one launch
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
 
@@ -44,13 +45,11 @@ class Registry(runtime.Registry[Compiled]):
                  deterministic: bool) -> None:
         if any(_length(problem, x, i) != problem.o[x] for x, i in enumerate(problem.i)):
             raise ProblemError(f"problem '{problem}': the sizes of dst do not follow from those of src")
-        room = max(1, MOST_KERNELS // len(phases(problem, prop)))
         target = suited(target, aligned)
         planes = _has_planes(problem, prop, target)
-        # Weight gradients have two kernels a plan; without a window tiles need no rows.
-        square = planes or prop is Prop.BWD_W or max(problem.k) == 1
-        most = min(room, SQUARE) if square else room
-        sizes = EXAMPLES[problem.ndims][:most] if room > 1 else (ALONE[problem.ndims],)
+        together = not planes and problem.g == 1 and _is_innermost(problem)  # phases are one launch
+        room = MOST_KERNELS if together else max(1, MOST_KERNELS // len(phases(problem, prop)))
+        sizes = _examples(problem, prop, planes)[:room] if room > 1 else (ALONE[problem.ndims],)
         ways = [(every, sizes)]
         if planes:
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
@@ -64,12 +63,28 @@ class Registry(runtime.Registry[Compiled]):
                          most=max(MOST_KERNELS, len(phases(problem, prop)) + planes))
 
 
+def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
+    """Those of a layer. Weight gradients have two kernels a plan; without a window, and where operands are
+    gathered, tiles need no rows; there are fewer beside those for planes, and of groups, whose tiles are
+    small."""
+    found = EXAMPLES[p.ndims]
+    square, others = found[:SQUARE], found[SQUARE:]
+    if prop is Prop.BWD_W or max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN:
+        return square
+    return (*square, *(others[-1:] if planes else others if p.g == 1 else others[:1]))
+
+
 def _has_planes(p: ConvProblem, prop: Prop, target: Target) -> bool:
     """Whether boxes may read or write src as planes if its sides are multiples of the strides."""
-    inner = p.src.layout.blocks[-1]
     strided = any(s > 1 and (k > 1 or prop is Prop.BWD_D) for s, k in zip(p.stride, p.k, strict=True))
     return (strided and prop is not Prop.BWD_W and "box" in target.features and p.g == 1
-            and (inner.dim, inner.stride) == (1, 1) and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0)
+            and _is_innermost(p) and p.ic * p.src.dtype.bytes % ENGINE_ALIGN == 0)
+
+
+def _is_innermost(p: ConvProblem) -> bool:
+    """Whether the features of src lie next to one another."""
+    inner = p.src.layout.blocks[-1]
+    return (inner.dim, inner.stride) == (1, 1)
 
 
 def _share_of_rows(p: ConvProblem, prop: Prop, target: Target) -> int:

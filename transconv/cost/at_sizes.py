@@ -55,11 +55,13 @@ class Formula:
 class AtSizes:
     """The estimates of one kernel with its copies. ``us``, of the values of ``counts`` for some sizes:
     microseconds on the target, or units of a step on the interpreter. ``counts``: tiles, steps of each,
-    bytes, and the elements of each copy whose sizes are arguments."""
+    bytes, and the elements of each copy whose sizes are arguments. ``behind``: another stride phase of the
+    same launch goes before it."""
 
     schedule: Schedule
     compute: Compute
     target: Target
+    behind: bool = False
     counts: tuple[Expr, ...] = field(init=False)
     us: Callable[..., Number] = field(init=False)
 
@@ -75,10 +77,10 @@ class AtSizes:
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
             issued = issue.Issued.of(schedule, Scheduled(compute, schedule, self.target).main, self.target)
             self.us = lambda tiles, steps, traffic: launched(
-                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton)
+                work, issued(tiles, steps), traffic, schedule, self.target, rates.triton, self.behind)
         else:
             self.us = Timed(work, schedule, self.target,
-                            rates.gluon if schedule.via == "gluon" else rates.triton)
+                            rates.gluon if schedule.via == "gluon" else rates.triton, self.behind)
         if schedule.pack:
             elements, beside = copied_at(compute, schedule, self.target)
             self.counts += elements

@@ -95,12 +95,14 @@ def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> f
 
 @dataclass(slots=True)
 class Timed:
-    """``microseconds`` for other numbers of tiles, of steps and of bytes than those of ``work``."""
+    """``microseconds`` for other numbers of tiles, of steps and of bytes than those of ``work``.
+    ``behind``: its tiles follow others of the same launch, without a wait for the last of those."""
 
     work: Work
     schedule: Schedule
     target: Target
     rates: Constants
+    behind: bool = False
     store: float = field(init=False)  # nanoseconds of a tile's
     made: float = field(init=False)  # nanoseconds of a tile's whole results, which no load hides
 
@@ -124,7 +126,8 @@ class Timed:
         store: Number = self.store
         slots = schedule.programs or self.target.sms
         # tiles on the busiest multiprocessor
-        rounds = kept(tiles / slots if schedule.reduce == "stream" else -(-tiles // slots))
+        dealt = schedule.reduce == "stream" or self.behind
+        rounds = kept(tiles / slots if dealt else -(-tiles // slots))
         together = kept(smaller(self.work.resident, larger(rounds, 1.0)))
         fills = 1.0 if schedule.programs else rounds / together
         products = kept(steps * self._step_ns(together, steps))
@@ -138,7 +141,7 @@ class Timed:
         else:
             each = products + (store + self.made) / together + self._called_ns(together)
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
-        return launched(self.work, busy, traffic, schedule, self.target, c)
+        return launched(self.work, busy, traffic, schedule, self.target, c, self.behind)
 
     def _called_ns(self, together: Number) -> Number:
         """The functions behind the sums of a tile, which the warps of some programs issue in turn."""
@@ -162,12 +165,13 @@ def _issued(schedule: Schedule, compute: Compute, target: Target, c: Constants) 
 
 
 def launched(w: Work, busy: Number, traffic: Number, schedule: Schedule, target: Target,
-             c: Constants) -> Number:
+             c: Constants, behind: bool = False) -> Number:
     """Microseconds of the launches, from the time of the multiprocessors (``busy``) and of the bytes
-    (``traffic``) that cross the memory's pins."""
+    (``traffic``) that cross the memory's pins; ``behind``: without the launch itself."""
     bandwidth = target.bandwidth_gbs * 1e3 * c.memory_share  # bytes a microsecond
     busy, moving = kept(busy), kept((traffic + w.partial / 2) / bandwidth)
-    total = c.launch_us + larger(busy, moving) + c.exposed * smaller(busy, moving)
+    total = larger(busy, moving) + c.exposed * smaller(busy, moving)
+    total = total if behind else c.launch_us + total
     if schedule.reduce == "stream":
         total = total + c.meeting_us
     if w.partial:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import lcm
 
 from transconv.ir import expr as ex
 from transconv.ir.node import Node, node
@@ -67,6 +68,16 @@ class Sizes(Node):
     def requirements(self) -> tuple[ex.Expr, ...]:
         """The ranges and ``where``, as conditions."""
         return tuple(c for s in self.each for c in (s.var >= s.least, s.var <= s.most)) + self.where
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What sizes are required to be multiples of, by name, where that is a number."""
+        found: dict[str, int] = {}
+        for condition in self.where:
+            match condition:
+                case ex.Eq(ex.Mod(ex.Var(name), ex.Const(int(share))), ex.Const(0)):
+                    found[name] = lcm(found.get(name, 1), share)
+        return found
 
     def why_not(self, values: Values) -> str:
         """The first requirement that sizes do not meet, as a sentence; empty if they meet all."""

@@ -1,4 +1,6 @@
-"""Joins the explicit kernels of several stride phases into one kernel.
+"""Joins the kernels of several stride phases into one kernel.
+
+Explicit kernels, whose programs are persistent, do the tiles of one phase after another:
 
     kernel phase 0_0: role consumer: for pid in program..784 dealt: ...
     kernel phase 0_1: role consumer: for pid in program..784 dealt: ...
@@ -9,10 +11,17 @@
 The phases write different rows and columns of one result, so they may run in any order. In one launch the
 rings stay full from phase to phase, and multiprocessors that have finished one phase begin the next.
 
-Where sizes are arguments, the tiles of the phases before are counted in the kernel.
-
 Consumers that take turns go on taking turns: the one whose turn it is has the first tile of the next
 phase, and finds its slot of the ring behind all steps of the phases before.
+
+Other kernels have a program for each tile, which looks for its phase:
+
+    for pid in 0..33 grid: ...     ->     for pid in 0..66 grid: if pid < 33: ...        (phase 0_0)
+    for pid in 0..33 grid: ...                                   if pid - 33 >= 0: ...   (phase 0_1)
+
+Small phases then run beside one another, instead of one after another with few programs each.
+
+Where sizes are arguments, the tiles of the phases before are counted in the kernel.
 """
 
 from __future__ import annotations
@@ -24,9 +33,12 @@ from transconv.ir import (
     LARGEST_SIZE,
     ZERO,
     Alloc,
+    BoxLoad,
+    BoxStore,
     Expr,
     For,
     FuncCall,
+    If,
     Kernel,
     Let,
     Mutator,
@@ -35,11 +47,15 @@ from transconv.ir import (
     Shared,
     Sizes,
     Stmt,
+    Tensor,
     Var,
+    all_of,
     as_expr,
+    bound_vars,
     find,
     seq,
     statements,
+    substitute,
     sum_of,
 )
 from transconv.passes.roles import FETCHED
@@ -47,12 +63,16 @@ from transconv.simplify import simplify
 
 
 def together(kernels: Sequence[Kernel]) -> Kernel | None:
-    """One kernel for all, with the longest sums first; None if they differ in more than their roles' loops
-    over tiles, or if there is only one."""
+    """One kernel for all, with the longest sums first; None if they differ in more than their tiles, or if
+    there is only one."""
     first = kernels[0]
-    if len(kernels) < 2 or not all(_alike(first, k) for k in kernels):
+    if len(kernels) < 2:
         return None
     kernels = sorted(kernels, key=lambda k: -_steps(k))
+    if all(_is_tile(k) and _same_call(first, k) for k in kernels):
+        return _one_grid(first, kernels)
+    if not all(_alike(first, k) for k in kernels):
+        return None
     grid = first.body
     assert isinstance(grid, For)
     roles = [find(k, Roles)[0].roles for k in kernels]
@@ -67,11 +87,56 @@ def _required(kernels: Sequence[Kernel]) -> Sizes | None:
     first = kernels[0].sizes
     if not isinstance(first, Sizes):
         return None
-    loops = [next(x for x in find(k, For) if x.kind == "dealt") for k in kernels]
+    loops = [next(x for x in find(k, For) if x.kind in ("dealt", "grid") and x.until is not None)
+             for k in kernels]
     tiles = simplify(sum_of([as_expr(_end(x)) for x in loops]))
     where = [c for k in kernels if isinstance(k.sizes, Sizes) for c in k.sizes.where]
     counted = tiles <= LARGEST_SIZE - 2 * loops[0].programs
     return replace(first, where=tuple(dict.fromkeys([*where, counted])))
+
+
+def _is_tile(k: Kernel) -> bool:
+    """Whether each program of a kernel has one tile, and the kernel no memory or roles of its own."""
+    return (isinstance(k.body, For) and k.body.kind == "grid" and not k.body.programs
+            and not find(k, Roles) and not find(k, Shared))
+
+
+def _same_call(a: Kernel, b: Kernel) -> bool:
+    """Whether two kernels take the same tensors, in boxes of the same extents, and the same sizes."""
+    each = [k.sizes.each if isinstance(k.sizes, Sizes) else () for k in (a, b)]
+    return a.params == b.params and each[0] == each[1] and _boxes(a) == _boxes(b)
+
+
+def _boxes(k: Kernel) -> set[tuple[Tensor, tuple[int, ...]]]:
+    """The tensors that a kernel reads or stores in boxes, with their extents."""
+    read, stored = find(k, BoxLoad), find(k, BoxStore)
+    return {(x.tensor, x.extents) for x in read} | {(x.tensor, x.extents) for x in stored}
+
+
+def _one_grid(first: Kernel, kernels: Sequence[Kernel]) -> Kernel:
+    """The kernel whose programs have the tiles of one kernel, then those of the next, and so on."""
+    grids = [k.body for k in kernels if isinstance(k.body, For)]
+    pid, taken = grids[0].var, {v.name for k in kernels for v in bound_vars(k)}
+    body: list[Stmt] = []
+    given: Expr | int = 0
+    for phase, grid in enumerate(grids):
+        tile = Var(_fresh(f"tile_{phase}", taken))
+        body.append(Let(tile, simplify(pid - given)))
+        last = phase == len(grids) - 1
+        here = [*([tile >= 0] if phase else []), *([] if last else [tile < _end(grid)])]
+        body.append(If(all_of(here), substitute(grid.body, {grid.var: tile})))
+        given = simplify(as_expr(_end(grid)) + given)
+    stop = sum(g.stop for g in grids)
+    whole = replace(grids[0], stop=stop, body=seq(*body),
+                    until=None if grids[0].until is None else as_expr(given))
+    notes = tuple(dict.fromkeys(n for k in kernels for n in k.notes))
+    return Kernel(first.name, first.params, whole, notes, _required(kernels))
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _alike(a: Kernel, b: Kernel) -> bool:
@@ -80,8 +145,7 @@ def _alike(a: Kernel, b: Kernel) -> bool:
         return False
     assert isinstance(a.body, For) and isinstance(b.body, For)
     shapes = [[(r.name, r.warps, r.registers) for r in find(k, Role)] for k in (a, b)]
-    each = [k.sizes.each if isinstance(k.sizes, Sizes) else () for k in (a, b)]
-    return (a.params == b.params and each[0] == each[1] and a.body.stop == b.body.stop
+    return (_same_call(a, b) and a.body.stop == b.body.stop
             and shapes[0] == shapes[1] and find(a, Shared) == find(b, Shared))
 
 

@@ -144,17 +144,23 @@ class _Shelf:
         """The stride phases of one result as one launch: if a schedule of one of them makes explicit
         kernels and is legal for all, the one with the best estimate for all first; else, where schedules
         are ``free``, one of the longest sum's with which all take no longer than each with its own and a
-        launch. Otherwise the planned computations and None."""
+        launch. Where sizes are arguments, phases may be small, each with few programs: so are others that
+        have one schedule, unless positions are written out, which would take the registers of all phases.
+        Otherwise the planned computations and None."""
         phases = [(a, c) for a, c in planned if a.phase]
         phases.sort(key=lambda p: -prod(x.size for x in p[0].axes_of("K")))
         if len(phases) < 2 or any(c.split_k > 1 for _, c in phases):
             return planned, None
-        step = self.joined(phases, (c for _, c in phases), inf, target)
-        if step is None and free and all(c.via == "gluon" for _, c in phases):
+        explicit = all(c.via == "gluon" for _, c in phases)
+        step = self.joined(phases, (c for _, c in phases if c.via == "gluon"), inf, target)
+        if step is None and free and explicit:
             apart = sum(estimate(c, a, target) for a, c in phases)
             saved = (len(phases) - 1) * target.rates.gluon.launch_us
             listed = shortlist(MOST_JOINED, phases[0][0], target, self.workload)
-            step = self.joined(phases, (k.schedule for k in listed), apart + saved, target)
+            step = self.joined(phases, (k.schedule for k in listed if k.schedule.via == "gluon"),
+                               apart + saved, target)
+        elif step is None and phases[0][0].named and len(own := {c for _, c in phases}) == 1:
+            step = self.joined(phases, [c for c in own if not c.regs], inf, target)
         if step is None:
             return planned, None
         return [(a, step.schedule if a.phase else c) for a, c in planned], step
@@ -165,7 +171,7 @@ class _Shelf:
         for all of them, the best first."""
         found: dict[Schedule, float] = {}
         for s in dict.fromkeys(schedules):
-            if s.via == "gluon" and s.split_k == 1 and not any(
+            if s.split_k == 1 and not any(
                     (c.pack, c.merge) != (s.pack, s.merge) or why_not(s, a, target) for a, c in phases):
                 found[s] = sum(estimate(s, a, target) for a, _ in phases)
         for schedule in sorted((s for s in found if found[s] <= most), key=found.__getitem__):

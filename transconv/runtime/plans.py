@@ -111,9 +111,10 @@ class Plan:
             sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)
                      and not _copies(s)]  # copies are part of what needs them
             each = self.workload.computations
-            one = sized * len(each) if len(sized) == 1 else sized  # which may compute all stride phases
-            self.estimated = tuple([AtSizes(s.schedule, c, self.target).formula()
-                                    for s, c in zip(one, each, strict=True)])
+            together = len(sized) == 1  # which may compute all stride phases
+            self.estimated = tuple([AtSizes(s.schedule, c, self.target, together and n > 0).formula()
+                                    for n, (s, c) in enumerate(zip(
+                                        sized * len(each) if together else sized, each, strict=True))])
         return self.estimated
 
     def launch(self, **tensors: Any) -> None:
