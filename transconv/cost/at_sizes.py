@@ -17,6 +17,7 @@ from functools import lru_cache
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue
+from transconv.cost.behind import large_behind
 from transconv.cost.copies import copied_at
 from transconv.cost.model import Timed, interpreted, launched
 from transconv.cost.spelled import Lines, Number
@@ -67,7 +68,8 @@ class AtSizes:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
         grouped = Scheduled(compute, schedule, self.target).grouped
         many, long = tiles(schedule, grouped), steps(schedule, grouped)
-        self.counts = many * split, (long + (split - 1)) // split, moved(compute)
+        behind = tuple(large_behind(schedule, compute))
+        self.counts = many * split, (long + (split - 1)) // split, moved(compute, behind)
         if self.target.backend == "interpreter":
             self.us = self._interpreted()
             return
@@ -109,10 +111,11 @@ def steps(schedule: Schedule, compute: Compute) -> Expr:
 
 
 @lru_cache(maxsize=64)  # many schedules of a computation are compared
-def moved(compute: Compute) -> Expr:
-    """The bytes that are read and written at least once, as an expression of sizes."""
+def moved(compute: Compute, behind: tuple[View, ...]) -> Expr:
+    """The bytes that are read and written at least once, with those of the tensors ``behind`` a sum, as an
+    expression of sizes."""
     total = as_expr(0)
-    for view in filter(None, (compute.a, compute.b, compute.c)):
+    for view in filter(None, (compute.a, compute.b, compute.c, *behind)):
         total = total + _touched(view, compute) * view.tensor.dtype.bytes
     return total
 

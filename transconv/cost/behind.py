@@ -34,13 +34,10 @@ class Behind:
 def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     """The counts. What is read when the parts of a sum are added is no load of this kernel."""
     steps = compute.sweeps.behind if compute.sum else ()
-    reads = [s.view for s in steps if isinstance(s, Read)]
     calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
-    if not reads and not calls:
+    whole, large = _whole(schedule, compute), large_behind(schedule, compute)
+    if not large and not calls:
         return Behind()
-    extents = sides(schedule, compute)
-    whole = extents["M"] * extents["N"] * extents["B"]
-    large = [v for v in reads if _elements(v, schedule, compute) == whole]
     boxes = boxes_behind(schedule, compute)
     here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
     loaded = [v for v in large if here and v not in boxes]
@@ -48,6 +45,18 @@ def read_behind(schedule: Schedule, compute: Compute) -> Behind:
                   sum(float(whole * v.tensor.dtype.bytes) for v in boxes),
                   sum(touched(v, compute) for v in large),
                   whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1))
+
+
+def large_behind(schedule: Schedule, compute: Compute) -> list[View]:
+    """The tensors that are read behind a sum, of which a tile has as many elements as of the result."""
+    reads = [s.view for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
+    return [v for v in reads if _elements(v, schedule, compute) == _whole(schedule, compute)]
+
+
+def _whole(schedule: Schedule, compute: Compute) -> int:
+    """The elements of a tile of the result."""
+    extents = sides(schedule, compute)
+    return extents["M"] * extents["N"] * extents["B"]
 
 
 def _elements(view: View, schedule: Schedule, compute: Compute) -> int:
