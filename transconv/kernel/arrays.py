@@ -119,7 +119,7 @@ def _element(b: Building, along: Along, item: Any, each: int) -> tuple[Expr, Mas
         if b.is_of_sizes(there_is) and not b.holds(there_is):
             b.known(Tile((), size))
     there: list[Expr] = [place < size]
-    if not b.is_positive(place):
+    if not b.is_not_negative(place):
         there.append(place >= -size)
         place = simplify(select(place < 0, place + size, place), b.facts)
     start = along.start + place * along.step if along.step != 1 else along.start + place
@@ -153,7 +153,7 @@ def _plus(a: Expr, b: Expr) -> Expr:
 def _bound(b: Building, item: Any, size: Expr, each: int) -> Expr:
     """A bound of a slice. Negative ones count from the end, as in NumPy."""
     at = position(item, "a bound of a slice", each)
-    if b.is_positive(at):
+    if b.is_not_negative(at):
         return at
     return simplify(select(at < 0, Max(at + size, ZERO), at), b.facts)
 
