@@ -50,8 +50,8 @@ ENOUGH = 2**29  # elements of a tensor that requirements of indices must not exc
 
 class Reach:
     """The farthest value of each index of a kernel, and what is required of its sizes so that indices fit
-    ``limit``. ``whole`` expands the lets of an expression, ``is_not_negative`` says whether it is known not
-    to be negative."""
+    ``limit``. ``whole`` expands the lets of an expression, ``is_not_negative`` says whether it is known
+    not to be negative."""
 
     def __init__(self, kernel: Kernel, limit: int, whole: Callable[[Expr], Expr],
                  is_not_negative: Callable[[Expr], bool]) -> None:
