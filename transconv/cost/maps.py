@@ -60,7 +60,6 @@ FULL = 0.88  # the fraction of the bandwidth that copies reach
 SHORT, LINE = 0.04, 128  # extra time of runs of half a cache line; bytes of a cache line
 EDGE_GBS = 80.0  # GB/s into one multiprocessor
 START_NS, NEXT_NS = 1100.0, 77.0  # of a program; the shortest time between two starts
-FEW_US = 2.2  # of a launch without work
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +129,17 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
         issued += meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
     busy = max(each * max(turns * moved / rate, turns * issued, NEXT_NS), ceil(each / together) * alone)
     bandwidth = target.bandwidth_gbs * FULL * 1e3
-    us = FEW_US + max(busy / 1e3, facts.everything / bandwidth)
+    us = chip.empty_us + max(busy / 1e3, facts.everything / bandwidth)
     us += adding_us(compute, target)
     if compute.statistics:
         left = _left(schedule.blocks, schedule.programs, compute)
-        us += len(groups(compute)) * FEW_US + 2 * left / bandwidth
+        us += len(groups(compute)) * chip.empty_us + 2 * left / bandwidth
     if schedule.split_k > 1 and schedule.reduce == "atomic":
         c = compute.c.tensor
         us += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
     elif schedule.split_k > 1:
         parts = schedule.split_k * compute.acc.bytes / compute.c.tensor.dtype.bytes
-        us += FEW_US + 2 * parts * facts.sizes[compute.c] / bandwidth
+        us += chip.empty_us + 2 * parts * facts.sizes[compute.c] / bandwidth
     return us
 
 
