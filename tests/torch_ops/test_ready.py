@@ -19,7 +19,7 @@ from transconv.backend_triton.launch import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
 from transconv.functional import launches
-from transconv.runtime import kept, prepared, readiness
+from transconv.runtime import collecting, kept, prepared, readiness
 from transconv.runtime import registry as registries
 from transconv.selection import files_digest, store
 from transconv.torch_ops import decide, execute, routes
@@ -345,7 +345,7 @@ def test_prepare_asks_for_tensors_that_begin_anywhere(sized: Machine) -> None:
     transconv.config.sizes = "any"
     memory = torch.randn(8 + X.numel())
     for x, aligned in ((X, {True}), (memory[8:].view_as(X), {True, False})):
-        with readiness.collecting() as questions:
+        with collecting() as questions:
             transconv.conv2d(x, W)
         assert {q.aligned for q in questions} == aligned and len(questions) == 2 * len(aligned)
 
