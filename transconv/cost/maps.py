@@ -26,9 +26,9 @@ from math import ceil, prod
 
 from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
 from transconv.cost.additions import adding_us, meeting_us
+from transconv.cost.fetches import Fetch, fetch
 from transconv.cost.issue import ACCESS, SECTOR
 from transconv.cost.reloads import LATENCY_NS, NEAR, loaded
-from transconv.cost.work import Fetch, fetch
 from transconv.ir import Call, Expr, View, find
 from transconv.schedule import (
     Block,
