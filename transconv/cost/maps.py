@@ -20,13 +20,16 @@ loaded: of both, a tensor's elements count once, and the rest as loads from the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil, prod
+from typing import cast
 
 from transconv.compute import Compute, axis_strides
 from transconv.cost.additions import adding_us, meeting_us
 from transconv.cost.issue import ACCESS
 from transconv.cost.reloads import LATENCY_NS, loaded
+from transconv.cost.spelled import Number, kept, larger, smaller
 from transconv.cost.sweeps import Tiled, facts_of, moves, sweeps, tiled_by
 from transconv.schedule import (
     Block,
@@ -55,68 +58,133 @@ START_NS, NEXT_NS = 1100.0, 77.0  # of a program; the shortest time between two 
 
 def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     """Microseconds of the kernel, and of the one that adds partial sums, if there is one."""
-    chip, threads = target.rates.issue, schedule.warps * target.warp_size
-    facts = facts_of(compute, target)
     tiled = tiled_by(schedule.blocks, compute)
-    steps = ceil(tiled.steps / schedule.split_k)
-    held = steps == 1
-    found = sweeps(schedule.blocks, schedule.warps, compute, held, target)
-    elements = tiled.elements / threads
-    sums = 0.0 if held or schedule.late else compute.acc.bytes / 4  # each step adds up its own
-    registers = OVERHEAD + elements * (facts.live - sums)
-    carries = carried(compute, schedule)
-    if carries:
-        places = tiled.elements if schedule.late else tiled.reduced
-        registers += (len(compute.statistics) * places + facts.shared * tiled.reduced) / threads
-    tiles = tiled.programs * schedule.split_k
-    started = min(schedule.programs or tiles, tiles)
-    turns = ceil(tiles / started)  # tiles of a program
-    spilled = max(1.0, registers / min(chip.most_registers, target.regs / threads)) ** 2
-    together = max(1, int(min(chip.threads / threads, target.regs / (threads * min(registers, 255)), 32)))
-    deep = ahead(schedule, compute) if turns > 1 else 0
-    if deep:
-        fit = target.shared_bytes // max(1, _ahead(schedule.blocks, deep, compute))
-        together = max(1, min(together, fit))
-    rate = min(EDGE_GBS, target.bandwidth_gbs * FULL / min(started, target.sms))
-    thread = sum(s.instructions for s in found) * steps * spilled / chip.clock  # one instruction a clock
-    each = ceil(started / target.sms)
-    beside = min(each, together)
-    reloads = [loaded(s.again, steps, beside, bool(schedule.turn), target) for s in found]
-    moved = steps * sum(s.bytes + again for s, (again, _) in zip(found, reloads, strict=True))
-    hit = steps * sum(s.small for s in found) / SMALL_GBS
-    at_once = schedule.unroll and steps <= WRITTEN
-    latency = LATENCY_NS if held or at_once else steps * sum(
-        LATENCY_NS if s.fresh else ns for s, (_, ns) in zip(found, reloads, strict=True) if s.reads)
-    divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
-    exchange = EXCHANGE_NS[divided]
-    meets = sum(s.exchanges for s in found) * (1 if schedule.late else steps) * exchange
-    # Programs of several tiles that are not beside others leave the memory idle while they compute.
-    share = EDGE_GBS if turns == 1 else min(EDGE_GBS, rate * min(each, together))
-    works = meets + thread * max(STALL, schedule.warps / chip.schedulers / ISSUED)
-    turn = latency + moved / share + hit + works
-    if deep > 2:  # the loads of tiles go on beside, but not those of one element for a tile
-        turn = max(works + LATENCY_NS * _lone(schedule.blocks, compute), moved / share,
-                   (LATENCY_NS + moved / share) / (deep - 2))
-    alone = START_NS + turns * turn
-    issued = hit + thread * schedule.warps / chip.schedulers / ISSUED
-    if compute.statistics and not (carries and schedule.late):
-        issued += steps * len(compute.statistics) * _crossing(schedule, tiled, compute, target)
-    if divided == "block":
-        issued += meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
-    busy = max(each * max(turns * moved / rate, turns * issued, NEXT_NS), ceil(each / together) * alone)
-    bandwidth = target.bandwidth_gbs * FULL * 1e3
-    us = chip.empty_us + max(busy / 1e3, facts.everything / bandwidth)
-    us += adding_us(compute, target)
-    if compute.statistics:
-        left = _left(schedule.blocks, schedule.programs, compute)
-        us += len(groups(compute)) * chip.empty_us + 2 * left / bandwidth
-    if schedule.split_k > 1 and schedule.reduce == "atomic":
-        c = compute.c.tensor
-        us += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
-    elif schedule.split_k > 1:
-        parts = schedule.split_k * compute.acc.bytes / compute.c.tensor.dtype.bytes
-        us += chip.empty_us + 2 * parts * facts.sizes[compute.c] / bandwidth
-    return us
+    tiles, steps = tiled.programs * schedule.split_k, ceil(tiled.steps / schedule.split_k)
+    traffic = facts_of(compute, target).everything
+    return cast(float, Timed(schedule, compute, target)(tiles, steps, traffic))
+
+
+@dataclass(slots=True)
+class Timed:
+    """``microseconds`` for other numbers of tiles, of steps of each row and of bytes than those of the
+    computation, whose sizes decide where elements are found that are loaded again, and whether a row is
+    one step."""
+
+    schedule: Schedule
+    compute: Compute
+    target: Target
+    tiled: Tiled = field(init=False)
+    held: bool = field(init=False)  # whether rows have one step
+    written: bool = field(init=False)  # whether the loads of all steps are in flight together
+    carries: bool = field(init=False)
+    single: bool = field(init=False)  # whether each program has one tile
+    together: int = field(init=False)  # programs on a multiprocessor at a time, at most
+    deep: int = field(init=False)  # stages of loads of further tiles
+    each: _Step = field(init=False)
+
+    def __post_init__(self) -> None:
+        schedule, compute, target = self.schedule, self.compute, self.target
+        self.tiled = tiled = tiled_by(schedule.blocks, compute)
+        steps, tiles = ceil(tiled.steps / schedule.split_k), tiled.programs * schedule.split_k
+        self.held, self.written = steps == 1, bool(schedule.unroll) and steps <= WRITTEN
+        self.carries = carried(compute, schedule)
+        self.single = not schedule.programs or tiles <= schedule.programs
+        threads, registers = schedule.warps * target.warp_size, self._registers()
+        most = target.regs / (threads * min(registers, 255))
+        self.together = max(1, int(min(target.rates.issue.threads / threads, most, 32)))
+        self.deep = 0 if self.single else ahead(schedule, compute)
+        if self.deep:
+            fit = target.shared_bytes // max(1, _ahead(schedule.blocks, self.deep, compute))
+            self.together = max(1, min(self.together, fit))
+        started = min(schedule.programs or tiles, tiles)
+        beside = min(ceil(started / target.sms), self.together)
+        self.each = self._step(registers, steps, beside)
+
+    def _registers(self) -> float:
+        """Registers of a thread."""
+        schedule, compute, tiled = self.schedule, self.compute, self.tiled
+        threads, facts = schedule.warps * self.target.warp_size, facts_of(compute, self.target)
+        # each step adds up its own
+        sums = 0.0 if self.held or schedule.late else compute.acc.bytes / 4
+        registers = OVERHEAD + tiled.elements / threads * (facts.live - sums)
+        if self.carries:
+            places = tiled.elements if schedule.late else tiled.reduced
+            registers += (len(compute.statistics) * places + facts.shared * tiled.reduced) / threads
+        return registers
+
+    def _step(self, registers: float, steps: int, beside: int) -> _Step:
+        """What a step takes where so many programs are beside one another."""
+        schedule, target, chip = self.schedule, self.target, self.target.rates.issue
+        most = min(chip.most_registers, target.regs / (schedule.warps * target.warp_size))
+        found = sweeps(schedule.blocks, schedule.warps, self.compute, self.held, target)
+        reloads = [loaded(s.again, steps, beside, bool(schedule.turn), target) for s in found]
+        return _Step(
+            sum(s.bytes + again for s, (again, _) in zip(found, reloads, strict=True)),
+            sum(s.small for s in found) / SMALL_GBS,
+            sum(LATENCY_NS if s.fresh else ns
+                for s, (_, ns) in zip(found, reloads, strict=True) if s.reads),
+            # one instruction a clock
+            sum(s.instructions for s in found) * max(1.0, registers / most) ** 2 / chip.clock,
+            sum(s.exchanges for s in found))
+
+    def __call__(self, tiles: Number, steps: Number, traffic: Number) -> Number:
+        schedule, compute, target = self.schedule, self.compute, self.target
+        chip, tiled, step = target.rates.issue, self.tiled, self.each
+        started = kept(smaller(schedule.programs, tiles) if schedule.programs else tiles)
+        turns = kept(-(-tiles // schedule.programs)) if schedule.programs else 1  # tiles of a program
+        each = kept(-(-started // target.sms))
+        rate = kept(smaller(EDGE_GBS, target.bandwidth_gbs * FULL / smaller(started, target.sms)))
+        thread, moved, hit = kept(step.thread * steps), kept(step.moved * steps), kept(step.hit * steps)
+        latency = LATENCY_NS if self.held or self.written else step.latency * steps
+        divided = within(schedule.blocks, schedule.warps, tiled.reduced, compute, target.warp_size)
+        meets = kept(step.exchanges * EXCHANGE_NS[divided] * (1 if schedule.late else steps))
+        # Programs of several tiles that are not beside others leave the memory idle while they compute.
+        share = EDGE_GBS if self.single else kept(
+            smaller(EDGE_GBS, rate * smaller(each, self.together)))
+        works = kept(meets + thread * max(STALL, schedule.warps / chip.schedulers / ISSUED))
+        turn = latency + moved / share + hit + works
+        if self.deep > 2:  # the loads of tiles go on beside, but not those of one element for a tile
+            turn = larger(works + LATENCY_NS * _lone(schedule.blocks, compute), larger(
+                moved / share, (LATENCY_NS + moved / share) / (self.deep - 2)))
+        alone = START_NS + turns * turn
+        issued = hit + thread * schedule.warps / chip.schedulers / ISSUED
+        if compute.statistics and not (self.carries and schedule.late):
+            issued = issued + steps * (
+                len(compute.statistics) * _crossing(schedule, tiled, compute, target))
+        if divided == "block":
+            issued = issued + meets * (1 + CROSS * tiled.elements / tiled.reduced * schedule.warps)
+        busy = larger(each * larger(larger(turns * moved / rate, turns * issued), NEXT_NS),
+                      -(-each // self.together) * alone)
+        bandwidth = target.bandwidth_gbs * FULL * 1e3
+        return chip.empty_us + larger(busy / 1e3, traffic / bandwidth) + self._behind(bandwidth)
+
+    def _behind(self, bandwidth: float) -> float:
+        """What atomic additions take, and the kernels that combine parts of sums and of statistics."""
+        schedule, compute, target = self.schedule, self.compute, self.target
+        empty = target.rates.issue.empty_us
+        us = adding_us(compute, target)
+        if compute.statistics:
+            left = _left(schedule.blocks, schedule.programs, compute)
+            us += len(groups(compute)) * empty + 2 * left / bandwidth
+        if schedule.split_k > 1 and schedule.reduce == "atomic":
+            c = compute.c.tensor
+            us += meeting_us(prod(c.shape), c.dtype.bytes, schedule.split_k, target)
+        elif schedule.split_k > 1:
+            parts = schedule.split_k * compute.acc.bytes / compute.c.tensor.dtype.bytes
+            us += empty + 2 * parts * facts_of(compute, target).sizes[compute.c] / bandwidth
+        return us
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of all sweeps of a program: bytes, nanoseconds for tensors that stay in the caches, of its
+    loads, and of a thread's instructions; exchanges between threads."""
+
+    moved: float
+    hit: float
+    latency: float
+    thread: float
+    exchanges: int
 
 
 @lru_cache(maxsize=1024)
