@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from transconv.compute import Axis, Compute
 from transconv.cost import issue, maps
-from transconv.cost.behind import large_behind
+from transconv.cost.behind import read_behind
 from transconv.cost.copies import copied_at
 from transconv.cost.model import Timed, interpreted, launched
 from transconv.cost.spelled import Lines, Number
@@ -68,7 +68,7 @@ class AtSizes:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
         grouped = Scheduled(compute, schedule, self.target).grouped
         many, long = tiles(schedule, grouped), steps(schedule, grouped)
-        behind = tuple(large_behind(schedule, compute))
+        behind = read_behind(schedule, compute).views
         self.counts = many * split, (long + (split - 1)) // split, moved(compute, behind)
         if self.target.backend == "interpreter":
             self.us = self._interpreted()

@@ -22,41 +22,34 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 @dataclass(frozen=True, slots=True)
 class Behind:
     """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, instructions of ``called`` functions; of
-    the kernel: its ``traffic``."""
+    the kernel: its ``traffic``, that of ``views``."""
 
     accesses: float = 0.0
     fetched: float = 0.0
     traffic: int = 0
     called: float = 0.0
+    views: tuple[View, ...] = ()
 
 
 @lru_cache(maxsize=4096)
 def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     """The counts. What is read when the parts of a sum are added is no load of this kernel."""
     steps = compute.sweeps.behind if compute.sum else ()
+    reads = [s.view for s in steps if isinstance(s, Read)]
     calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
-    whole, large = _whole(schedule, compute), large_behind(schedule, compute)
-    if not large and not calls:
+    if not reads and not calls:
         return Behind()
+    extents = sides(schedule, compute)
+    whole = extents["M"] * extents["N"] * extents["B"]
+    large = [v for v in reads if _elements(v, schedule, compute) == whole]
     boxes = boxes_behind(schedule, compute)
     here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
     loaded = [v for v in large if here and v not in boxes]
     return Behind(sum(whole / _at_once(v, schedule, compute) for v in loaded),
                   sum(float(whole * v.tensor.dtype.bytes) for v in boxes),
                   sum(touched(v, compute) for v in large),
-                  whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1))
-
-
-def large_behind(schedule: Schedule, compute: Compute) -> list[View]:
-    """The tensors that are read behind a sum, of which a tile has as many elements as of the result."""
-    reads = [s.view for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
-    return [v for v in reads if _elements(v, schedule, compute) == _whole(schedule, compute)]
-
-
-def _whole(schedule: Schedule, compute: Compute) -> int:
-    """The elements of a tile of the result."""
-    extents = sides(schedule, compute)
-    return extents["M"] * extents["N"] * extents["B"]
+                  whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1),
+                  tuple(large))
 
 
 def _elements(view: View, schedule: Schedule, compute: Compute) -> int:
