@@ -61,7 +61,7 @@ SUBJECTS = (
     Subject("transconv.runtime.verdicts", "digest", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.verdicts", "variant", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),
-    Subject("transconv.selection.listing", "_key", _keys("shortlists")),
+    Subject("transconv.selection.listing", "_key", _keys("shortlists", "shortlists_where_rows_were_tuned")),
     Subject("transconv.disk_cache.records", "Drawer.path", _keys("records")),
     Subject("transconv.disk_cache.records", "_checksum", _keys("records")),
     Subject("transconv.schedule.schedule", "Schedule._text", ("tests/test_words.py",)),
