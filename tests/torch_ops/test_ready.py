@@ -332,6 +332,17 @@ def test_a_layer_that_waits_asks_for_no_kernel_again(sized: Machine,
     assert counted.calls == {"ready": 2} and counts() == ({}, {"compiling": 4})
 
 
+def test_gradients_that_wait_are_asked_for_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    transconv.config.compile = "now"
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    loss = transconv.conv2d(x, w).sum()
+    transconv.config.compile = "background"
+    counted = Counted(monkeypatch, make_backward=routes)
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+    assert counted.calls == {"make_backward": 1} and len(machine.processes.jobs) == 2
+
+
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "Compilers", AtOnce)
     transconv.config.sizes = "any"

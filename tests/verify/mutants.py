@@ -53,7 +53,8 @@ def _keys(*names: str) -> tuple[str, ...]:
 CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
 SUBJECTS = (
     Subject("transconv.torch_ops.routes", "forward_key", CALLS),
-    Subject("transconv.torch_ops.routes", "backward_routes", CALLS),
+    Subject("transconv.torch_ops.routes", "backward_routes",
+            (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once")),
     Subject("transconv.torch_ops.fused_route", "find", CALLS),
     Subject("transconv.torch_ops.requests", "request", _keys("requests")),
     Subject("transconv.runtime.compiler", "plan",
