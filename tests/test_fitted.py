@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
+from functools import partial
 from math import log, prod, sqrt
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from bench import layers
 from bench.size_layers import Size, chosen, problem_at
+from bench.trials import target_of
 from tests.stages import SM90
 from tests.test_several_sizes import MEASURED
 from transconv.compute import Compute
@@ -19,6 +21,7 @@ from transconv.conv.any_size import every
 from transconv.cost import AtSizes, count, estimate, issue, model
 from transconv.ir import value_at
 from transconv.schedule import Schedule, why_not
+from transconv.target import Target
 from transconv.torch_ops import weights_only
 
 RESULTS = Path(__file__).parent.parent / "bench" / "results"
@@ -49,8 +52,9 @@ def sized(names: str) -> Iterator[tuple[Row, Schedule, tuple[Compute, ...], dict
         yield row, Schedule.parse(row["schedule"]), found, at
 
 
-def microseconds(schedule: Schedule, computes: tuple[Compute, ...], at: dict[str, int]) -> float:
-    each = [AtSizes(schedule, c, SM90) for c in computes]
+def microseconds(schedule: Schedule, computes: tuple[Compute, ...], at: dict[str, int],
+                 chip: Target) -> float:
+    each = [AtSizes(schedule, c, chip) for c in computes]
     return sum(x.us(*(value_at(n, at) for n in x.counts)) for x in each)
 
 
@@ -70,7 +74,7 @@ def fits(monkeypatch: pytest.MonkeyPatch, name: str, others: tuple[float, ...],
 
 def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 23 kernels: they take hardly longer than other boxes, and not half as long again."""
-    measured = [(float(row["us"]), lambda s=s, c=c, at=at: microseconds(s, c, at))
+    measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
                 for row, s, c, at in sized("rn50_l2_3x3_128_s2,dcgan_up_512_256")
                 if len(c) == 1 and why_not(s, c[0], SM90) is None
                 and any(f.stepped for f in count(s, c[0], SM90).fetched)]
@@ -80,15 +84,17 @@ def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 27 kernels, the gradients of a stem."""
-    rows = [(float(row["us"]), s, c, at) for row, s, c, at in sized("rn50_stem7x7s2")
-            if row["direction"] == "bwd_d"]
-    computes = rows[0][2]
+    timed = [x for x in sized("rn50_stem7x7s2") if x[0]["direction"] == "bwd_d"]
+    measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
+                for row, s, c, at in timed]
     for sizes, *us in MEASURED:
         at = dict(zip(("MB", "IH", "IW"), sizes, strict=True))
-        rows += [(t, Schedule.parse(f"mb.qh.qw:{tile} warps=4"), computes, at) for t, tile in zip(us, (
-            "256 ic:16 oc:64 | mma | a=gather b=gather | stages=3",
-            "128 ic:16 oc:64 | mma | a=gather b=gather | stages=4"), strict=True)]
-    measured = [(us, lambda s=s, c=c, at=at: microseconds(s, c, at)) for us, s, c, at in rows]
+        for t, tile, device in zip(us, (
+                "256 ic:16 oc:64 | mma | a=gather b=gather | stages=3",
+                "128 ic:16 oc:64 | mma | a=gather b=gather | stages=4"), ("H200", "H100"), strict=True):
+            words = Schedule.parse(f"mb.qh.qw:{tile} warps=4")
+            chip = target_of([{"device": device}])
+            measured.append((t, partial(microseconds, words, timed[0][2], at, chip)))
     assert len(measured) == 27
     assert fits(monkeypatch, "NEAR_NS", (0.0, 300.0), measured) < 0.09
 
