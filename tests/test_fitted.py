@@ -126,7 +126,7 @@ def test_bytes_that_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_weights_that_pass_through_registers() -> None:
     """Of SDXL's convolutions, whose weights of 8 bits were all made floats in registers; whose weights of
-    4 bits are written as floats before."""
+    4 bits are written as floats before. The rows are of two commits."""
     (late,) = (float(r["ms"]) for r in read("h200_converted_weights.csv"))
     (early,) = (float(r["ms"]) for r in read("h200_quantized.csv")
                 if (r["model"], r["kind"]) == ("sdxl", "int4 weights"))

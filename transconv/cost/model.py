@@ -40,7 +40,9 @@ NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (27 kern
 # Of steps that share boxes, from the L2 cache to a multiprocessor while others fetch, too: what each of
 # them reads for itself, what all read alike, and the extra time of a row of 64 bytes (174 kernels, H200).
 OWN_GBS, COMMON_GBS, SHORT_ROWS = 60.0, 140.0, 0.4
-STEPPED = 1.1  # times the time to fetch boxes of every second position (23 kernels, H100 and H200)
+# Times the time to fetch boxes of every second position (23 kernels, H100 and H200; 1 to 1.4 are nearly as
+# near to them).
+STEPPED = 1.1
 ENDED = 2.2  # times the time to fetch rows that a group has a part of (48 elements; six kernels, H100)
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
 MOVING_NS = 150.0  # that the matrix unit waits when sums move out of it (29 layers on an H200)
