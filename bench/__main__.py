@@ -43,7 +43,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "maps": "time maps, reductions and norms, and torch's",
            "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
            "schedules": "check and time given schedules of given problems",
-           "parts": "time each kernel of plans: copies, products, sums of parts",
+           "parts": "time each kernel of plans on a GPU: copies, products, sums of parts",
            "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
            "computations": "check and time the computations of bench/computes, and torch's",
            "distributed": "time whole models split over several GPUs, and on one",
@@ -142,7 +142,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(refusal(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt as stop:
-        print("stopped; rows that were written stay, and are not measured again", file=sys.stderr)
+        print("stopped; rows that were written stay", file=sys.stderr)
         return code(stop)
 
 

@@ -23,7 +23,7 @@ from transconv.cli import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
-from transconv.selection import choice
+from transconv.selection import choice, transfer
 from transconv.target import Target, detect
 from transconv.tuning.progress import Progress
 from transconv.tuning.session import Job
@@ -61,12 +61,12 @@ def variants(job: Job, base: Schedule, target: Target) -> list[Variant]:
         schedule = replace(base, **wanted)
         if schedule == base:
             continue
-        reason = next((r for a in phases if (r := why_not(choice.fitted(schedule, a, target), a, target))),
-                      "")
+        found = (why_not(transfer.fitted(schedule, a, target), a, target) for a in phases)
+        reason = next((r for r in found if r), "")
         if "a" in wanted or (reason and any(w in wanted for w in STRUCTURE)):
             # another tile suits the other word: the first candidate that has it
             others = (c for c in ranked if all(getattr(c, k) == v for k, v in wanted.items())
-                      and all(why_not(choice.fitted(c, a, target), a, target) is None for a in phases))
+                      and all(why_not(transfer.fitted(c, a, target), a, target) is None for a in phases))
             other = next(others, None)
             if other is not None:
                 schedule, reason = other, ""

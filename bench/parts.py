@@ -27,7 +27,8 @@ TAIL = re.compile(r"_[0-9a-f]{8}$")  # of a kernel's name: what tells equal name
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("files", nargs="+", type=Path, help="CSV files with problems and schedules")
+    parser.add_argument("files", nargs="+", type=Path,
+                        help=f"CSV files with the columns {', '.join(GIVEN)}")
     parser.add_argument("--match", default="", help="only problems that have this in their text")
     parser.add_argument("--calls", type=int, default=20, help="calls of each plan")
 

@@ -21,7 +21,8 @@ COLUMNS = (*GIVEN, "us", "p20", "p80", "verdict", "reason", "device", "torch", "
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("files", nargs="+", type=Path, help="CSV files with problems and schedules")
+    parser.add_argument("files", nargs="+", type=Path,
+                        help=f"CSV files with the columns {', '.join(GIVEN)}")
     parser.add_argument("--match", default="", help="only problems that have this in their text")
     parser.add_argument("--workers", type=int, default=4, help="processes that compile")
     parser.add_argument("--limit", type=float, default=30, help="seconds for one measurement")

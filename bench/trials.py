@@ -21,7 +21,7 @@ from transconv.cost import estimate
 from transconv.disk_cache import replace_named
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
-from transconv.selection import choice, nearest, rows
+from transconv.selection import choice, nearest, rows, transfer
 from transconv.target import Target
 from transconv.tuning.session import Job, read_log
 from transconv.tuning.table import Row, number
@@ -79,8 +79,8 @@ def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
     for row in mine:
         try:
             schedule = Schedule.parse(row["schedule"])
-            fitted = [choice.fitted(schedule, a, target) for a in phases]
-            if not all(choice.believable(c, a, target)
+            fitted = [transfer.fitted(schedule, a, target) for a in phases]
+            if not all(transfer.believable(c, a, target)
                        for c, a in zip(fitted, phases, strict=True)):
                 continue
         except TransconvError:

@@ -245,6 +245,31 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told[0] == told[1]
 
 
+class Differing:
+    """A workload of which some properties differ."""
+
+    def __init__(self, workload: ConvWorkload, **changed: object) -> None:
+        self.workload, self.changed = workload, changed
+
+    def __getattr__(self, name: str) -> object:
+        return self.changed[name] if name in self.changed else getattr(self.workload, name)
+
+
+def test_shortlists_where_rows_were_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are chosen by what the computation is called, what stands behind it and which axes it lacks."""
+    compute = FWD.computations[0]
+    given: list[tuple[Any, Any]] = [
+        (compute, FWD), (replace(compute, name="fwd_1"), FWD), (compute, Differing(FWD, kind="residual")),
+        (compute, Differing(FWD, lacks=frozenset({"ow"})))]
+
+    def keys() -> set[str]:
+        return {listing._key(8, c, SM90, w) for c, w in given}
+
+    assert len(keys()) == 1, "there are none"
+    monkeypatch.setattr(listing.store, "rows_of", lambda name: [ROW])
+    assert len(keys()) == 4
+
+
 def test_plans_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """They depend on the user's tuned rows of both groups, and on whether any rows count."""
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")

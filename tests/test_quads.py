@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from tests.stages import SM90
+from transconv.compute import parse
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
-from transconv.ir import CALLS, Call, find, i8, u8
+from transconv.ir import CALLS, Call, Let, find, i8, u8
 from transconv.ir.quads import BYTES, PRODUCTS, SHIFTED
 from transconv.passes import lower
+from transconv.schedule import Schedule
 from transconv.target.records import TARGETS
+from transconv.verify import computation
 from transconv.verify.case import Case
 
 SCALED = "mul:f32:per_oc+add:s32:common"
@@ -58,6 +61,24 @@ def test_a_window_takes_most_words_from_others() -> None:
     names = [c.name for c in find(kernel, Call)]
     assert sum(n in BYTES.values() for n in names) == 4 + 2
     assert sum(n in SHIFTED.values() for n in names) == 10
+
+
+def test_names_of_words_are_no_names_of_values() -> None:
+    """A value that is named as words are: its elements are word_0, word_1 and so on."""
+    compute = parse("""compute named_word
+        tensor x s8 [n=2, g=16, w=20] nwc
+        tensor y s8 [g=16, c=1, k=7] nwc
+        tensor z s32 [n=2, g=16, w=20] nwc
+        axes g=16 n=2 w=20 | k=7
+        read a = x[n, g, w + k - 3]
+        read word = y[g, 0, k]
+        store z[n, g, w] = sum(a*word; k)""")
+    words = "n:2 w:4 k:7 g:16 | fma | a=gather b=gather | regs=w.k stages=1 warps=4"
+    kernel = lower(compute, Schedule.parse(words), SM90, "named")[-1][1]
+    names = [let.var.name for let in find(kernel, Let)]
+    assert "word_0" in names and len(names) == len({*names})
+    assert sum(c.name in PRODUCTS.values() for c in find(kernel, Call)) == 8
+    assert not computation.Case(compute).interpreted(kernel).problem
 
 
 def test_rows_in_numpy_are_those_of_the_instructions() -> None:

@@ -271,6 +271,19 @@ def test_estimates_count_the_tiles_of_merged_groups() -> None:
         assert found.us(*counts) == pytest.approx(at, rel=0.02), drawn
 
 
+def test_estimates_count_what_is_added_behind_a_sum() -> None:
+    """A residual has as many bytes as the result."""
+    text, names = marked("mb8?ic64ih56?oc256oh56kh1 dt=bf16 tag=nhwc")
+    (compute,) = any_size(ConvProblem.parse(text), Prop.FWD, names, Epilogue.parse("add:bf16:per_tensor"))
+    schedule = Schedule.parse("mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box | c=box behind=box swap=1 "
+                              "programs=132 stages=6 warps=4 via=gluon")
+    found = AtSizes(schedule, compute, SM90)
+    for drawn in ({"MB": 8, "IH": 56, "IW": 56}, {"MB": 3, "IH": 99, "IW": 170}):
+        counts = [value_at(c, drawn) for c in found.counts]
+        at = estimate(schedule, compute.at(**drawn), SM90)
+        assert found.us(*counts) == pytest.approx(at, rel=0.02), drawn
+
+
 def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
     """Planted: descriptors of the example for all sizes."""
     compute, plan = built(0)

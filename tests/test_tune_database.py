@@ -18,7 +18,7 @@ from transconv.errors import ScheduleError
 from transconv.runtime import verdicts
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice, nearest, rows, store, telling
+from transconv.selection import choice, nearest, rows, store, telling, transfer
 from transconv.selection.rows import Row
 from transconv.target.records import TARGETS
 
@@ -232,7 +232,7 @@ def test_blocks_of_a_neighbour_are_clipped() -> None:
     small = ConvProblem.parse("mb32ic32ih56oc32oh28kh3sh2ph1 dt=bf16 tag=nhwc")
     compute = computes(small, Prop.FWD)[0]
     choices = choice.ranked(compute, SM90)
-    found = choice.relatives(Schedule.parse(SLOWER), choices, compute, SM90)
+    found = transfer.relatives(Schedule.parse(SLOWER), [c.schedule for c in choices], compute, SM90)
     assert found and all(why_not(c, compute, SM90) is None for c in found)
     for schedule in found:
         extents = {b.axes: b.extent for b in schedule.blocks}
@@ -385,8 +385,8 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
         assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.direction)).text == r.problem
         schedule = Schedule.parse(r.schedule)
         for a in computes(problem, Prop(r.direction)):
-            assert choice.believable(choice.fitted(schedule, a, SM90), a, SM90), r
+            assert transfer.believable(transfer.fitted(schedule, a, SM90), a, SM90), r
         if at % 20 == 0:  # and is what plans use
             store.remember([r])
-            assert first(problem, r.kind, Prop(r.direction)).schedule == choice.fitted(
+            assert first(problem, r.kind, Prop(r.direction)).schedule == transfer.fitted(
                 schedule, computes(problem, Prop(r.direction))[0], SM90)

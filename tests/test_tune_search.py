@@ -11,7 +11,7 @@ from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.legality import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice, heuristics
+from transconv.selection import heuristics, transfer
 from transconv.target.records import TARGETS
 from transconv.tuning import search
 from transconv.tuning.search import Search, Trial
@@ -44,7 +44,7 @@ def test_trials_are_bounded_different_and_legal_in_every_phase(prop: Prop) -> No
     assert len(told) == 16 == len({t.schedule for t in told})
     for t in told:
         for a in s.phases:
-            assert why_not(choice.fitted(t.schedule, a, SM90), a, SM90) is None
+            assert why_not(transfer.fitted(t.schedule, a, SM90), a, SM90) is None
 
 
 def test_the_first_trials_are_the_ranking() -> None:

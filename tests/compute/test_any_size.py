@@ -12,8 +12,9 @@ import transconv
 from transconv.backend_triton import Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import Compiled, ConvProblem, ConvWorkload, Prop, any_size, marked
+from transconv.cost import AtSizes, estimate
 from transconv.errors import ComputeError, ProblemError, ScheduleError, TensorError
-from transconv.ir import For, InterpError, Kernel, find, verify
+from transconv.ir import For, InterpError, Kernel, find, value_at, verify
 from transconv.passes import levels
 from transconv.runtime import Plan, build, build_compute
 from transconv.schedule import Schedule
@@ -221,3 +222,39 @@ def test_parts_of_a_sum_that_ends_at_a_size(monkeypatch: pytest.MonkeyPatch) -> 
     (compute,) = workload.computations
     for stage, judged in after_every_pass(compute, plan, {"MB": 2, "IH": 3, "IW": 5}):
         assert not judged.problem, (stage, judged.problem)
+
+
+MANY = """compute scale
+    sizes  M=800 in 1..4096, K=1024 in 4..8192
+    axes   m=M k=K
+    read   x = X[m, k]
+    store  Y[m, k] = 2*x + 1"""
+LONG = """compute mean
+    sizes  N=600 in 1..4096, K=8192 in 1..8192
+    axes   n=N | k=K
+    read   x = X[n, k]
+    let    m = sum(x; k) / K
+    store  Y[n, k] = x - m"""
+
+
+@pytest.mark.parametrize(("text", "schedule", "drawn"), [
+    (MANY, "m.k:1024 | fma | stages=1 warps=2", {"M": 900, "K": 1001}),
+    (LONG, "k:8192 | fma | stages=1 warps=8", {"N": 700, "K": 7000}),
+    (LONG, "k:256 | fma | stages=1 warps=4", {"N": 300, "K": 6000})])
+def test_estimates_of_maps_and_rows(text: str, schedule: str, drawn: dict[str, int]) -> None:
+    """They are those of kernels without a product: for the example exactly, for other sizes nearly."""
+    compute, words = parse(text), Schedule.parse(schedule)
+    at = AtSizes(words, compute, SM90)
+
+    def found(sizes: dict[str, int]) -> float:
+        return at.us(*(value_at(n, sizes) for n in at.counts))
+
+    assert compute.named is not None
+    like = compute.named.like
+    assert found(like) == pytest.approx(estimate(words, compute, SM90))
+    assert found(drawn) == pytest.approx(estimate(words, compute.at(**drawn), SM90), rel=0.2)
+    formula = at.formula()
+    values: dict[str, object] = {f"here_c{n}": value_at(c, drawn) for n, c in enumerate(formula.counts)}
+    for name, line in formula.lines:
+        values[name] = eval(line, values)
+    assert values[formula.us] == pytest.approx(found(drawn))

@@ -141,7 +141,7 @@ def test_a_mask_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_gathered_rows_are_no_neighbours() -> None:
     """The estimate counts a memory segment for each of them."""
-    from transconv.cost.work import fetch
+    from transconv.cost.fetches import fetch
 
     text = """compute rows
         tensor X f32 [4096, 4]

@@ -64,6 +64,8 @@ def test_modules_of_torch(prepared: bool) -> None:
             transconv.prepare(run, x, progress=False) if prepared else run(x)
         kernels.append([k.name for g in report(run).graphs for k in g.kernels])
     assert kernels == [["convolution_bias"], ["convolution_bias_silu"], ["exp_map", "mul_map"]]
+    never = torch.compile(nn.Conv2d(2, 3, 1), backend=backend), torch.compile(nn.Conv2d(2, 3, 1))
+    assert all("no graph yet" in str(report(run)) for run in never), "others' graphs are not theirs"
 
 
 @pytest.mark.gpu

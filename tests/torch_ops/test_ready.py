@@ -19,7 +19,7 @@ from transconv.backend_triton.launch import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
 from transconv.functional import launches
-from transconv.runtime import kept, prepared, readiness
+from transconv.runtime import collecting, kept, prepared, readiness
 from transconv.runtime import registry as registries
 from transconv.selection import files_digest, store
 from transconv.torch_ops import decide, execute, routes
@@ -332,6 +332,17 @@ def test_a_layer_that_waits_asks_for_no_kernel_again(sized: Machine,
     assert counted.calls == {"ready": 2} and counts() == ({}, {"compiling": 4})
 
 
+def test_gradients_that_wait_are_asked_for_once(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    transconv.config.compile = "now"
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    loss = transconv.conv2d(x, w).sum()
+    transconv.config.compile = "background"
+    counted = Counted(monkeypatch, make_backward=routes)
+    for _ in range(3):
+        loss.backward(retain_graph=True)
+    assert counted.calls == {"make_backward": 1} and len(machine.processes.jobs) == 2
+
+
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "Compilers", AtOnce)
     transconv.config.sizes = "any"
@@ -345,7 +356,7 @@ def test_prepare_asks_for_tensors_that_begin_anywhere(sized: Machine) -> None:
     transconv.config.sizes = "any"
     memory = torch.randn(8 + X.numel())
     for x, aligned in ((X, {True}), (memory[8:].view_as(X), {True, False})):
-        with readiness.collecting() as questions:
+        with collecting() as questions:
             transconv.conv2d(x, W)
         assert {q.aligned for q in questions} == aligned and len(questions) == 2 * len(aligned)
 

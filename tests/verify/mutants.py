@@ -53,7 +53,8 @@ def _keys(*names: str) -> tuple[str, ...]:
 CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
 SUBJECTS = (
     Subject("transconv.torch_ops.routes", "forward_key", CALLS),
-    Subject("transconv.torch_ops.routes", "backward_routes", CALLS),
+    Subject("transconv.torch_ops.routes", "backward_routes",
+            (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once")),
     Subject("transconv.torch_ops.fused_route", "find", CALLS),
     Subject("transconv.torch_ops.requests", "request", _keys("requests")),
     Subject("transconv.runtime.compiler", "plan",
@@ -61,7 +62,8 @@ SUBJECTS = (
     Subject("transconv.runtime.verdicts", "digest", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.verdicts", "variant", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),
-    Subject("transconv.selection.listing", "_key", _keys("shortlists")),
+    Subject("transconv.selection.listing", "_key",
+            _keys("shortlists", "shortlists_where_rows_were_tuned")),
     Subject("transconv.disk_cache.records", "Drawer.path", _keys("records")),
     Subject("transconv.disk_cache.records", "_checksum", _keys("records")),
     Subject("transconv.schedule.schedule", "Schedule._text", ("tests/test_words.py",)),

@@ -20,8 +20,8 @@ from transconv.compute.prologues import with_prologues
 from transconv.compute.reverse import Flows
 from transconv.compute.roles import with_roles
 from transconv.compute.shapes import conditions, masked
+from transconv.compute.solved import Solved
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.compute.transposed import Solved
 from transconv.ir import (
     TRUE,
     Cast,

@@ -2,7 +2,7 @@
 
 An element less 128 is one of s8. The product is that of the shifted elements, where what lies outside of a
 tensor is 128, so that it becomes 0; what the shifts take from it is subtracted with that of zero points,
-which the shifts are taken from (zero_points.py):
+which the shifts are taken from (compensation.py):
 
     sum (d - z)*(w - y)  =  sum (d - r)*(w - s)  -  sum (z - r)*(w - s)  -  (y - s) * sum (d - z)
 

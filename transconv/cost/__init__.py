@@ -4,11 +4,12 @@ In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and w
 """
 
 from transconv.cost.at_sizes import AtSizes, Formula
+from transconv.cost.fetches import along_sum, within_groups
 from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
 from transconv.cost.registers import spills
 from transconv.cost.spelled import Lines, Number
-from transconv.cost.work import ASYNCHRONOUS, Work, along_sum, count, is_small, within_groups
+from transconv.cost.work import ASYNCHRONOUS, Work, count, is_small
 
 __all__ = [
     "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "along_sum", "count",

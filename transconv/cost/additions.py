@@ -39,7 +39,7 @@ def meeting_us(elements: int, size: int, each: float, target: Target) -> float:
     """What it takes to clear a result of so many elements of ``size`` bytes, and to add to each of them
     ``each`` times, in microseconds."""
     chip = target.rates.issue
-    clearing = chip.clear_us + elements * size / (target.bandwidth_gbs * 1e3)
+    clearing = chip.empty_us + elements * size / (target.bandwidth_gbs * 1e3)
     moved = elements * each * size / (chip.cache_gbs * target.sms)
     return clearing + max(moved, ceil(each) * chip.adds_clocks / chip.clock) / 1e3
 

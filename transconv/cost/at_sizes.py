@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from transconv.compute import Axis, Compute
-from transconv.cost import issue
+from transconv.cost import issue, maps
+from transconv.cost.behind import read_behind
 from transconv.cost.copies import copied_at
 from transconv.cost.model import Timed, interpreted, launched
 from transconv.cost.spelled import Lines, Number
@@ -69,9 +70,13 @@ class AtSizes:
         compute, schedule, split = self.compute, self.schedule, self.schedule.split_k
         grouped = Scheduled(compute, schedule, self.target).grouped
         many, long = tiles(schedule, grouped), steps(schedule, grouped)
-        self.counts = many * split, (long + (split - 1)) // split, moved(compute)
+        behind = read_behind(schedule, compute).views
+        self.counts = many * split, (long + (split - 1)) // split, moved(compute, behind)
         if self.target.backend == "interpreter":
             self.us = self._interpreted()
+            return
+        if compute.streams:
+            self.us = maps.Timed(schedule, compute, self.target)
             return
         work, rates = count(schedule, compute, self.target), self.target.rates
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
@@ -111,10 +116,12 @@ def steps(schedule: Schedule, compute: Compute) -> Expr:
 
 
 @lru_cache(maxsize=64)  # many schedules of a computation are compared
-def moved(compute: Compute) -> Expr:
-    """The bytes that are read and written at least once, as an expression of sizes."""
+def moved(compute: Compute, behind: tuple[View, ...]) -> Expr:
+    """The bytes that are read and written at least once, with those of the tensors ``behind`` a sum of
+    products, as an expression of sizes."""
     total = as_expr(0)
-    for view in filter(None, (compute.a, compute.b, compute.c)):
+    factors = filter(None, (compute.a, compute.b, compute.c, *behind))
+    for view in dict.fromkeys(compute.views()) if compute.streams else factors:
         total = total + _touched(view, compute) * view.tensor.dtype.bytes
     return total
 

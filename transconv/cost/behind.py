@@ -24,7 +24,7 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 class Behind:
     """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other results than the sum's
     that are ``sent`` as boxes or ``stored`` by lanes, instructions of ``called`` functions; of the kernel:
-    its ``traffic``."""
+    its ``traffic``, that of ``views``."""
 
     accesses: float = 0.0
     fetched: float = 0.0
@@ -32,6 +32,7 @@ class Behind:
     stored: float = 0.0
     traffic: int = 0
     called: float = 0.0
+    views: tuple[View, ...] = ()
 
 
 @lru_cache(maxsize=4096)
@@ -56,7 +57,8 @@ def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     return Behind(sum(whole / _at_once(v, schedule, compute) for v in loaded),
                   sum(float(whole * v.tensor.dtype.bytes) for v in boxes), sent, stored,
                   sum(touched(v, compute) for v in (*large, *written)),
-                  whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1))
+                  whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1),
+                  (*large, *written))
 
 
 def _elements(view: View, schedule: Schedule, compute: Compute) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from transconv.compute import Compute
-from transconv.cost.work import fetch
+from transconv.cost.fetches import fetch
 from transconv.schedule import Schedule, Scheduled, k_steps, tile
 from transconv.target import Target
 

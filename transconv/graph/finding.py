@@ -41,8 +41,7 @@ def owner() -> str:
 
 def found(compiled: Any) -> list[Made]:
     """The calls of the backend for what torch.compile returned. Code is common to modules of a class: of
-    its calls those count that were made for modules like the ones here, if there are such. TypeError for
-    anything else."""
+    its calls those count that were made for modules like the ones here. TypeError for anything else."""
     model = getattr(compiled, "_orig_mod", None)
     left = [*_functions(compiled, model)]
     if not left:
@@ -63,7 +62,7 @@ def found(compiled: Any) -> list[Made]:
                     like |= {id(made)} if not owners or made.owner in owners | {""} else set()
                 elif name.startswith("__resume") and hasattr(value, "__code__"):
                     left.append((value, owners))
-    return [made for at, made in calls.items() if at in like or not like]
+    return [made for at, made in calls.items() if at in like]
 
 
 def _functions(compiled: Any, model: Any) -> Iterator[tuple[Callable[..., Any], set[str]]]:

@@ -184,7 +184,7 @@ class Building:
         lanes = dict(zip(e.old, e.new, strict=True)) if isinstance(e, Renamed) else {}
         return {self.move(c, lanes) for c in held} >= {*mask}
 
-    def is_positive(self, e: Expr) -> bool:
+    def is_not_negative(self, e: Expr) -> bool:
         """Whether a position is proved not to be negative."""
         low = range_of(e, self.facts).lo
         return low is not None and low >= 0

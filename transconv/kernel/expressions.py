@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transconv.ir import Var
-from transconv.kernel import arrays, scopes, tiles
+from transconv.kernel import arrays, indexing, scopes, tiles
 from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.calls import TILE_METHODS, called, is_static
 from transconv.kernel.declared import Tunable
@@ -315,7 +315,7 @@ class Expressions(Effects):
         lazy = self.items and not any(i.own for i in picked) and (
             viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
         if picked and not lazy:
-            made = arrays.gathered(self.b, of, items, self.stem)
+            made = indexing.gathered(self.b, of, items, self.stem)
             self.accessed(of)
             return made
         view = arrays.sliced(self.b, of, items, self.items_shape)

@@ -20,7 +20,7 @@ from transconv.ir import (
     lanes_of,
     substitute,
 )
-from transconv.kernel import arrays
+from transconv.kernel import arrays, indexing
 from transconv.kernel.lanes import Shape, lanes_along
 from transconv.kernel.mappings import Mapping, colliding, create_mapping
 from transconv.kernel.refusals import Refusal, WrongScope
@@ -83,7 +83,7 @@ def load(at: Expressions, view: ArrayView, shape: Shape | None, mapping: Any, ve
     if shape is None:
         raise Refusal("a mapping without a shape", "shape=(...)",
                       "group.load(X, shape=(16, 16), mapping=m)")
-    made = arrays.gathered(at.b, view, places(at, view, mapping, shape), at.stem)
+    made = indexing.gathered(at.b, view, places(at, view, mapping, shape), at.stem)
     at.accessed(view)
     return replace(made, shape=shape, vector=vector)
 
@@ -97,7 +97,7 @@ def store(at: Expressions, view: ArrayView, value: Any, mapping: Any) -> None:
         raise Refusal(f"a store to {view.tensor.name} by a mapping in which {collision}",
                       "mappings with a place for each element", "create_mapping(lambda i, j: (j, i))")
     wide = [replace(t, shape=tile.shape) for t in found]
-    arrays.scattered(at.b, view, wide, tile, (), ())
+    indexing.scattered(at.b, view, wide, tile, (), ())
     at.accessed(view, writes=True)
 
 

@@ -107,7 +107,7 @@ def part(b: Building, x: Tile, at: int, start: Expr, size: int, step: int = 1) -
         work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
         value = cast(moved(x.expr, work, "sum"), x.dtype)
     mask = [moved(m, i32, "max") > 0 if old in lanes_of(m, b.scope) else m for m in x.mask]
-    mask += [] if inside else [there < before] + ([] if b.is_positive(there) else [there >= 0])
+    mask += [] if inside else [there < before] + ([] if b.is_not_negative(there) else [there >= 0])
     return replace(x, shape=shape, expr=value, mask=b.proved(tuple(mask)))
 
 
@@ -134,7 +134,7 @@ def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr]:
             raise Refusal(f"index {place.value} in a dimension of {size} elements",
                           f"{-size} to {size - 1}")
         place = Const(int(place.value) % size)
-    elif not b.is_positive(place):
+    elif not b.is_not_negative(place):
         place = place % size
     return lanes_along(x.shape)[at], place
 

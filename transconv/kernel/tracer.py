@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, lanes_of, walk
-from transconv.kernel import arrays, carried, tiles
+from transconv.kernel import arrays, carried, indexing, tiles
 from transconv.kernel.calls import is_static
 from transconv.kernel.elementwise import aligned, named
 from transconv.kernel.expressions import BINARY
@@ -267,7 +267,7 @@ class Tracer(Calls):
         if not any(isinstance(i, Tile) and i.items for i in items):
             raise Refusal("a store of all work-items to one place", "places of their own", "Y[i] = x")
         self.check_written(of)
-        arrays.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+        indexing.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
         self.accessed(of, writes=True)
 
     def added_to(self, of: ArrayView, item: Any, s: ast.AugAssign) -> None:
@@ -281,7 +281,7 @@ class Tracer(Calls):
         items = item if isinstance(item, tuple) else (item,)
         place = self.source.place(s)
         self.accesses.append(Access(of.tensor.name, True, place, tuple(self.loops), ZERO, atomic=True))
-        arrays.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+        indexing.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
 
     def bind_element(self, target: ast.Subscript, value: Any) -> None:
         of, item = self.value(target.value), self.value(target.slice)

@@ -46,6 +46,7 @@ from transconv.ir import (
     substitute,
     updated,
 )
+from transconv.passes.names import Names
 from transconv.simplify import facts_of, range_of
 
 Box = TypeVar("Box", BoxLoad, BoxStore)
@@ -53,7 +54,7 @@ Box = TypeVar("Box", BoxLoad, BoxStore)
 
 def cse(kernel: Kernel) -> Kernel:
     """Name repeated divisions within a sequence, and merge lets that bind the same value."""
-    made = _Cse({v.name for v in bound_vars(kernel)}).mutate(_one_by_one(kernel))
+    made = _Cse(Names(kernel)).mutate(_one_by_one(kernel))
     assert isinstance(made, Kernel)
     return made
 
@@ -77,7 +78,7 @@ def _one_by_one(kernel: Kernel) -> Kernel:
 
 
 class _Cse(Mutator):
-    def __init__(self, names: set[str]) -> None:
+    def __init__(self, names: Names) -> None:
         self.names = names
         self.known: dict[Node, Expr] = {}
 
@@ -156,11 +157,7 @@ class _Cse(Mutator):
     def fresh(self, e: Expr) -> str:
         """A new name for a division: ``m_div``, ``m_mod``."""
         stem = "_".join(v.name for v in find(e, Var)) or "value"
-        name = f"{stem}_{'div' if isinstance(e, FloorDiv) else 'mod'}"
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        return name
+        return self.names.fresh(f"{stem}_{'div' if isinstance(e, FloorDiv) else 'mod'}")
 
 
 def find_vars(e: Expr) -> set[Var]:

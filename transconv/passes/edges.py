@@ -49,6 +49,7 @@ from transconv.ir import (
     statements,
     substitute,
 )
+from transconv.passes.names import Names
 from transconv.passes.simplification import Scope
 from transconv.schedule import Schedule
 
@@ -65,7 +66,7 @@ def edges(kernel: Kernel, schedule: Schedule) -> Kernel:
 class _Edges(Scope):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.sizes)
-        self.names = {v.name for v in bound_vars(kernel)}
+        self.names = Names(kernel)
         self.lanes: dict[Var, tuple[Lane, ...]] = {}
         self.conditions: dict[Var, Expr] = {}
         self.found: dict[Var, list[Expr]] = {}  # what holds inside, by the name of all of it
@@ -111,7 +112,7 @@ class _Edges(Scope):
         found = list(dict.fromkeys(c for s in body for c in self.of_tile(s, bound)))
         if len(found) < FEW:
             return seq(*parts)
-        inside = Let(Var(self.fresh("inside"), found[0].dtype), all_of(self.strongest(found)))
+        inside = Let(Var(self.names.fresh("inside"), found[0].dtype), all_of(self.strongest(found)))
         self.found[inside.var] = found
         branch = If(inside.var, self.without(body, found), seq(*body))
         return self.stored([*before, inside], branch, behind)
@@ -154,7 +155,7 @@ class _Edges(Scope):
 
     def without(self, body: Sequence[Stmt], found: Sequence[Expr]) -> Stmt:
         """The statements where the conditions hold, with names of their own."""
-        names = {v: Var(self.fresh(f"{v.name}_in"), v.type) for s in body for v in bound_vars(s)}
+        names = {v: Var(self.names.fresh(f"{v.name}_in"), v.type) for s in body for v in bound_vars(s)}
         gone = {*found}
 
         def left(mask: Expr) -> Expr:
@@ -173,12 +174,6 @@ class _Edges(Scope):
                 new = replace(new, var=names[s.var])
             made.append(new)
         return seq(*made)
-
-    def fresh(self, name: str) -> str:
-        while name in self.names:
-            name += "_"
-        self.names.add(name)
-        return name
 
 
 def _parts(s: Stmt) -> tuple[Stmt, ...]:

@@ -58,7 +58,7 @@ class _Narrow(Scope):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.sizes)
         self.wide: dict[Node, Expr] = {}
-        self.reach = Reach(kernel, LIMIT, self.whole, self.is_positive) if kernel.sizes else None
+        self.reach = Reach(kernel, LIMIT, self.whole, self.is_not_negative) if kernel.sizes else None
 
     def fits(self, e: Expr) -> bool:
         """Whether every value in the expression is proved to fit into 32 bits."""
@@ -70,7 +70,7 @@ class _Narrow(Scope):
                 return False
         return all(self.fits(c) for c in e.children() if isinstance(c, Expr))
 
-    def is_positive(self, e: Expr) -> bool:
+    def is_not_negative(self, e: Expr) -> bool:
         """Whether a value is known not to be negative."""
         low = range_of(self.whole(e), self.facts).lo
         return low is not None and low >= 0

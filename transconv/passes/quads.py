@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import count, pairwise
 
 from transconv.compute import Compute
 from transconv.ir import (
@@ -41,6 +41,7 @@ from transconv.ir import (
     seq,
     u8,
 )
+from transconv.passes.names import Names
 from transconv.schedule import QUAD, Schedule, has_quads
 from transconv.target import Target
 
@@ -53,10 +54,16 @@ def quads(kernel: Kernel, schedule: Schedule, compute: Compute, target: Target) 
     """Multiply bytes four at a time where chip and tile allow it."""
     if not has_quads(schedule, compute, target):
         return kernel
-    return _Quads().mutate(kernel)  # type: ignore[no-any-return]
+    names = Names(kernel)
+    made = _Quads(Var(names.fresh(f"word_{n}"), i32) for n in count()).mutate(kernel)
+    assert isinstance(made, Kernel)
+    return made
 
 
 class _Quads(Mutator):
+    def __init__(self, new: Iterator[Var]) -> None:
+        self.new = new
+
     def mutate_Seq(self, at: Seq) -> Stmt:
         done: list[Stmt] = []
         run: list[tuple[Var, Pair]] = []
@@ -67,7 +74,7 @@ class _Quads(Mutator):
             if isinstance(s, Let) and not free_vars(s.value) & {acc for acc, _ in run}:
                 done.append(s)  # what is multiplied later may be loaded meanwhile
                 continue
-            done += _multiplied(run, len(done))
+            done += _multiplied(run, self.new)
             run = []
             done += [s] if isinstance(s, Stmt) else []
         return seq(*done)
@@ -83,12 +90,12 @@ def _product(s: Update) -> Pair | None:
     return (found[0], found[1]) if len(found) == 2 else None
 
 
-def _multiplied(run: list[tuple[Var, Pair]], number: int) -> Iterator[Stmt]:
-    """The statements of a run of products and sums."""
+def _multiplied(run: list[tuple[Var, Pair]], new: Iterator[Var]) -> Iterator[Stmt]:
+    """The statements of a run of products and sums; ``new``: variables for words."""
     of: dict[Var, list[Pair]] = {}
     for acc, pair in run:
         of.setdefault(acc, []).append(pair)
-    words = _Words(number, [[a for a, _ in pairs] for pairs in of.values()])
+    words = _Words(new, [[a for a, _ in pairs] for pairs in of.values()])
     rows = {acc: list(words.rows(pairs)) for acc, pairs in of.items()}
     for turn in range(max(map(len, rows.values()), default=0)):
         for acc, each in rows.items():
@@ -105,11 +112,11 @@ def _multiplied(run: list[tuple[Var, Pair]], number: int) -> Iterator[Stmt]:
 
 
 class _Words:
-    """The words of a run, each made where it is first multiplied. ``lefts``: the elements that each sum
-    multiplies."""
+    """The words of a run, each made where it is first multiplied. ``new``: variables for them; ``lefts``:
+    the elements that each sum multiplies."""
 
-    def __init__(self, number: int, lefts: list[list[Var]]) -> None:
-        self.number = number
+    def __init__(self, new: Iterator[Var], lefts: list[list[Var]]) -> None:
+        self.new = new
         self.of_bytes: dict[tuple[Var, ...], Var] = {}
         self.of_place: dict[Var, Var] = {}
         self.place: dict[Var, tuple[list[Var], int]] = {}
@@ -132,7 +139,7 @@ class _Words:
     def made(self, numbers: tuple[Var, ...]) -> Iterator[Stmt]:
         """The statement that makes a word of bytes, if none has made it."""
         if numbers not in self.of_bytes:
-            self.of_bytes[numbers] = self._name()
+            self.of_bytes[numbers] = next(self.new)
             yield Let(self.of_bytes[numbers], Call(BYTES[len(numbers)], numbers))
 
     def from_place(self, first: Var) -> Iterator[Stmt]:
@@ -151,11 +158,8 @@ class _Words:
         if at % QUAD == 0:
             self.of_place[first] = whole[0]
         else:
-            self.of_place[first] = self._name()
+            self.of_place[first] = next(self.new)
             yield Let(self.of_place[first], Call(SHIFTED[at % QUAD], (whole[0], whole[1])))
-
-    def _name(self) -> Var:
-        return Var(f"word_{self.number}_{len(self.of_bytes) + len(self.of_place)}", i32)
 
 
 def _rows(lefts: list[list[Var]]) -> Iterator[list[Var]]:

@@ -50,13 +50,14 @@ ENOUGH = 2**29  # elements of a tensor that requirements of indices must not exc
 
 class Reach:
     """The farthest value of each index of a kernel, and what is required of its sizes so that indices fit
-    ``limit``. ``whole`` expands the lets of an expression, ``is_positive`` says whether it is known not to
-    be negative."""
+    ``limit``. ``whole`` expands the lets of an expression, ``is_not_negative`` says whether it is known
+    not to be negative."""
 
     def __init__(self, kernel: Kernel, limit: int, whole: Callable[[Expr], Expr],
-                 is_positive: Callable[[Expr], bool]) -> None:
+                 is_not_negative: Callable[[Expr], bool]) -> None:
         assert isinstance(kernel.sizes, Sizes)
-        self.sizes, self.limit, self.whole, self.is_positive = kernel.sizes, limit, whole, is_positive
+        self.sizes, self.limit = kernel.sizes, limit
+        self.whole, self.is_not_negative = whole, is_not_negative
         self.facts: Facts = facts_of(kernel.sizes)
         self.names = frozenset(Var(n) for n in kernel.sizes.names)
         self.far: dict[Var, Expr] = {}
@@ -82,7 +83,7 @@ class Reach:
     def assume(self, condition: Expr) -> None:
         """Note how far the variable of a condition ``v < sizes`` reaches where it holds."""
         match condition:
-            case Lt(Var() as v, end) if self._is_of_sizes(end) and self.is_positive(v):
+            case Lt(Var() as v, end) if self._is_of_sizes(end) and self.is_not_negative(v):
                 self.far[v] = self.of_sizes(end) - 1
 
     def fits(self, e: Expr) -> bool:
@@ -124,12 +125,12 @@ class Reach:
             case Mod(a, b):
                 if self._is_of_sizes(b):
                     return self.of_sizes(b) - 1
-                return self.of(a) if self.is_positive(a) else None
+                return self.of(a) if self.is_not_negative(a) else None
             case FloorDiv(a, b):
                 far = self.of(a)
                 if far is None or not self._is_of_sizes(b):
                     return far
-                return far // self.of_sizes(b) + (0 if self.is_positive(a) else 1)
+                return far // self.of_sizes(b) + (0 if self.is_not_negative(a) else 1)
             case Select(_, a, b) | Min(a, b) | Max(a, b):
                 one, two = self.of(a), self.of(b)
                 return None if one is None or two is None else maximum(one, two)

@@ -6,6 +6,7 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 from transconv.runtime.allocator import quickest
 from transconv.runtime.apart import Apart, Copy, apart
 from transconv.runtime.carried import Carried, info, pack, unpack
+from transconv.runtime.collecting import collect, collecting, is_collecting
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.first_results import first_result
@@ -13,17 +14,11 @@ from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.prepared import Begun, Prepared, begin, prepare, rank
 from transconv.runtime.processors import beside, cores, helpers
+from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
 from transconv.runtime.readiness import (
-    COMPILING,
-    NEVER,
-    Question,
-    Waiting,
     ahead,
     begin_processes,
-    collect,
-    collecting,
     expect,
-    is_collecting,
     is_ready,
     ready,
     state,

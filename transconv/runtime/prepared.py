@@ -17,7 +17,8 @@ from transconv.runtime import compiler, kept, readiness
 from transconv.runtime.estimates import is_estimated
 from transconv.runtime.plans import Plan
 from transconv.runtime.processors import cores
-from transconv.runtime.readiness import ENVIRONMENT, MODULE, Question
+from transconv.runtime.questions import Question
+from transconv.runtime.readiness import ENVIRONMENT, MODULE
 
 FEW = 2  # kernels that are compiled here before a process has started
 log = logging.getLogger("transconv.ready")

@@ -19,8 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,16 +28,14 @@ from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
+from transconv.runtime.collecting import collect, is_collecting
 from transconv.runtime.plans import Plan
 from transconv.runtime.processors import beside
+from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
 from transconv.target import Target
 
-COMPILING = "compiling"
-"""The reason why torch computes a call while its kernel is being compiled."""
-NEVER = "compile:never"
-"""The reason why torch computes a call whose kernel is not compiled, with mode ``never``."""
 MODULE = "transconv.runtime.readiness_child"
 START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
 LOOK_S = 0.5  # how often who waits for a process looks whether there still is one
@@ -47,40 +44,6 @@ ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBL
                "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
 log = logging.getLogger("transconv.ready")
 Made = TypeVar("Made", bound=Plan)
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request for a plan. ``aligned``: its tensors begin at multiples of 16 bytes."""
-
-    workload: Workload
-    target: Target
-    deterministic: bool = False
-    aligned: bool = True
-
-    @property
-    def job(self) -> dict[str, Any]:
-        """The request as a JSON object, for a compiling process."""
-        w, t = self.workload, self.target
-        return {"front": type(w).__module__, "problem": w.text, "direction": w.direction,
-                "behind": w.behind, "target": t.name, "features": sorted(t.features),
-                "counts": {n: getattr(t, n) for n in ("sms", "l2_bytes", "bandwidth_gbs", "tflops")},
-                "deterministic": self.deterministic, "aligned": self.aligned}
-
-    def __str__(self) -> str:
-        return f"{self.workload.title} for {self.target}"
-
-
-class Waiting(Unsupported):
-    """A request whose kernels are not there yet. ``over``: whether it may be answered otherwise by now;
-    while it says no, the same request has the same answer."""
-
-    def __init__(self, message: str, over: Callable[[], bool]) -> None:
-        super().__init__(COMPILING, message)
-        self.over = over
-
-    def __reduce__(self) -> tuple[type[Unsupported], tuple[str, str]]:
-        return Unsupported, (self.reason, self.message)
 
 
 @dataclass(slots=True)
@@ -107,7 +70,6 @@ class _Asked:
 
 _lock = threading.Lock()
 _asked: dict[Question, _Asked] = {}
-_collected: dict[Question, None] | None = None
 _pool: Compilers | None = None
 _next = 0.0  # when the next kernel may be taken over
 
@@ -118,8 +80,8 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     yet, or could not be compiled."""
     global _next
     question = Question(workload, target, deterministic, aligned)
-    if _collected is not None and schedule is None:
-        _collected[question] = None
+    if is_collecting() and schedule is None:
+        collect([question])
         raise Unsupported(COMPILING, "the call is only looked at")
     asked = _asked.get(question)
     if asked is not None and asked.died and schedule is None:  # as this one would
@@ -194,18 +156,6 @@ def died(question: Question, reason: str) -> None:
         _asked[question] = _Asked(done=True, reason=reason, died=True)
 
 
-def collect(questions: Iterable[Question]) -> None:
-    """Record requests, while ``collecting`` does."""
-    with _lock:
-        if _collected is not None:
-            _collected.update(dict.fromkeys(questions))
-
-
-def is_collecting() -> bool:
-    """Whether questions are only noted at this moment (``collecting``)."""
-    return _collected is not None
-
-
 def state(question: Question) -> str:
     """Why a request has no kernel now: ``compiling``, or why it could not be compiled. Empty if it was
     never made, or if its kernels are compiled."""
@@ -229,20 +179,6 @@ def again(questions: Iterable[Question]) -> None:
         for question in questions:
             if question in _asked and _asked[question].done:
                 del _asked[question]
-
-
-@contextmanager
-def collecting() -> Iterator[dict[Question, None]]:
-    """Within ``with``, record the requests of all threads and refuse them. RuntimeError if nested."""
-    global _collected
-    with _lock:
-        if _collected is not None:
-            raise RuntimeError("the calls of another model are being recorded; expected one at a time")
-        _collected = {}
-    try:
-        yield _collected
-    finally:
-        _collected = None
 
 
 def _there(question: Question, kind: type[Made]) -> Made | None:

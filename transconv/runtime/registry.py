@@ -16,7 +16,8 @@ from transconv.cost import Formula, Lines
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
 from transconv.ir import Sizes, function_of
 from transconv.runtime.plans import Made, Plan
-from transconv.runtime.readiness import COMPILING, NEVER, Question, Waiting, ready
+from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
+from transconv.runtime.readiness import ready
 
 NEVER_US = "1e999"  # infinity, as Python reads it
 # What counts of the estimate of a schedule that tuning found for a problem that is close: estimates that

@@ -34,7 +34,7 @@ from transconv.schedule import (
     with_letter,
     without,
 )
-from transconv.selection import choice, completed, spread
+from transconv.selection import choice, completed, fitted, spread
 from transconv.target import Target
 
 Choose = Callable[[Compute, Target], Schedule]
@@ -69,7 +69,7 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
             continue
         empty = any(x.size == 0 for x in compute.axes_of("K"))
         chosen = (choose(compute, target) if schedule is None or empty or workload.prepares(compute) else
-                  choice.fitted(completed(schedule, compute, target), compute, target))
+                  fitted(completed(schedule, compute, target), compute, target))
         mains.append((compute, chosen))
     return with_copies(mains, target, schedule, choose)
 

@@ -29,6 +29,7 @@ from transconv.schedule.counts import (
     tiles_of_a_stage,
     transposed_bytes,
 )
+from transconv.schedule.finishing import finishes, groups
 from transconv.schedule.legality import of_any_size, why_not
 from transconv.schedule.legality_boxes import most_sums
 from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_early
@@ -49,8 +50,6 @@ from transconv.schedule.packing import (
 from transconv.schedule.partials import (
     PROGRAM,
     carried,
-    finishes,
-    groups,
     left_bytes,
     part_spaces,
     parts_of,

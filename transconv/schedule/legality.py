@@ -15,9 +15,9 @@ from operator import attrgetter
 from transconv.compute import Compute, why_not_any_size, why_not_lowered
 from transconv.schedule.behind import behind_bytes, exchanged_bytes
 from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.legality_partials import why_not_partials
 from transconv.schedule.legality_words import why_not_early
 from transconv.schedule.packing import has_rows
-from transconv.schedule.partials import why_not_partials
 from transconv.schedule.results import result_bytes
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.scheduled import Scheduled

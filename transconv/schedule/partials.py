@@ -12,7 +12,7 @@ the partial sums tell. Parts are combined in a fixed order, so results are the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -21,13 +21,8 @@ from typing import TYPE_CHECKING
 from transconv.compute import (
     Axis,
     Compute,
-    Read,
-    Reduction,
-    Step,
-    Value,
     Write,
     fresh,
-    with_roles,
 )
 from transconv.compute import statistics as stat
 from transconv.ir import (
@@ -36,7 +31,6 @@ from transconv.ir import (
     Const,
     DType,
     Expr,
-    FloorDiv,
     Layout,
     Tensor,
     Var,
@@ -45,12 +39,9 @@ from transconv.ir import (
     minimum,
 )
 from transconv.schedule.counts import programs
-from transconv.target import Target
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Block, Schedule
-
-FEWEST = 8  # values that a tile combines into a part, if there are as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +64,7 @@ class Along:
         return minimum(Const(self.whole) - at * self.extent, self.extent)
 
 
-def _counted(counts: Iterable[Expr], dtype: DType) -> Expr:
+def counted(counts: Iterable[Expr], dtype: DType) -> Expr:
     """A product of counts as a number of a type."""
     known, total = 1, None
     for count in counts:
@@ -220,107 +211,10 @@ def parts_of(write: Write, compute: Compute, schedule: Schedule) -> tuple[View, 
     dims = along(write, compute, schedule)
     at = tuple(ViewDim(d.tile) for d in dims) or (ViewDim(ZERO),)
     return (View(workspace(write, compute, schedule), at),
-            _counted((d.count(d.tile) for d in dims), write.view.tensor.dtype))
+            counted((d.count(d.tile) for d in dims), write.view.tensor.dtype))
 
 
-@lru_cache(maxsize=256)
-def finishes(compute: Compute, schedule: Schedule) -> tuple[Compute, ...]:
-    """The computations of the second kernels: one for statistics at the same coordinates."""
-    return tuple(_finish(group, compute, schedule) for group in groups(compute))
-
-
-@lru_cache(maxsize=64)
-def groups(compute: Compute) -> tuple[list[Write], ...]:
-    """The statistics, those at the same coordinates together."""
-    alike: dict[tuple[Expr, ...], list[Write]] = {}
-    for w in compute.statistics:
-        alike.setdefault(tuple(d.coord for d in w.view.dims), []).append(w)
-    return tuple(alike.values())
-
-
-def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute:
-    dims = along(group[0], compute, schedule)
-    kept = stat.kept(group[0]) or {}
-    axes = {x.name: x for d in dims for x in d.axes}
-    summed = tuple(n for n in axes if n not in kept)
-    total = prod(stat.points(compute).values())
-    places = prod(axes[n].size for n in kept if n in axes)
-    steps: list[Step] = []
-    sums: dict[Write, tuple[Read, Var]] = {}
-    for i, w in enumerate(group):
-        at = tuple(ViewDim(d.at) for d in dims) or (ViewDim(ZERO),)
-        read = Read(f"part_{i}", View(workspace(w, compute, schedule), at))
-        steps.append(read)
-        value: Expr = read.var
-        if w.op == "squares":
-            of, whole = sums[stat.sum_of(compute, w) or w]
-            value = _between(i, steps, read, of, whole, dims, total // places)
-        op = "sum" if w.op == "squares" else w.op
-        made = Reduction(f"whole_{i}", op, value, summed) if summed else Value(f"whole_{i}", value)
-        steps.append(made)
-        sums[w] = (read, made.var)
-        steps.append(Write(_finished(w, axes), made.var))
-    order = [*(x for n, x in axes.items() if n in kept), *(axes[n] for n in summed)]
-    shape = "x".join(str(d.size) for d in dims) or "1"
-    names = "_".join(w.view.tensor.name for w in group)
-    finish = with_roles(Compute(f"{compute.name}_{names}_of_{shape}",
-                                tuple(order) or (Axis("one", 1, ""),), tuple(steps), compute.math))
-    parts = {axes[n] for n in summed} or {*order}  # none is there before there are tiles
-    return replace(finish, axes=tuple(
-        replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes))
-
-
-def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[Along, ...],
-             values: int) -> Expr:
-    """The squared deviations of a part from the mean of all: those from its own mean, and its mean's."""
-    dtype = read.var.type
-    number = _counted((d.count(d.at) for d in dims), dtype)
-    mean = Value(f"mean_{i}", whole / Const(float(values), dtype))
-    off = Value(f"off_{i}", of.var / number - mean.var)
-    steps += [mean, off]
-    return read.var + number * (off.var * off.var)
-
-
-def _finished(write: Write, axes: Mapping[str, Axis]) -> View:
-    """The view of a statistic over the second kernel's axes, which has none of one position."""
-    coords = [d.coord.a if isinstance(d.coord, FloorDiv) else d.coord for d in write.view.dims]
-    return View(write.view.tensor, tuple(
-        ViewDim(e if not isinstance(e, Var) or axes.get(e.name) else ZERO) for e in coords))
-
-
-def why_not_partials(c: Schedule, compute: Compute, target: Target) -> str | None:
-    """The rule of statistics: tiles must hold whole results, and those of products reduce something."""
-    for w in compute.statistics:
-        name = f"{w.view.tensor.name} {w.op}="
-        if c.split_k > 1 or c.reduce == "stream":
-            return f"{name} reduces whole results, a program has a part of the sum; expected split_k=1"
-        if c.regs:
-            return f"{name} reduces lanes, regs={c.regs} writes positions out"
-        if compute.factors is not None and (reason := _why_not_smaller(w, c, compute)):
-            return f"{name} {reason}"
-    return None
-
-
-def _why_not_smaller(write: Write, c: Schedule, compute: Compute) -> str | None:
-    """The reason if tiles leave nearly as many parts as they have values."""
-    kept = stat.kept(write) or {}
-    groups = blocks_of_sides(compute, c)
-    crossing = [next((b for b in blocks if not is_within(b, kept, compute)), None) for blocks in groups]
-    combined = prod(b.extent for blocks, bad in zip(groups, crossing, strict=True) if bad is None
-                    for b in blocks)
-    free = [x for x in compute.axes if x.name not in kept and compute.kind(x.name) != "K"]
-    if combined >= min(FEWEST, prod(x.size for x in free)):
-        return None
-    for blocks, block in zip(groups, crossing, strict=True):
-        if block is not None and _is_mixed(blocks, kept):
-            crossed = next(a for a in block.axes if a in kept)
-            return (f"keeps {crossed}, and block {block} crosses its positions; expected a block within "
-                    f"one position of {crossed}")
-    return (f"has {combined} value{'s' * (combined > 1)} in a tile; expected larger blocks of "
-            f"{' '.join(x.name for x in free)}")
-
-
-def _is_mixed(blocks: Sequence[Block], kept: dict[str, int]) -> bool:
+def is_mixed(blocks: Sequence[Block], kept: dict[str, int]) -> bool:
     """Whether a side has axes that a statistic does not keep."""
     return any(a not in kept for b in blocks for a in b.axes)
 
@@ -331,7 +225,7 @@ def within_places(schedule: Schedule, compute: Compute) -> Schedule:
     for w in compute.statistics:
         kept = stat.kept(w) or {}
         for blocks in blocks_of_sides(compute, schedule):
-            for b in blocks if _is_mixed(blocks, kept) else ():
+            for b in blocks if is_mixed(blocks, kept) else ():
                 if not is_within(b, kept, compute):
                     own = [i for i, a in enumerate(b.axes) if a in kept]
                     axes = b.axes[own[-1] + 1:] or b.axes[:own[0]]

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isfinite, prod
+from math import isfinite
 
 from transconv import knobs
 from transconv.compute import Compute, Workload
@@ -24,14 +24,8 @@ from transconv.disk_cache import Drawer
 from transconv.errors import ScheduleError
 from transconv.schedule import (
     Schedule,
-    Scheduled,
     Word,
-    k_steps,
-    needed,
-    of_any_size,
     registered_words,
-    tile,
-    why_not,
     why_not_copied,
 )
 from transconv.selection import heuristics, nearest, store
@@ -40,6 +34,7 @@ from transconv.selection.fetching import also_fetching
 from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import Row, machine
 from transconv.selection.several import at_several, lasts
+from transconv.selection.transfer import believable, fitted, relatives, without_axes
 from transconv.target import Target
 from transconv.version import __version__
 
@@ -52,7 +47,6 @@ EXACT_FACTOR, NEAR_FACTOR = 4.0, 2.0
 SLACK = 1.05  # estimates that differ by a smaller factor count as equal
 CLOSE = 1.0  # a smaller distance: one size differs by less than a factor of two
 OTHER_ORDER = 0.5  # the distance to the same workload with another order in memory
-MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # limits of words in rows of the database
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,21 +190,12 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
     return []
 
 
-def without_axes(schedule: Schedule, gone: frozenset[str]) -> Schedule:
-    """The schedule for a computation without some axes of one position: they leave its blocks. Raises
-    ScheduleError for a block of several positions of such axes alone: its tile would be a smaller one."""
-    blocks = [replace(b, axes=tuple(a for a in b.axes if a not in gone)) for b in schedule.blocks]
-    if any(b.extent > 1 and not b.axes for b in blocks):
-        raise ScheduleError(f"{schedule}: it has several positions of {' '.join(sorted(gone))}")
-    return replace(schedule, blocks=tuple(b for b in blocks if b.axes)) if gone else schedule
-
-
 def of_neighbour(schedule: Schedule, here: Schedule, row: Row, away: float, other: Workload,
                  choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
     """The best of the ``relatives`` of another workload's winner, if its estimate exceeds the best one by
     no larger factor than the winner's did for the other workload. ``here``: the winner with the axes that
     the computation has."""
-    found = relatives(here, choices, compute, target)
+    found = relatives(here, [c.schedule for c in choices], compute, target)
     made = _cheap(found, NEAR_FACTOR, row, away, choices, compute, target)
     if not made:
         return []
@@ -273,75 +258,3 @@ def _best(compute: Compute, target: Target, others: tuple[Word, ...]) -> float:
     if key:
         DRAWER.put(key, {"us": float(us)})
     return us
-
-
-def fitted(schedule: Schedule, compute: Compute, target: Target) -> Schedule:
-    """The schedule clipped to a stride phase, which may be smaller than others: it splits a sum into no
-    more parts than it has steps, and writes out no more positions than there are."""
-    known = {x.name for x in compute.axes}
-    if not compute.phase or not all(a in known for b in schedule.blocks for a in b.axes):
-        return schedule
-    blocks = tuple(replace(b, extent=min(b.extent, max(1, compute.size(b.first))))
-                   if schedule.in_registers(b) else b for b in schedule.blocks)
-    schedule = replace(schedule, blocks=blocks)
-    steps = k_steps(schedule, Scheduled(compute, schedule, target).grouped)
-    return replace(schedule, split_k=min(schedule.split_k, max(1, steps)))
-
-
-def believable(schedule: Schedule, compute: Compute, target: Target) -> bool:
-    """Whether a schedule is legal and its words are within limits, so that a bad row of a database cannot
-    cause minutes of compilation."""
-    if why_not(schedule, compute, target) is not None:
-        return False
-    grouped = Scheduled(compute, schedule, target).grouped
-    unrolled = k_steps(schedule, grouped) if schedule.unroll else 0
-    return (unrolled <= MOST_UNROLLED and 1 <= schedule.stages <= MOST_STAGES
-            and 1 <= schedule.group_m <= 1024 and schedule.programs <= MOST_WAVES * target.sms
-            and len(schedule.blocks) <= len(compute.axes))
-
-
-def relatives(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
-              target: Target) -> list[Schedule]:
-    """Schedules for this computation that correspond to another workload's schedule: that schedule with
-    its blocks clipped, and those choices that have the same words and extents of the tile."""
-    ways = of_any_size(schedule) if compute.named else (schedule,)
-    return [s for way in ways for s in _alike(way, choices, compute, target)]
-
-
-def _alike(schedule: Schedule, choices: Sequence[Choice], compute: Compute,
-           target: Target) -> list[Schedule]:
-    """``relatives`` of a schedule whose words are those of this computation."""
-    known = {x.name for x in compute.axes}
-    if not all(a in known for b in schedule.blocks for a in b.axes):
-        return []
-    sizes = [prod(compute.size(a) for a in b.axes) for b in schedule.blocks]
-    if compute.named and any(
-            b.extent > _room(size, "") for b, size in zip(schedule.blocks, sizes, strict=True)
-            if not schedule.in_registers(b)):
-        return []  # most of such a tile would be empty, for all sizes that are as small
-    blocks = tuple(replace(b, extent=min(b.extent, max(1, size) if schedule.in_registers(b) else
-                                         _room(size, schedule.unit)))
-                   for b, size in zip(schedule.blocks, sizes, strict=True))
-    clipped = replace(schedule, blocks=blocks)
-    if schedule.programs:
-        dealt = schedule.via == "gluon" and schedule.reduce != "stream"
-        grouped = Scheduled(compute, clipped, target).grouped
-        clipped = replace(clipped, programs=needed(clipped, grouped, target) if dealt else target.sms)
-    family = _family(clipped, compute)
-    found = [c.schedule for c in choices if _family(c.schedule, compute) == family]
-    return [*found, *([clipped] if believable(clipped, compute, target) else [])]
-
-
-def _room(size: int, unit: str) -> int:
-    """The smallest power of two that holds ``size`` positions, at least the minimum of the unit."""
-    least = 16 if unit == "mma" else 1
-    return max(least, 1 << max(0, size - 1).bit_length())
-
-
-def _family(schedule: Schedule, compute: Compute) -> tuple[object, ...]:
-    """The words and the extents of the tile along each kind; schedules that agree in these are
-    relatives."""
-    words = tuple(getattr(schedule, f.name) for f in fields(schedule)
-                  if f.name not in ("blocks", "split_k", "merge", "programs", "behind"))
-    extents = (tile(schedule, compute, kind) for kind in "BMNK")
-    return (*words, schedule.split_k > 1, schedule.merge > 1, schedule.programs > 0, *extents)

@@ -18,7 +18,7 @@ from transconv import knobs
 from transconv.compute import Compute, Workload
 from transconv.disk_cache import Content, Drawer
 from transconv.schedule import Schedule, Word, registered_words
-from transconv.selection import choice, store
+from transconv.selection import choice, store, transfer
 from transconv.selection.keys import files_digest, told_by, unnamed
 from transconv.selection.rows import COLUMNS, machine
 from transconv.target import Target, triton_version
@@ -102,7 +102,7 @@ def _read(content: Content | None, compute: Compute, target: Target) -> list[Lis
                  for c in (content or {})["schedules"]]
     except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
         return []
-    return found if all(choice.believable(k.schedule, compute, target) for k in found) else []
+    return found if all(transfer.believable(k.schedule, compute, target) for k in found) else []
 
 
 def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:

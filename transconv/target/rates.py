@@ -64,7 +64,7 @@ class Issue:
     # Atomic additions are not measured here. NVIDIA says of Kepler (GK110 white paper, 2012) that one is
     # done in a clock at one address, and that others are nearly as fast as loads (``cache_gbs``).
     adds_clocks: float = 1.0  # between two additions to one place
-    clear_us: float = 2.2  # a launch before that sets the result to 0: as any that computes nothing
+    empty_us: float = 2.2  # of a launch that computes nothing; fitted with the maps (cost/maps.py)
 
 
 @dataclass(frozen=True, slots=True)

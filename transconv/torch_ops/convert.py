@@ -31,7 +31,8 @@ class Report:
     skipped: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        head = f"{len(self.converted)} convolutions converted, {len(self.skipped)} left"
+        done = len(self.converted)
+        head = f"{done} convolution{'s' * (done != 1)} converted, {len(self.skipped)} left"
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
 
 

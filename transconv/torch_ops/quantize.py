@@ -32,9 +32,10 @@ class QuantizeReport:
     folded: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        head = f"{len(self.quantized)} convolutions quantised ({self.kind}), {len(self.left)} left"
-        if self.folded:
-            head += f", {len(self.folded)} module{'s' * (len(self.folded) > 1)} folded into them"
+        done, folded = len(self.quantized), len(self.folded)
+        head = f"{done} convolution{'s' * (done != 1)} quantised ({self.kind}), {len(self.left)} left"
+        if folded:
+            head += f", {folded} module{'s' * (folded > 1)} folded into them"
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.left.items())])
 
 

@@ -1,0 +1,140 @@
+"""Numbers of estimates that no data sheet has: the rows of bench/results that they come from."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import log, prod, sqrt
+from pathlib import Path
+
+import pytest
+
+from bench import layers
+from bench.size_layers import Size, chosen, problem_at
+from bench.trials import target_of
+from tests.stages import SM90
+from tests.test_several_sizes import MEASURED
+from transconv.compute import Compute
+from transconv.conv import ConvProblem, Prop, any_size, compiler
+from transconv.conv.any_size import every
+from transconv.cost import AtSizes, count, estimate, issue, model
+from transconv.ir import value_at
+from transconv.schedule import Schedule, why_not
+from transconv.target import Target
+from transconv.torch_ops import weights_only
+
+RESULTS = Path(__file__).parent.parent / "bench" / "results"
+Row = dict[str, str]
+
+
+def read(name: str) -> list[Row]:
+    with (RESULTS / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(autouse=True)
+def _anew() -> Iterator[None]:
+    yield
+    model._estimate.cache_clear()
+
+
+def sized(names: str) -> Iterator[tuple[Row, Schedule, tuple[Compute, ...], dict[str, int]]]:
+    """The timed kernels of layers whose sizes are arguments, their computations and sizes."""
+    of = {layer.name: layer for layer in chosen(False, names)}
+    for row in (*read("h200_sizes.csv"), *read("h100_sizes.csv")):
+        if row["layer"] not in of or not row["us"]:
+            continue
+        layer, size = of[row["layer"]], Size.parse(row["size"])
+        example = problem_at(layer, Size(8, (56, 56)), "bf16")
+        found = any_size(example, layer.prop(row["direction"]), every(example))
+        at = dict(zip(("MB", "IH", "IW"), (size.images, *size.sides), strict=True))
+        yield row, Schedule.parse(row["schedule"]), found, at
+
+
+def microseconds(schedule: Schedule, computes: tuple[Compute, ...], at: dict[str, int],
+                 chip: Target) -> float:
+    each = [AtSizes(schedule, c, chip) for c in computes]
+    return sum(x.us(*(value_at(n, at) for n in x.counts)) for x in each)
+
+
+def fits(monkeypatch: pytest.MonkeyPatch, name: str, others: tuple[float, ...],
+         measured: list[tuple[float, Callable[[], float]]]) -> float:
+    """How far estimates are from what was measured, the root of the mean square of logarithms; further
+    with other values of a number of the model."""
+    def off() -> float:
+        return sqrt(sum(log(us / estimated()) ** 2 for us, estimated in measured) / len(measured))
+
+    found = off()
+    for other in others:
+        monkeypatch.setattr(model, name, other)
+        assert off() > found, (name, other)
+    return found
+
+
+def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 23 kernels: they take hardly longer than other boxes, and not half as long again."""
+    measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
+                for row, s, c, at in sized("rn50_l2_3x3_128_s2,dcgan_up_512_256")
+                if len(c) == 1 and why_not(s, c[0], SM90) is None
+                and any(f.stepped for f in count(s, c[0], SM90).fetched)]
+    assert len(measured) == 23
+    assert fits(monkeypatch, "STEPPED", (1.0, 1.5), measured) < 0.11
+
+
+def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 27 kernels, the gradients of a stem."""
+    timed = [x for x in sized("rn50_stem7x7s2") if x[0]["direction"] == "bwd_d"]
+    measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
+                for row, s, c, at in timed]
+    for sizes, *us in MEASURED:
+        at = dict(zip(("MB", "IH", "IW"), sizes, strict=True))
+        for t, tile, device in zip(us, (
+                "256 ic:16 oc:64 | mma | a=gather b=gather | stages=3",
+                "128 ic:16 oc:64 | mma | a=gather b=gather | stages=4"), ("H200", "H100"), strict=True):
+            words = Schedule.parse(f"mb.qh.qw:{tile} warps=4")
+            chip = target_of([{"device": device}])
+            measured.append((t, partial(microseconds, words, timed[0][2], at, chip)))
+    assert len(measured) == 27
+    assert fits(monkeypatch, "NEAR_NS", (0.0, 300.0), measured) < 0.09
+
+
+GRADIENT = "g384mb128ic384ih14oc384oh14kh7ph3 dt=f8e4m3:bf16:f8e5m2 tag=nhwc"
+
+
+def test_bytes_that_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three kernels of a weight's gradient, which take 54, 61 and 146 us, estimates would otherwise
+    prefer the slowest."""
+    taken = {r["schedule"]: float(r["us"]) for r in read("h200_byte_trials.csv")
+             if r["problem"] == GRADIENT and r["us"]}
+    taken |= {r["config"]: float(r["ours_us"]) for r in read("h100_small_types.csv")
+              if r["problem"] == GRADIENT and r["prop"] == "bwd_w"}
+    assert sorted(map(round, taken.values())) == [54, 61, 146]
+
+    def best() -> float:
+        model._estimate.cache_clear()
+        found = {}
+        for words in taken:
+            plan = compiler.build(ConvProblem.parse(GRADIENT), Prop.BWD_W, SM90, Schedule.parse(words))
+            found[words] = sum(estimate(s.schedule, s.compute, SM90) for s in plan.steps)
+        return taken[min(found, key=found.__getitem__)]
+
+    assert round(best()) == 54
+    monkeypatch.setattr(issue, "CONVERTED", 1.0)
+    assert round(best()) == 146
+
+
+def test_weights_that_pass_through_registers() -> None:
+    """Of SDXL's convolutions, whose weights of 8 bits were all made floats in registers; whose weights of
+    4 bits are written as floats before. The rows are of two commits."""
+    (late,) = (float(r["ms"]) for r in read("h200_converted_weights.csv"))
+    (early,) = (float(r["ms"]) for r in read("h200_quantized.csv")
+                if (r["model"], r["kind"]) == ("sdxl", "int4 weights"))
+    found = [x.shape for x in layers.read("sdxl") if ":unet." in x.name]
+    assert len(found) == 27
+    weights = [p.oc * p.icg * prod(p.k) for p in found]
+    multiplied = sum(weights_only.multiplied_us(n * p.mb * prod(p.o), SM90)
+                     for n, p in zip(weights, found, strict=True))
+    written = sum(weights_only.written_us(int(2.5 * n), SM90) for n in weights)
+    more = (late - early) * 1e3 + written
+    assert more / multiplied == pytest.approx(weights_only.LATE, rel=0.05)
