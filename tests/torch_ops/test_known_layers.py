@@ -19,6 +19,7 @@ from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional, known_layers, routes, warm
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.route import BackwardRoutes
 
 NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 
@@ -41,12 +42,18 @@ def weight() -> torch.Tensor:
 
 def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
     """The three directions at a size; the routes that were made for it."""
-    before = set(routes._routes)
+    before = made()
     x, y = image(n, 32, h, width), image(n, 32, h, width)
     transconv.conv2d(x, w, padding=1)
     for mask in ((True, False, False), (True, True, False)):
         routes.backward(NUMBERS, y, x, w, mask, "now")
-    return [r for k in routes._routes if k not in before for r in routes._of(routes._routes[k])]
+    return [r for item in made() if item not in before for r in routes._of(item)]
+
+
+def made() -> list[Any]:
+    """What the general way made, and what layers made of it."""
+    return [*routes._routes.values(), *(r for layer in known_layers._layers.values()
+                                        for r in layer.known.values() if isinstance(r, BackwardRoutes))]
 
 
 def told(found: list[Any]) -> list[tuple[Any, ...]]:

@@ -38,8 +38,10 @@ class ConvolutionFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        return *gradients(ctx.route, wanted, grad, input, weight, wanted), None
+        wanted, route = ctx.needs_input_grad[:3], ctx.route
+        entry = None if _compiling() else route.gradients.get(wanted)
+        found = entry and entry(grad, input, weight)
+        return *(found or gradients(route, wanted, grad, input, weight, wanted)), None
 
 
 class CastConvolutionFunction(torch.autograd.Function):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -67,17 +67,21 @@ class _Direction:
 
 
 class Layer:
-    """What the calls of a layer share: of its forward pass (``data``), or of its gradients. ``lies``, of
-    sizes: shape and strides of the layer's input, then those of its result."""
+    """What the calls of a layer share: of its forward pass (``data``), or of its gradients, of which ``like``
+    has those of one size. ``known``: what its calls run, by shapes and strides. ``lies``, of sizes: shape
+    and strides of the layer's input, then those of its result."""
 
-    __slots__ = ("channels_last", "data", "lies", "open", "orders", "params", "rank", "weight")
+    __slots__ = ("channels_last", "data", "known", "lies", "like", "open", "orders", "params", "rank",
+                 "weight")
 
-    def __init__(self, x: torch.Tensor, data: _Direction | None, weight: _Direction | None = None) -> None:
+    def __init__(self, x: torch.Tensor, data: _Direction | None, weight: _Direction | None = None,
+                 gradients: BackwardRoutes | None = None) -> None:
         some = data or weight
         assert some is not None and some.like.compiled is not None
         like, required = some.like, some.like.compiled.required
         assert required is not None
         self.data, self.weight, self.params, self.rank = data, weight, like.params, x.dim()
+        self.like, self.known = gradients, dict[Hashable, Any]()
         tensors = {t.name: t for t in required.tensors}
         both = tensors[like.near], tensors[like.far]
         self.lies: Callable[..., Ints] = values_of(
@@ -87,28 +91,44 @@ class Layer:
         # With one channel the same strides may be of both orders: see shapes.suggests_channels_last.
         self.open = self.rank > 3 and x.shape[1] == 1
 
+    def keep(self, key: Hashable, found: Any) -> Any:
+        """Keep what calls of these shapes and strides run, if there is something."""
+        if found is not None:
+            if len(self.known) >= LIMIT:
+                self.known.clear()
+            self.known[key] = found
+        return found
+
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> Route | None:
-        """The route of a forward call."""
-        rank, data, given = self.rank, self.data, x.shape
+        """The route of a forward call, made for its sizes."""
+        rank, data, given, strides = self.rank, self.data, x.shape, x.stride()
         assert data is not None
-        src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
-        sizes = (src[0], *src[2:])
+        if self.params.transposed:
+            src = shapes.output_shape(given, w.shape, self.params)
+            sizes = (src[0], *src[2:])
+        else:
+            sizes = (given[0], *given[2:])
         at = self.lies(*sizes)
-        if ((x.stride() != at[rank:2 * rank] or self.open) and not self._lie_so(x, w)
+        if ((strides != at[rank:2 * rank] or self.open) and not self._lie_so(x, w)
                 or given != at[:rank]):
             return None
-        return data.route(sizes, at[2 * rank:3 * rank], at[3 * rank:])
+        made: Route | None = self.keep((given, strides), data.route(
+            sizes, at[2 * rank:3 * rank], at[3 * rank:]))
+        return made
 
-    def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                 wants_bias: bool) -> BackwardRoutes | None:
-        """The routes of the gradients."""
-        rank, data, weight, given = self.rank, self.data, self.weight, x.shape
-        src = grad.shape if self.params.transposed else given
+    def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> BackwardRoutes | None:
+        """The routes of the gradients, found or made."""
+        given, strides, shape, steps = key = x.shape, x.stride(), grad.shape, grad.stride()
+        found: BackwardRoutes | None = self.known.get(key)
+        if found is not None:
+            return found
+        rank, data, weight = self.rank, self.data, self.weight
+        src = shape if self.params.transposed else given
         sizes = (src[0], *src[2:])
         at = self.lies(*sizes)
-        if ((x.stride() != at[rank:2 * rank] or grad.stride() != at[3 * rank:] or self.open)
+        if ((strides != at[rank:2 * rank] or steps != at[3 * rank:] or self.open)
                 and not self._lie_so(x, w, grad)
-                or given != at[:rank] or grad.shape != at[2 * rank:3 * rank]):
+                or given != at[:rank] or shape != at[2 * rank:3 * rank]):
             return None
         dx = dw = None
         if data is not None and (dx := data.route(sizes, at[:rank], at[rank:2 * rank])) is None:
@@ -117,7 +137,8 @@ class Layer:
             like = weight.like
             if (dw := weight.route(sizes, like.shape, like.strides)) is None:
                 return None
-        return BackwardRoutes(self.params, self.channels_last, dx, dw, wants_bias, rank)
+        assert self.like is not None
+        return self.keep(key, self.like.resized(dx, dw))  # type: ignore[no-any-return]
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
@@ -159,8 +180,8 @@ def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> Non
         return
     _keep(key, Layer(
         x, None if data is None else _Direction(data, x.device, x.dtype, "wei", data.far, data.near),
-        None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei")),
-        *found)
+        None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei"),
+        routes), *found)
 
 
 def count() -> None:

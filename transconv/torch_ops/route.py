@@ -297,6 +297,14 @@ class BackwardRoutes:
         self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
         self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
 
+    def resized(self, data: Route | None, weight: Route | None) -> BackwardRoutes:
+        """The gradients of a call that differs in its sizes alone, all of which kernels compute."""
+        made: BackwardRoutes = _new(BackwardRoutes)
+        made.params, made.channels_last, made.data, made.weight = (
+            self.params, self.channels_last, data, weight)
+        made.aten, made.aten_mask, made.bias_dims = self.aten, self.aten_mask, self.bias_dims
+        return made
+
     def routes(self) -> list[Route]:
         return [r for r in (self.data, self.weight, *self.aten) if r]
 

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from transconv.torch_ops.execute import Flags
 
 Tensor = torch.Tensor
-Find = Callable[[Tensor, Tensor], "Route | None"]
-
-LIMIT = 1024  # sizes of one layer; beyond it all are dropped
 
 # Read at every call; each is a plain function in C.
 _modes = torch._C._len_torch_dispatch_stack
@@ -43,7 +40,7 @@ def note(function: Any, x: Tensor, w: Tensor, b: Tensor | None, numbers: tuple[A
     check, layer = _guard(x, w, *() if b is None else (b,)), known_layers.find(key)
     if check is not None and layer is not None:
         warm.begin(w, _entry(warm.onward, check, function, numbers, route, flags, aligned, b is not None,
-                             layer.forward))
+                             x.dtype is torch.float32, layer))
 
 
 def _guard(x: Tensor, *others: Tensor) -> Callable[..., bool] | None:
@@ -63,11 +60,11 @@ def _guard(x: Tensor, *others: Tensor) -> Callable[..., bool] | None:
 
 
 def _entry(others: Call, check: Callable[..., bool], function: Any, numbers: tuple[Any, ...], route: Route,
-           flags: Flags, aligned: bool, biased: bool, find: Find) -> Call:
+           flags: Flags, aligned: bool, biased: bool, wide: bool, layer: known_layers.Layer) -> Call:
     stride, padding, output_padding, dilation, groups = numbers
     deterministic, tf32 = flags.deterministic, flags.math == "tf32"
-    device, known, apply = only_on(route), dict[Any, Route](), autograd.apply
-    precise = execute.read_precision
+    device, known, find, apply = only_on(route), layer.known.get, layer.forward, autograd.apply
+    precise = execute.read_precision if wide else None
 
     def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any,
              g: Any, r: Tensor | None = None) -> Tensor:
@@ -76,18 +73,11 @@ def _entry(others: Call, check: Callable[..., bool], function: Any, numbers: tup
                 and (check(x, w) if b is None else check(x, w, b)) and not _modes()
                 and not _function_modes() and forward_ad._current_level < 0
                 and (_deterministic() or _cudnn_deterministic()) is deterministic
-                and (x.dtype is not torch.float32 or (precise("cuda", "conv") == "tf32") is tf32)
+                and (precise is None or (precise("cuda", "conv") == "tf32") is tf32)
                 and (not (x.data_ptr() | w.data_ptr() | (0 if b is None else b.data_ptr()))
                      & ALIGNMENT) is aligned
                 and (device is None or device == current_device())):
-            key = x.shape, x.stride()
-            route = known.get(key)
-            if route is None:
-                route = find(x, w)
-                if route is not None:
-                    if len(known) >= LIMIT:
-                        known.clear()
-                    known[key] = route
+            route = known((x.shape, x.stride())) or find(x, w)
             if route is not None and route.start is not None:
                 if _grad_enabled() and (x.requires_grad or w.requires_grad
                                         or (b is not None and b.requires_grad)):
