@@ -26,7 +26,7 @@ from transconv.backend_triton.sized_launch import SizedLauncher, numbers_of, pro
 
 __all__ = [
     "Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
-    "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "grid_size",
-    "is_explicit", "numbers_of", "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version",
+    "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "grid_size", "is_explicit",
+    "numbers_of", "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version",
     "unspecialised", "write",
 ]

@@ -174,8 +174,8 @@ class Launcher:
         raw, meta = found
         if not boxes:
             return Direct(raw, grid, function, packed, early)
-        return Encoded(raw, grid, function, packed, early,
-                       Encoder(encodings(boxes, meta), MAPS_KEPT), tuple([b and lying(b[0]) for b in boxes]))
+        return Encoded(raw, grid, function, packed, early, Encoder(encodings(boxes, meta), MAPS_KEPT),
+                       tuple([b and lying(b[0]) for b in boxes]))
 
     def starter(self, device: int, aligned: bool,
                 order: tuple[int, ...]) -> Callable[..., None] | None:
@@ -324,9 +324,8 @@ def written_out(order: tuple[int, ...], count: int) -> Callable[..., Callable[..
 
 @lru_cache(maxsize=256)
 def encoded(order: tuple[int, ...], count: int) -> Callable[..., Callable[..., None]]:
-    """``written_out`` for a kernel with boxes, of ``count`` numbers: a function of what starts it, its grid,
-    function, metadata, whether it begins early, device, stream, arguments of calls that are kept, encoder,
-    how tensors lie, and the numbers."""
+    """``written_out`` for a kernel with boxes, which also takes, before the numbers, how to find the
+    arguments of calls that are kept, the encoder, and how tensors lie."""
     numbers = "".join(f", n{at}" for at in range(count))
     addresses = ", ".join(f"given[{int(at)}].data_ptr()" for at in order)
     scope: dict[str, Any] = {}

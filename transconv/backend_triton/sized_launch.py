@@ -2,8 +2,8 @@
 
 One compiled kernel serves all sizes: they are passed in 32 bits, and Triton specialises on none of them.
 The number of programs is computed from them, and so is how the tensors of boxes lie (``At``), by one
-function for all kernels of a plan (``numbers_of``). Descriptors are kept by addresses and sizes. ``binding``
-returns what makes a function that starts the kernel for given sizes.
+function for all kernels of a plan (``numbers_of``). Descriptors are kept by addresses and sizes.
+``binding`` returns what makes a function that starts the kernel for given sizes.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class _Spelled:
         self.first = [(self.name(e), self.spelled(e)) for e, n in self.uses.items() if n > 1]
 
     def folded(self, e: ex.Expr) -> ex.Expr:
-        """An expression with the same values, without operations whose result is known or is an operand."""
+        """An expression without operations whose result is a number or one of their operands."""
         found = self.short.get(e)
         if found is None:
             found = self.short[e] = self.fold(e)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from transconv.conv import Compiled
     from transconv.runtime import Kernels
 
+Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
+
 _layers: dict[Hashable, Layer] = {}
 _counting: dict[Route, None] = {}  # each counts the calls of its layer
 _lock = threading.Lock()
@@ -67,9 +69,9 @@ class _Direction:
 
 
 class Layer:
-    """What the calls of a layer share: of its forward pass (``data``), or of its gradients, of which ``like``
-    has those of one size. ``known``: what its calls run, by shapes and strides. ``lies``, of sizes: shape
-    and strides of the layer's input, then those of its result."""
+    """What the calls of a layer share: of its forward pass (``data``), or of its gradients; ``like`` has
+    these for one size. ``known``: what its calls run, by shapes and strides. ``lies``, of sizes: shape and
+    strides of the layer's input, then those of its result."""
 
     __slots__ = ("channels_last", "data", "known", "lies", "like", "open", "orders", "params", "rank",
                  "weight")
@@ -103,11 +105,9 @@ class Layer:
         """The route of a forward call, made for its sizes."""
         rank, data, given, strides = self.rank, self.data, x.shape, x.stride()
         assert data is not None
-        if self.params.transposed:
-            src = shapes.output_shape(given, w.shape, self.params)
-            sizes = (src[0], *src[2:])
-        else:
-            sizes = (given[0], *given[2:])
+        src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
+        n, _, *sides = src
+        sizes = n, *sides
         at = self.lies(*sizes)
         if ((strides != at[rank:2 * rank] or self.open) and not self._lie_so(x, w)
                 or given != at[:rank]):
@@ -116,15 +116,16 @@ class Layer:
             sizes, at[2 * rank:3 * rank], at[3 * rank:]))
         return made
 
-    def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> BackwardRoutes | None:
-        """The routes of the gradients, found or made."""
-        given, strides, shape, steps = key = x.shape, x.stride(), grad.shape, grad.stride()
+    def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+                 key: Sizes) -> BackwardRoutes | None:
+        """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
+        given, strides, shape, steps = key
         found: BackwardRoutes | None = self.known.get(key)
         if found is not None:
             return found
         rank, data, weight = self.rank, self.data, self.weight
-        src = shape if self.params.transposed else given
-        sizes = (src[0], *src[2:])
+        n, _, *sides = shape if self.params.transposed else given
+        sizes = n, *sides
         at = self.lies(*sizes)
         if ((strides != at[rank:2 * rank] or steps != at[3 * rank:] or self.open)
                 and not self._lie_so(x, w, grad)
@@ -155,11 +156,12 @@ def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor 
             aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
 
 
-def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
                  mask: Sequence[bool], flags: execute.Flags, aligned: bool) -> Hashable:
-    """What the gradients of a layer's calls share."""
-    return (params, x.shape[1], x.stride(1) == 1, grad.stride(1) == 1, x.dtype, x.device, grad.dtype,
-            grad.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
+    """What the gradients of a layer's calls share. ``key`` as for ``Layer.backward``."""
+    shape, strides, _, steps = key
+    return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
+            w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
 
 
 find = _layers.get

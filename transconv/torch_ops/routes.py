@@ -101,14 +101,14 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     """The routes of the gradients, found or made, and what of their key is not in the tensors."""
     flags = execute.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
-    layer = None
+    layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
     if settings.sizes == "any":
-        layer = known_layers.backward_key(params, grad, x, w, mask, flags, aligned)
+        layer = known_layers.backward_key(params, grad, x, w, sizes, mask, flags, aligned)
         known = known_layers.find(layer)
-        if known is not None and (found := known.backward(grad, x, w)) is not None:
+        if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:
             return found, flags, aligned
-    key = (params, grad.shape, grad.stride(), grad.dtype, grad.device, x.shape, x.stride(), x.dtype,
-           x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
+    key = (params, sizes, grad.dtype, grad.device, x.dtype, x.device, w.shape, w.stride(), w.dtype,
+           w.device, aligned, flags, *mask)
     routes = _routes.get(key) or (_waits(key) if _waiting else None)
     if routes is None:
         routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
