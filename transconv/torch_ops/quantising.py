@@ -6,6 +6,8 @@ computes where no kernel does: tensors with gaps between elements, tensors on a 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import torch
 
 from transconv.ir import DType
@@ -19,22 +21,32 @@ WITH_ZERO, SYMMETRIC = ("x", "scale", "zero", "y"), ("x", "scale", "y")  # the t
 
 def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tensor:
     """``quantized_kinds.quantised`` of a tensor and a scale () for all of it, f32; ``zero``: (1,), s32."""
-    if not texts.served(x) or not dispatch.is_plain(x) or not x.numel() or not _dense(x):
+    if not _takes(x):
         return quantised(x, scale, zero, held)
     y = torch.empty_like(x, dtype=getattr(torch, held.torch), memory_format=torch.preserve_format)
     names, tensors = (SYMMETRIC, (x, scale, y)) if zero is None else (WITH_ZERO, (x, scale, zero, y))
     count, of = x.numel(), execute.DTYPES.get(x.dtype)
     if of is None or of.bits == 64 or not texts.computed(
-            (x.dtype, count, held, zero is None), names, tensors,
-            lambda: text(count, of, zero is not None, held)):
+            _key(x, zero, held), names, tensors, lambda: text(count, of, zero is not None, held)):
         return quantised(x, scale, zero, held)
     return y
 
 
-def _dense(x: Tensor) -> bool:
-    return x.is_contiguous() or any(
+def starter(x: Tensor, zero: Tensor | None, held: DType) -> Callable[..., None] | None:
+    """What starts the kernel for aligned tensors like these: a function of the tensor, the scale, the zero
+    point unless that is None, and the result, which lies as the tensor does; None if none has run."""
+    return texts.begun(_key(x, zero, held), x) if _takes(x) else None
+
+
+def _key(x: Tensor, zero: Tensor | None, held: DType) -> tuple[Hashable, ...]:
+    return x.dtype, x.numel(), held, zero is None
+
+
+def _takes(x: Tensor) -> bool:
+    """Whether a kernel may read a tensor in the order of its memory."""
+    return texts.served(x) and dispatch.is_plain(x) and x.numel() > 0 and (x.is_contiguous() or any(
         x.dim() == dims and x.is_contiguous(memory_format=layout)
-        for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)))
+        for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d))))
 
 
 def text(count: int, of: DType, zero: bool, held: DType) -> str:

@@ -53,6 +53,15 @@ class _Kernel:
 
 
 _kernels: dict[Hashable, _Kernel | None] = {}
+
+
+def begun(key: tuple[Hashable, ...], x: Tensor) -> Callable[..., None] | None:
+    """What starts the kernel of ``computed`` on aligned tensors, the first like ``x``, on its device as
+    the current one; None if it has not run there."""
+    kernel = _kernels.get((*key, x.device, True))
+    return None if kernel is None else kernel.begin
+
+
 settings.on_change(_kernels.clear)
 
 
