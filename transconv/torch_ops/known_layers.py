@@ -6,7 +6,7 @@ sizes. A new size then costs this look-up, the choice among the plans, and a rou
 (a plan that has not run yet, a size that none takes, shapes that do not fit), the general way decides.
 
 A first call mostly waits for memory that other work pushed out of the processor's caches: what it runs is
-few functions, most of them written for the layer (``values_of``), and it makes few objects.
+few functions, most of them written for the layer (``function_of``), and it makes few objects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.ir import values_of
+from transconv.ir import function_of
 from transconv.torch_ops import execute, shapes, warm
 from transconv.torch_ops.any_size import LIMIT, order_of
 from transconv.torch_ops.arguments import Ints, Params
@@ -86,12 +86,17 @@ class Layer:
         self.like, self.known = gradients, dict[Hashable, Any]()
         tensors = {t.name: t for t in required.tensors}
         both = tensors[like.near], tensors[like.far]
-        self.lies: Callable[..., Ints] = values_of(
-            [e for t in both for e in (*t.bounds, *t.steps)], required.names)
+        self.lies: Callable[..., Sizes] = function_of(
+            [e for t in both for e in (*t.bounds, *t.steps)], required.names, self._spelled)
         self.orders = tuple([tuple([b.dim for b in t.layout.blocks]) for t in both])
         self.channels_last = like.channels_last
         # With one channel the same strides may be of both orders: see shapes.suggests_channels_last.
         self.open = self.rank > 3 and x.shape[1] == 1
+
+    def _spelled(self, texts: list[str]) -> tuple[Sequence[tuple[str, str]], str]:
+        """The text of shape and strides of two tensors, of those of their numbers."""
+        each = [texts[n:n + self.rank] for n in range(0, len(texts), self.rank)]
+        return [], ", ".join(f"({', '.join(one)},)" for one in each)
 
     def keep(self, key: Hashable, found: Any) -> Any:
         """Keep what calls of these shapes and strides run, if there is something."""
@@ -103,36 +108,33 @@ class Layer:
 
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> Route | None:
         """The route of a forward call, made for its sizes."""
-        rank, data, given, strides = self.rank, self.data, x.shape, x.stride()
+        data, given, strides = self.data, x.shape, x.stride()
         assert data is not None
         src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
         n, _, *sides = src
         sizes = n, *sides
-        at = self.lies(*sizes)
-        if ((strides != at[rank:2 * rank] or self.open) and not self._lie_so(x, w)
-                or given != at[:rank]):
+        shape, steps, *far = self.lies(*sizes)
+        if (strides != steps or self.open) and not self._lie_so(x, w) or given != shape:
             return None
-        made: Route | None = self.keep((given, strides), data.route(
-            sizes, at[2 * rank:3 * rank], at[3 * rank:]))
+        made: Route | None = self.keep((given, strides), data.route(sizes, *far))
         return made
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
                  key: Sizes) -> BackwardRoutes | None:
         """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
-        given, strides, shape, steps = key
+        given, strides, made, steps = key
         found: BackwardRoutes | None = self.known.get(key)
         if found is not None:
             return found
-        rank, data, weight = self.rank, self.data, self.weight
-        n, _, *sides = shape if self.params.transposed else given
+        data, weight = self.data, self.weight
+        n, _, *sides = made if self.params.transposed else given
         sizes = n, *sides
-        at = self.lies(*sizes)
-        if ((strides != at[rank:2 * rank] or steps != at[3 * rank:] or self.open)
-                and not self._lie_so(x, w, grad)
-                or given != at[:rank] or shape != at[2 * rank:3 * rank]):
+        near, near_steps, far, far_steps = self.lies(*sizes)
+        if ((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad)
+                or given != near or made != far):
             return None
         dx = dw = None
-        if data is not None and (dx := data.route(sizes, at[:rank], at[rank:2 * rank])) is None:
+        if data is not None and (dx := data.route(sizes, near, near_steps)) is None:
             return None
         if weight is not None:
             like = weight.like
