@@ -65,8 +65,10 @@ class CastConvolutionFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, cast, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        found = gradients(ctx.route, wanted, grad, input, _history(cast, weight), wanted[:3])
+        wanted, route = ctx.needs_input_grad[:3], ctx.route
+        entry = None if _compiling() else route.gradients.get(wanted)
+        found = entry and entry(grad, input, cast)
+        found = found or gradients(route, wanted, grad, input, _history(cast, weight), wanted)
         return *found, None, None, None
 
 

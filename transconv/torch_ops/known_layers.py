@@ -141,7 +141,7 @@ class Layer:
             if (dw := weight.route(sizes, like.shape, like.strides)) is None:
                 return None
         assert self.like is not None
-        return self.keep(key, self.like.resized(dx, dw))  # type: ignore[no-any-return]
+        return self.keep(key, self.like.resized(dx, dw, self))  # type: ignore[no-any-return]
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
