@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transconv.backend_triton import Resources, SizedLauncher, compile_offline
+from transconv.backend_triton import Launcher, Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import (
     ConvProblem,
@@ -235,15 +235,16 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
     """As long as its sizes say, and hands them to the kernels."""
     plan = built("operands")[1]
     begun: list[tuple[int, ...]] = []
-    monkeypatch.setattr(plans, "_starter_at", lambda step, device, aligned, order: lambda sizes: (
-        lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
+    for kind in (Launcher, SizedLauncher):
+        monkeypatch.setattr(kind, "binding", lambda self, device, aligned, order: lambda sizes, *_: (
+            lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
     monkeypatch.setattr(plans.allocator, "quickest", lambda: lambda shape, stride, dtype: shape[0])
     start = plan.starter_at(0, True, ("src", "wei", "dst"))
     assert start is not None
     start((3, 50))(1, 2, 3)
     packed, weight = 3 * 50 * 16, 16 * 3 * 16
     assert begun == [(3, 50, 1, packed), (3, 50, 2, weight), (3, 50, packed, weight, 3)]
-    assert plan.at({"MB": 1, "IW": 7}).rooms(1, 7) == (7 * 16, weight)
+    assert [room for room, _ in plan.at({"MB": 1, "IW": 7}).spaces()] == [(7 * 16,), (weight,)]
 
 
 def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:

@@ -124,9 +124,13 @@ class SizedLauncher(Launcher):
         """What is computed from sizes, in the order of their names."""
         return numbers_of([self], (), self.sizes.names)
 
+    def in_order(self, values: Values) -> tuple[int, ...]:
+        """Sizes as the kernel takes them."""
+        return tuple([values[n] for n in self.sizes.names])
+
     def start(self, tensors: list[Any], values: Values) -> None:
         """Launch for sizes that meet the kernel's requirements; the caller has checked that."""
-        sizes = tuple([values[n] for n in self.sizes.names])
+        sizes = self.in_order(values)
         at, device = self.numbers(*sizes)[0], tensors[0].device
         if device.type == "cpu":
             self.refuse_steps("Triton's interpreter")
