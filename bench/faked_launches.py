@@ -105,6 +105,5 @@ def _init_sized(self: SizedLauncher, *given: Any, **named: Any) -> None:
 
 
 def _start(self: SizedLauncher, tensors: list[Any], values: dict[str, int]) -> None:
-    sizes = tuple([values[n] for n in self.sizes.names])
-    (grid,) = self.count(*sizes)
-    self.starts[None, True](grid, sizes, tensors, "stream")  # type: ignore[index]
+    sizes = self.in_order(values)
+    self.starts[None, True](sizes, self.numbers(*sizes)[0], tensors, "stream")  # type: ignore[index]

@@ -35,9 +35,10 @@ from transconv.tuning.table import Table
 COLUMNS = ("layer", "direction", "first_us", "worst_us", "known_us", "later_us", "functions", "sizes",
            "device", "torch", "triton", "commit")
 KEY = ("layer", "direction", "device")
-# name -> channels in and out, filter, stride, groups
-LAYERS = {"3x3": (64, 64, 3, 1, 1), "1x1": (64, 256, 1, 1, 1), "3x3 stride 2": (128, 128, 3, 2, 1),
-          "depthwise": (384, 384, 3, 1, 384)}
+# name -> channels in and out, filter, stride, groups, sides of an image
+LAYERS = {"3x3": (64, 64, 3, 1, 1, 2), "1x1": (64, 256, 1, 1, 1, 2),
+          "3x3 stride 2": (128, 128, 3, 2, 1, 2), "depthwise": (384, 384, 3, 1, 384, 2),
+          "1D": (128, 128, 11, 1, 1, 1)}
 DIRECTIONS = ("fwd", "bwd_d", "bwd_w")
 MORE_THAN_CACHES = 64 << 20  # bytes that other work reads and writes
 LATER = 4  # calls that follow; the last counts
@@ -84,25 +85,30 @@ def calling() -> Iterator[None]:
 class Layer:
     """A layer, and its calls at sizes that it has not had."""
 
-    def __init__(self, name: str, ic: int, oc: int, k: int, stride: int, groups: int) -> None:
+    def __init__(self, name: str, ic: int, oc: int, k: int, stride: int, groups: int, sides: int) -> None:
         self.name, self.ic, self.oc, self.stride, self.groups = name, ic, oc, stride, groups
-        self.padding, self.draw = k // 2, random.Random(1)
+        self.padding, self.sides, self.draw = k // 2, sides, random.Random(1)
         self.seen: set[tuple[int, int, int]] = set()
-        self.weight = self.tensor(oc, ic // groups, k, k)
+        self.weight = self.tensor(oc, ic // groups, *(k,) * sides)
 
     @staticmethod
     def tensor(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.bfloat16, device=at_hand()).contiguous(
-            memory_format=torch.channels_last)
+        """Zeros, channels last; with one side as torch has them."""
+        made = torch.zeros(shape, dtype=torch.bfloat16, device=at_hand())
+        return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
 
     def call(self, direction: str, n: int, h: int, w: int) -> Call:
-        """A call at a size, its tensors made."""
-        x, weight, stride, padding = self.tensor(n, self.ic, h, w), self.weight, self.stride, self.padding
+        """A call at a size, its tensors made; of one side, which is h*w long."""
+        sides = (h, w) if self.sides == 2 else (h * w,)
+        x, weight = self.tensor(n, self.ic, *sides), self.weight
+        stride, padding = self.stride, self.padding
         if direction == "fwd":
-            return lambda: transconv.conv2d(x, weight, None, stride, padding, 1, self.groups)
+            convolve = transconv.conv2d if self.sides == 2 else transconv.conv1d
+            return lambda: convolve(x, weight, None, stride, padding, 1, self.groups)
         k = weight.shape[-1]
-        grad = self.tensor(n, self.oc, *((s + 2 * padding - k) // stride + 1 for s in (h, w)))
-        params = Params((stride,) * 2, (padding,) * 2, (1, 1), False, (0, 0), self.groups)
+        grad = self.tensor(n, self.oc, *((s + 2 * padding - k) // stride + 1 for s in sides))
+        each = len(sides)
+        params = Params((stride,) * each, (padding,) * each, (1,) * each, False, (0,) * each, self.groups)
         wanted = [direction == "bwd_d", direction == "bwd_w", False]
         return lambda: routes.backward(params, grad, x, weight, wanted, "now")[wanted.index(True)]  # type: ignore
 

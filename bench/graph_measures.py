@@ -264,9 +264,9 @@ def counted() -> Iterator[list[tuple[int, ...]]]:
     found: list[tuple[int, ...]] = []
     look = launch.Encoder.__call__
 
-    def noted(self: launch.Encoder, at: tuple[int, ...]) -> list[Any]:
+    def noted(self: launch.Encoder, at: tuple[int, ...], places: Any) -> Any:
         found.append(at)
-        return look(self, at)
+        return look(self, at, places)
     with patch.object(launch.Encoder, "__call__", noted):
         yield found
 

@@ -90,7 +90,8 @@ def test_a_start_has_nothing_left_to_decide(gathered: Registry, monkeypatch: pyt
     monkeypatch.setitem(step.launcher.starts, (0, True), sized_launch._Start(step.launcher, kernel))
     run = held.starter(0, True)
     assert run is not None
-    monkeypatch.setattr(step.launcher, "count", lambda *_: pytest.fail("the grid is computed again"))
+    assert held.required is not None
+    monkeypatch.setattr(held.required, "numbers", lambda *_: pytest.fail("the grid is computed again"))
     run(*(SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)))
     ((grid, *rest),) = started
     assert grid == 3 * -(-20 * 30 // 32) * (64 // 16) and str(step.schedule).startswith("oh.ow:32 oc:16")
@@ -131,7 +132,7 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
         again = Registry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
         (question,) = again.questions
         for room in (sized, sized_launch):  # few plans that are read take a call
-            m.setattr(room, "values_of", lambda *_: pytest.fail("a function of sizes was made"))
+            m.setattr(room, "function_of", lambda *_: pytest.fail("a function of sizes was made"))
         found = kept.find(question.workload, SM90, False, type(first.plan), lambda: pytest.fail("lowered"))
     assert found is not None and found.source == first.plan.source
     run, was = found.steps[0].launcher, first.plan.steps[0].launcher

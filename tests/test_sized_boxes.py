@@ -241,7 +241,7 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
     with pytest.raises(Miscompiled, match="the driver said 1") as told:
-        start(7, (2, 5, 6), tensors, "stream")
+        start((2, 5, 6), run.numbers(2, 5, 6)[0], tensors, "stream")
     assert told.value.function == run.function
 
 
@@ -361,14 +361,16 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
     for images in (2, 3, 2, 2):
-        start(7, (images, 5, 6), tensors, "stream")
-    assert len(described) == 6, "three for each of two sizes"
+        start((images, 5, 6), run.numbers(images, 5, 6)[0], tensors, "stream")
+    assert len(described) == 5, "two for each of two sizes, and the weight's"
     assert {s for s in described if len(s) == 4} == {(2, 5, 6, 16), (3, 5, 6, 16)}
     assert started[0][-9:] == ((2, 5, 6, 16), "x", (16, 144), "y", (2, 5, 6, 16), "z", 2, 5, 6)
     assert started[0] == started[2] == started[3] != started[1]
-    for images in range(1, 2 * sized_launch.SIZES_KEPT):
-        start(7, (images, 5, 6), tensors, "stream")
-    assert len(start.known) <= sized_launch.SIZES_KEPT
+    monkeypatch.setattr(start.encoder, "most", 8)
+    for images in range(1, 20):
+        start((images, 5, 6), run.numbers(images, 5, 6)[0], tensors, "stream")
+    assert start.encoder is not None and len(start.encoder.calls) <= 8
+    assert all(len(known) <= 8 for known in start.encoder.maps)
 
 
 def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

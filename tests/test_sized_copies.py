@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transconv.backend_triton import Resources, SizedLauncher, compile_offline
+from transconv.backend_triton import Launcher, Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import (
     ConvProblem,
@@ -121,7 +121,7 @@ def test_a_copy_has_the_places_of_the_copy_for_given_sizes() -> None:
 def test_workspaces_are_as_long_as_the_sizes_say() -> None:
     plan = built("padded")[1]
     names = [*plan.workspaces]
-    rooms = dict(zip(names, plan.rooms(3, 40), strict=True))
+    rooms = dict(zip(names, (room for room, in plan.numbers(3, 40)[-1]), strict=True))
     assert rooms == {"src_packed": 3 * 40 * 16, "dst_packed": 3 * 40 * 24}
 
 
@@ -167,7 +167,7 @@ def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert plan.schedule.pack == "a.b"
     kept.keep(plan)
     again = kept.find(workload, SM90, False, Plan, lambda: pytest.fail("made again"))
-    assert again is not None and again.rooms(3, 50) == plan.rooms(3, 50)
+    assert again is not None and again.numbers(3, 50) == plan.numbers(3, 50)
     assert {n: t.extents for n, t in again.workspaces.items()} == {
         n: t.extents for n, t in plan.workspaces.items()}
     assert again.formulas()[0].us == plan.formulas()[0].us
@@ -179,7 +179,7 @@ def test_only_copies_of_given_sizes_are_made_once() -> None:
     assert apart(plan, "src") is None
     halves = apart(plan, "wei")
     assert halves and [s.does for s in halves.rest.steps] == ["pack", "compute"]
-    assert halves.rest.rooms(2, 5) == (2 * 5 * 16,)
+    assert halves.rest.numbers(2, 5)[-1] == ((2 * 5 * 16,),)
 
 
 def test_the_estimate_counts_the_elements_that_are_copied() -> None:
@@ -235,15 +235,16 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
     """As long as its sizes say, and hands them to the kernels."""
     plan = built("operands")[1]
     begun: list[tuple[int, ...]] = []
-    monkeypatch.setattr(plans, "_starter_at", lambda step, device, aligned, order: lambda sizes: (
-        lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
+    for kind in (Launcher, SizedLauncher):
+        monkeypatch.setattr(kind, "binding", lambda self, device, aligned, order: lambda sizes, *_: (
+            lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
     monkeypatch.setattr(plans.allocator, "quickest", lambda: lambda shape, stride, dtype: shape[0])
     start = plan.starter_at(0, True, ("src", "wei", "dst"))
     assert start is not None
     start((3, 50))(1, 2, 3)
     packed, weight = 3 * 50 * 16, 16 * 3 * 16
     assert begun == [(3, 50, 1, packed), (3, 50, 2, weight), (3, 50, packed, weight, 3)]
-    assert plan.at({"MB": 1, "IW": 7}).rooms(1, 7) == (7 * 16, weight)
+    assert [room for room, _ in plan.at({"MB": 1, "IW": 7}).spaces()] == [(7 * 16,), (weight,)]
 
 
 def test_results_that_begin_anywhere_are_stored_one_by_one() -> None:

@@ -19,6 +19,7 @@ from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional, known_layers, routes, warm
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.route import BackwardRoutes
 
 NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 
@@ -41,12 +42,18 @@ def weight() -> torch.Tensor:
 
 def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
     """The three directions at a size; the routes that were made for it."""
-    before = set(routes._routes)
+    before = made()
     x, y = image(n, 32, h, width), image(n, 32, h, width)
     transconv.conv2d(x, w, padding=1)
     for mask in ((True, False, False), (True, True, False)):
         routes.backward(NUMBERS, y, x, w, mask, "now")
-    return [r for k in routes._routes if k not in before for r in routes._of(routes._routes[k])]
+    return [r for item in made() if item not in before for r in routes._of(item)]
+
+
+def made() -> list[Any]:
+    """What the general way made, and what layers made of it."""
+    return [*routes._routes.values(), *(r for layer in known_layers._layers.values()
+                                        for r in layer.known.values() if isinstance(r, BackwardRoutes))]
 
 
 def told(found: list[Any]) -> list[tuple[Any, ...]]:
@@ -99,8 +106,8 @@ def test_a_first_call_does_little(launched: Launched) -> None:
         called(*size, w)
     x, y = image(4, 32, 50, 60), image(4, 32, 50, 60)
     wanted = (True, False, False)
-    for call, most in ((lambda: transconv.conv2d(x, w, padding=1), 22),
-                       (lambda: routes.backward(NUMBERS, y, x, w, wanted, "now"), 28)):
+    for call, most in ((lambda: transconv.conv2d(x, w, padding=1), 19),
+                       (lambda: routes.backward(NUMBERS, y, x, w, wanted, "now"), 23)):
         seen: list[str] = []
 
         def profile(frame: FrameType, event: str, _: Any, seen: list[str] = seen) -> None:
@@ -183,3 +190,45 @@ def test_one_entry_serves_all_sizes(launched: Launched, monkeypatch: pytest.Monk
     assert warm.find(id(w)) is not None
     transconv.config.fallback = "silent"  # a setting that changes drops what was decided
     assert warm.find(id(w)) is None
+
+
+def test_entries_serve_all_sizes_under_autocast(launched: Launched,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """In training: both passes of new sizes find their routes behind one guard each."""
+    learning = weight().float().requires_grad_()
+
+    def step(h: int, cast: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        x = image(2, 32, h, 40).float().requires_grad_()
+        with torch.autocast("cpu", cast):
+            y = transconv.conv2d(x, learning, padding=1)
+        before = len(launched)
+        y.backward(torch.empty_like(y))
+        assert x.grad is not None and x.grad.shape == x.shape and x.grad.dtype is torch.float32
+        assert len(launched) >= before + 2
+        return y
+
+    for h in (56, 14, 20, 21, 22, 23):
+        step(h)
+    reached: list[str] = []
+
+    def noted(home: Any, name: str) -> None:
+        real = getattr(home, name)
+        monkeypatch.setattr(home, name, lambda *given: reached.append(name) or real(*given))
+
+    noted(functional.CONV2D, "general")
+    noted(routes, "backward_routes")
+    for h in (30, 31, 30):
+        launched.clear()
+        y = step(h)
+        assert y.dtype is torch.bfloat16 and y.shape == (2, 32, h, 40) and not reached
+        assert launched[0][-3:] == (2, h, 40)
+    with torch.no_grad():
+        assert not step_without_gradient(learning).requires_grad and not reached
+    transconv.config.fallback = "silent"  # drops the entries
+    step(32)
+    assert reached == ["backward_routes"]
+
+
+def step_without_gradient(learning: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return transconv.conv2d(image(2, 32, 33, 40).float().requires_grad_(), learning, padding=1)

@@ -16,7 +16,17 @@ from torch import nn
 import transconv
 from transconv import errors, knobs
 from transconv.ir import DTYPES
-from transconv.torch_ops import four_bits, quantising, texts
+from transconv.runtime import Plan
+from transconv.torch_ops import (
+    four_bits,
+    quantising,
+    quantized,
+    quantized_route,
+    quantized_warm,
+    route,
+    texts,
+    warm,
+)
 from transconv.torch_ops.quantized_kinds import KINDS, quantised, ranged
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -230,9 +240,8 @@ def test_configurations_of_torchao() -> None:
 
 def test_fast_sums_are_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
-    convolve = transconv.quantized.conv2d
-    monkeypatch.setattr(transconv.nn.QuantConv2d, "function", staticmethod(
-        lambda *tensors, **named: given.append(named) or convolve(*tensors, **named)))
+    convolve = quantized.of_reals
+    monkeypatch.setattr(quantized, "of_reals", lambda *said: given.append(said[-1]) or convolve(*said))
     x, layer = torch.randn(1, 4, 5, 5), nn.Conv2d(4, 4, 3)
     for made in (transconv.nn.QuantConv2d.from_float(layer, kind="fp8", use_fast_accum=True),
                  transconv.nn.QuantConv2d(4, 4, 3, kind="fp8")):
@@ -313,6 +322,51 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
                 four_bits.floats(weight, scales, torch.float32)
     transconv.config.fallback = "error"  # a change asks again
     both()
+
+
+@interpreted
+def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One guard is asked; an input of another kind goes the general way."""
+    transconv.config.cpu = "interpret"
+    point, held = torch.tensor([3], dtype=torch.int32), DTYPES["i8"]
+    begun: list[torch.Tensor] = []
+
+    def begin(x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, y: torch.Tensor) -> None:
+        begun.append(x)
+        y.copy_(quantised(x, scale, zero, held))
+
+    def started(plan: Plan, device: Any, aligned: bool, order: tuple[str, ...], *_: bool) -> Any:
+        own = {t.name: t.shape for t in plan.workload.tensors}
+        return lambda *given: plan.launch(**{n: t.view(own[n]) for n, t in zip(order, given, strict=True)})
+
+    monkeypatch.setattr(Plan, "starter", started)
+    for room in (route, quantized_warm):
+        monkeypatch.setattr(room, "current_device", lambda: None)
+    takes = quantising.starter
+    monkeypatch.setattr(quantising, "starter", lambda x, *rest: begin if quantising._takes(x) else takes(
+        x, *rest))
+    empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(route, "_empty", empty)
+    monkeypatch.setattr(quantized_warm.allocator, "quickest", lambda: empty)
+    module = transconv.nn.QuantConv2d.from_float(nn.Conv2d(4, 6, 3), 0.02, point)
+    inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * warm.PATIENCE + 3)]
+    want = copy.deepcopy(module)  # whose weight no call has seen
+    asked: list[Any] = []
+    find = quantized_route.find
+    monkeypatch.setattr(quantized_route, "find", lambda *given: asked.append(given) or find(*given))
+    for x in inputs:
+        asked.clear()
+        made = module(x)
+    assert not asked and begun[-1] is x
+    assert torch.equal(made, want(x))
+    wide = torch.randn(1, 4, 5, 12)[..., ::2]
+    for other in (wide, x.bfloat16(), x[:, :, :4], x.contiguous(memory_format=torch.channels_last)):
+        begun.clear()
+        asked.clear()
+        assert torch.equal(module(other), want(other))
+        assert len(asked) == 2 and not begun, other.shape
+    module.activation = want.activation = "relu"
+    assert torch.equal(module(x), want(x)) and not bool((module(x) < 0).any())
 
 
 def test_ranges() -> None:

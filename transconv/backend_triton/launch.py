@@ -31,6 +31,12 @@ from transconv.target import DIRECT
 Boxed = tuple[Tensor, tuple[int, ...]] | tuple[Tensor, tuple[int, ...], Lying | None]
 """A tensor and the extents of its box; how it lies, if sizes are arguments."""
 Start = Callable[[tuple[int, ...], Sequence[Any], Any], None]  # of addresses, tensors, a stream
+Places = tuple[Lying | None, ...]
+"""How the tensor of each argument that is a descriptor lies."""
+At = tuple[int, Places]
+"""Of a launch for given sizes: the number of programs, and how the tensors of boxes lie."""
+Bind = Callable[[tuple[int, ...], int, Places], Callable[..., None]]
+"""From sizes and what is ``At`` them to a function of tensors that starts a kernel for them."""
 # Triton's interpreter keeps the grid position and the patched language in globals: kernels
 # that are interpreted at the same time would compute each other's programs.
 INTERPRETER = threading.Lock()
@@ -168,8 +174,8 @@ class Launcher:
         raw, meta = found
         if not boxes:
             return Direct(raw, grid, function, packed, early)
-        return Encoded(raw, grid, function, packed, early,
-                       Encoder(encodings(boxes, meta), [b and lying(b[0]) for b in boxes]))
+        return Encoded(raw, grid, function, packed, early, Encoder(encodings(boxes, meta), MAPS_KEPT),
+                       tuple([b and lying(b[0]) for b in boxes]))
 
     def starter(self, device: int, aligned: bool,
                 order: tuple[int, ...]) -> Callable[..., None] | None:
@@ -192,6 +198,12 @@ class Launcher:
             start(tuple(map(address, tensors)), tensors, stream(device))
 
         return run
+
+
+    def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
+        """``starter`` as a function of sizes and what is ``At`` them, on which it does not depend."""
+        start = self.starter(device, aligned, order)
+        return start and (lambda sizes, grid, places: start)
 
 
 def addresses(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
@@ -221,53 +233,57 @@ def encodings(boxes: tuple[Boxed | None, ...], meta: Any) -> list[Encode | None]
 
 
 class Encoder:
-    """The arguments of a kernel with boxes: encoded descriptors are kept by their addresses. ``each``:
-    what encodes them; ``places``: how the tensors lie."""
+    """The arguments of a kernel with boxes. ``each``: what encodes the descriptor of an argument, None for
+    others. Encoded ones are kept by addresses, ``most`` at a time, and so are the arguments of calls."""
 
-    def __init__(self, each: Sequence[Encode | None], places: Sequence[Lying | None]) -> None:
-        self.each, self.places = each, places
-        self.maps: list[dict[int, list[Any]]] = [{} for _ in each]
-        self.calls: dict[tuple[int, ...], list[Any]] = {}
+    def __init__(self, each: Sequence[Encode | None], most: int) -> None:
+        self.each, self.most = each, most
+        self.maps: list[dict[tuple[int, Lying], list[Any]]] = [{} for _ in each]
+        self.calls: dict[tuple[int, ...], Sequence[Any]] = {}
 
-    def __call__(self, at: tuple[int, ...]) -> list[Any]:
-        """The arguments for tensors at these addresses."""
+    def __call__(self, at: tuple[int, ...], places: Places) -> Sequence[Any]:
+        """The arguments for tensors at these addresses, which lie as ``places`` says; behind addresses,
+        ``at`` may have numbers, which are passed on."""
         args = self.calls.get(at)
         if args is not None:
             return args
         args = []
-        for pointer, encode, place, known in zip(at, self.each, self.places, self.maps, strict=True):
+        for pointer, encode, place, known in zip(at, self.each, places, self.maps, strict=False):
             if encode is None or place is None:
                 args.append(pointer)
                 continue
-            found = known.get(pointer)
+            found = known.get((pointer, place))
             if found is None:
-                if len(known) >= MAPS_KEPT:
+                if len(known) >= self.most:
                     known.clear()
-                found = known[pointer] = encode(pointer, place)
+                found = known[pointer, place] = encode(pointer, place)
             args += found
-        if len(self.calls) >= MAPS_KEPT:
+        args += at[len(self.each):]
+        if len(self.calls) >= self.most:
             self.calls.clear()
         self.calls[at] = args
         return args
 
 
 class Encoded:
-    """Starts a kernel some of whose arguments are descriptors of boxes."""
+    """Starts a kernel some of whose arguments are descriptors of boxes of tensors that lie as ``places``
+    says."""
 
     def __init__(self, raw: Callable[..., None], grid: int, function: Any, packed: Any, early: bool,
-                 encoder: Encoder) -> None:
-        self.raw, self.kernel, self.encoder = raw, (grid, function, packed, early), encoder
+                 encoder: Encoder, places: Places) -> None:
+        self.raw, self.kernel = raw, (grid, function, packed, early)
+        self.encoder, self.places = encoder, places
 
     def __call__(self, pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
         grid, function, packed, early = self.kernel
         self.raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
-                 *self.encoder(pointers))
+                 *self.encoder(pointers, self.places))
 
     def bound(self, order: tuple[int, ...], device: int,
               stream: Callable[[int], Any]) -> Callable[..., None]:
         """The same for the tensors at the indices ``order``, in half the time."""
-        made: Callable[..., None] = _encoded(order)(
-            self.raw, *self.kernel, device, stream, self.encoder.calls.get, self.encoder)
+        made: Callable[..., None] = encoded(order, 0)(
+            self.raw, *self.kernel, device, stream, self.encoder.calls.get, self.encoder, self.places)
         return made
 
 
@@ -286,41 +302,42 @@ class Direct:
     def bound(self, order: tuple[int, ...], device: int,
               stream: Callable[[int], Any]) -> Callable[..., None]:
         """The same for the tensors at the indices ``order``, in half the time."""
-        kernel = self.grid, self.function, self.packed, self.early
-        return written_out(self.raw, kernel, order, (), device, stream)
+        return written_out(order, 0)(self.raw, self.grid, self.function, self.packed, self.early, device,
+                                     stream)
 
 
-def written_out(raw: Callable[..., None], kernel: tuple[int, Any, Any, bool], order: tuple[int, ...],
-                numbers: tuple[int, ...], device: int,
-                stream: Callable[[int], Any]) -> Callable[..., None]:
-    """A function of tensors that starts a kernel (its grid, function, metadata, whether it begins early)
-    with the addresses of those at the indices ``order``, and numbers: each argument is written out.
-    ``~at`` instead of an index: the argument is a float, passed itself."""
-    made: Callable[..., None] = _spelled(order, len(numbers))(raw, *kernel, device, stream, *numbers)
+@lru_cache(maxsize=256)
+def written_out(order: tuple[int, ...], count: int) -> Callable[..., Callable[..., None]]:
+    """A function of what starts a kernel, its grid, function, metadata, whether it begins early, device,
+    stream, and ``count`` numbers, that returns a function of tensors: it starts the kernel with the
+    addresses of those at the indices ``order``, and the numbers; each argument is written out. ``~at``
+    instead of an index: the argument is a float, passed itself."""
+    numbers = "".join(f", n{at}" for at in range(count))
+    addresses = "".join(f", given[{int(at)}].data_ptr()" if at >= 0 else f", given[{~int(at)}]"
+                        for at in order)
+    made: Callable[..., Callable[..., None]] = eval(
+        f"lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
+        "raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None, "
+        f"None{addresses}{numbers})")
     return made
 
 
 @lru_cache(maxsize=256)
-def _spelled(order: tuple[int, ...], count: int) -> Any:
+def encoded(order: tuple[int, ...], count: int) -> Callable[..., Callable[..., None]]:
+    """``written_out`` for a kernel with boxes, which also takes, before the numbers, how to find the
+    arguments of calls that are kept, the encoder, and how tensors lie."""
     numbers = "".join(f", n{at}" for at in range(count))
-    addresses = "".join(f", given[{int(at)}].data_ptr()" if at >= 0 else f", given[{~int(at)}]"
-                        for at in order)
-    return eval(f"lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
-                "raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None, "
-                f"None{addresses}{numbers})")
-
-
-@lru_cache(maxsize=256)
-def _encoded(order: tuple[int, ...]) -> Any:
-    addresses = "".join(f"given[{int(at)}].data_ptr(), " for at in order)
+    addresses = ", ".join(f"given[{int(at)}].data_ptr()" for at in order)
     scope: dict[str, Any] = {}
-    exec("def made(raw, grid, function, packed, early, device, stream, known, encode):\n"
+    exec("def made(raw, grid, function, packed, early, device, stream, known, encode, places"
+         f"{numbers}):\n"
          "    def run(*given):\n"
-         f"        at = ({addresses})\n"
+         f"        at = ({addresses}{numbers},)\n"
          "        raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None,\n"
-         "            None, None, *(known(at) or encode(at)))\n"
+         "            None, None, *(known(at) or encode(at, places)))\n"
          "    return run", scope)
-    return scope["made"]
+    made: Callable[..., Callable[..., None]] = scope["made"]
+    return made
 
 
 def entry(kernel: Any, boxed: bool) -> tuple[Callable[..., None], Any] | None:

@@ -1,27 +1,32 @@
 """Stage 11b for kernels whose sizes are arguments. In: tensors and sizes. Out: the kernel runs.
 
 One compiled kernel serves all sizes: they are passed in 32 bits, and Triton specialises on none of them.
-The number of programs is computed from them, and so are the descriptors of boxes, which are kept by sizes
-and addresses. ``starter_at`` returns a function that starts the kernel for given sizes.
+The number of programs is computed from them, and so is how the tensors of boxes lie (``At``), by one
+function for all kernels of a plan (``numbers_of``). Descriptors are kept by addresses and sizes.
+``binding`` returns what makes a function that starts the kernel for given sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from transconv.backend_triton.descriptors import Lying, NotEncoded, lying
+from transconv.backend_triton.descriptors import NotEncoded, lying
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch import (
     INTERPRETER,
+    At,
+    Bind,
     Boxed,
     Encoder,
     Launcher,
+    Places,
     addresses,
     arguments,
+    encoded,
     encodings,
     entry,
     written_out,
@@ -38,7 +43,6 @@ from transconv.ir import (
     as_expr,
     function_of,
     minimum,
-    values_of,
     walk,
 )
 from transconv.simplify import facts_of, range_of
@@ -54,7 +58,7 @@ def programs(kernel: Kernel) -> Expr:
 
 
 FARTHEST = 2**40 - 1  # bytes: the largest stride of a descriptor
-SIZES_KEPT = 64  # sizes for which a kernel keeps descriptors
+CALLS_KEPT = 1024  # sizes and addresses for which a kernel keeps descriptors
 
 
 def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) -> Sizes:
@@ -71,28 +75,32 @@ def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) ->
     return replace(sizes, where=(*sizes.where, *more)) if more else sizes
 
 
-def _lying(boxes: Sequence[Boxed | None], sizes: Sizes) -> Callable[..., tuple[Lying | None, ...]]:
-    """A function of sizes that says how the tensors of boxes lie; None for arguments that are none."""
-    each = [e for b in boxes if b is not None and b[0].extents for e in (*b[0].extents, *b[0].steps)]
+def numbers_of(launchers: Sequence[Launcher], rooms: Sequence[Expr],
+               names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+    """A function of sizes, in the order of their names: ``At`` for each launcher, then the shapes of
+    workspaces with so many elements (``rooms``)."""
+    sized = [(run.programs, run.boxes) if isinstance(run, SizedLauncher) else (as_expr(run.grid), ())
+             for run in launchers]
+    each = [e for programs, boxes in sized for e in (programs, *(
+        e for b in boxes if b is not None and b[0].extents for e in (*b[0].extents, *b[0].steps)))]
 
     def said(texts: list[str]) -> tuple[list[tuple[str, str]], str]:
-        left, found = iter(texts), []
-        for box in boxes:
-            if box is not None and box[0].extents:
-                found.append(_tuple([_tuple([next(left) for _ in box[0].shape]) for _ in range(2)]))
-            else:
-                found.append(repr(box and lying(box[0])))
-        return [], _tuple(found)
+        left = iter(texts)
+        found = [_tuple([next(left), _tuple([_place(b, left) for b in boxes])]) for _, boxes in sized]
+        return [], _tuple([*found, _tuple([_tuple([next(left)]) for _ in rooms])])
 
-    return function_of(each, sizes.names, said)
+    return function_of([*each, *rooms], names, said)
+
+
+def _place(box: Boxed | None, left: Iterator[str]) -> str:
+    """The text of how a box's tensor lies, of those of what it depends on."""
+    if box is None or not box[0].extents:
+        return repr(box and lying(box[0]))
+    return _tuple([_tuple([next(left) for _ in box[0].shape]) for _ in range(2)])
 
 
 def _tuple(texts: Sequence[str]) -> str:
     return f"({''.join(f'{text}, ' for text in texts)})"
-
-
-StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
-"""From sizes to a function of tensors that starts a kernel for them."""
 
 
 class SizedLauncher(Launcher):
@@ -112,26 +120,25 @@ class SizedLauncher(Launcher):
         self.starts: dict[tuple[int, bool], _Start] = {}
 
     @cached_property  # most kernels that are read from disk are never launched
-    def count(self) -> Callable[..., tuple[int, ...]]:
-        """The number of programs, of sizes in the order of their names."""
-        return values_of((self.programs,), self.sizes.names)
+    def numbers(self) -> Callable[..., tuple[At, tuple[()]]]:
+        """What is computed from sizes, in the order of their names."""
+        return numbers_of([self], (), self.sizes.names)
 
-    @cached_property
-    def lying(self) -> Callable[..., tuple[Lying | None, ...]]:
-        """How the tensors of boxes lie, of sizes in the order of their names."""
-        return _lying(self.boxes, self.sizes)
+    def in_order(self, values: Values) -> tuple[int, ...]:
+        """Sizes as the kernel takes them."""
+        return tuple([values[n] for n in self.sizes.names])
 
     def start(self, tensors: list[Any], values: Values) -> None:
         """Launch for sizes that meet the kernel's requirements; the caller has checked that."""
-        sizes = tuple([values[n] for n in self.sizes.names])
-        (grid,), device = self.count(*sizes), tensors[0].device
+        sizes = self.in_order(values)
+        at, device = self.numbers(*sizes)[0], tensors[0].device
         if device.type == "cpu":
             self.refuse_steps("Triton's interpreter")
             with INTERPRETER:
                 prepare_interpreter()
                 with explained():
-                    given = arguments(tensors, self.boxes_at(sizes), self.describe)
-                    self._function()[(grid,)](*given, *sizes, **self._options())
+                    given = arguments(tensors, self.boxes_at(at[1]), self.describe)
+                    self._function()[(at[0],)](*given, *sizes, **self._options())
             return
         torch = torch_module()
         _, aligned = addresses(tensors)
@@ -141,7 +148,7 @@ class SizedLauncher(Launcher):
                 made = _Start(self, self._compiled(tensors, aligned))
                 self.starts[device.index, aligned] = made
                 self.compiled += 1
-            made(grid, sizes, tensors, torch._C._cuda_getCurrentRawStream(device.index))
+            made(sizes, at, tensors, torch._C._cuda_getCurrentRawStream(device.index))
 
     def refuse_steps(self, what: str) -> None:
         """Raise Unsupported where descriptors are made by what cannot take every so many-th position."""
@@ -150,22 +157,16 @@ class SizedLauncher(Launcher):
                               f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
                               "expected a=gather")
 
-    def boxes_at(self, sizes: tuple[int, ...]) -> tuple[Boxed | None, ...]:
-        """Which arguments are descriptors, each with its tensor and how it lies for these sizes."""
-        return tuple([b and (*b, at) for b, at in zip(self.boxes, self.lying(*sizes), strict=True)])
+    def boxes_at(self, places: Places) -> tuple[Boxed | None, ...]:
+        """Which arguments are descriptors, each with its tensor and how it lies."""
+        return tuple([b and (*b, at) for b, at in zip(self.boxes, places, strict=True)])
 
-    def starter_at(self, device: int, aligned: bool, order: tuple[int, ...]) -> StarterAt | None:
-        """A function of sizes, in the order of their names, to what ``starter`` returns for them."""
+    def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
+        """From sizes to what ``starter`` returns for them."""
         start = self.starts.get((device, aligned))
         if start is None:
             return None
-        bind, count = start.binding(order, device, torch_module()._C._cuda_getCurrentRawStream), self.count
-
-        def at(sizes: tuple[int, ...]) -> Callable[..., None]:
-            (grid,) = count(*sizes)
-            return bind(grid, sizes)
-
-        return at
+        return start.binding(order, device, torch_module()._C._cuda_getCurrentRawStream)
 
     def is_ready(self, aligned: bool) -> bool:
         """As Launcher's."""
@@ -190,56 +191,40 @@ class _Start:
         self.raw: Any = direct and direct[0]
         if direct is None:
             launcher.refuse_steps("Triton's own launch")
-        self.encodings = encodings(launcher.boxes, direct[1]) if direct and self.boxed else []
-        self.known: dict[tuple[int, ...], Encoder] = {}
+        self.encoder: Encoder | None = None
+        if direct and self.boxed:
+            self.encoder = Encoder(encodings(launcher.boxes, direct[1]), CALLS_KEPT)
 
-    def __call__(self, grid: int, sizes: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
-        kernel = self.kernel
+    def __call__(self, sizes: tuple[int, ...], at: At, tensors: Sequence[Any], stream: Any) -> None:
+        kernel, (grid, places) = self.kernel, at
         if self.raw is None:
-            given = arguments(tensors, self.launcher.boxes_at(sizes), self.launcher.describe)
+            given = arguments(tensors, self.launcher.boxes_at(places), self.launcher.describe)
             kernel.run(grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
                        *given, *sizes)
             return
-        pointers, _ = addresses(tensors)
-        try:
-            given = self.encoder(sizes)(pointers) if self.boxed else pointers
-        except NotEncoded as error:  # the next best schedule takes this one's place
-            raise Miscompiled(self.launcher.function, str(error)) from error
+        given = *addresses(tensors)[0], *sizes
+        if self.encoder:
+            try:
+                given = self.encoder(given, places)
+            except NotEncoded as error:  # the next best schedule takes this one's place
+                raise Miscompiled(self.launcher.function, str(error)) from error
         self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
-                 kernel.packed_metadata, None, None, None, *given, *sizes)
+                 kernel.packed_metadata, None, None, None, *given)
 
-    def encoder(self, sizes: tuple[int, ...]) -> Encoder:
-        """The encoder of the boxes' descriptors for these sizes."""
-        found = self.known.get(sizes)
-        if found is None:
-            if len(self.known) >= SIZES_KEPT:
-                self.known.clear()
-            found = self.known[sizes] = Encoder(self.encodings, self.launcher.lying(*sizes))
-        return found
-
-    def binding(self, order: tuple[int, ...], device: int,
-                stream: Callable[[int], Any]) -> Callable[[int, tuple[int, ...]], Callable[..., None]]:
-        """From a grid and sizes to a function of tensors that starts the kernel for them without further
-        checks; ``order``: the indices of its arguments among the tensors."""
+    def binding(self, order: tuple[int, ...], device: int, stream: Callable[[int], Any]) -> Bind:
+        """From sizes to a function of tensors that starts the kernel for them without further checks;
+        ``order``: the indices of its arguments among the tensors."""
         kernel = self.kernel
-        if self.raw is not None and not self.boxed:
-            packed = kernel.function, kernel.packed_metadata, self.early
-            return lambda grid, sizes: written_out(self.raw, (grid, *packed), order, sizes, device, stream)
         if self.raw is None:
-            return lambda grid, sizes: lambda *given: self(
-                grid, sizes, [given[at] for at in order], stream(device))
-        raw, function, packed, early = self.raw, kernel.function, kernel.packed_metadata, self.early
-        known, make = self.known.get, self.encoder
-
-        def bind(grid: int, sizes: tuple[int, ...]) -> Callable[..., None]:
-            def run(*given: Any) -> None:
-                addresses = tuple([given[at].data_ptr() for at in order])
-                encoder = known(sizes) or make(sizes)
-                args = encoder.calls.get(addresses)
-                if args is None:
-                    args = encoder(addresses)
-                raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None,
-                    None, *args, *sizes)
-            return run
-
-        return bind
+            return lambda sizes, grid, places: lambda *given: self(
+                sizes, (grid, places), [given[n] for n in order], stream(device))
+        raw, encoder = self.raw, self.encoder
+        function, packed, early = kernel.function, kernel.packed_metadata, self.early
+        count = len(self.launcher.sizes.names)
+        if encoder is None:
+            plain = written_out(order, count)
+            return lambda sizes, grid, places: plain(
+                raw, grid, function, packed, early, device, stream, *sizes)
+        made, calls = encoded(order, count), encoder.calls.get
+        return lambda sizes, grid, places: made(
+            raw, grid, function, packed, early, device, stream, calls, encoder, places, *sizes)

@@ -41,7 +41,8 @@ class Formula:
     def among(self, others: Lines, at: int, counts: Sequence[str]) -> str:
         """The text of the estimate as the ``at``-th in the text of a function, whose lines get those that
         it needs; ``counts``: the texts of their values there."""
-        names = [c if c.isidentifier() else others.name(others.number(c)) for c in counts]
+        names = [c if c.isidentifier() or c.isdecimal() else others.name(others.number(c))
+                 for c in counts]
 
         def own(text: str) -> str:
             for n, name in enumerate(names):

@@ -132,7 +132,8 @@ class Timed:
         # tiles on the busiest multiprocessor
         dealt = schedule.reduce == "stream" or self.behind
         rounds = kept(tiles / slots if dealt else -(-tiles // slots))
-        together = kept(smaller(self.work.resident, larger(rounds, 1.0)))
+        resident = self.work.resident
+        together = kept(smaller(resident, larger(rounds, 1.0))) if resident > 1 else 1
         fills = 1.0 if schedule.programs else rounds / together
         products = kept(steps * self._step_ns(together, steps))
         last: Number = 0.0
@@ -149,6 +150,8 @@ class Timed:
 
     def _called_ns(self, together: Number) -> Number:
         """The functions behind the sums of a tile, which the warps of some programs issue in turn."""
+        if not self.work.behind.called:
+            return 0.0
         issue = self.target.rates.issue
         alone = issue.hiding_warps / (self.schedule.warps * together)
         return self.work.behind.called * issue.called_ns * larger(1.0, alone)

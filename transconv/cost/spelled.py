@@ -37,31 +37,31 @@ class Spelled:
         return Spelled(f"({_text(left)} {sign} {_text(right)})", self.lines)
 
     def __add__(self, other: Number) -> Spelled:
-        return self._with(self, "+", other)
+        return self if _is(other, 0) else self._with(self, "+", other)
 
     def __radd__(self, other: Number) -> Spelled:
-        return self._with(other, "+", self)
+        return self if _is(other, 0) else self._with(other, "+", self)
 
     def __sub__(self, other: Number) -> Spelled:
-        return self._with(self, "-", other)
+        return self if _is(other, 0) else self._with(self, "-", other)
 
     def __rsub__(self, other: Number) -> Spelled:
         return self._with(other, "-", self)
 
     def __mul__(self, other: Number) -> Spelled:
-        return self._with(self, "*", other)
+        return self if _is(other, 1) else self._with(self, "*", other)
 
     def __rmul__(self, other: Number) -> Spelled:
-        return self._with(other, "*", self)
+        return self if _is(other, 1) else self._with(other, "*", self)
 
     def __truediv__(self, other: Number) -> Spelled:
-        return self._with(self, "/", other)
+        return self if _is(other, 1) else self._with(self, "/", other)
 
     def __rtruediv__(self, other: Number) -> Spelled:
         return self._with(other, "/", self)
 
     def __floordiv__(self, other: Number) -> Spelled:
-        return self._with(self, "//", other)
+        return self if _is(other, 1) else self._with(self, "//", other)
 
     def __neg__(self) -> Spelled:
         return Spelled(f"(-{self.text})", self.lines)
@@ -73,6 +73,11 @@ Number = int | float | Spelled
 
 def _text(number: Number) -> str:
     return number.text if isinstance(number, Spelled) else repr(number)
+
+
+def _is(number: Number, value: int) -> bool:
+    """Whether it is a number, and this one."""
+    return not isinstance(number, Spelled) and number == value
 
 
 def larger(a: Number, b: Number) -> Number:

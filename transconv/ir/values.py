@@ -58,9 +58,10 @@ def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
     them. Names that begin with ``_`` or ``t`` are taken."""
     spelled = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)})
     named, last = result([spelled.of(e) for e in expressions])
-    first = "".join(f"({name} := {text}), " for name, text in (*spelled.first, *named))
-    text = f"lambda {', '.join(spelled.given.values())}: ({first}{last},)[-1]"
-    made: Callable[..., Any] = eval(text, {"__builtins__": {"min": min, "max": max}})
+    lines = "".join(f"    {name} = {text}\n" for name, text in (*spelled.first, *named))
+    scope: dict[str, Any] = {"__builtins__": {}}
+    exec(f"def made({', '.join(spelled.given.values())}):\n{lines}    return {last}", scope)
+    made: Callable[..., Any] = scope["made"]
     return made
 
 
@@ -69,9 +70,29 @@ class _Spelled:
 
     def __init__(self, expressions: Sequence[ex.Expr], given: Mapping[str, str]) -> None:
         self.given, self.uses, self.named = given, dict[ex.Expr, int](), dict[ex.Expr, str]()
+        self.short: dict[ex.Expr, ex.Expr] = {}
         for e in expressions:
-            self.count(e)
+            self.count(self.folded(e))
         self.first = [(self.name(e), self.spelled(e)) for e, n in self.uses.items() if n > 1]
+
+    def folded(self, e: ex.Expr) -> ex.Expr:
+        """An expression without operations whose result is a number or one of their operands."""
+        found = self.short.get(e)
+        if found is None:
+            found = self.short[e] = self.fold(e)
+        return found
+
+    def fold(self, e: ex.Expr) -> ex.Expr:
+        match e:
+            case Cast(x):
+                return self.folded(x)
+            case ex.Neg(x) | ex.Not(x):
+                return type(e)(self.folded(x))
+            case Select(cond, yes, no):
+                return Select(self.folded(cond), self.folded(yes), self.folded(no))
+            case ex.Binary():
+                return _operation(type(e), self.folded(e.a), self.folded(e.b))
+        return e
 
     def count(self, e: ex.Expr) -> None:
         """Note how often an expression is used, and before that how often its parts are. The two sides of
@@ -80,8 +101,9 @@ class _Spelled:
             return
         if e not in self.uses:
             for part in (e.cond,) if isinstance(e, Select) else e.children():
-                if isinstance(part, ex.Expr):
-                    self.count(part)
+                for _ in range(1 + isinstance(e, (ex.Min, ex.Max))):  # which are spelled as choices
+                    if isinstance(part, ex.Expr):
+                        self.count(part)
         self.uses[e] = self.uses.get(e, 0) + 1
 
     def name(self, e: ex.Expr) -> str:
@@ -89,29 +111,41 @@ class _Spelled:
 
     def of(self, e: ex.Expr) -> str:
         """The text of an expression, or the name of its value."""
+        e = self.folded(e)
         return self.named.get(e) or self.spelled(e)
 
     def spelled(self, e: ex.Expr) -> str:
         """The text of an expression whose parts may have names."""
         match e:
             case ex.Const(value):
-                return f"({int(value)})"
+                return str(int(value)) if value >= 0 else f"({int(value)})"
             case ex.Var(name):
                 return self.given[name]
             case ex.Neg(x):
                 return f"(-{self.of(x)})"
             case ex.Not(x):
                 return f"(not {self.of(x)})"
-            case Cast(x):
-                return self.of(x)
             case Select(cond, yes, no):
                 return f"({self.of(yes)} if {self.of(cond)} else {self.of(no)})"
-            case ex.Mul(ex.Const(1), x) | ex.Mul(x, ex.Const(1)) | ex.Add(ex.Const(0), x):
-                return self.of(x)
             case ex.Min() | ex.Max():
-                return f"{type(e).__name__.lower()}({self.of(e.a)}, {self.of(e.b)})"
+                a, b = self.of(e.a), self.of(e.b)
+                return f"({a} if {a} {'<' if isinstance(e, ex.Min) else '>'} {b} else {b})"
             case ex.FloorDiv() | ex.Mod() if not isinstance(e.b, ex.Const):
                 return f"({self.of(e.a)} {SPELLING[type(e)]} ({self.of(e.b)} or 1))"
             case ex.Binary():
                 return f"({self.of(e.a)} {SPELLING[type(e)]} {self.of(e.b)})"
         raise TypeError(f"{e} is no expression of sizes")
+
+
+def _operation(kind: type[ex.Binary], a: ex.Expr, b: ex.Expr) -> ex.Expr:
+    """An operation, the number that it makes of two numbers, or its operand where it leaves that."""
+    match a, b:
+        case ex.Const(x), ex.Const(y) if kind in MEANING and (y or kind not in (ex.FloorDiv, ex.Mod)):
+            return ex.Const(int(MEANING[kind](int(x), int(y))))
+        case (ex.Const(0), left) | (left, ex.Const(0)) if kind is ex.Add:
+            return left
+        case (ex.Const(1), left) | (left, ex.Const(1)) if kind is ex.Mul:
+            return left
+        case left, ex.Const(1) if kind is ex.FloorDiv:
+            return left
+    return kind(a, b)  # type: ignore[call-arg]

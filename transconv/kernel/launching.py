@@ -78,8 +78,8 @@ class Compiled:
         not loaded."""
         if not isinstance(self.launcher, SizedLauncher):
             return self.launcher.starter(device, aligned, order)
-        at = self.launcher.starter_at(device, aligned, order)
-        return at and at(tuple(values[n] for n in self.launcher.sizes.names))
+        bind, sizes = self.launcher.binding(device, aligned, order), self.launcher.in_order(values)
+        return None if bind is None else bind(sizes, *self.launcher.numbers(*sizes)[0])
 
 
 class Launches:

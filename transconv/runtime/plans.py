@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Launcher, SizedLauncher, StarterAt
+from transconv.backend_triton import Bind, Launcher, SizedLauncher, numbers_of
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, Formula
 from transconv.ir import Kernel, Tensor, Values
 from transconv.runtime import allocator
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
-from transconv.runtime.sized import Required, required, rooms
+from transconv.runtime.sized import Required, required
 from transconv.schedule import Schedule
 from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")
+StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
+"""From sizes to a function of tensors that starts a plan for them."""
 
 _names: dict[type, tuple[str, ...]] = {}  # of the fields of each kind of plan
 
@@ -82,8 +84,6 @@ class Plan:
     sizes: Values | None = None
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)
     estimated: tuple[Formula, ...] = field(default=(), repr=False, compare=False)
-    _rooms: Callable[..., tuple[int, ...]] | None = field(default=None, init=False, repr=False,
-                                                          compare=False)
 
     def __post_init__(self) -> None:
         sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)]
@@ -91,13 +91,17 @@ class Plan:
         each = [s.launcher.requires for s in sized if isinstance(s.launcher, SizedLauncher)]
         self.required = required(each, self.workload.tensors, self.workload.title) if each else None
 
-    def rooms(self, *sizes: int) -> tuple[int, ...]:
-        """How many elements each workspace has; ``sizes``: those that are arguments, by their order."""
-        if not self.workspaces:
-            return ()
-        if self._rooms is None:  # a plan that is read need not be run
-            self._rooms = rooms(self.workspaces.values(), self.required.names if self.required else ())
-        return self._rooms(*sizes)
+    @property
+    def numbers(self) -> Callable[..., tuple[Any, ...]]:
+        """What calls compute from sizes that are arguments, in their order: see ``numbers_of``."""
+        required, spaces = self.required, self.workspaces.values()
+        if required is None:
+            found = *[(s.launcher.grid, ()) for s in self.steps], tuple([(t.layout.span,) for t in spaces])
+            return lambda: found
+        if required.numbers is None:  # a plan that is read need not be run
+            required.numbers = numbers_of([s.launcher for s in self.steps], [t.room for t in spaces],
+                                          required.names)
+        return required.numbers
 
     @property
     def source(self) -> str:
@@ -158,8 +162,7 @@ class Plan:
         if self.required:
             sizes = self.sizes or self.required.of_call(tensors)
         near = next(iter(tensors.values()))
-        rooms = self.rooms(*[sizes[n] for n in self.required.names] if self.required else ())
-        for (name, spec), room in zip(self.workspaces.items(), rooms, strict=True):
+        for (name, spec), room in zip(self.workspaces.items(), self._rooms(sizes), strict=True):
             tensors[name] = near.new_empty(room, dtype=torch_type(spec))
         for step in self.steps:
             if step.zero is not None:
@@ -182,49 +185,58 @@ class Plan:
         if self.required is not None and not self.sizes:
             return None
         at = self.starter_at(device, aligned, names, spaces)
-        return at and at(tuple([self.sizes[n] for n in self.required.names])
-                         if self.required and self.sizes else ())
+        return at and at(self._in_order(self.sizes))
 
     def starter_at(self, device: int, aligned: bool, names: tuple[str, ...],
                    spaces: bool = False) -> StarterAt | None:
         """``starter`` as a function of the sizes that are arguments, in the order of their names."""
         known = (*names, *self.workspaces)
-        begins: list[StarterAt] = []
+        binds: list[Bind] = []
         for step in self.steps:
-            begin = None
+            bind = None
             if all(p in known for p in step.params):
-                begin = _starter_at(step, device, aligned, tuple(known.index(p) for p in step.params))
-            if begin is None:
+                bind = step.launcher.binding(device, aligned, tuple([known.index(p) for p in step.params]))
+            if bind is None:
                 return None
-            begins.append(begin)
-        if not begins:
+            binds.append(bind)
+        if not binds:
             return None
         zeros = tuple([known.index(s.zero.name) if s.zero else None for s in self.steps])
-        count = 0 if spaces else len(self.workspaces)
-        if len(begins) == 1 and not count and zeros[0] is None:
-            return begins[0]
+        count, numbers = 0 if spaces else len(self.workspaces), self.numbers
+        if len(binds) == 1 and not count and zeros[0] is None:
+            (alone,) = binds
+            return lambda sizes: alone(sizes, *numbers(*sizes)[0])
         spelled, empty = _spelled(zeros, count), allocator.quickest()
+        types = [torch_type(spec) for spec in self.workspaces.values()][:count]
 
         def at(sizes: tuple[int, ...]) -> Callable[..., None]:
-            made = self._spaces(sizes) if count else ()
-            return spelled(empty, *[m for space in made for m in space], *[b(sizes) for b in begins])
+            *each, rooms = numbers(*sizes)
+            return spelled(empty, *types, *rooms[:count],
+                           *[bind(sizes, *found) for bind, found in zip(binds, each, strict=True)])
 
         return at
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
         """The shape and the type, torch's, of each workspace; of its own sizes, where these are
         arguments."""
-        names = self.required.names if self.required else ()
-        return self._spaces(tuple([self.sizes[n] for n in names]) if self.sizes else ())
-
-    def _spaces(self, sizes: tuple[int, ...]) -> tuple[tuple[tuple[int], Any], ...]:
         types = [torch_type(spec) for spec in self.workspaces.values()]
-        return tuple([((room,), dtype) for room, dtype in zip(self.rooms(*sizes), types, strict=True)])
+        return tuple(zip(self._rooms(self.sizes), types, strict=True))
+
+    def _rooms(self, sizes: Values | None) -> tuple[tuple[int], ...]:
+        """The shape of each workspace for sizes that are arguments."""
+        if not self.workspaces:
+            return ()
+        found: tuple[tuple[int], ...] = self.numbers(*self._in_order(sizes))[-1]
+        return found
+
+    def _in_order(self, sizes: Values | None) -> tuple[int, ...]:
+        """Sizes that are arguments, in the order of their names."""
+        return tuple([sizes[n] for n in self.required.names]) if self.required and sizes else ()
 
 
 @lru_cache(maxsize=256)
 def _spelled(zeros: tuple[int | None, ...], spaces: int) -> Callable[..., Callable[..., None]]:
-    """A function of what makes memory, the shape and type of each workspace, and what starts each step,
+    """A function of what makes memory, the types of workspaces, their shapes, and what starts each step,
     that returns a function of tensors: all is written out, as a loop takes the host longer than a start.
     ``zeros``: which of the tensors each step clears first."""
     made = "".join(f"empty(s{at}, (1,), t{at}), " for at in range(spaces))
@@ -232,7 +244,7 @@ def _spelled(zeros: tuple[int | None, ...], spaces: int) -> Callable[..., Callab
     for number, zero in enumerate(zeros):
         body += [f"given[{zero}].zero_()"] if zero is not None else []
         body.append(f"b{number}(*given)")
-    given = ", ".join(("empty", *(f"s{at}, t{at}" for at in range(spaces)),
+    given = ", ".join(("empty", *(f"t{at}" for at in range(spaces)), *(f"s{at}" for at in range(spaces)),
                        *(f"b{number}" for number in range(len(zeros)))))
     scope: dict[str, Any] = {}
     exec(f"def made({given}):\n    def run(*given):\n        " + "\n        ".join(body)
@@ -243,11 +255,3 @@ def _spelled(zeros: tuple[int | None, ...], spaces: int) -> Callable[..., Callab
 
 def _copies(step: Step) -> bool:
     return step.does in ("pack", "unpack")
-
-
-def _starter_at(step: Step, device: int, aligned: bool, order: tuple[int, ...]) -> StarterAt | None:
-    run = step.launcher
-    if isinstance(run, SizedLauncher):
-        return run.starter_at(device, aligned, order)
-    begin = run.starter(device, aligned, order)
-    return begin and (lambda sizes: begin)

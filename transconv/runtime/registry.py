@@ -9,12 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 from typing import Generic
 
 from transconv.cost import Formula, Lines
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
-from transconv.ir import Sizes, function_of
+from transconv.ir import Const, Expr, Le, Sizes, function_of
 from transconv.runtime.plans import Made, Plan
 from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
 from transconv.runtime.readiness import ready
@@ -54,17 +53,20 @@ class Kernels(Generic[Made]):
     question: Question
     plan: Made
     sizes: Sizes = field(init=False)
+    takes: Callable[..., bool] = field(init=False)  # of sizes, in the order of their names
     estimates: Sequence[Formula] = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.plan.required is not None
-        self.sizes, self.estimates = self.plan.required.sizes, self.plan.formulas()
+        self.sizes, self.takes = self.plan.required.sizes, self.plan.required.takes
+        self.estimates = self.plan.formulas()
 
 
 class Table(Generic[Made]):
     """What a registry's plans require and what they are estimated to take, as one function of sizes
-    (``find``): the place of the fastest plan that takes them, -1 where none does, and the estimates of
-    all, infinite for those that do not. ``settled``: no other plan may come."""
+    (``find``): the place of the plan with the least estimate, -1 where it does not take these sizes after
+    all, and the estimates of all, infinite for those that do not take sizes of this kind. ``settled``: no
+    other plan may come."""
 
     def __init__(self, kernels: Sequence[Kernels[Made]], settled: bool) -> None:
         self.count, self.settled = len(kernels), settled
@@ -73,32 +75,54 @@ class Table(Generic[Made]):
             different.setdefault((tuple([s.schedule for s in k.plan.steps]), k.sizes.requirements), k)
         # Of equals the first wins.
         self.kernels = sorted(different.values(), key=lambda k: len(k.plan.steps))
-        each = [e for k in self.kernels
-                for e in (*k.sizes.requirements, *(c for e in k.estimates for c in e.counts))]
+        each = [dict.fromkeys(k.sizes.requirements) for k in self.kernels]
+        common = [c for c in each[0] if all(c in other for other in each)]
+        own = [[c for c in mine if c not in common] for mine in each]
+        counts = [c for k in self.kernels for e in k.estimates for c in e.counts]
         self.find: Callable[..., tuple[int, tuple[float, ...]]] = function_of(
-            each, kernels[0].sizes.names, self._spelled)
+            [*common, *(c for mine in own for c in mine), *counts], kernels[0].sizes.names,
+            lambda texts: self._spelled(texts, len(common), own))
 
-    def _spelled(self, texts: list[str]) -> tuple[Sequence[tuple[str, str]], str]:
-        """What ``find`` returns, of the texts of requirements and counts."""
+    def _spelled(self, texts: list[str], common: int, own: Sequence[Sequence[Expr]]) -> tuple[
+            Sequence[tuple[str, str]], str]:
+        """What ``find`` returns, of the texts of requirements, of which some are common to all plans, and
+        of counts. That large sizes are not too large is looked at for one plan only."""
         lines, left = Lines(), iter(texts)
+        shared = _all_of([next(left) for _ in range(common)])
+        said = [[(is_limit(c), next(left)) for c in mine] for mine in own]
         us: list[str] = []
+        takes: list[str] = []
         number = itertools.count()
-        for k in self.kernels:
-            takes = " and ".join(next(left) for _ in k.sizes.requirements) or "True"
+        for k, mine in zip(self.kernels, said, strict=True):
             each = [e.among(lines, next(number), [next(left) for _ in e.counts]) for e in k.estimates]
-            share = f" * {TUNED}" if k.plan.tuned else ""
-            total = lines.name(lines.number(f"(({' + '.join(each)}){share})"))
-            us.append(lines.name(lines.number(f"({total} if {takes} else {NEVER_US})")))
-        best = str(len(us) - 1)
-        for at in reversed(range(len(us) - 1)):
-            first = " and ".join(f"{us[at]} <= {other}" for other in us[at + 1:])
-            best = f"{at} if {first} else {best}"
-        among = " and ".join(f"{n} == {NEVER_US}" for n in us)
-        return lines.named, f"(-1 if {among} else {best}, ({', '.join(us)},))"
+            found, share = " + ".join(each), f" * {TUNED}" if k.plan.tuned else ""
+            limits, others = ([text for limit, text in mine if limit is kind] for kind in (True, False))
+            if others:
+                kinds = lines.name(lines.number(_all_of(others)))
+                found, limits = f"({found}){share} if {kinds} else {NEVER_US}", [kinds, *limits]
+            else:
+                found = f"({found}){share}"
+            us.append(lines.name(lines.number(found)))
+            takes.append(_all_of(limits))
+        best = "-1"
+        for at in reversed(range(len(us))):
+            first = " and ".join(f"{us[at]} <= {other}" for other in us[at + 1:]) or "True"
+            best = f"({at} if {takes[at]} else -1) if {first} else {best}"
+        return lines.named, f"(({best}) if {shared} else -1, ({', '.join(us)},))"
 
     def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
         """The plans that take sizes, each with the microseconds that it is estimated to take."""
-        return [(us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True) if us < inf]
+        return [(us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True)
+                if k.takes(*sizes)]
+
+
+def is_limit(condition: Expr) -> bool:
+    """Whether it says that a number of sizes is not too large for a kernel."""
+    return isinstance(condition, Le) and isinstance(condition.b, Const)
+
+
+def _all_of(conditions: Sequence[str]) -> str:
+    return " and ".join(conditions) or "True"
 
 
 class Registry(Generic[Made]):
@@ -148,7 +172,9 @@ class Registry(Generic[Made]):
             if table is None or not table.settled:
                 return None
         at = table.find(*sizes)[0]
-        return None if at < 0 else table.kernels[at]
+        if at >= 0:
+            return table.kernels[at]
+        return min(table.estimates(sizes), key=lambda one: one[0], default=(0.0, None))[1]
 
     def _tabled(self) -> Table[Made] | None:
         """The table of the plans that are there, if there is one."""

@@ -3,12 +3,12 @@ kernels' requirements before a launch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.errors import TensorError
-from transconv.ir import Expr, Sizes, Tensor, Values, sizes_told, strictest, values_of
+from transconv.ir import Expr, Sizes, Tensor, Values, function_of, sizes_told, strictest, values_of
 from transconv.runtime.operands import Wanted
 
 
@@ -20,8 +20,9 @@ class Required:
     tensors: tuple[Tensor, ...]  # of a call
     about: str  # what the plan is for
     names: tuple[str, ...] = field(init=False, repr=False)
-    meets: Callable[..., tuple[int, ...]] | None = field(default=None, init=False, repr=False)
+    meets: Callable[..., bool] | None = field(default=None, init=False, repr=False)
     lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
+    numbers: Callable[..., tuple[Any, ...]] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.names, self.lying = self.sizes.names, []
@@ -32,11 +33,16 @@ class Required:
             self.lying = [_lying(t, self.sizes) for t in self.tensors]
         return tuple([at(values) for at in self.lying])
 
+    def takes(self, *sizes: int) -> bool:
+        """Whether sizes, in the order of their names, meet the requirements."""
+        if self.meets is None:  # many plans are read from disk, and few take a call
+            self.meets = function_of(self.sizes.requirements, self.names,
+                                     lambda texts: ([], " and ".join(texts) or "True"))
+        return self.meets(*sizes)
+
     def check(self, values: Values) -> None:
         """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
-        if self.meets is None:  # many plans are read from disk, and few take a call
-            self.meets = values_of(self.sizes.requirements, self.names)
-        if not all(self.meets(*[values[n] for n in self.names])):
+        if not self.takes(*[values[n] for n in self.names]):
             raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
                               f"{self.about}")
 
@@ -49,11 +55,6 @@ class Required:
                               f"does; the plan is for {self.about}")
         self.check(found)
         return found
-
-
-def rooms(spaces: Iterable[Tensor], names: Sequence[str]) -> Callable[..., tuple[int, ...]]:
-    """A function of sizes, in the order of their names: how many elements each workspace has."""
-    return values_of([t.room for t in spaces], names)
 
 
 def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:

@@ -25,6 +25,12 @@ _compiling = torch.compiler.is_dynamo_compiling
 is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
+def _started(kind: Any, backward: Callable[..., Any]) -> None:
+    """Have the nodes of an autograd function start its backward pass; their own `apply` would look for it,
+    in two more calls."""
+    kind._backward_cls.apply = backward
+
+
 class ConvolutionFunction(torch.autograd.Function):
     """``apply(input, weight, bias, route)``, for calls that have no function of their own
     (``function_of``): a class for each new size would cost more than its call."""
@@ -38,8 +44,10 @@ class ConvolutionFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        return *gradients(ctx.route, wanted, grad, input, weight, wanted), None
+        wanted, route = ctx.needs_input_grad[:3], ctx.route
+        entry = None if _compiling() else route.gradients.get(wanted)
+        found = entry and entry(grad, input, weight)
+        return *(found or gradients(route, wanted, grad, input, weight, wanted)), None
 
 
 class CastConvolutionFunction(torch.autograd.Function):
@@ -57,8 +65,10 @@ class CastConvolutionFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, cast, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        found = gradients(ctx.route, wanted, grad, input, _history(cast, weight), wanted[:3])
+        wanted, route = ctx.needs_input_grad[:3], ctx.route
+        entry = None if _compiling() else route.gradients.get(wanted)
+        found = entry and entry(grad, input, cast)
+        found = found or gradients(route, wanted, grad, input, _history(cast, weight), wanted)
         return *found, None, None, None
 
 
@@ -67,6 +77,8 @@ def _history(cast: Tensor, weight: Tensor) -> Tensor:
     return weight.to(cast.dtype) if torch.is_grad_enabled() else cast
 
 
+for _kind in (ConvolutionFunction, CastConvolutionFunction):
+    _started(_kind, _kind.backward)
 # Function.apply also looks for functorch transforms; the callers here have checked that.
 apply: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
@@ -159,7 +171,6 @@ def class_of(forward: Callable[..., Any], backward: Callable[..., tuple[Tensor |
            "setup_context": staticmethod(torch.autograd.Function.setup_context),
            "clear_saved_tensors_on_access": False, "boxed_grads_call": False}
     made: Any = _new_class(name, (torch.autograd.Function,), own)
-    # The node's own `apply` would look for the function above, in two more calls.
-    made._backward_cls.apply = backward
+    _started(made, backward)
     apply: Callable[..., Any] = super(torch.autograd.Function, made).apply
     return apply

@@ -111,8 +111,8 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         following.layers(given[1], input, weight, flags, settings.mode)
         route, layer = routes.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
-        if layer is not None and cast is None:
-            sized_entries.note(f, input, weight, bias, rest, route, layer, flags, aligned)
+        if layer is not None:
+            sized_entries.note(f, given, (input, weight, bias), rest, route, layer, flags, aligned, cast)
     else:
         if not route.trains:
             ahead.trained(route, input, weight, flags, aligned, settings.mode)

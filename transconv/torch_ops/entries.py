@@ -19,6 +19,7 @@ from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Gradients, Rout
 
 if TYPE_CHECKING:
     from transconv.torch_ops.execute import Flags
+    from transconv.torch_ops.known_layers import Layer
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]  # the arguments of dispatch(), and a residual if the function adds one
@@ -193,6 +194,24 @@ def gradients(check: Callable[..., bool], routes: BackwardRoutes, switches: Swit
                 and (not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT) is aligned
                 and (device is None or device == current_device())):
             return run(grad, x, w)
+        return None
+
+    return call
+
+
+def gradients_of_layer(check: Callable[..., bool], layer: Layer, some: BackwardRoutes, switches: Switches,
+                       aligned: bool) -> Gradients:
+    """``gradients`` of results of any size of a layer, ``some`` of which run on the device."""
+    same, device = switches.same, only_on(some.data, some.weight)
+    known, find = layer.known.get, layer.backward
+
+    def call(grad: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...] | None:
+        if (check(grad, x, w) and not _grad_enabled() and not _modes() and forward_ad._current_level < 0
+                and same() and (not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT) is aligned
+                and (device is None or device == current_device())):
+            key = x.shape, x.stride(), grad.shape, grad.stride()
+            routes = known(key) or find(grad, x, w, key)
+            return None if routes is None else routes.run(grad, x, w)
         return None
 
     return call

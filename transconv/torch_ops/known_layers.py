@@ -6,18 +6,18 @@ sizes. A new size then costs this look-up, the choice among the plans, and a rou
 (a plan that has not run yet, a size that none takes, shapes that do not fit), the general way decides.
 
 A first call mostly waits for memory that other work pushed out of the processor's caches: what it runs is
-few functions, most of them written for the layer (``values_of``), and it makes few objects.
+few functions, most of them written for the layer (``function_of``), and it makes few objects.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.ir import values_of
+from transconv.ir import function_of
 from transconv.torch_ops import execute, shapes, warm
 from transconv.torch_ops.any_size import LIMIT, order_of
 from transconv.torch_ops.arguments import Ints, Params
@@ -27,6 +27,8 @@ from transconv.torch_ops.route import BackwardRoutes, Begin, Route
 if TYPE_CHECKING:
     from transconv.conv import Compiled
     from transconv.runtime import Kernels
+
+Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
 
 _layers: dict[Hashable, Layer] = {}
 _counting: dict[Route, None] = {}  # each counts the calls of its layer
@@ -67,57 +69,79 @@ class _Direction:
 
 
 class Layer:
-    """What the calls of a layer share: of its forward pass (``data``), or of its gradients. ``lies``, of
-    sizes: shape and strides of the layer's input, then those of its result."""
+    """What the calls of a layer share: of its forward pass (``data``), or of its gradients; ``like`` has
+    these for one size. ``known``: what its calls run, by shapes and strides. ``lies``, of sizes: shape and
+    strides of the layer's input, then those of its result."""
 
-    __slots__ = ("channels_last", "data", "lies", "open", "orders", "params", "rank", "weight")
+    __slots__ = ("channels_last", "data", "known", "lies", "like", "open", "orders", "params", "rank",
+                 "weight")
 
-    def __init__(self, x: torch.Tensor, data: _Direction | None, weight: _Direction | None = None) -> None:
+    def __init__(self, x: torch.Tensor, data: _Direction | None, weight: _Direction | None = None,
+                 gradients: BackwardRoutes | None = None) -> None:
         some = data or weight
         assert some is not None and some.like.compiled is not None
         like, required = some.like, some.like.compiled.required
         assert required is not None
         self.data, self.weight, self.params, self.rank = data, weight, like.params, x.dim()
+        self.like, self.known = gradients, dict[Hashable, Any]()
         tensors = {t.name: t for t in required.tensors}
         both = tensors[like.near], tensors[like.far]
-        self.lies: Callable[..., Ints] = values_of(
-            [e for t in both for e in (*t.bounds, *t.steps)], required.names)
+        self.lies: Callable[..., Sizes] = function_of(
+            [e for t in both for e in (*t.bounds, *t.steps)], required.names, self._spelled)
         self.orders = tuple([tuple([b.dim for b in t.layout.blocks]) for t in both])
         self.channels_last = like.channels_last
         # With one channel the same strides may be of both orders: see shapes.suggests_channels_last.
         self.open = self.rank > 3 and x.shape[1] == 1
 
+    def _spelled(self, texts: list[str]) -> tuple[Sequence[tuple[str, str]], str]:
+        """The text of shape and strides of two tensors, of those of their numbers."""
+        each = [texts[n:n + self.rank] for n in range(0, len(texts), self.rank)]
+        return [], ", ".join(f"({', '.join(one)},)" for one in each)
+
+    def keep(self, key: Hashable, found: Any) -> Any:
+        """Keep what calls of these shapes and strides run, if there is something."""
+        if found is not None:
+            if len(self.known) >= LIMIT:
+                self.known.clear()
+            self.known[key] = found
+        return found
+
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> Route | None:
-        """The route of a forward call."""
-        rank, data, given = self.rank, self.data, x.shape
+        """The route of a forward call, made for its sizes."""
+        data, given, strides = self.data, x.shape, x.stride()
         assert data is not None
         src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
-        sizes = (src[0], *src[2:])
-        at = self.lies(*sizes)
-        if ((x.stride() != at[rank:2 * rank] or self.open) and not self._lie_so(x, w)
-                or given != at[:rank]):
+        n, _, *sides = src
+        sizes = n, *sides
+        shape, steps, *far = self.lies(*sizes)
+        if (strides != steps or self.open) and not self._lie_so(x, w) or given != shape:
             return None
-        return data.route(sizes, at[2 * rank:3 * rank], at[3 * rank:])
+        made: Route | None = self.keep((given, strides), data.route(sizes, *far))
+        return made
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                 wants_bias: bool) -> BackwardRoutes | None:
-        """The routes of the gradients."""
-        rank, data, weight, given = self.rank, self.data, self.weight, x.shape
-        src = grad.shape if self.params.transposed else given
-        sizes = (src[0], *src[2:])
-        at = self.lies(*sizes)
-        if ((x.stride() != at[rank:2 * rank] or grad.stride() != at[3 * rank:] or self.open)
-                and not self._lie_so(x, w, grad)
-                or given != at[:rank] or grad.shape != at[2 * rank:3 * rank]):
+                 key: Sizes) -> BackwardRoutes | None:
+        """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
+        given, strides, made, steps = key
+        found: BackwardRoutes | None = self.known.get(key)
+        if found is not None:
+            return found
+        data, weight = self.data, self.weight
+        n, _, *sides = made if self.params.transposed else given
+        sizes = n, *sides
+        near, near_steps, far, far_steps = self.lies(*sizes)
+        if ((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad)
+                or given != near or made != far):
             return None
         dx = dw = None
-        if data is not None and (dx := data.route(sizes, at[:rank], at[rank:2 * rank])) is None:
+        if data is not None and (dx := data.route(sizes, near, near_steps)) is None:
             return None
         if weight is not None:
             like = weight.like
             if (dw := weight.route(sizes, like.shape, like.strides)) is None:
                 return None
-        return BackwardRoutes(self.params, self.channels_last, dx, dw, wants_bias, rank)
+        assert self.like is not None
+        return self.keep(key, self.like.resized(dx, dw, self))  # type: ignore[no-any-return]
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
@@ -134,11 +158,12 @@ def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor 
             aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
 
 
-def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
                  mask: Sequence[bool], flags: execute.Flags, aligned: bool) -> Hashable:
-    """What the gradients of a layer's calls share."""
-    return (params, x.shape[1], x.stride(1) == 1, grad.stride(1) == 1, x.dtype, x.device, grad.dtype,
-            grad.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
+    """What the gradients of a layer's calls share. ``key`` as for ``Layer.backward``."""
+    shape, strides, _, steps = key
+    return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
+            w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
 
 
 find = _layers.get
@@ -159,8 +184,8 @@ def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> Non
         return
     _keep(key, Layer(
         x, None if data is None else _Direction(data, x.device, x.dtype, "wei", data.far, data.near),
-        None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei")),
-        *found)
+        None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei"),
+        routes), *found)
 
 
 def count() -> None:

@@ -6,6 +6,8 @@ computes where no kernel does: tensors on a CPU, traced calls. Tensors with gaps
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import torch
 
 from transconv.ir import DType
@@ -31,11 +33,27 @@ def quantise(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Tens
         x = torch.empty_like(x).copy_(x)
     names, tensors = (SYMMETRIC, (x, scale, y)) if zero is None else (WITH_ZERO, (x, scale, zero, y))
     count = x.numel()
-    if not texts.computed(
-            WHAT, (x.dtype, count, held, zero is None), names, tensors,
-            lambda: text(count, of, zero is not None, held)):
+    if not texts.computed(WHAT, _key(x, zero, held), names, tensors,
+                          lambda: text(count, of, zero is not None, held)):
         return quantised(x, scale, zero, held)
     return y
+
+
+def starter(x: Tensor, zero: Tensor | None, held: DType) -> Callable[..., None] | None:
+    """What starts the kernel for aligned tensors like these: a function of the tensor, the scale, the zero
+    point unless that is None, and the result, which lies as the tensor does; None if none has run."""
+    return texts.begun(_key(x, zero, held), x) if _takes(x) else None
+
+
+def _key(x: Tensor, zero: Tensor | None, held: DType) -> tuple[Hashable, ...]:
+    return x.dtype, x.numel(), held, zero is None
+
+
+def _takes(x: Tensor) -> bool:
+    """Whether a kernel may read a tensor in the order of its memory."""
+    return texts.served(x) and dispatch.is_plain(x) and x.numel() > 0 and (x.is_contiguous() or any(
+        x.dim() == dims and x.is_contiguous(memory_format=layout)
+        for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d))))
 
 
 def text(count: int, of: DType, zero: bool, held: DType) -> str:

@@ -20,12 +20,16 @@ import torch
 from transconv.torch_ops import (
     arguments,
     dispatch,
+    execute,
+    quantising,
     quantities,
     quantized_operator,
     quantized_route,
     quantized_warm,
 )
 from transconv.torch_ops.dispatch import Function
+from transconv.torch_ops.quantising import quantise
+from transconv.torch_ops.quantized_warm import Real
 
 Tensor = torch.Tensor
 
@@ -90,8 +94,8 @@ def _way(weight: Any) -> Callable[..., Tensor]:
 
 def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
              output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any],
-             again: bool = True) -> Tensor:
-    """``again``: whether other calls may have the same weight."""
+             again: bool = True, real: Real | None = None) -> Tensor:
+    """``again``: whether other calls may have the same weight; ``real``: what was quantised."""
     if _compiling():
         return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
                                        groups, given)
@@ -109,10 +113,31 @@ def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, st
     route = found.route
     if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
-        quantized_warm.note(f, _general, input, weight, bias, numbers, given, route, found.flags,
-                            found.aligned)
+        quantized_warm.note(f, _of_reals if real else _general, input, weight, bias, numbers, given, route,
+                            found.flags, found.aligned, real)
     route.lay_out(weight)
     return route.run(input, weight, bias, given)
+
+
+def of_reals(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
+             given: dict[str, Any]) -> Tensor:
+    """A call whose input is quantised first, to the weight's type, with its ``input_scale`` and
+    ``input_zero_point``; ``numbers`` in the order of the public function."""
+    if f.transposed:
+        stride, padding, output_padding, groups, dilation = numbers
+    else:
+        (stride, padding, dilation, groups), output_padding = numbers, 0
+    way = _of_reals if _compiling() else quantized_warm.find_real(id(weight), _of_reals)
+    return way(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
+
+
+def _of_reals(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
+              output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
+    zero, held = given.get("input_zero_point"), execute.RESULTS[weight.dtype]
+    whole = quantise(input, given["input_scale"], zero, held)
+    real = None if _compiling() else Real(input, quantising.starter(input, zero, held))
+    return _general(f, whole, weight, bias, stride, padding, output_padding, dilation, groups, given,
+                    real=real)
 
 
 def of_new_weight(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,

@@ -11,7 +11,7 @@ of its input channels, or for all where that does not divide them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,12 @@ class Kind:
     input: DType | None
     most: float
     group: int = 0
+    dtype: torch.dtype = field(init=False)  # the weights'
+    input_dtype: torch.dtype | None = field(init=False)  # of quantised inputs
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", getattr(torch, self.weight.torch))
+        object.__setattr__(self, "input_dtype", self.input and getattr(torch, self.input.torch))
 
     def channels(self, weight: Tensor) -> int:
         """The input channels with one scale of a weight (oc, ic/groups, *k) of 4 bits."""
@@ -43,16 +49,6 @@ class Kind:
             return ""
         return ("transposed convolutions have no weights of 4 bits" if transposed else
                 f"weights of 4 bits are for even numbers of input channels, not {weight.shape[1]}")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' type."""
-        return getattr(torch, self.weight.torch)  # type: ignore[no-any-return]
-
-    @property
-    def input_dtype(self) -> torch.dtype | None:
-        """The type of quantised inputs."""
-        return None if self.input is None else getattr(torch, self.input.torch)
 
     def check_fast(self, fast: bool) -> None:
         """ValueError for ``use_fast_accum`` where nothing multiplies 8-bit floats."""

@@ -9,8 +9,7 @@ subclass that ends in `_conv_forward` or `super().forward` goes on.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -18,8 +17,8 @@ from transconv.conv import zero_sums
 from transconv.errors import Unsupported
 from transconv.torch_ops import exchange, four_bits, quantized, weights_only
 from transconv.torch_ops.autocast import autocast_dtype
+from transconv.torch_ops.dispatch import Function
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
-from transconv.torch_ops.quantising import quantise
 from transconv.torch_ops.quantized import FUNCTIONS
 from transconv.torch_ops.quantized_kinds import (
     KINDS,
@@ -46,7 +45,6 @@ BUFFERS = ("weight", "weight_scale", "input_scale", "input_zero_point", "input_z
 class Quantised:
     """Mixin: the state of a quantised convolution, and its call."""
 
-    function: ClassVar[Callable[..., Tensor]]
     kind: str
     use_fast_accum: bool = False
     activation: str = ""
@@ -120,7 +118,7 @@ class Quantised:
 
     def convolve(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
         """The quantised call of these numbers, which are those of ``function``."""
-        if weight is not self.weight:
+        if weight is not self._buffers["weight"]:
             raise Unsupported("quantized:weight", f"the forward of {type(self).__name__} passes another "
                               "weight than the module's, which is quantised")
         if input.dim() == len(self.kernel_size) + 1:
@@ -131,42 +129,44 @@ class Quantised:
     def computed(self: Any, input: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
                  residual: Tensor | None = None) -> Tensor:
         """The call for a batch of inputs, which may be quantised already."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.computed(input, bias, numbers, residual)  # type: ignore[no-any-return]
         kind = KINDS[self.kind]
         held = self._buffers  # found in a fifth of the time of attributes
         given: dict[str, Any] = {"activation": self.activation} if self.activation else {}
         if residual is not None:
             given["residual"] = residual
-        with torch.no_grad():
-            if kind.input is None:
-                f = FUNCTIONS[len(self.kernel_size), self.transposed]
-                of = weights_only.of_four_bits if kind.group else weights_only.of_bytes
-                x = input.to(autocast_dtype(input) or input.dtype)
-                return of(f, x, held["weight"], held["weight_scale"], bias, numbers, given)
-            whole = input.dtype is kind.input_dtype
-            made = autocast_dtype(input) or (self.real if whole else input.dtype)
-            scale, zero = held["input_scale"], held["input_zero_point"]
-            if scale is None:
-                low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
-                scale, zero = ranged(low, high, kind)
-            elif zero is not None and (sums := held.get("input_zero_sums")) is not None:
-                given["input_zero_sums"] = sums
-            if zero is not None:
-                given["input_zero_point"] = zero
-            if self.use_fast_accum:
-                given["use_fast_accum"] = True
-            if (out := held.get("output_scale")) is not None:
-                given["output_scale"], made = out, kind.input_dtype
-                if (point := held.get("output_zero_point")) is not None:
-                    given["output_zero_point"] = point
-            given |= {"input_scale": scale, "weight_scale": held["weight_scale"], "output_dtype": made}
-            x = input if whole else quantise(input, scale, zero, kind.input)
-            if is_dynamo_compiling():
-                return self.function(x, held["weight"], bias, *numbers, **given)  # type: ignore[no-any-return]
-            try:
-                return self.function(x, held["weight"], bias, *numbers, **given)  # type: ignore[no-any-return]
-            except WrongSums:
-                given["input_zero_sums"] = self.renewed_sums()
-                return self.function(x, held["weight"], bias, *numbers, **given)  # type: ignore[no-any-return]
+        f: Function = FUNCTIONS[len(self.kernel_size), self.transposed]
+        if kind.input is None:
+            of = weights_only.of_four_bits if kind.group else weights_only.of_bytes
+            x = input.to(autocast_dtype(input) or input.dtype)
+            return of(f, x, held["weight"], held["weight_scale"], bias, numbers, given)
+        whole = input.dtype is kind.input_dtype
+        made = autocast_dtype(input) or (self.real if whole else input.dtype)
+        scale, zero = held["input_scale"], held["input_zero_point"]
+        if scale is None:
+            low, high = input.aminmax() if input.numel() else (input.new_zeros(()),) * 2
+            scale, zero = ranged(low, high, kind)
+        elif zero is not None and (sums := held.get("input_zero_sums")) is not None:
+            given["input_zero_sums"] = sums
+        given["input_scale"], given["weight_scale"] = scale, held["weight_scale"]
+        if zero is not None:
+            given["input_zero_point"] = zero
+        if self.use_fast_accum:
+            given["use_fast_accum"] = True
+        if (out := held.get("output_scale")) is not None:
+            given["output_scale"], made = out, kind.input_dtype
+            if (point := held.get("output_zero_point")) is not None:
+                given["output_zero_point"] = point
+        given["output_dtype"] = made
+        if is_dynamo_compiling():
+            return _called(f, whole, input, held["weight"], bias, numbers, given)
+        try:
+            return _called(f, whole, input, held["weight"], bias, numbers, given)
+        except WrongSums:
+            given["input_zero_sums"] = self.renewed_sums()
+            return _called(f, whole, input, held["weight"], bias, numbers, given)
 
     def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         """Casts of a model are for its float parameters: of the buffers only the device changes."""
@@ -200,40 +200,37 @@ class Quantised:
         return f"{shown}, kind={self.kind}{own}{fast}{act}"
 
 
+def _called(f: Function, whole: bool, input: Tensor, weight: Tensor, bias: Tensor | None,
+            numbers: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
+    """The call; an input that is not of the quantised type (``whole``) is quantised first."""
+    if not whole:
+        return quantized.of_reals(f, input, weight, bias, numbers, given)
+    made: Tensor = f.public(input, weight, bias, *numbers, **given)  # type: ignore[misc]
+    return made
+
+
 class QuantConv1d(Quantised, Convolves, torch.nn.Conv1d):
     """torch.nn.Conv1d, quantised: computed by transconv.quantized.conv1d."""
-
-    function = staticmethod(quantized.conv1d)
 
 
 class QuantConv2d(Quantised, Convolves, torch.nn.Conv2d):
     """torch.nn.Conv2d, quantised: computed by transconv.quantized.conv2d."""
 
-    function = staticmethod(quantized.conv2d)
-
 
 class QuantConv3d(Quantised, Convolves, torch.nn.Conv3d):
     """torch.nn.Conv3d, quantised: computed by transconv.quantized.conv3d."""
-
-    function = staticmethod(quantized.conv3d)
 
 
 class QuantConvTranspose1d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspose1d):
     """torch.nn.ConvTranspose1d, quantised: computed by transconv.quantized.conv_transpose1d."""
 
-    function = staticmethod(quantized.conv_transpose1d)
-
 
 class QuantConvTranspose2d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspose2d):
     """torch.nn.ConvTranspose2d, quantised: computed by transconv.quantized.conv_transpose2d."""
 
-    function = staticmethod(quantized.conv_transpose2d)
-
 
 class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspose3d):
     """torch.nn.ConvTranspose3d, quantised: computed by transconv.quantized.conv_transpose3d."""
-
-    function = staticmethod(quantized.conv_transpose3d)
 
 
 OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Quant")): globals()[name]

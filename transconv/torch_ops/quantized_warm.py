@@ -1,16 +1,19 @@
 """Repeated quantised calls: found by their weight and checked by one guard, as warm.py finds others.
 
 An entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity, the
-properties of all tensors by torch's guard. A call that differs goes the general way.
+properties of all tensors by torch's guard. A call that differs goes the general way. Calls whose input is
+quantised first have entries of their own, which start both kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from transconv.runtime import allocator
 from transconv.torch_ops import frozen, warm
 from transconv.torch_ops.entries import Switches, only_on
 from transconv.torch_ops.route import ALIGNMENT, current_device
@@ -23,66 +26,101 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
 
-_entries: dict[int, Call] = {}
 
-find = _entries.get
-warm.on_forget(_entries.clear)
-frozen.on_change(lambda weight: _entries.pop(weight, None) and None)
+class Real(NamedTuple):
+    """An input that is quantised first, and what starts the kernel that does it: a function of the input,
+    its scale, its zero point if it has one, and the result."""
+
+    input: Tensor
+    begin: Callable[..., None] | None
+
+
+_entries: dict[int, Call] = {}
+_of_reals: dict[int, Call] = {}  # whose inputs are quantised first
+
+find, find_real = _entries.get, _of_reals.get
+for _each in (_entries, _of_reals):
+    warm.on_forget(_each.clear)
+    frozen.on_change(lambda weight, entries=_each: entries.pop(weight, None) and None)  # type: ignore[misc]
 
 
 def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor | None,
          numbers: tuple[Any, ...], given: dict[str, Any], route: QuantizedRoute, flags: Flags,
-         aligned: bool) -> None:
-    """A call with a known route went the general way: after a few, make an entry for its kind."""
+         aligned: bool, real: Real | None) -> None:
+    """A call with a known route went the general way: after a few, make an entry for its kind. ``x``: its
+    input, quantised from ``real``, if that is given."""
     if any(isinstance(n, list) for n in numbers):
         return  # lists can change under their identity
-    place = warm.due(("quantized", id(weight)), warm.CHAIN)
-    tensors = [t for t in (x, weight, *given.values(), bias) if isinstance(t, Tensor)]
+    entries = _entries if real is None else _of_reals
+    place = warm.due((real is None, "quantized", id(weight)), warm.CHAIN)
+    first = x if real is None else real.input
+    tensors = [t for t in (first, weight, *given.values(), bias) if isinstance(t, Tensor)]
     if not place or any(t.requires_grad for t in tensors):
+        return
+    if real is not None and (real.begin is None or route.start is None or not aligned):
         return
     check = warm.guard(*tensors)
     if check is not None:
-        others = _entries.get(id(weight), general) if place > 1 else general
-        _entries[id(weight)] = _entry(others, check, function, bias is not None, numbers, given, route,
-                                      Switches(flags, x.dtype, route), aligned)
+        others = entries.get(id(weight), general) if place > 1 else general
+        entries[id(weight)] = _entry(others, check, function, bias is not None, numbers, given, route,
+                                     Switches(flags, x.dtype, route), aligned, x, real)
 
 
 def _entry(others: Call, check: Callable[..., bool], function: Any, biased: bool, numbers: tuple[Any, ...],
-           given: dict[str, Any], route: QuantizedRoute, switches: Switches, aligned: bool) -> Call:
-    stride, padding, output_padding, dilation, groups = numbers
-    names, values = tuple(given), tuple(given.values())
-    fixed = tuple((i, v) for i, v in enumerate(values) if not isinstance(v, Tensor))
-    places = tuple(i for i, v in enumerate(values) if isinstance(v, Tensor))
-    device, same = only_on(route), switches.same
-    whole = ("input", "weight", *(names[i] for i in places), *["bias"] * biased)
-    start, read = route.bound_to(whole)
-    knows = route.knows
-    zero, sums = (names.index(n) if knows else 0 for n in ("input_zero_point", "input_zero_sums"))
+           given: dict[str, Any], route: QuantizedRoute, switches: Switches, aligned: bool, x: Tensor,
+           real: Real | None) -> Call:
+    tensors = tuple([isinstance(v, Tensor) for v in given.values()])
+    order = ["input", "weight", *(n for n, is_tensor in zip(given, tensors, strict=True) if is_tensor),
+             *["bias"] * biased]
+    start, read = route.bound_to(order)
+    place = tuple(given).index
+    summed = (place("input_zero_point"), place("input_zero_sums")) if route.knows else None
+    names = {"input": "x", "weight": "w", "bias": "b", **{n: f"v{at}" for at, n in enumerate(given)}}
+    operands = tuple([f"r{at}" if t is not None else names[order[i]] for at, (i, t) in enumerate(read)])
+    first = [] if real is None else ["x", *(names[n] for n in ("input_scale", "input_zero_point")
+                                            if n in given)]
+    made = _spelled(tensors, biased, None if start is None else operands, tuple(first), summed)
+    begin, memory = (None, ()) if real is None else (real.begin, (tuple(x.shape), x.stride(), x.dtype))
+    return made(others, check, function, *numbers, tuple(given), switches.same, only_on(route),
+                current_device, are_known, aligned, ALIGNMENT, route, start, begin, allocator.quickest(),
+                memory, *given.values(), *[t for _, t in read])
 
-    def call(f: Any, x: Tensor, w: Tensor, b: Tensor | None, s: Any, p: Any, o: Any, d: Any, g: Any,
-             q: dict[str, Any]) -> Tensor:
+
+@lru_cache(maxsize=256)
+def _spelled(tensors: tuple[bool, ...], biased: bool, operands: tuple[str, ...] | None,
+             first: tuple[str, ...], summed: tuple[int, int] | None) -> Callable[..., Call]:
+    """What makes an entry, written out for quantities some of which are ``tensors``. ``operands``: of the
+    kernel, behind input and weight; None where there is more to do; ``first``: of the kernel that
+    quantises the input, if one does; ``summed``: where the zero point and its sums are, if these are
+    read."""
+    values = [f"v{at}" for at in range(len(tensors))]
+    fixed = "".join(f" and {v} is c{v}" for v, is_tensor in zip(values, tensors, strict=True)
+                    if not is_tensor)
+    if summed is not None:
+        fixed += " and are_known(w, v{}, v{})".format(*summed)
+    seen = ["x", "w", *(v for v, is_tensor in zip(values, tensors, strict=True) if is_tensor),
+            *["b"] * biased]
+    pointers = " | ".join(f"{t}.data_ptr()" for t in seen)
+    run = ["return route.run(x, w, b, q)"] if operands is None else [
+        f"return start({', '.join(('x', 'w', *operands))})"]
+    if first:
+        run = ["y = empty(*memory)", f"begin({', '.join((*first, 'y'))})", run[0].replace("(x, ", "(y, ")]
+    lines = "\n                ".join(run)
+    reads = ", ".join([f"c{v}" for v in values] + [f"r{at}" for at in range(len(operands or ()))])
+    scope: dict[str, Any] = {}
+    exec(f"""
+def made(others, check, function, stride, padding, output_padding, dilation, groups, names, same, device,
+         current, are_known, aligned, alignment, route, start, begin, empty, memory, {reads}):
+    def call(f, x, w, b, s, p, o, d, g, q):
         if (p is padding and s is stride and g is groups and d is dilation and f is function
-                and o is output_padding and (b is not None) is biased and tuple(q) == names
-                and same() and (device is None or device == current_device())):
-            said = [*q.values()]
-            if knows and not are_known(w, said[zero], said[sums]):
-                return others(f, x, w, b, s, p, o, d, g, q)
-            tensors = [x, w, *(said[i] for i in places)]
-            if b is not None:
-                tensors.append(b)
-            pointers = 0
-            if check(*tensors):  # that all are tensors, too
-                for t in tensors:
-                    pointers |= t.data_ptr()
-                if (not pointers & ALIGNMENT) is not aligned:
-                    return others(f, x, w, b, s, p, o, d, g, q)
-                for i, v in fixed:
-                    if said[i] is not v:
-                        break
-                else:
-                    if start is None:
-                        return route.run(x, w, b, q)
-                    return start(x, w, *[tensors[i] if t is None else t for i, t in read])
+                and o is output_padding and b is {'not ' * biased}None and tuple(q) == names and same()
+                and (device is None or device == current())):
+            {', '.join(values)}{',' * (len(values) == 1)} = q.values()
+            if (check({', '.join(seen)}){fixed}
+                    and (not ({pointers}) & alignment) is aligned):
+                {lines}
         return others(f, x, w, b, s, p, o, d, g, q)
-
     return call
+""", scope)
+    made: Callable[..., Call] = scope["made"]
+    return made

@@ -18,6 +18,7 @@ from transconv.torch_ops.arguments import Ints, Params
 
 if TYPE_CHECKING:
     from transconv.conv import Compiled, Registry
+    from transconv.torch_ops.known_layers import Layer
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
@@ -221,7 +222,7 @@ class Route:
         made.compiled, made.device, made.halves, made.reason = compiled, device, None, ""
         made.whole = made.trains = made.adds_bias = made.copies_bias = False
         made.over = None
-        made.functions, made.gradients, made.calls = {}, {}, 0
+        made.functions, made.gradients, made.calls = {}, self.gradients, 0
         made.start = _STARTS.get(count, _more)(self, shape, strides, begin, dtype)
         return made
 
@@ -283,12 +284,13 @@ _STARTS = {3: _two, 4: _three, 5: _four}
 class BackwardRoutes:
     """The gradients of one call: a route for each wanted tensor, torch for what is left over."""
 
-    __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "params", "weight")
+    __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "layer", "params", "weight")
 
     def __init__(self, params: Params, channels_last: bool, data: Route | None,
                  weight: Route | None, wants_bias: bool, rank: int) -> None:
         self.params = params
         self.channels_last = channels_last
+        self.layer: Layer | None = None  # whose calls of other sizes have routes made from these
         self.data = data if data and data.compiled else None
         self.weight = weight if weight and weight.compiled else None
         self.aten = [r for r in (data, weight) if r and not r.compiled]
@@ -296,6 +298,15 @@ class BackwardRoutes:
         bias_with_aten = wants_bias and bool(self.aten)
         self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
         self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
+
+    def resized(self, data: Route | None, weight: Route | None, layer: Layer) -> BackwardRoutes:
+        """The gradients of a call of the layer that differs in its sizes alone; kernels compute them."""
+        made: BackwardRoutes = _new(BackwardRoutes)
+        made.params, made.channels_last, made.data, made.weight = (
+            self.params, self.channels_last, data, weight)
+        made.aten, made.aten_mask, made.bias_dims = self.aten, self.aten_mask, self.bias_dims
+        made.layer = layer
+        return made
 
     def routes(self) -> list[Route]:
         return [r for r in (self.data, self.weight, *self.aten) if r]

@@ -101,27 +101,20 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     """The routes of the gradients, found or made, and what of their key is not in the tensors."""
     flags = execute.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
-    key = (params, grad.shape, grad.stride(), grad.dtype, grad.device, x.shape, x.stride(), x.dtype,
-           x.device, w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
+    layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
+    if settings.sizes == "any":
+        layer = known_layers.backward_key(params, grad, x, w, sizes, mask, flags, aligned)
+        known = known_layers.find(layer)
+        if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:
+            return found, flags, aligned
+    key = (params, sizes, grad.dtype, grad.device, x.dtype, x.device, w.shape, w.stride(), w.dtype,
+           w.device, aligned, flags, *mask)
     routes = _routes.get(key) or (_waits(key) if _waiting else None)
     if routes is None:
-        routes = _new_backward(key, params, grad, x, w, mask, flags, aligned, mode)
+        routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
+        known_layers.note_backward(layer, routes, x)
+        routes = _kept(key, routes)
     return routes, flags, aligned
-
-
-def _new_backward(key: Hashable, params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
-                  mask: Sequence[bool], flags: execute.Flags, aligned: bool, mode: str) -> BackwardRoutes:
-    layer = None
-    if settings.sizes == "any":
-        layer = known_layers.backward_key(params, grad, x, w, mask, flags, aligned)
-        known = known_layers.find(layer)
-        found = None if known is None else known.backward(grad, x, w, mask[2])
-        if found is not None:  # with room for it this is all that ``keep`` does
-            there: BackwardRoutes = _routes.setdefault(key, found)
-            return there if len(_routes) <= LIMIT else _kept(key, there)
-    made = make_backward(params, grad, x, w, mask, flags, aligned, mode)
-    known_layers.note_backward(layer, made, x)
-    return _kept(key, made)
 
 
 def _kept(key: Hashable, routes: BackwardRoutes) -> BackwardRoutes:

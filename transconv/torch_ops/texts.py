@@ -55,6 +55,15 @@ class _Kernel:
 
 
 _kernels: dict[Hashable, _Kernel | Unsupported] = {}
+
+
+def begun(key: tuple[Hashable, ...], x: Tensor) -> Callable[..., None] | None:
+    """What starts the kernel of ``computed`` on aligned tensors, the first like ``x``, on its device as
+    the current one; None if it has not run there."""
+    kernel = _kernels.get((*key, x.device, True))
+    return kernel.begin if isinstance(kernel, _Kernel) else None
+
+
 settings.on_change(_kernels.clear)
 
 

@@ -44,13 +44,20 @@ _function_modes = torch._C._is_torch_function_mode_enabled
 guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 
-def guard(*tensors: Tensor) -> Callable[..., bool] | None:
-    """A function that says whether other tensors have the same properties as these. None for tensors whose
-    memory no kernel may read as it is."""
+def guard(*tensors: Tensor, free: int = 0) -> Callable[..., bool] | None:
+    """A function that says whether other tensors have the same properties as these; the first ``free``
+    ones may have any sizes and strides, but as many channels. None for tensors whose memory no kernel may
+    read as it is."""
     if any(means_more(t) for t in tensors):
         return None
+    sizes: list[list[int | None]] = [[*t.shape] for t in tensors]
+    strides: list[list[int | None]] = [[*t.stride()] for t in tensors]
+    for at in range(free):
+        strides[at] = [None] * len(strides[at])
+        sizes[at] = [None, sizes[at][1], *strides[at][2:]]
     try:
-        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes if free else None,
+                                   dynamic_dims_strides=strides if free else None)
         check: Callable[..., bool] = made.check
         # A tensor that is passed twice gets no entry.
         return check if check(*tensors) else None
@@ -155,10 +162,15 @@ def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: 
 def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tensor, w: Tensor,
                   routes: BackwardRoutes, flags: Flags, aligned: bool) -> None:
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
-    route and wanted subset."""
+    route and wanted subset, or for all sizes of a layer."""
+    layer = routes.layer
     cold = any(r.reason in PASSING or r.over is not None for r in routes.routes())
-    check = None if cold or not due((route, wanted), 1) else guard(grad, x, w)
+    if cold or not due((route if layer is None else layer, wanted), 1):
+        return
+    check = guard(grad, x, w, free=0 if layer is None else 2)
     if check is not None:
         _backward.add(route)
-        route.gradients[wanted] = entries.gradients(
-            check, routes, entries.Switches(flags, x.dtype, *routes.routes()), aligned)
+        switches = entries.Switches(flags, x.dtype, *routes.routes())
+        route.gradients[wanted] = (
+            entries.gradients(check, routes, switches, aligned) if layer is None else
+            entries.gradients_of_layer(check, layer, routes, switches, aligned))
