@@ -3,7 +3,6 @@ chip is one that is not there: tensors are torch's ``meta``, which no kernel run
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -177,10 +176,6 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Launcher, "_compiled", here)
     try:
         called(Chain().to("meta"), 2, 16, 8, 8)
-        begun = time.monotonic()
-        while not all(q in readiness._asked and readiness._asked[q].done for q in asked):
-            assert time.monotonic() - begun < 120
-            time.sleep(0.05)
     finally:
         readiness.close()
     assert len(asked) == 7
