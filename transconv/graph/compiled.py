@@ -272,10 +272,12 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 kernels += _kernels(group, plan, symbols.known) if group.stores else []
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
-        work = {w: None for k in kernels if k.group.product
-                for w in (*weighed(k), *apart_or_not(k, plan), *smaller.weighed(k)) if w not in ranked}
-        rank(Question(w, target, deterministic()) for w in work)
-        ranked |= work.keys()
+        for _ in range(STEPS):  # what is estimated first tells what else has to be
+            work = {w: None for k in kernels if k.group.product for w in (
+                *weighed(k), *apart_or_not(k, plan, rates, ranked), *smaller.weighed(k))
+                    if w not in ranked}
+            rank(Question(w, target, deterministic()) for w in work)
+            ranked |= work.keys()
         if less := {k.group.product: why for k in kernels if k.group.product
                     and (why := smaller.why_instead(k, plan, rates, upsampling))}:
             for product, why in less.items():
