@@ -15,6 +15,7 @@ from transconv.conv.relation import computes
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice, heuristics, rows, store
 from transconv.selection import listing as shortlist
+from transconv.selection.keys import unnamed
 from transconv.selection.listing import DRAWER, Listed
 from transconv.selection.rows import Row
 from transconv.target.records import TARGETS
@@ -119,6 +120,17 @@ def test_equal_computations_are_ranked_once(ranked: list[str]) -> None:
         other = parse(NORM.replace(old, new))
         shortlist.shortlist(8, other, SM90, Alone(other))
     assert len(ranked) == 5
+
+
+def test_fractions_that_values_are_computed_with_have_no_say() -> None:
+    """But 0 and 1, which may stand for nothing to compute, and what is read outside of a tensor."""
+    def told(line: str, outside: str = "") -> str:
+        return unnamed(parse(f"compute p\n tensor X f16 [8]\n tensor Y f16 [8]\n axes n=8\n"
+                             f"read x = X[n + 1]{outside}\n let y = {line}\n store Y[n] = y"))
+
+    assert told("x / 0.81") == told("x / 0.815") == told("x / 1e-05") != told("x / 1.0")
+    assert told("x * 0.5") != told("x / 0.5") != told("x + 0.0")
+    assert told("x * 0.5", " else 2.5") != told("x * 0.5", " else 1.5")
 
 
 def test_the_best_estimate_for_a_neighbour_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,6 +321,8 @@ def test_points_that_share_a_place_are_refused(steps: str, reason: str) -> None:
     ("m // 16384, m // 128 % 128, m % 128", True), ("m % 512, m // 512", True),
     ("m // 512 % 131072, m % 512", True),
     ("m // 512 % 65536, m % 512", False), ("m // 512, m % 256", False), ("m // 512, m // 2 % 256", False),
+    ("m // 16384, m // 4096 % 4 * 32 + m // 16 % 32, m // 512 % 8 * 16 + m % 16", True),
+    ("m // 16384, m // 4096 % 4 * 31 + m // 16 % 32, m // 512 % 8 * 16 + m % 16", False),
     ("m // 256, m % 128 + m // 128 % 2", False)])
 def test_digits_of_an_axis_tell_its_position(coords: str, apart: bool) -> None:
     """Of so many points that none is looked at alone."""

@@ -177,6 +177,31 @@ def test_a_matrix_product_whose_factor_is_dear_has_it_written_first() -> None:
     assert "| mma |" in str(ready(product.workload, H200, None, False, Plan, True, "now").schedule)
 
 
+def test_parts_of_a_value_that_is_written_once_are_read_in_place() -> None:
+    """Two convolutions of halves of a map's result: it is written for both, and neither half is copied."""
+    one, none = [1, 1], [0, 0]
+
+    def f(x: Any, w: Any, v: Any) -> tuple[Any, Any]:
+        x = torch.relu(x) * 2
+        first, second = torch.narrow(x, 1, 0, 120), torch.narrow(x, 1, 120, 120)
+        return (torch.ops.aten.convolution(first, w, None, one, none, one, False, none, 1),
+                torch.ops.aten.convolution(second, v, None, one, none, one, False, none, 1))
+
+    x = torch.randint(-2, 3, (32, 240, 14, 14)).bfloat16().to(memory_format=torch.channels_last)
+    given = [x, *torch.randint(-2, 3, (2, 40, 120, 1, 1)).bfloat16()]
+    likes = [(t.shape, t.stride(), t.dtype) for t in given]
+    written, *products = kernels(f, *likes)
+    assert written.group.kind == "map" and len(products) == 2
+    for kernel in products:
+        assert kernel.given[0] is written.stored[0]
+        assert "a=box b=box" in str(plan(kernel).schedule)
+    assert "ic + 120" in products[1].texts[0]
+    with torch.no_grad():
+        run = traced(f, given)
+        for ours, theirs in zip(run(*given), f(*given), strict=True):
+            assert torch.equal(ours, theirs)
+
+
 def test_a_copy_before_a_convolution_is_seen_through() -> None:
     """Dropout that is off: elements in the frame are masked as those of the image itself are."""
     p = ConvProblem.parse("mb4ic64ih32oc64oh32kh3ph1 dt=bf16 tag=nhwc")

@@ -3,7 +3,7 @@ chip is one that is not there: tensors are torch's ``meta``, which no kernel run
 
 from __future__ import annotations
 
-import time
+import os
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +96,52 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
         processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of products with statistics and without, of those that see their factors through a norm and of the
     plain ones; before any kernel is compiled."""
-    layers = [m for n in (16, 32) for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))]
+    layers = [m for n in (16, 32, 48)
+              for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))]
+    monkeypatch.setattr(estimates, "_made", lambda work, target: 1e3)  # as a process would have left
     monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
     monkeypatch.setattr(compiled, "why_apart", lambda *_: "")
     monkeypatch.setattr(choice, "ranked", None)  # not by this process
     called(nn.Sequential(*layers).to("meta").eval(), 2, 16, 12, 12)
     kinds = [bool(job.get("rank")) for job in processes.jobs]
-    assert kinds == sorted(kinds, reverse=True) and sum(kinds) == 8 < len(kinds)
+    assert kinds == sorted(kinds, reverse=True) and sum(kinds) == 12 < len(kinds)
+
+
+def test_a_plain_product_is_not_ranked_where_its_factor_is_too_dear_to_write(
+        processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product that computes its factor is estimated to take no longer than to write that: no schedule
+    of the plain one is asked for."""
+    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+    made: list[str] = []
+
+    counts = []
+    for us in (0.5, 1e3):
+        monkeypatch.setattr(estimates, "_made", lambda work, target, us=us: made.append(work.text) or us)
+        estimates.estimated.cache_clear()
+        monkeypatch.setenv("TRANSCONV_CACHE", os.environ["TRANSCONV_CACHE"] + "_")
+        made.clear()
+        torch._dynamo.reset()
+        called(nn.Sequential(nn.SiLU(), nn.Conv2d(16, 16, 3)).to("meta").eval(), 2, 16, 12, 12)
+        counts.append(len(made))
+    assert counts == [1, 2]
+
+
+def test_processes_are_started_before_a_graph_is_traced(
+        processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    graph = torch_compile._Graph
+
+    def traced(*given: Any) -> Any:
+        seen.append("traced")
+        return graph(*given)
+
+    monkeypatch.setattr(torch_compile, "MANY", 7)
+    monkeypatch.setattr(torch_compile, "cores", lambda: 4)
+    monkeypatch.setattr(torch_compile, "begin_processes", lambda target, workers: seen.append(workers))
+    monkeypatch.setattr(torch_compile, "_Graph", traced)
+    called(lambda x: torch.softmax(x, 1), 4, 16)
+    called(Chain().to("meta"), 2, 16, 8, 8)
+    assert seen == ["traced", 4, "traced"]
 
 
 def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[str, int]:
@@ -177,10 +216,6 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Launcher, "_compiled", here)
     try:
         called(Chain().to("meta"), 2, 16, 8, 8)
-        begun = time.monotonic()
-        while not all(q in readiness._asked and readiness._asked[q].done for q in asked):
-            assert time.monotonic() - begun < 120
-            time.sleep(0.05)
     finally:
         readiness.close()
     assert len(asked) == 7

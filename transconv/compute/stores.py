@@ -16,6 +16,7 @@ import numpy as np
 from transconv.compute.steps import Axis, Write
 from transconv.ir import (
     TRUE,
+    Add,
     Array,
     Const,
     Evaluator,
@@ -23,6 +24,7 @@ from transconv.ir import (
     FloorDiv,
     Memory,
     Mod,
+    Mul,
     Tensor,
     Var,
     View,
@@ -185,21 +187,14 @@ def _is_apart(compute: Compute, write: Write) -> bool:
 
 
 def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:
-    """The axes whose positions follow from coordinates that are their digits: of ``m // 3136``,
-    ``m // 56 % 56`` and ``m % 56`` each begins where the one below ends."""
+    """The axes whose positions follow from coordinates that are their digits, or sums of such: of
+    ``m // 3136``, ``m // 392 % 8 * 7 + m // 7 % 7`` and ``m // 49 % 8 * 7 + m % 7`` each digit begins
+    where the one below ends."""
     digits: dict[str, dict[int, int]] = {}
     for coord in coords:
-        most = 0
-        match coord:
-            case Mod(e, Const(int(most))):
-                coord = e
-        below = 1
-        match coord:
-            case FloorDiv(e, Const(int(below))):
-                coord = e
-        if isinstance(coord, Var) and coord.name in compute.sizes:
-            at = digits.setdefault(coord.name, {})
-            at[below] = max(most or compute.size(coord.name), at.get(below, 0))
+        for name, below, most in _digits(compute, coord):
+            at = digits.setdefault(name, {})
+            at[below] = max(most, at.get(below, 0))
     found = set()
     for name, known in digits.items():
         reach = 1
@@ -207,6 +202,40 @@ def _told_by_digits(compute: Compute, coords: Iterable[Expr]) -> set[str]:
             reach *= known[reach]
         found |= {name} if reach >= compute.size(name) else set()
     return found
+
+
+def _digits(compute: Compute, coord: Expr) -> list[tuple[str, int, int]]:
+    """The digits of axes that a coordinate tells: of each the axis, the positions of a step, and how many
+    values it takes. None if it is no digit, or sum of digits each of which steps over all smaller ones."""
+    found: list[tuple[int, tuple[str, int, int]]] = []
+    left = [(coord, 1)]
+    while left:
+        e, step = left.pop()
+        match e:
+            case Add(a, b):
+                left += [(a, step), (b, step)]
+                continue
+            case Mul(a, Const(int(by))) if by > 0:
+                left.append((a, step * by))
+                continue
+        most = below = 0
+        match e:
+            case Mod(a, Const(int(most))):
+                e = a
+        match e:
+            case FloorDiv(a, Const(int(below))):
+                e = a
+        if not isinstance(e, Var) or e.name not in compute.sizes:
+            return []
+        below = max(1, below)
+        rest = -(-compute.size(e.name) // below)
+        found.append((step, (e.name, below, min(most or rest, rest))))
+    reach = 0
+    for step, (_, _, most) in sorted(found, key=lambda f: f[0]):
+        if step <= reach:
+            return []
+        reach += step * (most - 1)
+    return [digit for _, digit in found]
 
 
 def _told(compute: Compute, coord: Expr) -> set[str]:

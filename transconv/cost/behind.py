@@ -15,7 +15,7 @@ from math import prod
 
 from transconv.compute import Compute, Read, axis_strides, touched
 from transconv.ir import CALLS, Call, View, find
-from transconv.schedule import Schedule, boxes_behind, result_boxes, sides
+from transconv.schedule import Block, Schedule, boxes_behind, by_tile, result_boxes, sides
 
 TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
 
@@ -38,32 +38,40 @@ class Behind:
 @lru_cache(maxsize=4096)
 def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     """The counts. What is read when the parts of a sum are added is no load of this kernel."""
-    steps = compute.sweeps.behind if compute.sum else ()
-    reads = [s.view for s in steps if isinstance(s, Read)]
-    calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
-    others = [w.view for w in compute.writes if compute.sum and w.view is not compute.c and not w.op]
-    if not reads and not calls and not others:
+    reads, others, called = _behind(compute)
+    if not reads and not called and not others:
         return Behind()
     extents = sides(schedule, compute)
     whole = extents["M"] * extents["N"] * extents["B"]
-    large = [v for v in reads if _elements(v, schedule, compute) == whole]
+    large = [v for v in reads if _elements(schedule.blocks, compute, v) == whole]
     boxes = boxes_behind(schedule, compute)
     here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
     loaded = [v for v in large if here and v not in boxes]
     results = result_boxes(schedule, compute)
-    written = [v for v in others if _elements(v, schedule, compute) == whole]
+    written = [v for v in others if _elements(schedule.blocks, compute, v) == whole]
     sent = sum(float(whole * v.tensor.dtype.bytes) for v in written if v in results)
     stored = sum(float(whole * v.tensor.dtype.bytes) for v in written if v not in results) * here
     return Behind(sum(whole / _at_once(v, schedule, compute) for v in loaded),
                   sum(float(whole * v.tensor.dtype.bytes) for v in boxes), sent, stored,
                   sum(touched(v, compute) for v in (*large, *written)),
-                  whole * sum(CALLS[e.name].instructions for e in calls) * (schedule.split_k == 1),
-                  (*large, *written))
+                  whole * called * (schedule.split_k == 1), (*large, *written))
 
 
-def _elements(view: View, schedule: Schedule, compute: Compute) -> int:
+@lru_cache(maxsize=512)
+def _behind(compute: Compute) -> tuple[list[View], list[View], float]:
+    """What is read behind the sum, what is stored beside its result, and the instructions of the functions
+    of an element there."""
+    steps = compute.sweeps.behind if compute.sum else ()
+    calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
+    others = [w.view for w in compute.writes if compute.sum and w.view is not compute.c and not w.op]
+    return ([s.view for s in steps if isinstance(s, Read)], others,
+            sum(CALLS[e.name].instructions for e in calls))
+
+
+@by_tile
+def _elements(tiles: tuple[Block, ...], compute: Compute, view: View) -> int:
     strides = axis_strides(view, compute)
-    return prod(b.extent for b in schedule.blocks
+    return prod(b.extent for b in tiles
                 if compute.kind(b.first) != "K" and any(strides[a] for a in b.axes))
 
 

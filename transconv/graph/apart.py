@@ -6,7 +6,7 @@ have boxes and tuned rows that views rule out, with the time to write its factor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from transconv.compute import Alone, Workload
@@ -43,6 +43,8 @@ def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
         return ""
     try:
         through = estimated(work, rates.target)
+        if through <= least_apart(kernel, plan, rates):
+            return ""
         written = written_first(kernel, plan, rates)
     except TransconvError:
         return ""
@@ -58,6 +60,14 @@ def written_first(kernel: Kernel, plan: Plan, rates: Price) -> float:
     return found + read_behind(kernel, plan, rates) + sum(written(x, stored, rates) for x in seen)
 
 
+def least_apart(kernel: Kernel, plan: Plan, rates: Price) -> float:
+    """Microseconds below which ``written_first`` is not, without a look at schedules of the product."""
+    assert kernel.group.product is not None
+    stored = {*plan.stored} - {*kernel.group.stores}
+    return rates.least(kernel.group.product) + read_behind(kernel, plan, rates) + sum(
+        written(x, stored, rates) for x in _seen(kernel, plan))
+
+
 def read_behind(kernel: Kernel, plan: Plan, rates: Price) -> float:
     """Microseconds that a product's kernel takes for what it reads behind the sum."""
     assert kernel.group.product is not None
@@ -66,13 +76,18 @@ def read_behind(kernel: Kernel, plan: Plan, rates: Price) -> float:
     return rates.moved(sum(x.bytes for x in {*kernel.given} - own))
 
 
-def weighed(kernel: Kernel, plan: Plan) -> tuple[Workload, ...]:
-    """What ``why_apart`` estimates."""
+def weighed(kernel: Kernel, plan: Plan, rates: Price, known: Set[Workload]) -> tuple[Workload, ...]:
+    """What ``why_apart`` estimates: the product, and when this is ``known`` the plain one, where that may
+    decide."""
     seen, work = _seen(kernel, plan), plain(kernel.workload)
     if not seen or not _is_estimated(kernel, work):
         return ()
+    if work not in known:
+        return (work,)
     try:
-        return work, _written_apart(kernel, plan, seen)
+        if estimated(work, rates.target) <= least_apart(kernel, plan, rates):
+            return ()
+        return (_written_apart(kernel, plan, seen),)
     except TransconvError:
         return ()
 

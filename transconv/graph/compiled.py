@@ -35,6 +35,7 @@ from transconv.graph.apart import held, why_apart
 from transconv.graph.apart import weighed as apart_or_not
 from transconv.graph.groups import Group
 from transconv.graph.in_place import replacing
+from transconv.graph.keeping import Step, step
 from transconv.graph.kernel import Kernel, Lying
 from transconv.graph.leaving import weighed, why_again
 from transconv.graph.lying import memory_of
@@ -261,7 +262,7 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
     free = _free(region, handed)
-    apart: dict[Piece, tuple[str, ...]] = {}
+    apart: dict[Piece, tuple[Step, ...]] = {}
     again: dict[Piece, str] = {}
     ranked: set[Workload] = set()
     while True:
@@ -272,16 +273,18 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 kernels += _kernels(group, plan, symbols.known) if group.stores else []
             except TransconvError as error:
                 raise refusal(group, plan, region, error) from error
-        work = {w: None for k in kernels if k.group.product
-                for w in (*weighed(k), *apart_or_not(k, plan), *smaller.weighed(k)) if w not in ranked}
-        rank(Question(w, target, deterministic()) for w in work)
-        ranked |= work.keys()
+        for _ in range(STEPS):  # what is estimated first tells what else has to be
+            work = {w: None for k in kernels if k.group.product for w in (
+                *weighed(k), *apart_or_not(k, plan, rates, ranked), *smaller.weighed(k))
+                    if w not in ranked}
+            rank(Question(w, target, deterministic()) for w in work)
+            ranked |= work.keys()
         if less := {k.group.product: why for k in kernels if k.group.product
                     and (why := smaller.why_instead(k, plan, rates, upsampling))}:
             for product, why in less.items():
                 assert product.instead is not None
                 product.become(product.instead.product)
-                apart[product] = (why,)
+                apart[product] = (Step(why),)
             continue
         late = {k.group.product: why for k in kernels if k.group.product
                 and len(apart.get(k.group.product, ())) < STEPS
@@ -292,7 +295,7 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
         if not late and not read:
             break
         for product, why in late.items():
-            apart[product] = (*apart.get(product, ()), why)
+            apart[product] = (*apart.get(product, ()), step(product, plan.stored, why))
     inputs = [(i, x, region.pieces[x]) for i, x in enumerate(region.inputs)
               if isinstance(region.pieces[x], Source)]
     found = Launches(device, region, plan, kernels, inputs, handed)

@@ -9,7 +9,8 @@ value again. And what could be evaluated where it is read is written once where 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Container
+from typing import TYPE_CHECKING, NamedTuple
 
 from transconv.graph import price
 from transconv.graph.lying import aliased, features_last
@@ -35,6 +36,15 @@ COMPARED = "is compared with another value: evaluated again it may be rounded ot
 STORED_ANYWAY = "is handed out: read, not evaluated again"
 SHARED = 0.5  # of reading what the same kernel stores: others behind it read that anyway
 DEEPEST = 24  # operations that are evaluated again at most, one of the other
+
+
+class Step(NamedTuple):
+    """Why a product's factors are written first. ``there``: what they were views of that was in memory
+    already: then the factor itself is written; else what it is a view of, which another kernel may store
+    as well."""
+
+    reason: str
+    there: frozenset[Piece] = frozenset()
 
 
 def bases(piece: Piece, planner: Planner, only_views: bool) -> list[Piece]:
@@ -137,17 +147,29 @@ def weigh_windows(piece: Piece, user: Reduced, planner: Planner) -> None:
     _weigh_visits(views, user, piece.size / views.size, 0.0, planner)
 
 
+def step(product: Product, stored: Container[Piece], reason: str) -> Step:
+    """One more step in which the factors of a product are written first, behind a plan that stores some
+    values."""
+    return Step(reason, frozenset(x for f in product.factors if (x := seen(f.of, stored)) in stored))
+
+
+def seen(piece: Piece, stored: Container[Piece]) -> Piece:
+    """What a value is a view of: what is stored, or what is computed."""
+    while isinstance(piece, (Seen, Chosen)) and piece not in stored and not any(
+            isinstance(x, Mapped) for x in piece.operands[1:]):
+        piece = piece.operands[0]
+    return piece
+
+
 def weigh_factor(piece: Product, side: int, planner: Planner) -> None:
     """Store a factor that is computed, where it would be evaluated too often."""
     stored = planner.plan.stored
     views = piece.factors[side].of
     if isinstance(views, Chosen) and views in planner.outputs:
         planner.keep(views, piece, STORED_ANYWAY, itself=True)
-    while isinstance(views, (Seen, Chosen)) and views not in stored and not any(
-            isinstance(x, Mapped) for x in views.operands[1:]):
-        views = views.operands[0]
-    for reason in (r for part in (piece, *piece.others) for r in planner.apart.get(part, ())):
-        written = views in stored or isinstance(views, (Source, Constant))
+    views = seen(views, stored)
+    for reason, there in (r for part in (piece, *piece.others) for r in planner.apart.get(part, ())):
+        written = views in there or isinstance(views, (Source, Constant))
         kept = piece.factors[side].of if written else views
         base = kept if piece.relation else aliased(kept)
         if base in stored or isinstance(base, (Source, Constant)):

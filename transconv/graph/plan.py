@@ -31,9 +31,9 @@ from transconv.graph.pieces import (
 from transconv.graph.sizes import Length, same
 from transconv.ir import Var
 
-Apart = Mapping[Piece, Sequence[str]]
-"""Products, with the reasons for which their factors are written first: each reason for one more step,
-what is computed and then what is seen through views."""
+Apart = Mapping[Piece, Sequence[keeping.Step]]
+"""Products whose factors are written first: in one step what is computed, in another what is seen through
+views."""
 NONE: Apart = {}
 MOST_STORED = 16  # small values that one kernel stores
 

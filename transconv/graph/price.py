@@ -41,6 +41,12 @@ class Price:
         rate = self.target.tflops * (1.0 if p.factors[0].of.dtype.itemsize < 4 else 0.5)
         return 2 * sum(part.multiplied for part in (p, *p.others)) / (rate * 1e6)
 
+    def least(self, p: Product) -> float:
+        """Microseconds that no kernel of a product alone stays below, by the cost room's estimates."""
+        moved = self.moved(sum(f.of.bytes for f in p.factors) + p.bytes)
+        quick = 0.5 if p.factors[0].of.dtype.itemsize == 1 else 1.0
+        return max(moved, quick * self.multiplied(p))
+
     def kernel(self, bytes_: float, work: float, p: Product | None) -> float:
         """Microseconds of a kernel: its launch, and memory beside arithmetic."""
         busy = self.worked(work) + (self.multiplied(p) if p else 0.0)

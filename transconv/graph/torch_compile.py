@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
 from transconv.graph.smaller import UPSAMPLING
 from transconv.graph.symbols import Symbols
-from transconv.runtime import Begun, begin, is_collecting
+from transconv.runtime import Begun, begin, begin_processes, cores, is_collecting
 from transconv.target import TARGETS
 from transconv.torch_ops import stats
 from transconv.torch_ops.execute import target_of
@@ -30,6 +31,7 @@ RESTS = ("inductor", "eager")
 CPU = torch.device("cpu")
 CAPTURING = "reduce-overhead"  # the mode of torch.compile that asks for CUDA graphs
 PRICED = "sm_90"  # whose rates decide where there is no chip
+MANY = 16  # operations of a graph for which processes are started before it is traced
 MOST = 8  # ways to compute a graph, for different sizes
 NO_CPU = ('no kernel of ours runs on a CPU (transconv.config.cpu = "interpret" has Triton\'s interpreter '
           "run them)")
@@ -74,12 +76,22 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
             return run
         return compiled
 
+    _expect(gm, tensors)
     decompositions.repeated(gm)
     decompositions.normalized(gm)
     run = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                        inference_compiler=compiler("inference"), decompositions=decompositions.table(),
                        partition_fn=decompositions.divided, keep_inference_input_mutations=True)
     return _marked(run(gm, example_inputs), made)
+
+
+def _expect(gm: fx.GraphModule, tensors: Sequence[Tensor]) -> None:
+    """Start the processes that will compile the kernels, while autograd traces the graph."""
+    device = next((t.device for t in tensors if t.device.type != "cpu"), CPU)
+    calls = sum(n.op.startswith("call") for n in gm.graph.nodes)
+    if device is not CPU and calls >= MANY and cores() > 1 and not is_collecting():
+        with suppress(TransconvError):  # no kernel runs there, which is told later
+            begin_processes(target_of(device), min(cores(), calls))
 
 
 def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:

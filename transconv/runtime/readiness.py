@@ -122,16 +122,17 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int, hurried
                 _submit(question, _Asked(early=True, hurried=hurried), workers)
 
 
-def begin_processes(like: Question, workers: int) -> None:
+def begin_processes(like: Question | Target, workers: int) -> None:
     """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are
-    not compiled, or a plan is on disk. Each rehearses with a request ``like`` them: the first kernel of a
-    process takes twice as long as others."""
-    if compiles(like.target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
+    not compiled, or a plan is on disk. Each rehearses with a request ``like`` them, if one is known: the
+    first kernel of a process takes twice as long as others."""
+    target = like if isinstance(like, Target) else like.target
+    if compiles(target) and kept.DRAWER.path("plan") and next(kept.DRAWER.items(), None) is None:
         with _lock:
             if _pool is None:
                 expect_kernels()
                 pool = compilers(workers)
-                pool.first = START | like.job
+                pool.first = START if isinstance(like, Target) else START | like.job
                 pool.begin()
                 pool.first = START
 

@@ -3,7 +3,13 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.behind import behind_bytes, boxes_behind, in_place, told_behind
+from transconv.schedule.behind import (
+    behind_bytes,
+    boxes_behind,
+    in_place,
+    told_behind,
+    why_not_behind,
+)
 from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.copying import is_copy, rounds, share
@@ -81,7 +87,7 @@ __all__ = [
     "result_bytes", "rounds", "ROW", "row_of",
     "ROWS", "rows_of_features", "Schedule", "Scheduled", "share", "shared_bytes", "sides", "Such",
     "tile", "tiles_along", "tiles_of_a_stage", "told", "told_behind", "transposed_bytes",
-    "unregister_word", "wants_rounding", "WARP_GROUP", "why_not", "why_not_copied", "why_not_early",
-    "why_not_rows", "with_letter", "within", "within_places", "without", "Word", "WORDS", "words",
-    "words_table",
+    "unregister_word", "wants_rounding", "WARP_GROUP", "why_not", "why_not_behind", "why_not_copied",
+    "why_not_early", "why_not_rows", "with_letter", "within", "within_places", "without", "Word",
+    "WORDS", "words", "words_table",
 ]

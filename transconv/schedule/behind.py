@@ -22,7 +22,7 @@ from transconv.schedule.results import is_whole, result_boxes
 from transconv.target import Target
 
 if TYPE_CHECKING:
-    from transconv.schedule.schedule import Schedule
+    from transconv.schedule.schedule import Block, Schedule
 
 KEPT = 4096  # bytes of a warp
 
@@ -34,14 +34,24 @@ def boxes_behind(c: Schedule, compute: Compute) -> dict[View, Box]:
     return {view: box for view, box in told_behind(c, compute).items() if isinstance(box, Box)}
 
 
-@lru_cache(maxsize=4096)
 def told_behind(c: Schedule, compute: Compute) -> dict[View, Box | str]:
     """For each read behind the sum: its box, or the reason why it stays a load."""
+    return _told_behind(c.blocks, c.via, c.order, compute)
+
+
+@lru_cache(maxsize=4096)
+def _told_behind(blocks: tuple[Block, ...], via: str, order: str,
+                 compute: Compute) -> dict[View, Box | str]:
+    """``told_behind`` for the words that it depends on, which many schedules share."""
+    from transconv.schedule.schedule import Schedule
+
+    c = Schedule(blocks, via=via, order=order)
     reads = [s for s in compute.sweeps.behind if isinstance(s, Read)] if compute.sum else []
     return {r.view: _why_not(r, compute) or _as_large(box_of(r.view, c, compute), r.view, c, compute)
             for r in reads}
 
 
+@lru_cache(maxsize=512)
 def _why_not(read: Read, compute: Compute) -> str | None:
     """Why a read can be no box under any schedule, or None."""
     name = read.view.tensor.name

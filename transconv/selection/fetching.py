@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from transconv.compute import Compute, Read
-from transconv.schedule import Schedule, k_steps, why_not
+from transconv.schedule import Schedule, k_steps, why_not, why_not_behind
 from transconv.target import Target
 
 FEWEST = 3  # stages that a longer sum needs: one is read, one is waited for, one is filled
@@ -17,6 +17,9 @@ def fetching(schedule: Schedule, compute: Compute, target: Target) -> Iterator[S
     if schedule.via != "gluon" or schedule.behind == "box" or not any(
             isinstance(s, Read) for s in compute.after):
         return
+    if schedule.merge == 1 and not schedule.pack and why_not_behind(
+            schedule.with_words(behind="box"), compute, target):
+        return  # whatever the other words are: this rule is the last one
     least = min(schedule.stages, FEWEST, max(2, k_steps(schedule, compute)))
     for stages in range(schedule.stages, least - 1, -1):
         made = schedule.with_words(behind="box", stages=stages)

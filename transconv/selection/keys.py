@@ -13,19 +13,29 @@ from transconv.compute import Compute, Write
 from transconv.target import Target
 
 NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")  # of no function
+FRACTION = re.compile(r"(?<![\w.])(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+)")
+TELLING = ("0.0", "1.0")  # numbers that may stand for nothing to compute
 
 
 def unnamed(compute: Compute) -> str:
-    """A text of all of a computation but its name and those of its tensors and values. Axes keep theirs,
-    because schedules mention them."""
+    """A text of all of a computation but its name and those of its tensors and values, and the fractions
+    that values are computed with, on which no choice depends: blocks of a network may differ in a
+    probability alone. Axes keep their names, because schedules mention them."""
     named = [n for t in compute.tensors for n in (t.name, *t.dims)]
     named += [s.name for s in compute.steps if not isinstance(s, Write)]
     numbers = {n: f"%{i}" for i, n in enumerate(dict.fromkeys(named)) if n not in compute.sizes}
-    text = str(compute).partition("\n")[2]
+    text = "\n".join(_without_fractions(line) for line in str(compute).split("\n")[1:])
     lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
     rest = (compute.math, compute.merge, compute.behind, compute.part, compute.does,
             [(x.name, x.role) for x in compute.axes], [str(t.layout) for t in compute.tensors])
     return f"{lines}\n{rest}"
+
+
+def _without_fractions(line: str) -> str:
+    """A line, with a sign for each fraction if it computes a value; what a read fills with stays."""
+    if not line.lstrip().startswith("let "):
+        return line
+    return FRACTION.sub(lambda m: m[0] if m[0] in TELLING else "#", line)
 
 
 @functools.lru_cache(maxsize=64)
