@@ -61,8 +61,8 @@ def variants(job: Job, base: Schedule, target: Target) -> list[Variant]:
         schedule = replace(base, **wanted)
         if schedule == base:
             continue
-        found = (why_not(transfer.fitted(schedule, a, target), a, target) for a in phases)
-        reason = next((r for r in found if r), "")
+        reasons = (why_not(transfer.fitted(schedule, a, target), a, target) for a in phases)
+        reason = next((r for r in reasons if r), "")
         if "a" in wanted or (reason and any(w in wanted for w in STRUCTURE)):
             # another tile suits the other word: the first candidate that has it
             others = (c for c in ranked if all(getattr(c, k) == v for k, v in wanted.items())

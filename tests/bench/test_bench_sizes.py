@@ -70,7 +70,7 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
     assert main(words) == 0
     found = read(tmp_path / "cpu_sizes.csv")
     told = [(r["wrong"], r["compiled"], r["elsewhere"], r["kernels"]) for r in found]
-    assert told == [("", "0", "0", "4")] * 2 and all(float(r["first_us"]) for r in found)
+    assert told == [("", "0", "0", "5")] * 2 and all(float(r["first_us"]) for r in found)
     assert [bool(r["exact_us"]) for r in found] == [True, False]
     said = capsys.readouterr().out
     assert "measured quick_dense fwd: 2 of 2 sizes" in said

@@ -15,6 +15,7 @@ from bench.quantized_models import KINDS
 from bench.roofline import ceiling_of
 from bench.sides import baseline_calls
 from transconv.conv import ConvProblem, Prop
+from transconv.torch_ops import quantized as torch_quantized
 from transconv.tuning.session import read_log
 from transconv.tuning.table import read
 from transconv.verify.case import Case
@@ -103,11 +104,12 @@ def test_what_was_measured_in_the_time_is_kept(tmp_path: Path, monkeypatch: pyte
     assert [r["fp8"] for r in read(tmp_path / "quantized_train.csv")] == ["2.0000", "1.0000"]
 
 
-def test_the_reference_finds_a_wrong_integer() -> None:
+def test_the_reference_finds_a_wrong_integer(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = transconv.nn.QuantConv2d.from_float(torch.nn.Conv2d(4, 4, 3), 0.02, 5)
     x = torch.randn(2, 4, 6, 6)
     with torch.no_grad():
         other, elements = quantized_models.compared(layer, (x,))
-        layer.function = lambda *given, **named: transconv.quantized.conv2d(
-            *given, **named | {"input_zero_point": 6})
+        called, point = torch_quantized.of_reals, torch.tensor([6], dtype=torch.int32)
+        monkeypatch.setattr(torch_quantized, "of_reals", lambda *given: called(
+            *given[:-1], {**given[-1], "input_zero_point": point, "input_zero_sums": None}))
         assert other == 0 and elements == 4 * 16 and quantized_models.compared(layer, (x,))[0] > 0

@@ -261,7 +261,7 @@ def first_tile_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def one_mean_of_all_tiles(patch: pytest.MonkeyPatch) -> None:
     """Squared deviations of tiles are added up as if all tiles had one mean."""
-    module = sys.modules["transconv.schedule.partials"]
+    module = sys.modules["transconv.schedule.finishing"]
     patch.setattr(module, "_between", lambda i, steps, read, *rest: read.var)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.verify.judging import interpreted, judged
 from transconv import ir
-from transconv.conv import ConvProblem, Epilogue, Prop, compiler, zero_points
+from transconv.conv import ConvProblem, Epilogue, Prop, compensation, compiler
 from transconv.errors import ScheduleError, Unsupported
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
@@ -64,7 +64,7 @@ def test_a_given_schedule_is_that_of_the_product() -> None:
 
 
 def test_padding_that_counts_as_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zero_points, "_inside", lambda *_: ir.TRUE)
+    monkeypatch.setattr(compensation, "_inside", lambda *_: ir.TRUE)
     assert "wrong" in judged("mb1ic3ih6oc5oh6kh3ph1 dt=s8:s8:s32", "fwd", "zero:src", numpy=True).reason
     assert "wrong" in judged("mb1ic3ih6oc5oh6kh3ph1 dt=s32:s8:s8", "bwd_d", "zero:dst", numpy=True).reason
 

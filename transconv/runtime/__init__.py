@@ -6,7 +6,6 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 from transconv.runtime.allocator import quickest
 from transconv.runtime.apart import Apart, Copy, apart
 from transconv.runtime.carried import Carried, info, pack, unpack
-from transconv.runtime.collecting import collect, collecting, is_collecting
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.first_results import first_result
@@ -24,6 +23,7 @@ from transconv.runtime.readiness import (
     state,
     withdraw,
 )
+from transconv.runtime.recording import collect, collecting, is_collecting
 from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 

@@ -28,10 +28,10 @@ from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
-from transconv.runtime.collecting import collect, is_collecting
 from transconv.runtime.plans import Plan
 from transconv.runtime.processors import beside
 from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
+from transconv.runtime.recording import collect, is_collecting
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
 from transconv.target import Target

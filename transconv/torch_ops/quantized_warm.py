@@ -83,7 +83,8 @@ def _entry(others: Call, check: Callable[..., bool], function: Any, biased: bool
     begin, memory = (None, ()) if real is None else (real.begin, (tuple(x.shape), x.stride(), x.dtype))
     return made(others, check, function, *numbers, tuple(given), switches.same, only_on(route),
                 current_device, are_known, aligned, ALIGNMENT, route, start, begin, allocator.quickest(),
-                memory, *given.values(), *[t for _, t in read])
+                memory, *[None if isinstance(v, Tensor) else v for v in given.values()],
+                *[t for _, t in read])
 
 
 @lru_cache(maxsize=256)
