@@ -74,7 +74,7 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
     assert [bool(r["exact_us"]) for r in found] == [True, False]
     said = capsys.readouterr().out
     assert "measured quick_dense fwd: 2 of 2 sizes" in said
-    assert "| quick_dense | fwd | 2 | 2 of 2 | 4 | 0 | 0 |" in said
+    assert "| quick_dense | fwd | 2 | 2 of 2 | 5 | 0 | 0 |" in said
     assert main(words) == 0 and read(tmp_path / "cpu_sizes.csv") == found
     with pytest.raises(SystemExit):
         understood(["sizes", "--count", "0"])
