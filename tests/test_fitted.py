@@ -73,18 +73,20 @@ def fits(monkeypatch: pytest.MonkeyPatch, name: str, others: tuple[float, ...],
 
 
 def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 23 kernels: they take hardly longer than other boxes, and not half as long again."""
+    """Of 34 kernels: they take hardly longer than other boxes, if at all, and not half as long again."""
     measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
                 for row, s, c, at in sized("rn50_l2_3x3_128_s2,dcgan_up_512_256")
                 if len(c) == 1 and why_not(s, c[0], SM90) is None
                 and any(f.stepped for f in count(s, c[0], SM90).fetched)]
-    assert len(measured) == 23
-    assert fits(monkeypatch, "STEPPED", (1.0, 1.5), measured) < 0.11
+    assert len(measured) == 34
+    assert fits(monkeypatch, "STEPPED", (1.5,), measured) < 0.11
 
 
 def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 27 kernels, the gradients of a stem."""
-    timed = [x for x in sized("rn50_stem7x7s2") if x[0]["direction"] == "bwd_d"]
+    """Of 23 kernels, the gradients of a stem whose phases are launches of their own, as all were when the
+    rows of the H100 were timed."""
+    timed = [x for x in sized("rn50_stem7x7s2")
+             if x[0]["direction"] == "bwd_d" and "H100" in x[0]["device"]]
     measured = [(float(row["us"]), partial(microseconds, s, c, at, target_of([row])))
                 for row, s, c, at in timed]
     for sizes, *us in MEASURED:
@@ -95,7 +97,7 @@ def test_loads_that_the_nearest_cache_answers(monkeypatch: pytest.MonkeyPatch) -
             words = Schedule.parse(f"mb.qh.qw:{tile} warps=4")
             chip = target_of([{"device": device}])
             measured.append((t, partial(microseconds, words, timed[0][2], at, chip)))
-    assert len(measured) == 27
+    assert len(measured) == 23
     assert fits(monkeypatch, "NEAR_NS", (0.0, 300.0), measured) < 0.09
 
 

@@ -23,7 +23,8 @@ def timed(problem: str) -> Iterator[tuple[Schedule, float, float]]:
         for row in csv.DictReader(file):
             schedule = Schedule.parse(row["schedule"])
             if row["problem"].startswith(problem) and schedule.programs and schedule.behind == "box":
-                work = ConvWorkload(ConvProblem.parse(row["problem"]), Prop.FWD, Epilogue.parse(row["behind"]))
+                behind = Epilogue.parse(row["behind"])
+                work = ConvWorkload(ConvProblem.parse(row["problem"]), Prop.FWD, behind)
                 compute = work.computations[0]
                 assert why_not(schedule, compute, SM90) is None and row["verdict"] == "right"
                 yield schedule, float(row["us"]), estimate(schedule, compute, SM90)

@@ -36,12 +36,12 @@ PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the 
 # the bytes (weight gradients of 10 layers on an H100).
 TURN_NS, TURNED_GBS = 250.0, 280.0
 TURNED_LATE = 0.85  # the fraction of their latency that is waited for (five kernels of two stages, H100)
-NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (27 kernels, H100 and H200)
+NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (23 kernels, H100 and H200)
 # Of steps that share boxes, from the L2 cache to a multiprocessor while others fetch, too: what each of
 # them reads for itself, what all read alike, and the extra time of a row of 64 bytes (174 kernels, H200).
 OWN_GBS, COMMON_GBS, SHORT_ROWS = 60.0, 140.0, 0.4
-# Times the time to fetch boxes of every second position (23 kernels, H100 and H200; 1 to 1.4 are nearly as
-# near to them).
+# Times the time to fetch boxes of every second position (34 kernels, H100 and H200; 0.9 to 1.2 are as near
+# to them).
 STEPPED = 1.1
 ENDED = 2.2  # times the time to fetch rows that a group has a part of (48 elements; six kernels, H100)
 DIVIDED = 1.7  # times the time to unpack positions, if the divisors are arguments (a stem on an H200)
