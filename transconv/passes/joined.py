@@ -51,13 +51,13 @@ from transconv.ir import (
     Var,
     all_of,
     as_expr,
-    bound_vars,
     find,
     seq,
     statements,
     substitute,
     sum_of,
 )
+from transconv.passes.names import Names
 from transconv.passes.roles import FETCHED
 from transconv.simplify import simplify
 
@@ -116,11 +116,11 @@ def _boxes(k: Kernel) -> set[tuple[Tensor, tuple[int, ...]]]:
 def _one_grid(first: Kernel, kernels: Sequence[Kernel]) -> Kernel:
     """The kernel whose programs have the tiles of one kernel, then those of the next, and so on."""
     grids = [k.body for k in kernels if isinstance(k.body, For)]
-    pid, taken = grids[0].var, {v.name for k in kernels for v in bound_vars(k)}
+    pid, names = grids[0].var, Names(*kernels)
     body: list[Stmt] = []
     given: Expr | int = 0
     for phase, grid in enumerate(grids):
-        tile = Var(_fresh(f"tile_{phase}", taken))
+        tile = Var(names.fresh(f"tile_{phase}"))
         body.append(Let(tile, simplify(pid - given)))
         last = phase == len(grids) - 1
         here = [*([tile >= 0] if phase else []), *([] if last else [tile < _end(grid)])]
@@ -131,12 +131,6 @@ def _one_grid(first: Kernel, kernels: Sequence[Kernel]) -> Kernel:
                     until=None if grids[0].until is None else as_expr(given))
     notes = tuple(dict.fromkeys(n for k in kernels for n in k.notes))
     return Kernel(first.name, first.params, whole, notes, _required(kernels))
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    return name
 
 
 def _alike(a: Kernel, b: Kernel) -> bool:

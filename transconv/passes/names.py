@@ -6,10 +6,10 @@ from transconv.ir import Kernel, bound_vars
 
 
 class Names:
-    """The names of a kernel's variables, of which no two are alike."""
+    """The names of the variables of kernels, of which no two are alike."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        self.taken = {v.name for v in bound_vars(kernel)}
+    def __init__(self, *kernels: Kernel) -> None:
+        self.taken = {v.name for k in kernels for v in bound_vars(k)}
 
     def fresh(self, name: str) -> str:
         """The name, with underscores added until no other variable has it."""

@@ -36,7 +36,9 @@ from transconv.ir import (
 )
 from transconv.schedule import Schedule
 
-REGISTERS = 208  # of a thread, for its sums, the tiles that are added to them, and vectors
+# Of a thread, for its sums, the tiles that are added to them, and vectors: of the 255 that it may have,
+# without those for addresses. Not fitted to times.
+REGISTERS = 208
 COLUMNS = 4  # threads that share a row of the register tile
 ROWS = 8  # rows of it that a warp's threads share
 
