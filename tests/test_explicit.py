@@ -87,7 +87,7 @@ TURNED = [
 TWO = [
     ("mb3ic16ih4oc64oh4kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 programs=2"),
     ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
-     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 split_k=3 stages=2"),
+     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 stages=3"),
     ("mb2ic64ih8oc24oh8kh3ph1", BWD_D,
      f"ih:4 iw:4 ic:64 oc:32 | {ROLE} transposers=2 c=box swap=1 stages=5 programs=3"),
     ("mb2ic32ih8oc16oh8kh1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {ROLE} transposers=2 programs=1"),
@@ -137,7 +137,7 @@ def test_what_lies_across_the_sum_is_transposed(text: str, prop: Prop, schedule:
 @pytest.mark.every(2)
 @pytest.mark.parametrize(("text", "prop", "schedule"), TWO, ids=[f"{c[1]}-{c[0]}" for c in TWO])
 def test_two_transposers_take_turns(text: str, prop: Prop, schedule: str) -> None:
-    launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, schedule)
+    launches = right_in_any_order(ConvProblem.parse(f"{text} dt=f32 tag=axb"), prop, schedule, seeds=8)
     names = [r.name for r in ir.find(launches[0], ir.Role)]
     assert names[-3:] == ["even_transposer", "odd_transposer", "producer"]
 
@@ -151,18 +151,22 @@ def test_two_transposers_are_refused_in_words() -> None:
         assert reason in str(why_not(given, next(iter(computes(p, prop))), SM90))
 
 
-def right_in_any_order(p: ConvProblem, prop: Prop, schedule: str) -> list[ir.Kernel]:
+def right_in_any_order(p: ConvProblem, prop: Prop, schedule: str, seeds: int = 3) -> list[ir.Kernel]:
     """The kernels of an explicit schedule, whose answer is the reference's whoever goes first."""
-    rng = np.random.default_rng(0)
-    values = {n: integers(rng, shapes(p)[n], 2) for n in prop.operands}
+    values = drawn(p, prop)
     expected = convolve(p, prop, values[prop.operands[0]], values[prop.operands[1]])
     launches = kernels(p, prop, schedule)
     for kernel in launches:
         verify(kernel, "explicit")
     assert ir.find(launches[0], ir.Roles)
-    for seed in range(3):
+    for seed in range(seeds):
         assert np.array_equal(answer(p, prop, launches, seed, values), expected)
     return launches
+
+
+def drawn(p: ConvProblem, prop: Prop) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {n: integers(rng, shapes(p)[n], 2) for n in prop.operands}
 
 
 class _Without(ir.Mutator):
@@ -186,12 +190,38 @@ class _Without(ir.Mutator):
 def test_a_turn_that_is_not_waited_for_is_reported(name: str, barrier: str, said: str) -> None:
     text, prop, schedule, _ = TURNED[4]
     p = ConvProblem.parse(f"{text} dt=f32 tag=axb")
-    rng = np.random.default_rng(0)
-    values = {n: integers(rng, shapes(p)[n], 2) for n in prop.operands}
     broken = [_Without(name, barrier).mutate(k) for k in kernels(p, prop, schedule)]
     with pytest.raises(ir.InterpError, match=said):
         for seed in range(20):
-            answer(p, prop, broken, seed, values)
+            answer(p, prop, broken, seed, drawn(p, prop))
+
+
+class _LandedFirst(ir.Mutator):
+    """A kernel whose transposers wait for ``landed`` before ``taken``."""
+
+    def __init__(self) -> None:
+        self.other: dict[ir.FuncCall, ir.FuncCall] = {}
+
+    def mutate_Role(self, at: ir.Role) -> ir.Stmt:
+        if not at.name.endswith("transposer"):
+            return at
+        taken, landed = (s for s in ir.find(at, ir.FuncCall) if s.func is ir.WAIT)
+        self.other = {taken: landed, landed: taken}
+        return self.generic(at)
+
+    def mutate_FuncCall(self, at: ir.FuncCall) -> ir.Stmt:
+        return self.other.get(at, at)
+
+
+def test_a_phase_that_nobody_watched_is_not_waited_for_by_parity() -> None:
+    """Of three slots, each of two transposers sees every other phase. A copy that lands late, after one
+    fetched behind it, makes its predecessor's phase pass for its own."""
+    text, prop, schedule = TWO[1]
+    p = ConvProblem.parse(f"{text} dt=f32 tag=axb")
+    broken = [_LandedFirst().mutate(k) for k in kernels(p, prop, schedule)]
+    with pytest.raises(ir.InterpError, match="is used before its copy has landed"):
+        for seed in range(40):
+            answer(p, prop, broken, seed, drawn(p, prop))
 
 
 @pytest.mark.parametrize(("math", "k", "said"), [

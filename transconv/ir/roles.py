@@ -1,10 +1,12 @@
 """The semantics of warp-specialized kernels: shared memory with its hazards, and concurrent roles.
 
 Each role is a coroutine (a thread of which only one runs at a time). It yields before every wait,
-arrival, copy and product, and a seeded random choice says which role goes on, so that different seeds
-try different interleavings. Reported as errors: roles that all wait (deadlock), memory that is used
-before its copy has landed, overwritten before it was read or while it is being read, or sent before it
-was fenced, and accumulators that are read while products are still being added to them.
+arrival, copy and product, and a seeded random choice says what goes on: a role, or one of the copies in
+flight, which land in any order. Each has a random weight, so that some are far behind the others, and
+different seeds try different interleavings. Reported as errors: roles that all wait (deadlock), memory
+that is used before its copy has landed, overwritten before it was read or while it is being read, or sent
+before it was fenced, copies in flight when all roles have ended, and accumulators that are read while
+products are still being added to them.
 """
 
 from __future__ import annotations
@@ -125,8 +127,9 @@ class _Stop(BaseException):
 class _Player:
     """A role's thread, and what it waits for."""
 
-    def __init__(self, name: str, act: Callable[[], None], machine: Turns) -> None:
+    def __init__(self, name: str, act: Callable[[], None], machine: Turns, weight: float) -> None:
         self.name = name
+        self.weight = weight
         self.turn = threading.Semaphore(0)
         self.condition: Callable[[], bool] | None = None
         self.waits_for = ""
@@ -148,6 +151,15 @@ class _Player:
         machine.back.release()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A copy in flight: its bytes count as landed after ``land``."""
+
+    name: str
+    land: Callable[[], None]
+    weight: float
+
+
 class Turns:
     """Runs roles in turns until all have ended. Raises the exception of a role, or Fault if all roles
     that are left wait."""
@@ -157,25 +169,40 @@ class Turns:
         self.back = threading.Semaphore(0)
         self.stopping = False
         self.players: list[_Player] = []
+        self.flights: list[_Flight] = []
         self.now: _Player | None = None
 
     def run(self, roles: list[tuple[str, Callable[[], None]]]) -> None:
-        self.players = [_Player(name, act, self) for name, act in roles]
+        self.players = [_Player(name, act, self, self._weight()) for name, act in roles]
         for player in self.players:
             player.thread.start()
         try:
             while waiting := [p for p in self.players if not p.done]:
-                able = [p for p in waiting if p.condition is None or p.condition()]
+                able = [*(p for p in waiting if p.condition is None or p.condition()), *self.flights]
                 if not able:
                     stuck = "; ".join(f"role {p.name} waits for {p.waits_for}" for p in waiting)
                     raise Fault(f"the roles wait for one another: {stuck}")
-                self._give(self.random.choice(able))
+                chosen = self.random.choices(able, [x.weight for x in able])[0]
+                if isinstance(chosen, _Player):
+                    self._give(chosen)
+                else:
+                    self.flights.remove(chosen)
+                    chosen.land()
+            if self.flights:
+                raise Fault(f"all roles have ended, {self.flights[0].name} is still in flight")
         finally:
             self.stopping = True
             for player in self.players:
                 if not player.done:
                     self._give(player, last=True)
                 player.thread.join()
+
+    def _weight(self) -> float:
+        return float(10 ** self.random.uniform(-2, 0))
+
+    def later(self, name: str, land: Callable[[], None]) -> None:
+        """Have a copy land at some time after this."""
+        self.flights.append(_Flight(name, land, self._weight()))
 
     def _give(self, player: _Player, last: bool = False) -> None:
         self.now = player

@@ -259,10 +259,11 @@ def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
 
 def _turns(tile: _Tile, rings: Rings, number: int, of: int) -> _Act:
     """A transposer: write a slot that has landed to the same slot of another ring, K innermost. In the
-    first round all slots of that ring count as taken. One ``of`` two rests at every other step."""
+    first round all slots of that ring count as taken. One ``of`` two rests at every other step and does
+    not see each phase of ``landed``: after the wait for ``taken``, only this step's phase is left."""
     puts = [Put(r.transposed, r.piece) for r in rings.turns if r.transposed is not None]
-    step = seq(*tile.lets, FuncCall(WAIT, (rings.landed, SLOT, PHASE)),
-               FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)), *puts, FuncCall(FENCE, ()),
+    step = seq(*tile.lets, FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)),
+               FuncCall(WAIT, (rings.landed, SLOT, PHASE)), *puts, FuncCall(FENCE, ()),
                FuncCall(ARRIVE, (rings.transposed, SLOT, TRUE)),
                FuncCall(ARRIVE, (rings.free, SLOT, TRUE)))
     first = _counters(0)

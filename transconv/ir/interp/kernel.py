@@ -207,9 +207,15 @@ class _Run(Execution):
             box = BoxLoad(s.tensor, s.corner, s.piece.within, s.piece.buffer.extents)
             values, *within = self.eval.compute_all(box, *s.piece.within)
             cell.data[...], cell.state = np.nan, "landing"
-            gate.landing.append((cell, scatter(cell, tuple(within), values)))
-            gate.landed += s.piece.buffer.box_bytes
-            gate.settle(f"{s.barrier.name}[{slot}]")
+            contents = scatter(cell, tuple(within), values)
+
+            def land() -> None:
+                gate.landing.append((cell, contents))
+                gate.landed += s.piece.buffer.box_bytes
+                gate.settle(f"{s.barrier.name}[{slot}]")
+
+            assert self.turns is not None  # a copy is fetched inside of roles, see _pause
+            self.turns.later(cell.name, land)
 
     def _Put(self, s: xp.Put) -> None:
         with self._blame(s):
