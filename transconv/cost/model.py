@@ -32,9 +32,9 @@ from transconv.target import Constants, Target
 # In parentheses: the kernels that a number comes from, whose rows are in bench/results (for some, a test
 # finds it again: tests/test_fitted.py).
 PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the next (34 kernels, H100)
-# Of a step whose operands of 8 bits are transposed: for warps that wait for one another, and the rate of
-# the bytes (weight gradients of 10 layers on an H100).
-TURN_NS, TURNED_GBS = 250.0, 280.0
+# Of a step whose operands of 8 bits are transposed: for warps that wait for one another, by the number of
+# transposing groups, and the rate of the bytes (weight gradients of 10 layers on an H100).
+TURN_NS, TURNED_GBS = (250.0, 160.0), 280.0
 TURNED_LATE = 0.85  # the fraction of their latency that is waited for (five kernels of two stages, H100)
 NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (23 kernels, H100 and H200)
 # Of steps that share boxes, from the L2 cache to a multiprocessor while others fetch, too: what each of
@@ -247,4 +247,5 @@ def _turning_ns(w: Work, schedule: Schedule, c: Constants) -> float:
     wide = 256 if schedule.warps == 4 else 128
     read = (w.left * -(-w.right // wide) + w.right * -(-w.left // 64)) * w.k * w.bits / 8
     moved = landed + 2 * w.transposed + read
-    return TURN_NS + moved / TURNED_GBS if w.bits == 8 else moved / c.shared_gbs
+    turn = TURN_NS[schedule.transposers - 1]
+    return turn + moved / TURNED_GBS if w.bits == 8 else moved / c.shared_gbs

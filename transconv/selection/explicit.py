@@ -124,6 +124,8 @@ def _words(blocks: tuple[Block, ...], m: int, n: int, k: int, c: str, compute: C
     schedule = Schedule(blocks, a="box", b="box", c=c, swap=swap, warps=8 if m * n > alone else 4,
                         via="gluon")
     transposed = transposed_bytes(schedule, compute)
+    if transposed and schedule.warps == 4 and compute.a.tensor.dtype.bits == 8:
+        schedule = schedule.with_words(transposers=2)
     schedule = schedule.with_words(stages=_stages(m, n, k, c, 1, transposed, compute, target))
     if schedule.stages < (FEWEST_TURNED if transposed else FEWEST):
         return
