@@ -233,6 +233,32 @@ def test_a_call_that_waited_for_a_core_is_not_the_only_one(monkeypatch: pytest.M
     assert [round(t.us) for t in found.values()] == [9, 9]
 
 
+def test_calls_that_are_compared_are_timed_in_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 27 us beside one of 24 us is captured, too; one of a millisecond, or beside long ones, is
+    not; and where one cannot be captured, none is."""
+    clock = timing.Clock("cpu", 1)
+    monkeypatch.setattr(clock, "gpu", True)
+    monkeypatch.setattr(timing.torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(clock, "_host", lambda call, times: 0.0)
+    monkeypatch.setattr(clock, "_events", lambda call, times: [call()] * times)
+
+    def graph(make: Callable[[int], Call], footprint: int, us: float) -> Callable[[float], list[float]]:
+        if us == 26.0:
+            raise RuntimeError("this call cannot be captured")
+        return lambda budget_ms: [us]
+
+    monkeypatch.setattr(clock, "_graph", graph)
+
+    def methods(*us: float) -> list[str]:
+        made = clock.compare({str(n): (lambda index, n=n: lambda: n) for n in us}, 1000)
+        assert [t.us for t in made.values()] == [*us]
+        return [t.method for t in made.values()]
+
+    assert methods(24.0, 27.0, 1000.0) == ["graph", "graph", "events"]
+    assert methods(27.0, 1000.0) == ["events", "events"]
+    assert methods(24.0, 26.0) == ["events", "events"]
+
+
 def test_threads_are_those_that_may_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False)

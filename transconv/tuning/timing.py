@@ -1,9 +1,10 @@
 """Times a call on the GPU: medians, cold caches, CUDA graphs for short kernels.
 
 Long calls are timed one by one with events, the second-level cache overwritten before each. Calls
-under ``GRAPH_US`` are captured into a CUDA graph, many in a row, each on another set of tensors, so
-that neither launch gaps nor a warm cache are measured (sets are limited to ``SETS``: problems of
-less than a megabyte or two stay warm, on every side of a comparison alike).
+under ``GRAPH_US``, and near ones that are compared with them, are captured into a CUDA graph, many in a
+row, each on another set of tensors, so that neither launch gaps nor a warm cache are measured (sets are
+limited to ``SETS``: problems of less than a megabyte or two stay warm, on every side of a comparison
+alike).
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import torch
 
 Call = Callable[[], object]
 Make = Callable[[int], Call]  # the call on the i-th set of tensors
+Run = Callable[[float], list[float]]  # microseconds of samples, of a budget in milliseconds
 
 GRAPH_US = 25.0
+FAR = 4.0  # times as long as a short call: the other way of timing makes no difference then
 SLOW_US = 1e5  # what the host spends on a call is not worth waiting for twenty of these
 FLUSH_BYTES = 256 << 20
 ROTATE_BYTES = 160 << 20
@@ -66,9 +69,10 @@ class Clock:
         self.read = torch.zeros(size // 4, device=device) if clean else None
 
     def compare(self, calls: dict[str, Make], footprint: int, rounds: int = 3) -> dict[str, Timing]:
-        """Time several calls in turn, in ``rounds`` rounds, so that drift affects all alike.
+        """Time several calls in turn, in ``rounds`` rounds, so that drift affects all alike, and all in
+        one way: if one of them is short, those that are not ``FAR`` times as long are captured, too.
         ``footprint``: bytes that one call touches."""
-        runs = {name: self._prepare(make, footprint) for name, make in calls.items()}
+        runs = self._prepared(calls, footprint)
         samples: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(rounds):
             for name, (run, _, _) in runs.items():
@@ -79,24 +83,29 @@ class Clock:
     def one(self, make: Make, footprint: int) -> Timing:
         return self.compare({"": make}, footprint, rounds=2)[""]
 
-    def _prepare(self, make: Make, footprint: int) -> tuple[Callable[[float], list[float]], str,
-                                                             float]:
-        call = make(0)
-        for _ in range(3):
-            call()
+    def _prepared(self, makes: dict[str, Make], footprint: int) -> dict[str, tuple[Run, str, float]]:
+        """How each call is timed, the name of the method, and what the call costs the host."""
+        calls = {name: make(0) for name, make in makes.items()}
+        for call in calls.values():
+            for _ in range(3):
+                call()
         if not self.gpu:
-            return self._on_host(call), f"host, threads={torch.get_num_threads()}", 0.0
+            method = f"host, threads={torch.get_num_threads()}"
+            return {name: (self._on_host(call), method, 0.0) for name, call in calls.items()}
         torch.cuda.synchronize()
-        estimate = min(self._events(call, 3))
-        host = self._host(call, 20 if estimate < SLOW_US else 1)
-        if estimate <= GRAPH_US:
+        took = {name: min(self._events(call, 3)) for name, call in calls.items()}
+        host = {name: self._host(call, 20 if took[name] < SLOW_US else 1) for name, call in calls.items()}
+        found: dict[str, tuple[Run, str, float]] = {}
+        if min(took.values(), default=SLOW_US) <= GRAPH_US:
             try:
-                return self._graph(make, footprint, estimate), "graph", host
+                found = {name: (self._graph(make, footprint, took[name]), "graph", host[name])
+                         for name, make in makes.items() if took[name] <= FAR * GRAPH_US}
             except Exception:  # not everything can be captured
                 torch.cuda.synchronize()
-        return self._by_events(call, estimate), "events", host
+        return {name: found.get(name) or (self._by_events(call, took[name]), "events", host[name])
+                for name, call in calls.items()}
 
-    def _on_host(self, call: Call) -> Callable[[float], list[float]]:
+    def _on_host(self, call: Call) -> Run:
         def run(budget_ms: float) -> list[float]:
             found: list[float] = []
             budget = budget_ms * 1e3
@@ -132,14 +141,14 @@ class Clock:
         torch.cuda.synchronize()
         return [start.elapsed_time(stop) * 1e3 for start, stop in marks]
 
-    def _by_events(self, call: Call, estimate: float) -> Callable[[float], list[float]]:
+    def _by_events(self, call: Call, estimate: float) -> Run:
         def run(budget_ms: float) -> list[float]:
             times = min(200, max(5, int(budget_ms * 1e3 / (estimate + 80))))
             call()
             return self._events(call, times)
         return run
 
-    def _graph(self, make: Make, footprint: int, estimate: float) -> Callable[[float], list[float]]:
+    def _graph(self, make: Make, footprint: int, estimate: float) -> Run:
         sets = max(2, min(SETS, -(-ROTATE_BYTES // max(1, footprint))))
         calls = [make(i) for i in range(sets)]
         rounds = max(1, round(min(200, max(20, 2000 / max(estimate, 1))) / sets))

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from transconv.compute import Alone, Compute, examine, parse
-from transconv.conv import Compiled, ConvProblem, Prop
+from transconv.conv import Compiled, ConvProblem, ConvWorkload, Prop, marked
 from transconv.ir import Layout, Tensor
 from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule
@@ -53,7 +53,9 @@ def timed(text: str, direction: str = "", behind: str = "") -> Timed:
     """The question of some texts. Raises ProblemError, ComputeError."""
     if text.startswith("compute "):
         return OfCompute(parse(text))
-    return OfProblem(Case(ConvProblem.parse(text), Prop(direction), behind))
+    plain, names = marked(text)
+    case = Case(ConvProblem.parse(plain), Prop(direction), behind)
+    return OfAnySize(case, names) if names else OfProblem(case)
 
 
 class OfProblem:
@@ -84,6 +86,22 @@ class OfProblem:
 
     def release(self) -> None:
         self.case.release()
+
+
+class OfAnySize(OfProblem):
+    """The same with kernels that take some sizes as arguments (``names``), at the problem's sizes."""
+
+    def __init__(self, case: Case, names: frozenset[str]) -> None:
+        super().__init__(case)
+        self.names = names
+
+    def plan(self, schedule: str) -> Compiled:
+        case, p = self.case, self.case.problem
+        said = Schedule.parse(schedule) if schedule else None
+        workload = ConvWorkload(p, case.prop, case.after, self.names)
+        made = plan(workload, case.target, said, case.deterministic, Compiled, keeps=False)
+        assert made.required is not None
+        return made.at(dict(zip(made.required.sizes.names, (p.mb, *p.i), strict=True)))
 
 
 class OfCompute:
