@@ -110,20 +110,21 @@ def test_notes_that_differ_in_numbers_are_one() -> None:
 
 
 def test_lanes_that_count_up_are_not_subtracted() -> None:
-    """Triton 3.6 assumes for all lanes of a row what holds for the first lane of such a difference."""
+    """Triton 3.6 assumes for all lanes of a row what holds for the first lane of such a difference, also
+    if it is written as the sum with a product with -1."""
     speller = ExprSpeller()
     m, k = Lane("m", 16, 1), Lane("k", 8, 2)
     step = Var("step")
-    for e, text in ((m - k % 4, "m[:, None] + (k % 4)[None, :] * -1"), (-(k % 4), "k % 4 * -1"),
+    for e, text in ((m - k % 4, "m[:, None] + (~(k % 4) + 1)[None, :]"), (-(k % 4), "~(k % 4) + 1"),
                     (m - step, "m - step"), (m * 2 - k * 3, "(m * 2)[:, None] - (k * 3)[None, :]"),
-                    (step - m, "step + m * -1"), (-step + m, "m - step")):
+                    (step - m, "step + ~m + 1"), (-step + m, "m - step")):
         assert speller.text(e) == text
     compiled = compiler.build(
         ConvProblem.parse("mb5ic3ih9oc8oh5kh7sh2ph3 dt=f64 tag=nchw"), Prop.BWD_D, TARGETS["sm_90"],
         Schedule.parse("qh.qw:2 ic:16 th.tw:8 | fma | a=gather b=gather | stages=3 warps=4"))
     for step_ in compiled.steps:
         body = step_.source.split("gdc_wait()")[1]
-        assert "(tw * -1)[None, :]" in body and " - tw" not in body
+        assert "(~tw + 1)[None, :]" in body and " - tw" not in body
 
 
 K = Var("k")

@@ -110,7 +110,7 @@ class ExprSpeller:
         level, lanes = LEVEL[type(e)], self.lanes(e)
         left = self.fit(e.a, lanes, level + (1 if level == 1 else 0))
         if isinstance(e, Sub) and self.may_count_up(e.b):
-            return f"{left} + {self.transposed(e.b, lanes)}", level
+            return f"{left} + {self.negated(e.b, lanes)}", level
         right = self.fit(e.b, lanes, level + 1)
         return f"{left} {SIGN[type(e)]} {right}", level
 
@@ -119,8 +119,10 @@ class ExprSpeller:
 
     def fit(self, e: Expr, lanes: tuple[Lane, ...], level: int = 0) -> str:
         """The text of ``e`` where dimensions are ``lanes``, in parentheses if it binds weaker."""
-        own = self.lanes(e)
-        text, strength = self.spell(e)
+        return self.fitted(*self.spell(e), self.lanes(e), lanes, level)
+
+    def fitted(self, text: str, strength: int, own: tuple[Lane, ...], lanes: tuple[Lane, ...],
+               level: int = 0) -> str:
         if own and own != lanes:
             if strength < POSTFIX:
                 text = f"({text})"
@@ -149,17 +151,23 @@ class ExprSpeller:
     def may_count_up(self, e: Expr) -> bool:
         """Whether neighbouring lanes may hold neighbouring integers. Where these are subtracted, Triton
         3.6 assumes for every lane what holds only for the first (a divisor of 4, say), and reuses one
-        lane's comparison for its neighbour (bench/results/h200_subtracted_lanes.csv). A product with
-        -1 is compiled correctly."""
+        lane's comparison for its neighbour (bench/results/h200_subtracted_lanes.csv)."""
         scaled = isinstance(e, Mul) and isinstance(e.b, Const)
         return e.dtype.is_integer and bool(self.lanes(e)) and not scaled
 
-    def transposed(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
-        return f"{self.fit(e, lanes, LEVEL[Mul])} * -1"
+    def negated(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
+        """-x as ``~x + 1``: Triton assumes nothing of bit operations. It makes subtractions of products
+        with -1 that are added (a fault on an H100)."""
+        own = self.lanes(e)
+        return self.fitted(f"~{self.fit(e, own, PREFIX)} + 1", LEVEL[Add], own, lanes)
+
+    def spell_Mul(self, e: Mul) -> tuple[str, int]:
+        minus = isinstance(e.b, Const) and e.b.value == -1
+        return self.spell_Neg(Neg(e.a)) if minus and self.may_count_up(e.a) else self.binary(e)
 
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
         if self.may_count_up(e.x):
-            return self.transposed(e.x, self.lanes(e)), LEVEL[Mul]
+            return self.negated(e.x, self.lanes(e)), LEVEL[Add]
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def counts(self, e: Expr) -> str:
