@@ -54,7 +54,7 @@ def rows_of(options: Namespace) -> Iterator[Row]:
 
 def main(options: Namespace) -> int:
     """Returns 1 if anything was wrong, timed out or crashed."""
-    from transconv.verify.case import weight
+    from transconv.verify.machine import weight
 
     out = Path(options.out)
     table = Table(out / "check.csv", COLUMNS, KEY)

@@ -18,7 +18,7 @@ import torch
 from bench.environment import versions
 from bench.schedules import GIVEN, read
 from transconv.errors import TransconvError
-from transconv.verify.case import synchronize
+from transconv.verify.machine import synchronize
 from transconv.verify.timed import Call, timed
 
 COLUMNS = (*GIVEN, "call", "kernel", "us", "device", "torch", "triton", "commit")

@@ -38,7 +38,8 @@ KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 
 def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
     """Plan, and compile where there is a GPU."""
-    from transconv.verify.case import Case, device, warm
+    from transconv.verify.case import Case, warm
+    from transconv.verify.machine import device
 
     start = time.perf_counter()
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
@@ -59,7 +60,7 @@ def on_gpu(problem: str, **payload: Any) -> Row:
     """``measure``; or, without a problem, the machine's ceilings."""
     from bench import ceilings
     from transconv.tuning.timing import Clock
-    from transconv.verify.case import device
+    from transconv.verify.machine import device
 
     if problem:
         return measure(problem, **payload)
@@ -76,7 +77,7 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
     from transconv.errors import ScheduleError, Unsupported
     from transconv.tuning.timing import Clock
     from transconv.verify.case import Case
-    from transconv.verify.oracle import Judgement
+    from transconv.verify.judgement import Judgement
     from transconv.verify.timed import OfProblem
 
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
