@@ -258,7 +258,7 @@ class Planner:
             reads = price.sources(piece, others)
             beside = {t for x in group.stores for t in price.sources(x, others)}
             small = len(group.stores) < MOST_STORED and self.rates.moved(
-                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < price.LAUNCH_US
+                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < self.rates.launch_us
             if small or reads & beside:
                 return self.evaluates(group, piece)
         group = map_group(len(self.plan.groups), piece.shape)
