@@ -13,7 +13,7 @@ DRAWN = table(lambda op: op if op.activation and op.drawn else None)
 EXACT = table(lambda op: op if op.activation and op.drawn and op.exact else None)
 
 
-def epilogue(rng: Random, prop: Prop, dtype: str) -> str:
+def epilogue(rng: Random, prop: Prop) -> str:
     """What happens to the sums, ``bias+relu``; a gradient of weights is stored as it is. Mostly
     operations that keep whole numbers whole, so that results are compared bit for bit."""
     if prop is Prop.BWD_W or not chance(rng, 3):

@@ -197,8 +197,7 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool 
         if kernels <= FEW_KERNELS or chance(rng, 4 if kernels <= MANY_KERNELS else 40):
             break
     zeros = draw_post_ops.zeros(rng, problem, prop)
-    after = (draw_post_ops.quantised(rng, prop) if small else
-             draw_post_ops.epilogue(rng, prop, problem.src.dtype.name))
+    after = draw_post_ops.quantised(rng, prop) if small else draw_post_ops.epilogue(rng, prop)
     trial = Trial(problem, prop, target, None, after,
                   tuple(sorted(draw.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
