@@ -123,7 +123,8 @@ def _job(problem: str, prop: str) -> Job:
 def prepare(problem: str, prop: str, base: str, schedule: str, passes: str,
             budget_ms: float) -> Row:
     """Compile a variant; ``same`` if its text is the base's."""
-    from transconv.verify.case import device, warm
+    from transconv.verify.case import warm
+    from transconv.verify.machine import device
 
     job = _job(problem, prop)
     made = _build(job, schedule, passes)

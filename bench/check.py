@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,18 +52,24 @@ def rows_of(options: Namespace) -> Iterator[Row]:
                                "epilogue": options.epilogue if prop != "bwd_w" else ""}
 
 
+def left(table: Table, asked: Iterable[Row], options: Namespace) -> tuple[list[Row], list[Row]]:
+    """The rows of this shard, and those of them that the table lacks or that are to be run again."""
+    if options.retry:
+        table.drop(options.retry.split(","), "verdict")
+    rows = [r for i, r in enumerate(asked) if i % options.shards == options.shard]
+    some_computable([(ConvProblem.parse(r["problem"]), Prop(r["prop"])) for r in rows])
+    todo = [r for r in rows if not table.has(r)]
+    print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
+    return rows, todo
+
+
 def main(options: Namespace) -> int:
     """Returns 1 if anything was wrong, timed out or crashed."""
-    from transconv.verify.case import weight
+    from transconv.verify.machine import weight
 
     out = Path(options.out)
     table = Table(out / "check.csv", COLUMNS, KEY)
-    if options.retry:
-        table.drop(options.retry.split(","), "verdict")
-    rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
-    some_computable([(ConvProblem.parse(r["problem"]), Prop(r["prop"])) for r in rows])
-    todo = [r for r in rows if not table.has(r)]
-    print(f"{len(rows)} tasks, {len(rows) - len(todo)} done before", flush=True)
+    rows, todo = left(table, rows_of(options), options)
     group = Group("transconv.verify.driver_run:work", options.workers,
                   environment.worker_environment(options.cache))
     tasks = []

@@ -17,7 +17,7 @@ from transconv.conv import Prop, sampled
 from transconv.torch_ops import library
 from transconv.tuning.table import Row
 from transconv.tuning.timing import Clock, Timing, summary
-from transconv.verify.case import device, synchronize
+from transconv.verify.machine import device, synchronize
 from transconv.verify.pool import is_fatal
 
 Tensor = torch.Tensor

@@ -7,7 +7,6 @@ many at a time. Kernels are timed where they run: what lies between them does no
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -16,9 +15,9 @@ from statistics import median
 import torch
 
 from bench.environment import versions
-from bench.schedules import GIVEN, read
+from bench.schedules import GIVEN, asked, which, writing
 from transconv.errors import TransconvError
-from transconv.verify.case import synchronize
+from transconv.verify.machine import synchronize
 from transconv.verify.timed import Call, timed
 
 COLUMNS = (*GIVEN, "call", "kernel", "us", "device", "torch", "triton", "commit")
@@ -27,29 +26,21 @@ TAIL = re.compile(r"_[0-9a-f]{8}$")  # of a kernel's name: what tells equal name
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
-    parser.add_argument("files", nargs="+", type=Path,
-                        help=f"CSV files with the columns {', '.join(GIVEN)}")
-    parser.add_argument("--match", default="", help="only problems that have this in their text")
+    which(parser)
     parser.add_argument("--calls", type=int, default=20, help="calls of each plan")
 
 
 def main(options: argparse.Namespace) -> int:
     """Measure, and print as it goes. 1 if a plan was refused."""
-    asked = [row for path in options.files for row in read(path) if options.match in row["problem"]]
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
     about, refused = versions(), 0
-    with (out / "parts.csv").open("w", newline="", encoding="utf-8") as file:
-        lines = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
-        lines.writeheader()
-        for row in asked:
+    with writing(Path(options.out) / "parts.csv", COLUMNS) as write:
+        for row in asked(options):
             try:
                 found = measured(row, options.calls)
             except TransconvError as error:
                 found, refused = {f"{type(error).__name__}: {error}": float("nan")}, refused + 1
             for at, (kernel, us) in enumerate(found.items()):
-                lines.writerow({**about, **row, "call": at, "kernel": kernel, "us": us})
-            file.flush()
+                write({**about, **row, "call": at, "kernel": kernel, "us": us})
             each = ", ".join(f"{kernel} {us:.2f}" for kernel, us in found.items())
             what = f"{row['problem']} {row['direction']} | {row['schedule']}"
             print(f"{sum(found.values()):9.2f} us {what}: {each}", flush=True)

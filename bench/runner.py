@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bench import environment, layers
-from bench.check import verdict
+from bench.check import left, verdict
 from bench.roofline import ceiling_of, floor_us
 from bench.small_types import MIXTURES, mixed
 from bench.tables import cpu_table, summary_table
-from transconv.cli.options import some_computable
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
@@ -38,7 +37,8 @@ KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 
 def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
     """Plan, and compile where there is a GPU."""
-    from transconv.verify.case import Case, device, warm
+    from transconv.verify.case import Case, warm
+    from transconv.verify.machine import device
 
     start = time.perf_counter()
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
@@ -59,7 +59,7 @@ def on_gpu(problem: str, **payload: Any) -> Row:
     """``measure``; or, without a problem, the machine's ceilings."""
     from bench import ceilings
     from transconv.tuning.timing import Clock
-    from transconv.verify.case import device
+    from transconv.verify.machine import device
 
     if problem:
         return measure(problem, **payload)
@@ -76,7 +76,7 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
     from transconv.errors import ScheduleError, Unsupported
     from transconv.tuning.timing import Clock
     from transconv.verify.case import Case
-    from transconv.verify.oracle import Judgement
+    from transconv.verify.judgement import Judgement
     from transconv.verify.timed import OfProblem
 
     case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
@@ -155,12 +155,7 @@ def main(options: Namespace) -> int:
     if not options.lists:
         options.lists, options.mb = ["resnet50"], options.mb or int(on_cpu)
     table = Table(out / "timing.csv", COLUMNS, KEY)
-    if options.retry:
-        table.drop(options.retry.split(","), "verdict")
-    rows = [r for i, r in enumerate(rows_of(options)) if i % options.shards == options.shard]
-    some_computable([(ConvProblem.parse(r["problem"]), Prop(r["prop"])) for r in rows])
-    todo = [r for r in rows if not table.has(r)]
-    print(f"{len(rows)} rows, {len(rows) - len(todo)} done before", flush=True)
+    rows, todo = left(table, rows_of(options), options)
     run = Run(table, out, options)
     run.go([row | versions for row in todo], versions)
     done_now = [r for r in rows if table.has(r)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.environment import versions
@@ -19,11 +20,35 @@ GIVEN = ("problem", "direction", "behind", "schedule")
 COLUMNS = (*GIVEN, "us", "p20", "p80", "verdict", "reason", "device", "torch", "triton", "commit")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Its options."""
+def which(parser: argparse.ArgumentParser) -> None:
+    """The options that say which schedules are measured."""
     parser.add_argument("files", nargs="+", type=Path,
                         help=f"CSV files with the columns {', '.join(GIVEN)}")
     parser.add_argument("--match", default="", help="only problems that have this in their text")
+
+
+def asked(options: argparse.Namespace) -> list[dict[str, str]]:
+    """The rows of the files that match. Raises ValueError where columns are missing."""
+    return [row for path in options.files for row in read(path) if options.match in row["problem"]]
+
+
+@contextmanager
+def writing(path: Path, columns: Sequence[str]) -> Iterator[Callable[[Mapping[str, object]], None]]:
+    """A new CSV file, in a folder that is made: a function that writes a row at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        lines = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+        lines.writeheader()
+
+        def write(row: Mapping[str, object]) -> None:
+            lines.writerow(row)
+            file.flush()
+        yield write
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    which(parser)
     parser.add_argument("--workers", type=int, default=4, help="processes that compile")
     parser.add_argument("--limit", type=float, default=30, help="seconds for one measurement")
     parser.add_argument("--compile-limit", type=float, default=60, help="seconds for one compile")
@@ -33,17 +58,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Measure, and print as it goes. 1 if a schedule is not right."""
-    asked = [row for path in options.files for row in read(path) if options.match in row["problem"]]
-    out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
     about, wrong = versions(), 0
     pool = Pool(groups(options.workers))
-    with (out / "schedules.csv").open("w", newline="", encoding="utf-8") as file:
-        lines = csv.DictWriter(file, COLUMNS, lineterminator="\n", extrasaction="ignore")
-        lines.writeheader()
-        for row in measured(pool, asked, options):
-            lines.writerow({**about, **row})
-            file.flush()
+    with writing(Path(options.out) / "schedules.csv", COLUMNS) as write:
+        for row in measured(pool, asked(options), options):
+            write({**about, **row})
             wrong += row["verdict"] != "right"
             us = f"{float(row['us']):9.2f}" if row.get("us") else "        -"
             print(f"{us} us {row['verdict']:8} {row['problem']} {row['direction']} | {row['schedule']} "

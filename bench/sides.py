@@ -15,7 +15,8 @@ from bench import reference
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.tuning.timing import Call, Make
-from transconv.verify.case import Case, epilogue_tensors
+from transconv.verify.case import Case
+from transconv.verify.epilogue_data import epilogue_tensors
 from transconv.verify.timed import random_tensor
 
 

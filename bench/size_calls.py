@@ -20,8 +20,8 @@ from bench import reference
 from transconv.conv import ConvProblem, Layer, Prop
 from transconv.torch_ops import routes
 from transconv.torch_ops.arguments import Params
-from transconv.verify.case import device, synchronize
 from transconv.verify.data import density, exact_values, most, torch_dtype
+from transconv.verify.machine import device, synchronize
 
 Tensor = torch.Tensor
 Call = Callable[[], Tensor]

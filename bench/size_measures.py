@@ -20,7 +20,8 @@ from transconv.runtime import Question
 from transconv.target import detect
 from transconv.tuning.table import Row
 from transconv.tuning.timing import Clock
-from transconv.verify.case import Case, device, synchronize
+from transconv.verify.case import Case
+from transconv.verify.machine import device, synchronize
 from transconv.verify.timed import OfProblem
 
 LATER = 4  # calls of a size after the first

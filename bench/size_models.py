@@ -17,7 +17,7 @@ from bench import reference
 from bench.size_calls import Compilations, switched
 from bench.size_layers import OCR_LAYERS, OCR_SIZES
 from transconv.tuning.table import Row
-from transconv.verify.case import device, synchronize
+from transconv.verify.machine import device, synchronize
 
 STALL_MS = 50.0
 SIDES = ("torch heuristics", "torch benchmark", "prepared", "background")

@@ -50,8 +50,9 @@ LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "run
         "backend_triton/compiled.py", "backend_triton/expected.py", "backend_triton/fingerprint.py",
         "backend_triton/reloaded.py")
 # Files above the compiler that import torch at the top, because they are about tensors.
-TENSORS = ("verify/data.py", "verify/oracle.py", "verify/case.py", "verify/computation.py",
-           "verify/timed.py", "tuning/timing.py")
+TENSORS = ("verify/data.py", "verify/oracle.py", "verify/judgement.py", "verify/epilogue_data.py",
+           "verify/machine.py", "verify/case.py", "verify/computation.py", "verify/timed.py",
+           "tuning/timing.py")
 SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
 
 

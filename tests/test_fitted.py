@@ -139,4 +139,4 @@ def test_weights_that_pass_through_registers() -> None:
                      for n, p in zip(weights, found, strict=True))
     written = sum(weights_only.written_us(int(2.5 * n), SM90) for n in weights)
     more = (late - early) * 1e3 + written
-    assert more / multiplied == pytest.approx(weights_only.LATE, rel=0.05)
+    assert more / multiplied == pytest.approx(SM90.rates.issue.converted_late, rel=0.05)

@@ -15,7 +15,7 @@ from transconv.compute import ACTIVATIONS, OPS, Op, register, unregister
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError
 from transconv.torch_ops import fold, fused, fused_autograd
-from transconv.verify import draw, oracle
+from transconv.verify import draw_post_ops, oracle
 from transconv.verify.case import Case
 
 POINTS = (-3.5, -3.0, -2.5, -1.0, -0.25, 0.0, 0.125, 0.5, 1.5, 2.0, 3.0, 6.0, 7.5)
@@ -111,7 +111,7 @@ def bounded() -> Iterator[Op]:
 
 def test_a_row_from_outside_is_everywhere(bounded: Op) -> None:
     assert str(Epilogue.parse("bias+bounded")) == "bias+bounded"
-    assert "bounded" in draw.EXACT and "bounded" in fused.ACTIVATIONS
+    assert "bounded" in draw_post_ops.EXACT and "bounded" in fused.ACTIVATIONS
     assert not oracle.approximates("bias+bounded")
     from transconv.verify.driver_attr import post_ops
 
@@ -144,7 +144,7 @@ def test_gradients_of_a_row_from_outside(bounded: Op) -> None:
 
 
 def test_a_row_that_is_gone_is_nowhere() -> None:
-    assert "bounded" not in OPS and "bounded" not in draw.DRAWN
+    assert "bounded" not in OPS and "bounded" not in draw_post_ops.DRAWN
     with pytest.raises(ScheduleError, match="has 'bounded', expected one of"):
         Epilogue.parse("bounded")
     with pytest.raises(RuntimeError, match="activation 'bounded' is unknown"):

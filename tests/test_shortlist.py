@@ -123,14 +123,17 @@ def test_equal_computations_are_ranked_once(ranked: list[str]) -> None:
 
 
 def test_fractions_that_values_are_computed_with_have_no_say() -> None:
-    """But 0 and 1, which may stand for nothing to compute, and what is read outside of a tensor."""
-    def told(line: str, outside: str = "") -> str:
+    """But 0 and 1, which may stand for nothing to compute, what is read outside of a tensor, and what
+    places are computed with."""
+    def told(line: str, outside: str = "", place: str = "n") -> str:
         return unnamed(parse(f"compute p\n tensor X f16 [8]\n tensor Y f16 [8]\n axes n=8\n"
-                             f"read x = X[n + 1]{outside}\n let y = {line}\n store Y[n] = y"))
+                             f"let p = i32({place})\n read x = X[p + 1]{outside}\n let y = {line}\n"
+                             "store Y[n] = y"))
 
     assert told("x / 0.81") == told("x / 0.815") == told("x / 1e-05") != told("x / 1.0")
     assert told("x * 0.5") != told("x / 0.5") != told("x + 0.0")
     assert told("x * 0.5", " else 2.5") != told("x * 0.5", " else 1.5")
+    assert told("x", place="n*0.5") != told("x", place="n*0.25")
 
 
 def test_the_best_estimate_for_a_neighbour_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

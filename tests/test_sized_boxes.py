@@ -30,8 +30,8 @@ from transconv.schedule import Schedule, legality_boxes, why_not
 from transconv.selection import heuristics
 from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
-from transconv.verify.case import executable
 from transconv.verify.computation import Case
+from transconv.verify.machine import executable
 from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")

@@ -28,8 +28,8 @@ from transconv.schedule import Schedule, Scheduled, is_copy, why_not
 from transconv.schedule.packing import copy_of
 from transconv.target import Target
 from transconv.verify import any_size as sizes
-from transconv.verify.case import executable
 from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.machine import executable
 from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")
@@ -65,7 +65,6 @@ MATRICES = """compute product
     read a = A[m, k]
     read b = B[n, k]
     store C[m, n] = sum(f32(a)*f32(b); k)"""
-
 
 def layer(text: str, prop: Prop) -> tuple[Compute, ...]:
     plain, names = marked(text)

@@ -20,7 +20,7 @@ from transconv.ir.verify import verify
 from transconv.runtime import compiler as runtime_compiler
 from transconv.runtime import verdicts
 from transconv.schedule.schedule import Schedule
-from transconv.verify.case import executable
+from transconv.verify.machine import executable
 
 BWD_D = Prop.BWD_D
 EVEN = "mb5ic16ih16oc32oh8kh3sh2ph1"

@@ -136,7 +136,7 @@ def test_check_command_runs_kernels_and_resumes(tmp_path: Path) -> None:
     assert all(float(r["exact_err"]) == 0 and float(r["nonzero"]) > 0.3 for r in first)
     assert 0 < max(float(r["of_bound"]) for r in first) <= 1  # 0: every element is the answer rounded once
     again = run(*words)
-    assert "6 tasks, 4 done before" in again.stdout
+    assert "6 rows, 4 done before" in again.stdout
     assert read(tmp_path / "check.csv")[:4] == first
     assert "| f16 | nhwc | bwd_w | 2 | 2 | 0 | 0 | 0 |" in run_tables.check_table(
         read(tmp_path / "check.csv"))

@@ -13,7 +13,7 @@ from torch import fx
 from transconv.compute import Alone, Workload, kernels, why_not_lowered
 from transconv.functional.launches import program
 from transconv.functional.operators import by_numpy
-from transconv.graph import backend, compiled
+from transconv.graph import backend, region_calls
 
 Tensor = torch.Tensor
 
@@ -56,17 +56,17 @@ class Meant:
 def by_meaning() -> Iterator[list[str]]:
     """Inside, texts are executed in NumPy; their list."""
     texts: list[str] = []
-    real = compiled.launch
+    real = region_calls.launch
 
     def meant(asked: str | Workload, *_: Any) -> Meant:
         own = (asked,) if isinstance(asked, str) else tuple(str(c) for c in asked.computations)
         texts.extend(own)
         return Meant(own)
-    compiled.launch = meant  # type: ignore[assignment]
+    region_calls.launch = meant  # type: ignore[assignment]
     try:
         yield texts
     finally:
-        compiled.launch = real
+        region_calls.launch = real
 
 
 def traced(f: Callable[..., Any], inputs: Sequence[Tensor], **options: str) -> Callable[..., Any]:

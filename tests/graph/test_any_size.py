@@ -203,17 +203,17 @@ def test_sizes_that_data_tell_are_torchs() -> None:
 def test_a_kernel_without_a_schedule_for_any_sizes_is_one_for_each(
         monkeypatch: pytest.MonkeyPatch) -> None:
     from transconv.errors import Unsupported
-    from transconv.graph import compiled as launching
+    from transconv.graph import region_calls
 
     run = compiled(torch.sin)
     with by_meaning() as texts, monkeypatch.context() as patched:  # undone before what it is put over
-        real = launching.launch
+        real = region_calls.launch
 
         def none(text: str, *rest: Any) -> Any:
             if "sizes" in text:
                 raise Unsupported("schedule:refused", "no schedule is legal")
             return real(text, *rest)
-        patched.setattr(launching, "launch", none)
+        patched.setattr(region_calls, "launch", none)
         for n in (5, 6):
             compare(torch.sin, run, [torch.randn(n)], 1e-6)
     assert len({*texts}) == 2 and not any("sizes" in t for t in texts)

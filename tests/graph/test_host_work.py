@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from bench import faked_launches
 from tests.graph.meant import traced
 from transconv.functional import launches
-from transconv.graph import compiled, parts
+from transconv.graph import parts, region_calls
 
 Tensor = torch.Tensor
 SMALL, LAST = torch.bfloat16, torch.channels_last
@@ -27,19 +27,19 @@ def forward(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
 
 
 @pytest.fixture
-def regions(monkeypatch: pytest.MonkeyPatch) -> list[compiled.Launches]:
+def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.Launches]:
     """The regions that are compiled."""
-    found: list[compiled.Launches] = []
+    found: list[region_calls.Launches] = []
     real = parts.launches
 
-    def noted(*asked: Any) -> compiled.Launches:
+    def noted(*asked: Any) -> region_calls.Launches:
         found.append(real(*asked))
         return found[-1]
     monkeypatch.setattr(parts, "launches", noted)
     return found
 
 
-def test_a_training_step(regions: list[compiled.Launches], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_step(regions: list[region_calls.Launches], monkeypatch: pytest.MonkeyPatch) -> None:
     given = [torch.zeros(32, 64, 56, 56, dtype=SMALL).contiguous(memory_format=LAST),
              torch.zeros(64, 64, 3, 3, dtype=SMALL).contiguous(memory_format=LAST).requires_grad_(),
              *(torch.zeros(64, dtype=SMALL, requires_grad=True) for _ in range(2))]

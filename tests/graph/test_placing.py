@@ -12,7 +12,13 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, compare
 from transconv.errors import Unsupported
-from transconv.graph import GraphReport, backend, compiled, placing, report
+from transconv.graph import (
+    GraphReport,
+    backend,
+    placing,
+    region_calls,
+    report,
+)
 from transconv.graph.reporting import TorchRow
 
 Tensor = torch.Tensor
@@ -109,13 +115,13 @@ def test_a_copy_that_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     transconv.config.fallback = "silent"
     run = torch.compile(skipped, backend=backend, options={"rest": "eager"})
     with by_meaning(), monkeypatch.context() as patch, torch.no_grad():
-        meant = compiled.launch
+        meant = region_calls.launch
 
         def launch(asked: Any, *how: Any) -> Any:
             if isinstance(asked, str):  # the others are convolutions
                 raise Unsupported("schedule:refused", "no copies")
             return meant(asked, *how)
-        patch.setattr(compiled, "launch", launch)
+        patch.setattr(region_calls, "launch", launch)
         for _ in range(2):
             compare(skipped, run, [X], 1e-5, gradients=False)
     (graph,) = report(run).graphs

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
-from transconv.graph import KernelRow, TorchRow, backend, report
-from transconv.graph import compiled as regions
+from transconv.graph import KernelRow, TorchRow, backend, region_calls, report
 
 Tensor = torch.Tensor
 
@@ -198,11 +197,10 @@ def test_regions_of_torch_are_compiled_by_inductor(monkeypatch: pytest.MonkeyPat
 
 def test_a_region_without_a_kernel_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     from transconv.errors import Unsupported
-    from transconv.graph import compiled as launching
 
     def none(*_: Any) -> Any:
         raise Unsupported("schedule:refused", "no schedule is legal")
-    monkeypatch.setattr(launching, "launch", none)
+    monkeypatch.setattr(region_calls, "launch", none)
     transconv.config.fallback = "warn"
     x = torch.randn(3)
     run = traced(lambda x: (x.sin(),), [x])
@@ -233,13 +231,13 @@ def test_calls_after_the_first_ask_for_no_launch(monkeypatch: pytest.MonkeyPatch
     x = torch.randn(4, 8)
     run = traced(lambda x: (torch.softmax(x, 1) * 2,), [x])
     asked: list[object] = []
-    real = regions.launch
+    real = region_calls.launch
 
     def counted(*given: Any) -> Any:
         asked.append(given)
         return real(*given)
 
-    monkeypatch.setattr(regions, "launch", counted)
+    monkeypatch.setattr(region_calls, "launch", counted)
     for tensor, times in ((x, 1), (x, 1), (torch.randn(40)[1:33].view(4, 8), 2)):
         torch.testing.assert_close(run(tensor)[0], torch.softmax(tensor, 1) * 2)
         assert len(asked) == times

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
 from transconv.functional.launches import Memory, Spaces
-from transconv.graph import compiled, parts, running
+from transconv.graph import parts, region_calls, running
 
 Tensor = torch.Tensor
 
@@ -38,12 +38,12 @@ def negative(x: Tensor) -> Tensor:
 def test_inputs_that_lie_otherwise(otherwise: Callable[[Tensor], Tensor],
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     arranged = []
-    arrange = compiled.Launches.arrange
+    arrange = region_calls.Launches.arrange
 
-    def counted(self: compiled.Launches, *given: object) -> None:
+    def counted(self: region_calls.Launches, *given: object) -> None:
         arranged.append(1)
         arrange(self, *given)  # type: ignore[arg-type]
-    monkeypatch.setattr(compiled.Launches, "arrange", counted)
+    monkeypatch.setattr(region_calls.Launches, "arrange", counted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.exp() @ y, y.sin().t()

@@ -21,7 +21,7 @@ from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.run import loaded, work
 from transconv.target import Target
 from transconv.verify.fuzz import kind_of, repeated
-from transconv.verify.fuzz_run import without_kernels
+from transconv.verify.fuzz_worker import without_kernels
 from transconv.verify.shrink import shrink
 
 ROOT = Path(__file__).parents[2]

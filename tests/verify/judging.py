@@ -7,7 +7,7 @@ import pytest
 from transconv import knobs
 from transconv.conv import ConvProblem, Prop
 from transconv.verify.case import Case
-from transconv.verify.oracle import Judgement
+from transconv.verify.judgement import Judgement
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from transconv.backend_triton import emit_expr, emit_tl
+from transconv.backend_triton import emit_arithmetic, emit_tl
 from transconv.conv import relation as compute
 from transconv.conv.problem import Prop
 from transconv.ir import (
@@ -258,7 +258,7 @@ def planted_pass(bug: Bug) -> Iterator[None]:
 
 
 def comparisons_include_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(emit_expr.SIGN, Lt, "<=")
+    monkeypatch.setitem(emit_arithmetic.SIGN, Lt, "<=")
 
 
 def sums_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,13 +164,13 @@ def repeats(lines: list[str]) -> list[list[str]]:
 
 
 # What the replay of every stage shows without a schedule needs one here. Left to the replay
-# (test_planted.py): what only sizes show that no interpreter takes.
+# (test_planted.py): what only sizes show that no interpreter takes, and what only machine code has.
 BUGS = [replace(bug, schedule="ow:16 | fma") if bug.stage == "cse" else bug for bug in planted.PASSES
-        if ConvProblem.parse(bug.problem).mb < 1000]
+        if ConvProblem.parse(bug.problem).mb < 1000 and bug.stage != "quads"]
 
 
-def test_all_bugs_but_one_are_planted_here() -> None:
-    assert len(BUGS) >= len(planted.PASSES) - 1
+def test_all_bugs_but_two_are_planted_here() -> None:
+    assert len(BUGS) >= len(planted.PASSES) - 2
 
 
 @pytest.mark.every(7)

@@ -20,15 +20,9 @@ from transconv.ir import Layout
 from transconv.ir.dtype import DTYPES
 from transconv.torch_ops import fused_route
 from transconv.verify.case import Case
-from transconv.verify.data import (
-    GUARD,
-    Guarded,
-    allocate,
-    density,
-    fill,
-    terms,
-)
-from transconv.verify.oracle import judge, pieces, reached
+from transconv.verify.data import GUARD, Guarded, allocate, density, fill, terms
+from transconv.verify.judgement import judge, reached
+from transconv.verify.oracle import pieces
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

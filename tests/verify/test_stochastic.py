@@ -18,7 +18,7 @@ from transconv.verify.case import Case
 from transconv.verify.driver import Driver
 from transconv.verify.driver_attr import Refused
 from transconv.verify.driver_job import job_of
-from transconv.verify.oracle import Judgement
+from transconv.verify.judgement import Judgement
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 

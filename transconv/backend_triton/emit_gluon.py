@@ -8,7 +8,7 @@ algebra here. Names that differ between Triton's versions are looked up once, ab
 from __future__ import annotations
 
 from transconv.backend_triton.early import begun, imported
-from transconv.backend_triton.emit_expr import ATOM, POSTFIX
+from transconv.backend_triton.emit_arithmetic import ATOM, POSTFIX
 from transconv.backend_triton.emit_tl import TlEmitter, folded, multiples_said, spelled_lanes
 from transconv.backend_triton.gluon_memory import (
     EIGHT,

@@ -2,7 +2,7 @@
 
 Emission is one-to-one: there is no algebra here. A let becomes an assignment, a loop a ``for``, a
 lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are spelled in
-emit_expr.py.
+emit_arithmetic.py and emit_expr.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 
 from transconv.backend_triton.early import begun, imported
-from transconv.backend_triton.emit_expr import POSTFIX, ExprSpeller
+from transconv.backend_triton.emit_arithmetic import POSTFIX
+from transconv.backend_triton.emit_expr import ExprSpeller
 from transconv.backend_triton.parameter import box_name, parameters
 from transconv.ir import (
     EXACT_TERMS,

@@ -25,7 +25,7 @@ from transconv.backend_triton.descriptors import (
 from transconv.backend_triton.flaws import refuse
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.module import load
-from transconv.ir import Tensor
+from transconv.ir import Tensor, defined
 from transconv.target import DIRECT
 
 Boxed = tuple[Tensor, tuple[int, ...]] | tuple[Tensor, tuple[int, ...], Lying | None]
@@ -315,10 +315,10 @@ def written_out(order: tuple[int, ...], count: int) -> Callable[..., Callable[..
     numbers = "".join(f", n{at}" for at in range(count))
     addresses = "".join(f", given[{int(at)}].data_ptr()" if at >= 0 else f", given[{~int(at)}]"
                         for at in order)
-    made: Callable[..., Callable[..., None]] = eval(
-        f"lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
+    made: Callable[..., Callable[..., None]] = defined(
+        f"made = lambda raw, grid, function, packed, early, device, stream{numbers}: lambda *given: "
         "raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None, None, "
-        f"None{addresses}{numbers})")
+        f"None{addresses}{numbers})", "made")
     return made
 
 
@@ -328,15 +328,14 @@ def encoded(order: tuple[int, ...], count: int) -> Callable[..., Callable[..., N
     arguments of calls that are kept, the encoder, and how tensors lie."""
     numbers = "".join(f", n{at}" for at in range(count))
     addresses = ", ".join(f"given[{int(at)}].data_ptr()" for at in order)
-    scope: dict[str, Any] = {}
-    exec("def made(raw, grid, function, packed, early, device, stream, known, encode, places"
-         f"{numbers}):\n"
-         "    def run(*given):\n"
-         f"        at = ({addresses}{numbers},)\n"
-         "        raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None,\n"
-         "            None, None, *(known(at) or encode(at, places)))\n"
-         "    return run", scope)
-    made: Callable[..., Callable[..., None]] = scope["made"]
+    made: Callable[..., Callable[..., None]] = defined(
+        "def made(raw, grid, function, packed, early, device, stream, known, encode, places"
+        f"{numbers}):\n"
+        "    def run(*given):\n"
+        f"        at = ({addresses}{numbers},)\n"
+        "        raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None,\n"
+        "            None, None, *(known(at) or encode(at, places)))\n"
+        "    return run", "made")
     return made
 
 

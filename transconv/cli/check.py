@@ -49,7 +49,6 @@ options of computations:
   --gradient=       the kernels of the gradient of this tensor, or of all, and its slopes
 """
 
-
 def add_to(verbs: Any) -> None:
     # All words are passed on unchanged: the order of benchdnn's options matters.
     made = verbs.add_parser("check", help="run problems in benchdnn's syntax and check the results",
@@ -184,7 +183,7 @@ def _rows(todo: Sequence[tuple[int, Request, Job]],
         return
     from transconv import knobs
     from transconv.conv import ConvProblem
-    from transconv.verify.case import weight
+    from transconv.verify.machine import weight
     from transconv.verify.pool import Group, Pool, Task
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
@@ -234,7 +233,7 @@ def _here(todo: Sequence[tuple[int, Request, Job]],
 def _where(engines: set[str]) -> str:
     """``cuda`` or ``cpu``. Raises ValueError for an engine that this machine lacks."""
     from transconv import knobs
-    from transconv.verify.case import device
+    from transconv.verify.machine import device
 
     if len(engines) > 1:
         raise ValueError("several engines in one run; expected the same --engine for all problems")

@@ -35,14 +35,14 @@ class Outcome:
 def device() -> str:
     """Where kernels run. Without a GPU, Triton's interpreter is switched on: call this before
     anything imports triton."""
-    from transconv.verify.case import device
+    from transconv.verify.machine import device
 
     return device()
 
 
 def executable(target: Target, where: str) -> Target:
     """The target as it runs here, see ``verify.case.executable``."""
-    from transconv.verify.case import executable
+    from transconv.verify.machine import executable
 
     return executable(target, where)
 

@@ -8,7 +8,7 @@ from transconv.compute import statistics as statistics
 from transconv.compute.applied import IDENTITY, Pointwise, Ref
 from transconv.compute.applied_text import Recorder, number, pointwise, written
 from transconv.compute.applied_values import in_torch, with_error
-from transconv.compute.compute import Compute, why_not_lowered
+from transconv.compute.compute import Compute
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
 from transconv.compute.errors import SHORT, allowed, is_tf32, rounds_once, share_of
@@ -17,11 +17,12 @@ from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
 from transconv.compute.named_sizes import of_sizes, sizes_of
 from transconv.compute.names import counted, fresh
+from transconv.compute.one_kernel import why_not_lowered
 from transconv.compute.ops import ACTIVATIONS, OPS, Op, named, register, table, unregister
 from transconv.compute.page import axis_facts, describe
 from transconv.compute.parts import parted
+from transconv.compute.reached import reaches
 from transconv.compute.returned import Derivative, differentiate
-from transconv.compute.reverse import reaches
 from transconv.compute.roles import with_roles
 from transconv.compute.sampled import Found, examine
 from transconv.compute.sized import at_sizes, usual, why_not_any_size, with_examples

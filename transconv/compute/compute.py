@@ -16,13 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import prod
 
+from transconv.compute.factors import factors_of, kinds_of, operands_of, why_not_plain
 from transconv.compute.names import Names
-from transconv.compute.statistics import why_not_reduced
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.compute.stores import why_not_stored
 from transconv.compute.sweeps import Sweeps, sweeps
 from transconv.ir import (
     TRUE,
@@ -132,27 +131,7 @@ class Compute:
     def factors(self) -> tuple[Read | Value, Read | Value] | None:
         """The two factors of the product that is summed, if that is the only reduction: reads, values that
         a ``where`` chooses from reads, or computed values (a prologue). Otherwise None."""
-        if self.sum is None or self.sum.op != "sum" or self.again:
-            return None
-        if (named := self.sum.factors) is None:
-            return None
-        a, b = named
-        moved = all(v in self.names.chosen for v in named) and isinstance(self.sum.value, Mul) and all(
-            isinstance(e, Cast) for e in (self.sum.value.a, self.sum.value.b))
-        if not moved and not self._contracted(a, b):
-            return None
-        first, second = (next(s for s in self.steps if isinstance(s, (Read, Value)) and s.var is v)
-                         for v in named)
-        return first, second
-
-    def _contracted(self, a: Var, b: Var) -> bool:
-        """Whether two computed values of one type are factors of a matrix product: each varies along an
-        axis of the result that the other lacks, both along a summed one, and each has a read that varies
-        along all axes of the value."""
-        if a.type is not b.type or any(self.names.main(v) is None for v in (a, b)):
-            return False
-        in_a, in_b, in_c = self.roots(a), self.roots(b), self.seen_by(self.c)
-        return bool((in_a - in_b) & in_c and (in_b - in_a) & in_c and in_a & in_b - in_c)
+        return factors_of(self)
 
     @cached_property
     def prologue(self) -> tuple[Value, ...]:
@@ -168,12 +147,7 @@ class Compute:
     @cached_property
     def operands(self) -> tuple[Read, ...]:
         """The main read of each factor of a product; without a product, the first read."""
-        factors = self.factors
-        if factors is None:
-            return self.reads[:1]
-        chosen = self.names.chosen
-        found = [chosen[f.var][0] if f.var in chosen else self.names.main(f.var) for f in factors]
-        return tuple(r for r in found if r is not None)
+        return operands_of(self)
 
     @cached_property
     def a(self) -> View:
@@ -255,12 +229,7 @@ class Compute:
     @cached_property
     def kinds(self) -> dict[str, str]:
         """The kind of every axis, by name (see ``kind``)."""
-        if self.factors is None:
-            return {x.name: "K" if x.name in self.reduced else "M" for x in self.axes}
-        in_a, in_b = (self.roots(f.var) for f in self.factors)
-        in_c = self.seen_by(self.c)
-        return {x.name: "K" if x.name not in in_c else
-                "M" if x.name not in in_b else "B" if x.name in in_a else "N" for x in self.axes}
+        return kinds_of(self)
 
     @cached_property
     def sizes(self) -> dict[str, int]:
@@ -310,20 +279,7 @@ class Compute:
     def why_not_plain(self, view: View | None) -> str | None:
         """None if an operand or result is exactly the elements of its view, so that it can be a box or be
         copied; else why not."""
-        if view is None:
-            return None
-        if view in self.added:
-            return f"several points add to one place in {view.tensor.name}"
-        if told := self.names.told(view):
-            return (f"places in {view.tensor.name} are told by the values of "
-                    f"{' '.join(sorted(v.name for v in told))}")
-        for factor in self.factors or ():
-            if factor in self.prologue and any(r.view is view for r in self.names.made_of[factor.var]):
-                return f"{factor.name} is computed from it before it is multiplied"
-            chosen = self.names.chosen.get(factor.var, ())
-            if isinstance(factor, Value) and any(r.view is view for r in chosen):
-                return f"{factor.name} is chosen from several tensors"
-        return None
+        return why_not_plain(self, view)
 
     @property
     def phase(self) -> bool:
@@ -380,21 +336,3 @@ class Compute:
         return write(self)
 
 
-@lru_cache(maxsize=1024)
-def why_not_lowered(compute: Compute) -> str | None:
-    """None if one kernel can compute this, else the reason."""
-    for step in compute.steps:
-        if isinstance(step, Reduction) and {*step.axes} != {*compute.reduced}:
-            other = next(a for a in compute.reduced if a not in step.axes)
-            return (f"{step.name} is reduced over {' '.join(step.axes)}, another one over {other}; one "
-                    "kernel reduces over the same axes")
-    inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
-    for x in compute.axes:
-        for write in compute.writes:
-            if x.name in compute.reduced and write not in inside or write in compute.statistics:
-                continue
-            if not any(x.name in compute.roots(d.coord) for d in write.view.dims):
-                said = "has one value for each" if x.name in compute.reduced else "is not reduced"
-                return (f"{write.view.tensor.name} has one place for all of {x.name}, which {said}; "
-                        f"expected {x.name} in its coordinates")
-    return why_not_stored(compute) or why_not_reduced(compute)

@@ -18,8 +18,9 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute.compute import Compute, why_not_lowered
+from transconv.compute.compute import Compute
 from transconv.compute.names import used
+from transconv.compute.one_kernel import why_not_lowered
 from transconv.compute.roles import with_roles
 from transconv.compute.statistics import STATISTICS
 from transconv.compute.steps import Reduction, Step, Value, Write

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import prod
 
+from transconv.compute.appended import Appended, Axes
 from transconv.compute.applied import MOST_NODES, nodes_of
 from transconv.compute.compute import Compute
-from transconv.compute.names import fresh, used
 from transconv.compute.partials import flows_from, name_of, partials
+from transconv.compute.reached import reached
 from transconv.compute.statistics import kept, points, sum_of
 from transconv.compute.steps import Read, Reduction, Step, Value, Write
 from transconv.compute.text import line
@@ -40,41 +41,28 @@ from transconv.ir import (
     View,
     ViewDim,
     eq,
-    f32,
-    f64,
     free_vars,
     ne,
     select,
     substitute,
 )
 
-Axes = frozenset[str]
 
-
-class Flows:
+class Flows(Appended):
     """The flows of the reads of some tensors, from the gradients of some results. ``steps``: the steps of
     the computation and behind them those of the flows; ``reads``: the flow of each read, an expression of
     ``type``; ``kept``: stores of flows that steps behind them read, in order; ``results``: the gradients
     of results. Raises ComputeError for an operation without a derivative, with its line."""
 
     def __init__(self, compute: Compute, of: Collection[str], given: Collection[str]) -> None:
-        self.compute = compute
-        self.type = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
-        self.taken = {*compute.names.all, *(t.name for t in compute.tensors)}
-        self.steps: list[Step] = [s for s in compute.steps if not isinstance(s, Write)]
-        self.rooted: dict[Var, Axes] = dict(compute.names.rooted)
+        super().__init__(compute)
         self.moving = reached(compute, of)
         self.flows: dict[Var, Expr] = {}
-        self.named: dict[Expr, Var] = {}
-        self.totals: dict[tuple[str, Expr, tuple[str, ...]], Var] = {}
         self.results = {t: alike(t, self.fresh(f"d{t.name}")) for t in
                         dict.fromkeys(w.view.tensor for w in compute.writes) if t.name in given}
         self.reads: dict[Read, Expr] = {}
         self.kept: list[Write] = []  # flows that later steps read
         self.stores: set[Var] = set()  # reads of gradients and of these flows
-        self.behind: set[Var] = set()  # what is computed from a product's result
-        for step in self.steps:
-            self.follow(step)
         for step in reversed(compute.steps):
             try:
                 self.visit(step)
@@ -216,88 +204,6 @@ class Flows:
         if nodes_of(wide) > MOST_NODES:
             slope = substitute(slope, {wide: self.small("value", wide)})
         return slope if isinstance(slope, Select) else self.small("value", slope)
-
-    def total(self, name: str, value: Expr, axes: Collection[str], op: str = "sum") -> Expr:
-        """A reduction, made once."""
-        if not axes:
-            return self.name(name, value)
-        ordered = tuple(a for a in self.compute.sizes if a in axes)
-        if (op, value, ordered) not in self.totals:
-            made = Reduction(self.fresh(name), op, value, ordered)
-            self.add(made)
-            self.totals[op, value, ordered] = made.var
-        return self.totals[op, value, ordered]
-
-    def small(self, name: str, e: Expr) -> Expr:
-        """An expression, as a name if it is long."""
-        return e if nodes_of(e) <= MOST_NODES else self.name(name, e)
-
-    def name(self, name: str, e: Expr) -> Expr:
-        """The name of an expression, a new one unless it is short or has one."""
-        if nodes_of(e) <= 2:
-            return e
-        if e not in self.named:
-            made = Value(self.fresh(name), e)
-            self.add(made)
-            self.named[e] = made.var
-        return self.named[e]
-
-    def add(self, step: Read | Value | Reduction) -> None:
-        own = frozenset(a for v in used(step) for a in self.rooted.get(v, (v.name,)))
-        self.rooted[step.var] = own - {*step.axes} if isinstance(step, Reduction) else own
-        self.steps.append(step)
-        self.follow(step)
-
-    def follow(self, step: Step) -> None:
-        """Note whether a step's value depends on a product's result."""
-        product = self.compute.factors and step is self.compute.sum
-        if not isinstance(step, Write) and (product or used(step) & self.behind):
-            self.behind.add(step.var)
-
-    def needed(self, names: Collection[Var]) -> list[Step]:
-        """The steps that some names depend on, in order."""
-        left = {*names}
-        found: list[Step] = []
-        for step in reversed(self.steps):
-            if not isinstance(step, Write) and step.var in left:
-                left |= used(step)
-                found.append(step)
-        return found[::-1]
-
-    def roots(self, e: Expr) -> Axes:
-        """The axes that an expression depends on."""
-        return frozenset(a for v in free_vars(e) for a in self.rooted.get(v, (v.name,)))
-
-    def number(self, e: Expr) -> Expr:
-        return e if e.dtype is self.type else Cast(e, self.type)
-
-    def fresh(self, name: str) -> str:
-        found = fresh(name, self.taken)
-        self.taken.add(found)
-        return found
-
-
-def reached(compute: Compute, of: Collection[str]) -> set[Var]:
-    """The names whose values depend on floats of some tensors, other than by conditions."""
-    found: set[Var] = set()
-    for step in compute.steps:
-        if isinstance(step, Read):
-            found |= {step.var} if step.view.tensor.name in of and step.var.type.kind == "float" else set()
-        elif not isinstance(step, Write) and flows_from(step.value) & found:
-            found.add(step.var)
-    return found
-
-
-def reaches(compute: Compute) -> dict[str, frozenset[str]]:
-    """For each stored tensor, those that it depends on in a way that has a derivative, or that is refused
-    when one is asked for. Whole numbers, conditions and places of extremes have none."""
-    found: dict[str, set[str]] = {w.view.tensor.name: set() for w in compute.writes}
-    for name in {r.view.tensor.name for r in compute.reads}:
-        moving = reached(compute, (name,))
-        for w in compute.writes:
-            if w.view.tensor.dtype.kind == "float" and flows_from(w.value) & moving:
-                found[w.view.tensor.name].add(name)
-    return {name: frozenset(tensors) for name, tensors in found.items()}
 
 
 def alike(tensor: Tensor, name: str, dtype: DType | None = None) -> Tensor:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transconv.compute.compute import Compute, why_not_lowered
+from transconv.compute.compute import Compute
 from transconv.compute.kernels import kernels
+from transconv.compute.one_kernel import why_not_lowered
 from transconv.compute.sampled import Found, examine
 from transconv.compute.sized import why_not_any_size
 from transconv.errors import ScheduleError

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from transconv.conv.descriptor import SPATIAL, Descriptor, parse_descriptor, print_descriptor
-from transconv.conv.element_types import DTypes, read_dtypes, results, write_dtypes
+from transconv.conv.element_types import DTypes, read_dtypes, write_dtypes
+from transconv.conv.macs import valid_taps
+from transconv.conv.problem_checks import check_sizes, check_tensors
 from transconv.conv.tags import read_tags, write_tags
 from transconv.errors import LayoutError, ProblemError
-from transconv.ir import DType, Layout, f32, f64, i32, multiplied
+from transconv.ir import DType, Layout, f32, f64, i32
 
 MATHS = ("ieee", "tf32", "tf32x3")
 
@@ -92,8 +94,8 @@ class ConvProblem:
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        self._check_sizes()
-        self._check_tensors()
+        check_sizes(self)
+        check_tensors(self)
         if self.math not in MATHS:
             raise ProblemError(f"math '{self.math}' is unknown; expected one of {' '.join(MATHS)}")
         # One problem has one text, by which tuned rows and plans are found. Products of 8-bit floats are
@@ -104,46 +106,6 @@ class ConvProblem:
         if '"' in self.name or any(c.isspace() or not c.isprintable() for c in self.name):
             raise ProblemError(f"the name {self.name!r} has a quote or a space in it, or what cannot "
                                "be printed; expected one word")
-
-    def _check_sizes(self) -> None:
-        n = len(self.i)
-        if not 1 <= n <= 3:
-            raise ProblemError(f"{n} spatial axes; expected 1, 2 or 3")
-        least = {"mb": 0, "g": 1, "ic": 1, "oc": 1, "i": 1, "o": 1, "k": 1, "stride": 1,
-                 "dilation": 1, "pad_lo": 0}
-        for what, low in least.items():
-            sizes = getattr(self, what)
-            if isinstance(sizes, tuple) and len(sizes) != n:
-                raise ProblemError(f"{what} = {sizes} has {len(sizes)} entries; expected {n}, "
-                                   f"one for each of {', '.join(self.spatial)}")
-            for size in sizes if isinstance(sizes, tuple) else (sizes,):
-                if size < low:
-                    raise ProblemError(f"{what} = {sizes} is out of range; expected at least {low}")
-        for what in ("ic", "oc"):
-            if getattr(self, what) % self.g:
-                raise ProblemError(f"{what} = {getattr(self, what)} does not divide into {self.g} "
-                                   f"groups; expected a multiple of g")
-
-    def _check_tensors(self) -> None:
-        alone = sum(not t.operand for t in self.dtypes) > 1  # a direction has one result
-        for what, shape in self.shapes.items():
-            spec: TensorSpec = getattr(self, what)
-            legal = multiplied() if alone and not spec.dtype.operand else results()
-            if spec.dtype not in legal:
-                raise ProblemError(f"{what} of dtype {spec.dtype}; "
-                                   f"expected one of {' '.join(map(str, legal))}")
-            if spec.layout.dtype != spec.dtype:
-                raise ProblemError(f"{what} is {spec.dtype} but its layout holds "
-                                   f"{spec.layout.dtype}; expected one dtype")
-            if spec.layout.offset < 0 or any(b.stride < 0 for b in spec.layout.blocks):
-                raise ProblemError(f"the layout of {what}, {spec.layout}, has a negative stride or "
-                                   "offset, which leads out of its memory; expected 0 or more")
-            if spec.layout.ndims != len(shape):
-                raise ProblemError(f"the layout of {what} has {spec.layout.ndims} dims; "
-                                   f"expected {len(shape)}, for shape {shape}")
-            if spec.layout.extents != spec.layout.padded(shape):
-                raise ProblemError(f"the layout of {what} covers {spec.layout.extents}; "
-                                   f"expected {spec.layout.padded(shape)}, for shape {shape}")
 
     # -- construction ----------------------------------------------------------------------------
 
@@ -304,7 +266,7 @@ class ConvProblem:
     def macs(self) -> int:
         """Multiply-adds without those on padding."""
         axes = zip(self.i, self.o, self.k, self.stride, self.dilation, self.pad_lo, strict=True)
-        return self.mb * self.oc * self.icg * arithmetic.prod(_valid_taps(*axis) for axis in axes)
+        return self.mb * self.oc * self.icg * arithmetic.prod(valid_taps(*axis) for axis in axes)
 
     @property
     def macs_padded(self) -> int:
@@ -323,29 +285,3 @@ class ConvProblem:
 
 def _spread(value: Sizes, n: int) -> tuple[int, ...]:
     return (value,) * n if isinstance(value, int) else tuple(value)
-
-
-def _valid_taps(i: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
-    """The number of pairs (output point, tap) along one axis that read an input point."""
-    return (_taps_below(i, o, k, stride, dilation, pad) - _taps_below(0, o, k, stride, dilation, pad))
-
-
-def _taps_below(bound: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
-    """The number of pairs with ``at*stride + tap*dilation - pad < bound``. For each tap these are the
-    first (start - tap*dilation) // stride output points, clipped to 0..o."""
-    start = bound + pad + stride - 1
-    whole = min(k, max(0, (start - o * stride) // dilation + 1))
-    some = min(k, max(whole, (start - stride) // dilation + 1))
-    least = start - dilation * (some - 1)
-    return o * whole + _floor_sum(some - whole, stride, dilation, least)
-
-
-def _floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """The sum of (a*t + b) // m for t from 0 to n - 1, in as many steps as Euclid's algorithm takes."""
-    total = 0
-    while n > 0:
-        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
-        a, b = a % m, b % m
-        last = a * n + b
-        n, m, a, b = last // m, a, m, last % m
-    return total

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from transconv.ir import defined
+
 
 class Untraced(TypeError):
     """An operation whose result would not be known for other sizes."""
@@ -48,9 +50,7 @@ class Trace:
                    for name, n in given.items() if n),
                  f"    if {' and '.join(self.conditions) or 'True'}:", f"        return {told}",
                  "    return None"]
-        space = dict(known)
-        exec(compile("\n".join(lines), __name__, "exec"), space)
-        found: Callable[..., Any] = space["at"]
+        found: Callable[..., Any] = defined("\n".join(lines), "at", known)
         return found
 
 

@@ -17,6 +17,7 @@ from torch._C import _get_deterministic_algorithms, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 
 from transconv.functional.launches import Memory
+from transconv.ir import defined
 from transconv.torch_ops.route import ALIGNMENT, current_device
 
 Empty = Callable[[Sequence[int], Sequence[int], Any], Any]
@@ -137,7 +138,6 @@ def _made(text: str, known: dict[str, Any]) -> Callable[..., Any]:
 def _factory(text: str, names: tuple[str, ...]) -> Callable[..., Callable[..., Any]]:
     inner = "\n".join(f"    {line}" for line in text.splitlines())
     name = text.split("(", 1)[0].removeprefix("def ")
-    space: dict[str, Any] = {}
-    exec(compile(f"def make({', '.join(names)}):\n{inner}\n    return {name}", __name__, "exec"), space)
-    made: Callable[..., Callable[..., Any]] = space["make"]
+    made: Callable[..., Callable[..., Any]] = defined(
+        f"def make({', '.join(names)}):\n{inner}\n    return {name}", "make")
     return made

@@ -181,8 +181,7 @@ def weigh_factor(piece: Product, side: int, planner: Planner) -> None:
         return
     if isinstance(views, Mapped) and price.work(views, planner.memory) or not isinstance(
             views, (Seen, Chosen, Mapped)):
-        late = price.LATE * planner.rates.multiplied(piece)
-        _weigh_visits(views, piece, price.visits(piece, side), late, planner)
+        _weigh_visits(views, piece, price.visits(piece, side), planner.rates.late(piece), planner)
 
 
 def _weigh_visits(piece: Piece, user: Piece, count: float, late: float, planner: Planner) -> None:

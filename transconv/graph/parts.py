@@ -14,11 +14,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.errors import TransconvError, Unsupported
 from transconv.graph import reporting
-from transconv.graph.compiled import Launches, launches
+from transconv.graph.compiled import launches
 from transconv.graph.partition import Region, extracted, names, nothing, regions
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price
 from transconv.graph.refusals import Refused
+from transconv.graph.region_calls import Launches
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.runtime import Question, collect, is_collecting

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from transconv.graph import keeping, leaving, placing, price
-from transconv.graph.groups import Group, behind, map_group, product_group, rows_group
+from transconv.graph import joining, keeping, placing, price
+from transconv.graph.groups import Group, map_group
 from transconv.graph.lying import features_last, images, memory_of
 from transconv.graph.pieces import (
     Chosen,
@@ -118,9 +118,9 @@ class Planner:
             case Source() | Constant():
                 return
             case Reduced():
-                self.reduce(piece)
+                joining.reduce(piece, self)
             case Product():
-                self.multiply(piece)
+                joining.multiply(piece, self)
             case _:
                 self.ride(piece)
                 if isinstance(piece, Mapped) and piece.equal and piece not in self.home:
@@ -258,7 +258,7 @@ class Planner:
             reads = price.sources(piece, others)
             beside = {t for x in group.stores for t in price.sources(x, others)}
             small = len(group.stores) < MOST_STORED and self.rates.moved(
-                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < price.LAUNCH_US
+                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < self.rates.launch_us
             if small or reads & beside:
                 return self.evaluates(group, piece)
         group = map_group(len(self.plan.groups), piece.shape)
@@ -278,79 +278,3 @@ class Planner:
         needed = {x for piece in group.stores for x in price.inside(piece, others)}
         for piece in [p for p in group.evaluated if p not in needed]:
             del group.evaluated[piece]
-
-    # -- reductions and products -----------------------------------------------------------------
-
-    def reduce(self, piece: Reduced) -> None:
-        why = leaving.left(piece, self)
-        if not why:
-            return
-        homes = [self.home[x] for x in piece.inputs if x in self.home]
-        group = max(homes, key=lambda g: g.number) if homes else None
-        if group is not None and self.joins(piece, group):
-            return
-        for x in piece.inputs:
-            if x in self.home:
-                assert group is not None
-                self.keep(x, piece, why if group.kind == "product" else "another set of axes is reduced")
-        reads = {t for x in piece.inputs for t in price.sources(x, self.memory)}
-        for other in self.plan.groups[::-1]:
-            same = any(reads & price.sources(x, self.memory) for r in other.within for x in r.operands)
-            if same and self.joins(piece, other):
-                return
-        for x in piece.inputs:
-            keeping.weigh_windows(x, piece, self)
-        made = rows_group(len(self.plan.groups), piece.inputs, piece.dims, self.shapes_near(piece))
-        self.plan.groups.append(made)
-        for x in piece.inputs:
-            self.evaluates(made, x)
-        self.joined(piece, made, made.at[piece.inputs[0]])
-
-    def joins(self, piece: Reduced, group: Group) -> bool:
-        """Whether a reduction is one more of a group's rows."""
-        shape = piece.inputs[0].shape
-        if group.kind != "rows" or any(self.needs(x) >= group.number for x in piece.inputs
-                                       if x not in self.home):
-            return False
-        places = [group.at[x] for x in piece.inputs if x in group.at] + group.positions(shape)[:1]
-        for at in places:
-            own = {v for d in piece.dims for v in group.axes_of(at, (d,))}
-            rest = {v for d in range(len(shape)) if d not in piece.dims for v in group.axes_of(at, (d,))}
-            straight = not piece.op.startswith("arg") or at in group.positions(shape)
-            if own == group.reduced and not rest & own and straight and all(
-                    self.fits(x, at, group, set()) for x in piece.inputs):
-                self.joined(piece, group, at)
-                return True
-        return False
-
-    def joined(self, piece: Reduced, group: Group, at: Index) -> None:
-        group.within[piece] = at
-        group.at[piece] = behind(at, piece)
-        group.evaluated[piece] = None
-        self.home[piece] = group
-
-    def shapes_near(self, piece: Reduced) -> list[tuple[Length, ...]]:
-        """The shapes in which the elements that are reduced are seen before and behind it."""
-        size = piece.inputs[0].size
-        found: dict[Piece, None] = {}
-        left: list[Piece] = [*piece.inputs]
-        while left and len(found) < 256:
-            at = left.pop()
-            if at.size != size or at in found or isinstance(at, Product):
-                continue
-            found[at] = None
-            left += [*at.operands, *self.users.get(at, [])]
-        return list(dict.fromkeys(x.shape for x in found))
-
-    def multiply(self, piece: Product) -> None:
-        for side, factor in enumerate(piece.factors):
-            x = factor.of
-            if x in self.home:
-                self.keep(x, piece, f"a product reads an element of {self.home[x].name} many times, in "
-                          "other tiles")
-            else:
-                keeping.weigh_factor(piece, side, self)
-        made = product_group(len(self.plan.groups), piece)
-        made.evaluated[piece] = None
-        self.home[piece] = made
-        self.plan.groups.append(made)

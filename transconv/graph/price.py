@@ -15,11 +15,7 @@ from transconv.graph.sizes import like
 from transconv.ir import free_vars
 from transconv.target import Target
 
-LAUNCH_US = 2.2  # of a kernel that computes nothing
-CLOCKED = 1.7e3  # instructions a microsecond of one lane
-LANES = 128  # of a multiprocessor
 WIDE = 128  # columns of a product's tile: as often is a row loaded
-LATE = 0.5  # more of a product's time where an operand passes through registers before it is multiplied
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +24,23 @@ class Price:
 
     target: Target
 
+    @property
+    def launch_us(self) -> float:
+        """Microseconds of a launch that computes nothing."""
+        return self.target.rates.issue.empty_us
+
+    def late(self, p: Product) -> float:
+        """Microseconds more of a product of which a factor is computed in registers first."""
+        return self.target.rates.issue.computed_late * self.multiplied(p)
+
     def moved(self, count: float) -> float:
         """Microseconds that so many bytes take."""
         return count / (self.target.bandwidth_gbs * 1e3)
 
     def worked(self, count: float) -> float:
         """Microseconds that so many instructions take."""
-        return count / (self.target.sms * LANES * CLOCKED)
+        issue = self.target.rates.issue
+        return count / (self.target.sms * issue.cores * (issue.clock * 1e3))
 
     def multiplied(self, p: Product) -> float:
         """Microseconds of a product."""
@@ -50,7 +56,7 @@ class Price:
     def kernel(self, bytes_: float, work: float, p: Product | None) -> float:
         """Microseconds of a kernel: its launch, and memory beside arithmetic."""
         busy = self.worked(work) + (self.multiplied(p) if p else 0.0)
-        return LAUNCH_US + max(self.moved(bytes_), busy)
+        return self.launch_us + max(self.moved(bytes_), busy)
 
 
 def inside(piece: Piece, stored: set[Piece]) -> Iterator[Piece]:

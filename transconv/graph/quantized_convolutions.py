@@ -16,8 +16,8 @@ import torch
 from transconv.compute import OPS
 from transconv.conv import zero_sums_shape
 from transconv.graph.casts import cast
+from transconv.graph.convolution_rows import convolved, params
 from transconv.graph.pieces import TYPES, Index, Piece, Seen
-from transconv.graph.product_rows import convolved, params
 from transconv.graph.rows import (
     Call,
     NotOurs,

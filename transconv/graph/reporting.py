@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transconv.errors import TransconvError
-from transconv.graph.compiled import Launches
 from transconv.graph.finding import found
 from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Piece
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price, counted
+from transconv.graph.region_calls import Launches
 from transconv.graph.seconds import measured
 from transconv.runtime import estimated
 from transconv.tuning.timing import Clock

@@ -2,8 +2,8 @@
 
 A rule takes a ``Call`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does not
 translate, with the reason. The rows are in map_rows.py, filling_rows.py, view_rows.py, cat_rows.py,
-reduction_rows.py, pool_rows.py, product_rows.py, gradient_rows.py, quantized_rows.py and
-quantized_convolutions.py.
+reduction_rows.py, pool_rows.py, product_rows.py, convolution_rows.py, gradient_rows.py,
+quantized_rows.py and quantized_convolutions.py.
 """
 
 from __future__ import annotations

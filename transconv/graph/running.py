@@ -27,6 +27,7 @@ from transconv.functional.launches import Memory, Spaces
 from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Piece
 from transconv.graph.placing import Slices
+from transconv.ir import defined
 
 Tensor = torch.Tensor
 NONE: Mapping[Piece, Slices] = MappingProxyType({})
@@ -170,9 +171,7 @@ class Shared:
 @lru_cache(maxsize=64)
 def _made(text: str) -> Callable[..., Run]:
     """What a text defines: it has names alone, so that regions of other sizes share it."""
-    scope: dict[str, Any] = {}
-    exec(text, scope)
-    made: Callable[..., Run] = scope["made"]
+    made: Callable[..., Run] = defined(text, "made")
     return made
 
 

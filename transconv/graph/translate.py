@@ -11,6 +11,7 @@ from torch import fx
 
 from transconv.graph import (
     cat_rows,
+    convolution_rows,
     filling_rows,
     gradient_rows,
     map_rows,
@@ -29,7 +30,7 @@ from transconv.graph.symbols import Symbols
 
 # Imported for their rows.
 TABLES = (map_rows, filling_rows, view_rows, cat_rows, reduction_rows, pool_rows, product_rows,
-          gradient_rows, quantized_rows, quantized_convolutions)
+          convolution_rows, gradient_rows, quantized_rows, quantized_convolutions)
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:

@@ -142,6 +142,7 @@ from transconv.ir.visit import (
     updated,
     walk,
 )
+from transconv.ir.written_out import defined
 
 __all__ = [
     "Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
@@ -160,7 +161,7 @@ __all__ = [
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "PRODUCTS", "SHIFTED", "SHORT",
     "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
-    "chances", "conjuncts", "divided", "dot", "one_of_two",
+    "chances", "conjuncts", "defined", "divided", "dot", "one_of_two",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "function_of", "i32", "i64", "i8",
     "index", "is_number",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",

@@ -8,6 +8,7 @@ from typing import Any
 
 from transconv.ir import expr as ex
 from transconv.ir.operations import Cast, Select
+from transconv.ir.written_out import defined
 
 Values = Mapping[str, int]
 """Sizes by name."""
@@ -59,9 +60,9 @@ def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
     spelled = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)})
     named, last = result([spelled.of(e) for e in expressions])
     lines = "".join(f"    {name} = {text}\n" for name, text in (*spelled.first, *named))
-    scope: dict[str, Any] = {"__builtins__": {}}
-    exec(f"def made({', '.join(spelled.given.values())}):\n{lines}    return {last}", scope)
-    made: Callable[..., Any] = scope["made"]
+    made: Callable[..., Any] = defined(
+        f"def made({', '.join(spelled.given.values())}):\n{lines}    return {last}", "made",
+        {"__builtins__": {}})
     return made
 
 

@@ -37,7 +37,7 @@ def check_order(accesses: Sequence[Access], alike: Mapping[str, str]) -> None:
         if access.writes:
             seen.setdefault(memory, access)
         elif first is not None and (memory in seen or _again(access, first)):
-            raise _refusal(access, first, memory).at(access.place)
+            raise _refusal(access, first).at(access.place)
     for access in (a for a in accesses if not a.writes):
         for write in (w for w in accesses if w.writes):
             same = alike.get(access.array, access.array) == alike.get(write.array, write.array)
@@ -56,7 +56,7 @@ def _again(read: Access, write: Access) -> bool:
     return bool(set(read.loops) & set(write.loops))
 
 
-def _refusal(read: Access, write: Access, memory: str) -> Refusal:
+def _refusal(read: Access, write: Access) -> Refusal:
     other = "" if read.array == write.array else f", which shares memory with {write.array}"
     return Refusal(f"a read of {read.array}{other} after line {write.place.line} stores to it",
                    "reads before the first store; keep the value under a name, or launch a second kernel",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+from transconv.ir import defined
 from transconv.kernel.group import Group
 
 Known = Callable[[tuple[Any, ...]], bool]
@@ -74,6 +75,4 @@ def _spelled(arrays: tuple[int, ...]) -> Any:
              "        start(*args)",
              "        return True",
              "    return run"]
-    scope: dict[str, Any] = {}
-    exec("\n".join(lines), scope)
-    return scope["made"]
+    return defined("\n".join(lines), "made")

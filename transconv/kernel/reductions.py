@@ -87,12 +87,12 @@ def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bo
             return as_type(total, x.dtype if x.dtype.kind == "float" else f32)
         mean = named(b, "divide", total, reduced(b, REDUCTIONS["sum"], ones, axis, keepdims))
         return as_type(mean, x.dtype if x.dtype.kind == "float" else f32)
-    gives, work = _types(row, x.dtype)
+    gives, work = types_of(row, x.dtype)
     value = cast(x.expr, work)
     if row.types == "bool":
         value = cast(cast(x.expr, boolean), i32)
     made = _over(b, row, value, x, axes)
-    kept, active = _shape(x, axes, keepdims), _active(b, x, axes)
+    kept, active = _kept(keepdims), _active(b, x, axes)
     result = replace(x, expr=cast(made, gives), mask=active)
     return _without(b, result, axes, kept)
 
@@ -148,7 +148,7 @@ def _place(b: Building, row: Reduction, x: Tile, axes: Sequence[int], keepdims: 
         raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
     (at,) = axes
     lane = lanes_along(x.shape)[at]
-    kept, active = _shape(x, axes, keepdims), _active(b, x, axes)
+    kept, active = _kept(keepdims), _active(b, x, axes)
     if lane is None:
         return _without(b, replace(x, expr=Const(0, i32), mask=active), axes, kept)
     value = b.named("value", cast(x.expr, i32 if x.dtype is boolean else x.dtype))
@@ -171,10 +171,13 @@ def _without(b: Building, x: Tile, axes: Sequence[int], kept: bool) -> Tile:
     return replace(b.placed(alone, tuple(x.shape[i] for i in left), tuple(left)), items=x.items)
 
 
-def _types(row: Reduction, dtype: DType) -> tuple[DType, DType]:
-    """The type of the result, and that in which it is computed."""
+def types_of(row: Reduction, dtype: DType) -> tuple[DType, DType]:
+    """The type of the result, and that in which it is computed; of a place, in which elements are
+    compared."""
     if row.types == "bool":
         return boolean, i32
+    if row.types == "place":
+        return i32, i32 if dtype is boolean else dtype
     if dtype.kind == "float":
         gives = f32 if dtype.bits == 8 else dtype
         return gives, gives if gives.bits >= 32 else f32
@@ -188,7 +191,8 @@ def _lanes(x: Tile, axes: Sequence[int]) -> list[Lane]:
     return [lane for at in axes if (lane := along[at]) is not None]
 
 
-def _shape(x: Tile, axes: Sequence[int], keepdims: Any) -> bool:
+def _kept(keepdims: Any) -> bool:
+    """Whether reduced dimensions stay, with one element."""
     if not isinstance(keepdims, bool):
         raise Refusal("keepdims that is known at run time only", "True or False")
     return keepdims

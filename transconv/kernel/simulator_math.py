@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir import REDUCERS, DType, boolean, convert, f32, i32, multiply_add
+from transconv.ir import REDUCERS, DType, boolean, convert, f32, multiply_add
 from transconv.kernel.functions import (
     FUNCTIONS,
     Function,
@@ -18,7 +18,7 @@ from transconv.kernel.functions import (
     operand_type,
     result_type,
 )
-from transconv.kernel.reductions import REDUCTIONS, Reduction
+from transconv.kernel.reductions import REDUCTIONS, Reduction, types_of
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import named
 
@@ -145,7 +145,7 @@ def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False,
         return Part(made.data, made.active, made.dtype, vector=x.vector)
     if row.types == "place" and len(axes) > 1:
         raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
-    gives, work = _types(row, x.dtype)
+    gives, work = types_of(row, x.dtype)
     given = x.data.astype(bool) if row.types == "bool" else x.data
     data, active = _last(convert(given, work), axes), _last(x.active, axes)
     data = np.where(active, data, np.asarray(REDUCERS[row.op].identity(work).value, work.numpy))
@@ -192,20 +192,6 @@ def _axes(ndim: int, axis: Any) -> tuple[int, ...]:
     if len(found) < len(given):
         raise Refusal(f"an axis twice in {given}", "each axis once")
     return found
-
-
-def _types(row: Reduction, dtype: DType) -> tuple[DType, DType]:
-    """The type of the result, and that in which it is computed."""
-    if row.types == "bool":
-        return boolean, i32
-    if row.types == "place":
-        return i32, i32 if dtype is boolean else dtype
-    if dtype.kind == "float":
-        gives = f32 if dtype.bits == 8 else dtype
-        return gives, gives if gives.bits >= 32 else f32
-    if dtype.kind in ("index", "bool") or row.types == "sum" and dtype.bits < 32:
-        return i32, i32
-    return dtype, i32 if dtype.bits < 32 else dtype
 
 
 # -- products --------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from transconv.ir import InterpError, Memory, VerifyError, run
 from transconv.kernel import Group, KernelFunction
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.trial import KernelTrial
-from transconv.verify.fuzz_run import Row, of_error, prepare
+from transconv.verify.fuzz_run import Row, of_error
+from transconv.verify.fuzz_worker import prepare
 
 NEAR = 2e-4  # floats: of 1, and of the value
 TARGET = "sm_90"

@@ -37,6 +37,7 @@ from transconv.ir import (
 )
 from transconv.passes import partials
 from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
+from transconv.passes.names import Names
 from transconv.passes.nest import Swept, parts
 from transconv.passes.sides import Side, side_of
 from transconv.passes.tails import Guard
@@ -63,7 +64,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     guard = Guard(tails, nest, written)
     outer = [sides[kind] for kind in "BMN"]
     inner: list[Stmt] = [x for side in outer for x in side.lets]
-    taken = {x.var.name for x in inner if isinstance(x, Let)}
+    taken = Names(taken=[x.var.name for x in inner if isinstance(x, Let)])
     for number, sweep in enumerate(nest.sweeps):
         loop = _sweep(sweep, sides["K"], guard, schedule, bool(schedule.turn and number % 2))
         inner += [*statements(guard.mutate(Seq(sweep.before))), _apart(loop, number, taken)]
@@ -91,16 +92,10 @@ def _sweep(sweep: Swept, side: Side, guard: Guard, schedule: Schedule, turned: b
     return counted(loop, side.count, side.facts)
 
 
-def _apart(loop: Stmt, number: int, taken: set[str]) -> Stmt:
+def _apart(loop: Stmt, number: int, taken: Names) -> Stmt:
     """A sweep renamed so that it shares no names with other sweeps, except for the lanes."""
-    bound = {STEP, *(x.var for x in find(loop, Let))}
-    names: dict[Var, Expr] = {}
-    for v in sorted(bound, key=lambda v: v.name):
-        name = v.name
-        while name in taken:
-            name = f"{name}_{number + 1}"
-        names[v] = Var(name, v.type)
-        taken.add(name)
+    bound = sorted({STEP, *(x.var for x in find(loop, Let))}, key=lambda v: v.name)
+    names: dict[Var, Expr] = {v: Var(taken.fresh(v.name, f"_{number + 1}"), v.type) for v in bound}
     return substitute(loop, names)
 
 

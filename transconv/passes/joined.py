@@ -57,8 +57,8 @@ from transconv.ir import (
     substitute,
     sum_of,
 )
+from transconv.passes.consumer import FETCHED
 from transconv.passes.names import Names
-from transconv.passes.roles import FETCHED
 from transconv.simplify import simplify
 
 

@@ -59,66 +59,24 @@ writes one. Each counts all slots:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from transconv.ir import (
-    ARRIVE,
-    DOT_ASYNC,
-    DOT_WAIT,
-    EXPECT,
-    FENCE,
-    ONE,
-    SEND_WAIT,
-    TRUE,
-    WAIT,
-    ZERO,
-    Alloc,
-    Barrier,
-    BoxLoad,
-    BoxStore,
-    Buffer,
-    Const,
-    Expr,
-    For,
-    FuncCall,
-    If,
-    Kernel,
-    Let,
-    Mutator,
-    Node,
-    Piece,
-    Put,
-    Role,
-    Roles,
-    Send,
-    Shared,
-    Spread,
-    Stmt,
-    Update,
-    Var,
-    eq,
-    find,
-    seq,
-    statements,
-    substitute,
-)
-from transconv.passes.behind import Behind, behind
+from transconv.ir import For, Kernel, Put, Role, Roles, Shared, Stmt, find, seq, substitute
+from transconv.passes.behind import behind
+from transconv.passes.consumer import ALONE, BATON, Consumer, multiply
 from transconv.passes.lets import optimise_lets
-from transconv.passes.part_sums import Multiplying, in_groups, in_parts, steps_of_a_part
-from transconv.passes.rings import PHASE, SLOT, Rings, advance, rings, slot_before
+from transconv.passes.producer import fetch, transpose
+from transconv.passes.rings import rings
 from transconv.passes.sliding import grouped, shared_rings
-from transconv.passes.sooner import Sooner, sooner
+from transconv.passes.sooner import sooner
+from transconv.passes.tile_parts import PROGRAM, Act, Around, around_of, take_apart
 from transconv.schedule import Schedule
 
 TURN_WARPS = 4
 TURN_REGISTERS = 104, 72  # per thread, of one role or two; a tile's side is held in them for a moment
-TRANSPOSERS, RESTING = ("even_transposer", "odd_transposer"), Var("resting")
+TRANSPOSERS = ("even_transposer", "odd_transposer")
 FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
 CONSUMER_REGISTERS = 240  # of each of two consumers: what is then left, in steps of 8
-CONSUMERS = ("evens", "odds")
-PROGRAM, FETCHED = Var("program"), Var("fetched")
-BATON = Barrier("baton", 1)  # a phase completes at the end of a tile's sum
 
 
 def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
@@ -127,24 +85,24 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
         return kernel
     grid = kernel.body
     assert isinstance(grid, For) and grid.kind == "grid", "an explicit kernel is one grid"
-    around, inner = _around(grid.body)
-    tile = _take_apart(inner)
+    around, inner = around_of(grid.body)
+    tile = take_apart(inner)
     lets = (*(s for before, _ in around for s in before), *tile.before)
     if group := grouped(tile.loop, tile.lets, schedule.slide):
         ring = shared_rings(tile.fetched, (*lets, *tile.lets), schedule.stages, group)
         tile = replace(tile, loop=group.loop, lets=group.lets)
     else:
         ring = rings(tile.fetched, (*lets, *tile.lets), schedule.stages, tile.loop, schedule.keep)
-    consumers = [_Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
+    consumers = [Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
     brought = behind(tile.after, schedule.consumers, bool(grid.programs))
     ahead = sooner(tile.after, lets, tile.acc, schedule)
     own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
-                  _dealt(grid, around, _products(tile, ring, brought, ahead, grid, t), t))
+                  _dealt(grid, around, multiply(tile, ring, brought, ahead, grid, t), t))
            for t in consumers]
     for number in range(schedule.transposers if ring.turns else 0):
         name = TRANSPOSERS[number] if schedule.transposers > 1 else "transposer"
         own.append(_clean(name, TURN_WARPS, TURN_REGISTERS[schedule.transposers - 1],
-                          _dealt(grid, around, _turns(tile, ring, number, schedule.transposers))))
+                          _dealt(grid, around, transpose(tile, ring, number, schedule.transposers))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
     reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
     reserved += [Shared(b) for b in ring.barriers]
@@ -152,7 +110,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     reserved += [Shared(x) for x in brought.shared]
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
                  if x.piece.buffer.slots == 1 and x.piece.buffer is not brought.result]
-    body = _dealt(grid, around, _fetches(tile, ring, brought, grid.var))
+    body = _dealt(grid, around, fetch(tile, ring, brought, grid.var))
     own.append(_clean("producer", 1, FETCH_REGISTERS, body))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid",
@@ -160,207 +118,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     return replace(kernel, body=whole)
 
 
-@dataclass(frozen=True, slots=True)
-class _Consumer:
-    """A group of consumer warps: the only one, or one ``of`` two that alternate."""
-
-    number: int = 0
-    of: int = 1
-
-    @property
-    def name(self) -> str:
-        return "consumer" if self.of == 1 else CONSUMERS[self.number]
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """The statements of a program for one tile: those ``before`` the sum, its loop with the fetches and
-    the product, and those ``after`` it."""
-
-    before: tuple[Stmt, ...]
-    acc: Alloc
-    loop: For
-    lets: tuple[Stmt, ...]
-    fetched: tuple[Let, ...]  # of boxes
-    product: FuncCall
-    after: tuple[Stmt, ...]
-
-
-Around = tuple[tuple[tuple[Stmt, ...], For], ...]
-
-
-def _around(body: Stmt) -> tuple[Around, Stmt]:
-    """The loops over the tiles of one program, each with the statements before it, and the tile's body."""
-    parts = statements(body)
-    if any(isinstance(s, Alloc) for s in parts):
-        return (), body
-    *before, loop = parts
-    assert isinstance(loop, For), "the tiles of a program are a loop"
-    outer, tile = _around(loop.body)
-    return ((tuple(before), loop), *outer), tile
-
-
-def _take_apart(body: Stmt) -> _Tile:
-    parts = statements(body)
-    at = next((i for i, s in enumerate(parts) if isinstance(s, For)), None)
-    if at is None:  # a sum of one step has no loop any more
-        at = next(i for i, s in enumerate(parts) if isinstance(s, FuncCall) and s.func.multiplies)
-        end, first = at + 1, next(i for i, s in enumerate(parts) if isinstance(s, Alloc)) + 1
-        once = For(Var("once"), 1, seq(*parts[first:end]))
-        parts = (*parts[:first], once, *parts[end:])
-        at = first
-    loop = parts[at]
-    assert isinstance(loop, For)
-    acc = next(s for s in parts[:at] if isinstance(s, Alloc))
-    *steps, product = statements(loop.body)
-    assert isinstance(product, FuncCall) and product.func.multiplies
-    fetched = tuple(s for s in steps if isinstance(s, Let) and isinstance(s.value, BoxLoad))
-    lets = tuple(s for s in steps if s not in fetched)
-    return _Tile(tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product,
-                 parts[at + 1:])
-
-
-@dataclass(frozen=True, slots=True)
-class _Act:
-    """What a role does before the first tile, for every tile, and after the last one."""
-
-    first: tuple[Stmt, ...]
-    tile: Stmt
-    last: tuple[Stmt, ...] = ()
-
-
-def _counters(phase: int) -> tuple[Stmt, ...]:
-    return Alloc(SLOT, (), Const(0)), Alloc(PHASE, (), Const(phase))
-
-
-def _fetches(tile: _Tile, rings: Rings, brought: Behind, number: Var) -> _Act:
-    """The producer: fill a slot per step as soon as it is free. In the first round all slots are free, so
-    it waits for the phase before the first one, which counts as completed. A resident operand is fetched
-    once, from the corners of the program's first tile. What is read behind the sum is ``brought``."""
-    step = seq(*tile.lets, FuncCall(WAIT, (rings.free, SLOT, PHASE)),
-               *_expected(rings, rings.landed, SLOT), *advance(rings.slots))
-    first = (*_counters(1), *brought.counters())
-    if rings.kept is not None:
-        once = seq(*tile.lets, *_expected(rings, rings.kept, tile.loop.var))
-        kept = seq(*tile.before, replace(tile.loop, body=once, stages=0))
-        names: dict[Var, Expr] = {s.var: Var(f"first_{s.var.name}", s.var.type)
-                                  for s in tile.before if isinstance(s, Let)}
-        first = (*statements(substitute(kept, names | {number: PROGRAM})), *first)
-    loop = replace(tile.loop, body=step, stages=0)
-    return _Act(first, seq(*tile.before, loop, *brought.fetches()))
-
-
-def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
-    """Announce the bytes of a barrier's copies, and start the copies."""
-    fetches = rings.fetches(barrier)
-    yield FuncCall(EXPECT, (barrier, slot, Const(sum(f.piece.buffer.box_bytes for f in fetches))))
-    yield from fetches
-
-
-def _turns(tile: _Tile, rings: Rings, number: int, of: int) -> _Act:
-    """A transposer: write a slot that has landed to the same slot of another ring, K innermost. In the
-    first round all slots of that ring count as taken. One ``of`` two rests at every other step and does
-    not see each phase of ``landed``: after the wait for ``taken``, only this step's phase is left."""
-    puts = [Put(r.transposed, r.piece) for r in rings.turns if r.transposed is not None]
-    step = seq(*tile.lets, FuncCall(WAIT, (rings.taken, SLOT, ONE - PHASE)),
-               FuncCall(WAIT, (rings.landed, SLOT, PHASE)), *puts, FuncCall(FENCE, ()),
-               FuncCall(ARRIVE, (rings.transposed, SLOT, TRUE)),
-               FuncCall(ARRIVE, (rings.free, SLOT, TRUE)))
-    first = _counters(0)
-    if of > 1:
-        first = (*first, Alloc(RESTING, (), Const(number)))
-        step = seq(If(eq(RESTING, ZERO), step), Update(RESTING, ONE - RESTING))
-    loop = replace(tile.loop, body=seq(step, *advance(rings.slots)), stages=0)
-    return _Act(first, seq(*tile.before, loop))
-
-
-def _products(tile: _Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For,
-              consumer: _Consumer) -> _Act:
-    """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
-    completed. What stands behind the sum and need not wait for it comes ``ahead``."""
-    pairs = [*zip(*(_operands(a, rings) for a in tile.product.args[1:]), strict=True)]
-    left, right = pairs[0]
-    ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
-    read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
-
-    def start(acc: Var, step: Expr) -> tuple[Stmt, ...]:
-        kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
-        product = seq(*kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
-                      *(FuncCall(DOT_ASYNC, (acc, *pair)) for pair in pairs))
-        return statements(product if step is tile.loop.var else substitute(product, {tile.loop.var: step}))
-
-    def free(before: int, when: Expr = TRUE) -> tuple[Stmt, ...]:
-        return tuple(FuncCall(ARRIVE, (b, slot_before(before, rings.slots), when)) for b in read)
-
-    onward = advance(rings.slots)
-    ended: tuple[Stmt, ...] = ()
-    each = steps_of_a_part(left, right, tile.product.func.attr("precision"), rings.slots)
-    if each and len(pairs) > 1:
-        landed = (*tile.lets, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready))
-        sums = in_groups(Multiplying(tile.loop, tile.acc, each, start, free), landed, pairs, onward)
-    elif each:
-        sums = in_parts(Multiplying(tile.loop, tile.acc, each,
-                                    lambda acc, step: (*start(acc, step), *onward), free))
-    else:
-        running = FuncCall(DOT_WAIT, (Const(len(pairs)),))
-        step = seq(*tile.lets, *start(tile.acc.var, tile.loop.var), running,
-                   *free(1, tile.loop.var > 0), *onward)
-        sums = (replace(tile.loop, body=step, stages=0),)
-        ended = (FuncCall(DOT_WAIT, (ZERO,)), *free(1))
-    first = _counters(0)
-    if consumer.of > 1:
-        first, sums = (), _in_turn(sums, tile, rings, grid, consumer)
-    sent = [b for s in tile.after for b in find(s, BoxStore)]
-    results = _Results(consumer, brought, sent)
-    moved = ahead.once + ahead.early
-    after = [results.mutate(s) for s in brought.read(tile.after, consumer.number) if s not in moved]
-    whole = seq(*tile.before, *ahead.early, tile.acc, *sums, *ended, *after)
-    return _Act((*ahead.once, *first, *brought.met()), whole,
-                (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
-
-
-def _in_turn(sums: tuple[Stmt, ...], tile: _Tile, rings: Rings, grid: For,
-             consumer: _Consumer) -> tuple[Stmt, ...]:
-    """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
-    has begun all its products. What is left of those runs on beside the first ones here."""
-    fetched = grid.var // grid.programs * tile.loop.stop
-    return (Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
-            Alloc(PHASE, (), FETCHED // rings.slots % 2),
-            FuncCall(WAIT, (BATON, ZERO, Const(1 - consumer.number))), *sums,
-            FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
-
-
-def _operands(arg: Node, rings: Rings) -> tuple[Piece, ...]:
-    """What the products of a slot multiply: one, or one for each step that shares it."""
-    var = arg.x if isinstance(arg, Spread) else arg
-    assert isinstance(var, Var)
-    ring = rings.of[var]
-    return ring.pieces or (ring.piece if ring.transposed is None else ring.transposed,)
-
-
-class _Results(Mutator):
-    """Stores boxes through shared memory, after the copies of the tile before have read that; one of them
-    in place of a box that was brought, after which the producer may bring the next one."""
-
-    def __init__(self, consumer: _Consumer, brought: Behind, sent: Sequence[BoxStore]) -> None:
-        self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
-        self.brought, self.number = brought, consumer.number
-        self.tensors = [s.tensor for s in sent]
-
-    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
-        brought = self.brought
-        if brought.result is not None and at.tensor is brought.stored:
-            piece = Piece(brought.result, Const(self.number), ZERO, at.within)
-        else:
-            own = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
-            piece = Piece(own, ZERO, ZERO, at.within)
-        sent = (Put(piece, at.value), FuncCall(FENCE, ()), Send(at.tensor, at.corner, piece))
-        if brought.result is not None:
-            return seq(*sent, *(brought.done(self.number) if at.tensor is self.tensors[-1] else ()))
-        return seq(*([FuncCall(SEND_WAIT, (ZERO,))] if at.tensor is self.tensors[0] else []), *sent)
-
-
-def _dealt(grid: For, around: Around, act: _Act, consumer: _Consumer = _Consumer()) -> Stmt:
+def _dealt(grid: For, around: Around, act: Act, consumer: Consumer = ALONE) -> Stmt:
     """The tiles of one program: one, every ``programs``-th, or a run of them. Consumers take turns."""
     tile = act.tile
     for before, loop in reversed(around):

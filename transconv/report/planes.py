@@ -114,7 +114,7 @@ def plane_of(view: View, compute: Compute, tile: Tile, stored: bool = False, hue
     names = view.tensor.dims
     return Plane(view, stored, (names[y] if y is not None else "", names[x]), sizes, top, left, state,
                  phase if steps != (1, 1) else np.full_like(phase, hue), steps, marked,
-                 _written(view, compute), ranges, hue, cut, compute.fill_of(view),
+                 _written(view), ranges, hue, cut, compute.fill_of(view),
                  _different(rows[inside], columns[inside]), _different(rows[~inside], columns[~inside]),
                  _different(mine[0][mine[2]], mine[1][mine[2]]), scale)
 
@@ -207,7 +207,7 @@ def _range(view: View, i: int, coord: Expr | None, compute: Compute, tile: Tile)
     return Range(name, size, max(0, int(at.min())), min(size - 1, int(at.max())))
 
 
-def _written(view: View, compute: Compute) -> tuple[str, ...]:
+def _written(view: View) -> tuple[str, ...]:
     """The coordinates, ``name = expression`` where they are more than an axis of that name."""
     made = []
     for name, d in zip(view.tensor.dims, view.dims, strict=True):

@@ -12,7 +12,7 @@ from transconv import knobs
 from transconv.backend_triton import Bind, Launcher, SizedLauncher, numbers_of
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, Formula
-from transconv.ir import Kernel, Tensor, Values
+from transconv.ir import Kernel, Tensor, Values, defined
 from transconv.runtime import allocator
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.runtime.sized import Required, required
@@ -246,10 +246,9 @@ def _spelled(zeros: tuple[int | None, ...], spaces: int) -> Callable[..., Callab
         body.append(f"b{number}(*given)")
     given = ", ".join(("empty", *(f"t{at}" for at in range(spaces)), *(f"s{at}" for at in range(spaces)),
                        *(f"b{number}" for number in range(len(zeros)))))
-    scope: dict[str, Any] = {}
-    exec(f"def made({given}):\n    def run(*given):\n        " + "\n        ".join(body)
-         + "\n    return run", scope)
-    found: Callable[..., Callable[..., None]] = scope["made"]
+    found: Callable[..., Callable[..., None]] = defined(
+        f"def made({given}):\n    def run(*given):\n        " + "\n        ".join(body)
+        + "\n    return run", "made")
     return found
 
 

@@ -6,10 +6,12 @@ import functools
 import hashlib
 import os
 import re
+from collections.abc import Container
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from transconv.compute import Compute, Write
+from transconv.compute import Compute, Reduction, Value, Write
+from transconv.ir import free_vars
 from transconv.target import Target
 
 NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\()")  # of no function
@@ -20,20 +22,34 @@ TELLING = ("0.0", "1.0")  # numbers that may stand for nothing to compute
 def unnamed(compute: Compute) -> str:
     """A text of all of a computation but its name and those of its tensors and values, and the fractions
     that values are computed with, on which no choice depends: blocks of a network may differ in a
-    probability alone. Axes keep their names, because schedules mention them."""
+    probability alone. Fractions that decide where elements lie, or whether they are read, stay. Axes keep
+    their names, because schedules mention them."""
     named = [n for t in compute.tensors for n in (t.name, *t.dims)]
     named += [s.name for s in compute.steps if not isinstance(s, Write)]
     numbers = {n: f"%{i}" for i, n in enumerate(dict.fromkeys(named)) if n not in compute.sizes}
-    text = "\n".join(_without_fractions(line) for line in str(compute).split("\n")[1:])
+    placing = _placing(compute)
+    text = "\n".join(_without_fractions(line, placing) for line in str(compute).split("\n")[1:])
     lines = NAME.sub(lambda m: numbers.get(m[0], m[0]), text)
     rest = (compute.math, compute.merge, compute.behind, compute.part, compute.does,
             [(x.name, x.role) for x in compute.axes], [str(t.layout) for t in compute.tensors])
     return f"{lines}\n{rest}"
 
 
-def _without_fractions(line: str) -> str:
-    """A line, with a sign for each fraction if it computes a value; what a read fills with stays."""
-    if not line.lstrip().startswith("let "):
+def _placing(compute: Compute) -> set[str]:
+    """The names of values that coordinates and masks depend on."""
+    found = {v for view in compute.views() for d in view.dims for e in (d.coord, d.mask)
+             for v in free_vars(e)}
+    for step in reversed(compute.steps):
+        if isinstance(step, (Value, Reduction)) and step.var in found:
+            found |= free_vars(step.value)
+    return {v.name for v in found}
+
+
+def _without_fractions(line: str, placing: Container[str]) -> str:
+    """A line, with a sign for each fraction if it computes a value that is not ``placing`` others; what a
+    read fills with stays."""
+    word, *rest = line.split(maxsplit=2)
+    if word != "let" or rest[0] in placing:
         return line
     return FRACTION.sub(lambda m: m[0] if m[0] in TELLING else "#", line)
 

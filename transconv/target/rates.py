@@ -65,6 +65,12 @@ class Issue:
     # done in a clock at one address, and that others are nearly as fast as loads (``cache_gbs``).
     adds_clocks: float = 1.0  # between two additions to one place
     empty_us: float = 2.2  # of a launch that computes nothing; fitted with the maps (cost/maps.py)
+    # More of a product's time at the chip's rate where an operand passes through registers before it is
+    # multiplied: one that is computed there, not fitted; and one of 8 bits that becomes a float, of 27
+    # convolutions on an H200 (tests/test_fitted.py). The times behind the latter are of two commits,
+    # between which products of floats became faster; beside the earlier one's of torch it is 1.0.
+    computed_late: float = 0.5
+    converted_late: float = 1.4
 
 
 @dataclass(frozen=True, slots=True)

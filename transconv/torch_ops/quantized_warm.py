@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from transconv.ir import defined
 from transconv.runtime import allocator
 from transconv.torch_ops import frozen, warm
 from transconv.torch_ops.entries import Switches, only_on
@@ -108,8 +109,7 @@ def _spelled(tensors: tuple[bool, ...], biased: bool, operands: tuple[str, ...] 
         run = ["y = empty(*memory)", f"begin({', '.join((*first, 'y'))})", run[0].replace("(x, ", "(y, ")]
     lines = "\n                ".join(run)
     reads = ", ".join([f"c{v}" for v in values] + [f"r{at}" for at in range(len(operands or ()))])
-    scope: dict[str, Any] = {}
-    exec(f"""
+    made: Callable[..., Call] = defined(f"""
 def made(others, check, function, stride, padding, output_padding, dilation, groups, names, same, device,
          current, are_known, aligned, alignment, route, start, begin, empty, memory, {reads}):
     def call(f, x, w, b, s, p, o, d, g, q):
@@ -122,6 +122,5 @@ def made(others, check, function, stride, padding, output_padding, dilation, gro
                 {lines}
         return others(f, x, w, b, s, p, o, d, g, q)
     return call
-""", scope)
-    made: Callable[..., Call] = scope["made"]
+""", "made")
     return made

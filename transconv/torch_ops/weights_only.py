@@ -20,11 +20,6 @@ Tensor = torch.Tensor
 Numbers = tuple[Any, ...]
 Given = dict[str, Any]
 
-# Of a product's time at the chip's rate, more where an operand passes through registers first: 27
-# convolutions on an H200 (tests/test_fitted.py). The two times are of two commits, between which products
-# of floats became faster; beside torch's convolutions of the earlier one it is 1.0.
-LATE = 1.4
-
 
 def of_four_bits(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
                  numbers: Numbers, given: Given) -> Tensor:
@@ -52,8 +47,8 @@ def is_written(f: Function, input: Tensor, weight: Tensor, numbers: Numbers) -> 
     positions = prod(input.shape[2:]) / (1 if f.transposed else prod(stride))
     target = execute.target_of(input.device)
     moved = weight.numel() * (weight.element_size() + 2 * input.element_size())
-    late = LATE * multiplied_us(weight.numel() * input.shape[0] * positions, target)
-    return written_us(moved, target) < late
+    product = multiplied_us(weight.numel() * input.shape[0] * positions, target)
+    return written_us(moved, target) < target.rates.issue.converted_late * product
 
 
 def multiplied_us(products: float, target: Target) -> float:

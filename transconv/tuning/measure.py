@@ -24,7 +24,8 @@ SHARE = 0.4  # of the GPU's memory, for workloads that are kept
 def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "") -> Found:
     """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal is
     not reported here, because the measuring process meets it again and reports it."""
-    from transconv.verify.case import device, warm
+    from transconv.verify.case import warm
+    from transconv.verify.machine import device
     from transconv.verify.timed import timed
 
     start = time.perf_counter()

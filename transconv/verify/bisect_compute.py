@@ -190,7 +190,7 @@ class _Search(Report):
             words = [str(self.compute), "--limit", str(1 << 62), "--seed", str(self.seed)]
             words += [f"--sizes={','.join(f'{n}={v}' for n, v in self.sizes.items())}"] * bool(self.sizes)
             return in_a_child(words, self.target, self.schedule, self.source)
-        from transconv.verify.case import executable
+        from transconv.verify.machine import executable
 
         return self.launched(executable(self.target, "cpu"), "cpu")
 

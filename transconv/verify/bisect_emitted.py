@@ -47,7 +47,7 @@ def ask_emitter(question: Question, seed: int = 0, isolated: bool = True) -> Ver
         return Verdict(False, "not asked: Triton's interpreter does not run Gluon")
     if isolated or not knobs.interpret():
         return _in_a_child(question, seed)
-    from transconv.verify.case import executable
+    from transconv.verify.machine import executable
 
     try:
         compiled = _compile(question, executable(question.target, "cpu"))
@@ -71,7 +71,7 @@ def _compile(question: Question, target: Target) -> Compiled:
 
 
 def _source(question: Question) -> str:
-    from transconv.verify.case import executable
+    from transconv.verify.machine import executable
 
     try:
         return _compile(question, executable(question.target, "cpu")).source

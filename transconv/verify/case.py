@@ -9,17 +9,15 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
 
 import torch
 
-from transconv import knobs, runtime
+from transconv import runtime
 from transconv.compute import Compute
 from transconv.conv import (
     TABLE,
     Compiled,
     ConvProblem,
-    ConvWorkload,
     Epilogue,
     Prop,
     compiler,
@@ -31,79 +29,12 @@ from transconv.ir import DTYPES, DType, Tensor
 from transconv.runtime import Choose, Plan, trust
 from transconv.schedule import Schedule, chain
 from transconv.selection import heuristics
-from transconv.target import TARGETS, Target, detect
+from transconv.target import Target, detect
 from transconv.verify.data import GUARD, Guarded, allocate, fill, torch_dtype
-from transconv.verify.oracle import (
-    PIECE,
-    Judgement,
-    after,
-    approximates,
-    judge,
-    once_stored,
-    pieces,
-)
-
-
-def device() -> str:
-    """Where kernels run: the GPU; or the CPU under Triton's interpreter, which is switched on here
-    and must be before anything imports triton."""
-    if detect().backend == "interpreter":
-        knobs.use_interpreter()
-        return "cpu"
-    return "cuda"
-
-
-def executable(target: Target, where: str) -> Target:
-    """The target as it runs here: kernels made for a chip can be interpreted by Triton, 16-bit
-    operands then need casts, and explicit kernels cannot be."""
-    if where == "cuda" or target.backend == "interpreter":
-        return target
-    return replace(target, name=f"{target.name}-interpreted", upcast16=True,
-                   features=target.features - {"wgmma"},
-                   precisions=TARGETS["interpreter"].precisions)
-
-
-def synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def weight(p: ConvProblem) -> float:
-    """An upper estimate of the GPU memory that a check needs, in bytes."""
-    image = p.ic * prod(p.i) + p.oc * prod(p.o)
-    piece = min(p.mb * image, max(PIECE, image))
-    # Filling takes several times the tensors, comparing six f64 copies of a piece.
-    return 10.0 * p.bytes_moved() + 6 * 8 * piece + 2**29
-
-
-def epilogue_operands(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Tensor]:
-    """The tensors that an epilogue reads, by name."""
-    workload = ConvWorkload(p, prop, epilogue)
-    return {t.name: t for t in workload.tensors[len(p.specs):]}
-
-
-def epilogue_values(tensor: Tensor, mode: str, where: str, seed: int = 0,
-                    halves: bool = False) -> torch.Tensor:
-    """For a bias, a residual and others: integers up to 8 in size, or normally distributed. ``halves``:
-    floats are halves of these integers, which a result of integers rounds."""
-    generator = torch.Generator(where).manual_seed(seed)
-    whole = tensor.dtype.kind == "int"
-    if mode == "exact" or whole:
-        least = max(-8, tensor.dtype.limits[0]) if whole else -8
-        drawn = torch.randint(least, 9, tensor.shape, device=where, generator=generator)
-        return drawn / 2 if halves and not whole else drawn
-    return torch.randn(tensor.shape, device=where, generator=generator)
-
-
-def epilogue_tensors(p: ConvProblem, prop: Prop, epilogue: str, mode: str,
-                     where: str) -> dict[str, torch.Tensor]:
-    """What an epilogue reads, without guards: for timing."""
-    made = {}
-    for name, tensor in epilogue_operands(p, prop, Epilogue.parse(epilogue)).items():
-        like = torch.empty_strided(tensor.shape, tensor.layout.strides() or (),
-                                   dtype=torch_dtype(tensor.dtype), device=where)
-        made[name] = like.copy_(epilogue_values(tensor, mode, where))
-    return made
+from transconv.verify.epilogue_data import epilogue_operands, epilogue_values
+from transconv.verify.judgement import Judgement, judge
+from transconv.verify.machine import device, synchronize
+from transconv.verify.oracle import after, approximates, once_stored, pieces
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from transconv.verify.pool import is_fatal
 if TYPE_CHECKING:
     from transconv.conv import Compiled
     from transconv.verify.case import Case
-    from transconv.verify.oracle import Judgement
+    from transconv.verify.judgement import Judgement
 
 Row = dict[str, Any]
 # Products that Triton's interpreter, and that of the IR, sum in about a minute.
@@ -36,7 +36,8 @@ def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str =
     import torch
 
     from transconv.target import Target
-    from transconv.verify.case import Case, executable
+    from transconv.verify.case import Case
+    from transconv.verify.machine import executable
 
     start = time.perf_counter()
     try:
@@ -105,7 +106,7 @@ def _run(case: Case, mode: str, data: str, schedules: str, seed: int) -> Row:
 
 
 def _least() -> float:
-    from transconv.verify.oracle import LEAST_NONZERO
+    from transconv.verify.judgement import LEAST_NONZERO
 
     return LEAST_NONZERO
 
@@ -137,7 +138,7 @@ def _initialise(case: Case, compiled: Compiled, data: str, seed: int, first: boo
 
 
 def _execute(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:
-    from transconv.verify.case import synchronize
+    from transconv.verify.machine import synchronize
 
     case.fill(data.partition("+")[0], seed)
     case.launch(compiled)
@@ -169,8 +170,8 @@ def _columns(kind: str, found: Judgement, shared: bool) -> Row:
 
 def _twice(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:
     """Whether two runs on the same random data give the same bits."""
-    from transconv.verify.case import synchronize
     from transconv.verify.data import poison
+    from transconv.verify.machine import synchronize
 
     case.fill("float", seed)
     result = case.tensors[case.prop.result]

@@ -112,8 +112,8 @@ class ComputeTrial:
 
 def outcome(trial: ComputeTrial, way: str, row: Row) -> Row:
     """Compile, run and judge: ``numpy`` after every pass, ``triton`` and ``device`` the emitted text."""
-    from transconv.verify.case import executable
     from transconv.verify.fuzz_run import MOST_STEPS, interpreted_steps
+    from transconv.verify.machine import executable
 
     started = time.perf_counter()
     chip = Target.parse(trial.target)

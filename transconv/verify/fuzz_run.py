@@ -10,13 +10,7 @@ is guarded.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import gc
-import os
-import shutil
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import cycle
@@ -31,6 +25,7 @@ from transconv.selection import heuristics
 from transconv.verify import trials
 from transconv.verify.fuzz_compute import ComputeTrial, outcome
 from transconv.verify.fuzz_trial import Trial
+from transconv.verify.fuzz_worker import prepare
 from transconv.verify.pool import is_fatal
 
 if TYPE_CHECKING:
@@ -42,8 +37,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 GUARD = 1 << 12  # elements on either side: fewer than a check has, there are many small tensors
-KEPT_COMPILED = 64  # trials after which a worker's compiled kernels are thrown away
-TRIMMED = 8  # the same where workers have one cache
 SETS_APART = 7919  # between the seeds of two sets of values
 MOST_STEPS = 1000  # of loops in Triton's interpreter, several ms each
 MOST_STEPS_TWICE = 100  # the same, of trials that it runs on float data, too
@@ -97,51 +90,9 @@ def of_error(error: Exception) -> Row:
             "reason": " ".join(f"{name}: {error}".split())[:600]}
 
 
-@functools.cache
-def _worker() -> dict[str, Any]:
-    """Set a worker up, once: one thread, and no garbage collection of the objects that exist already."""
-    import torch
-
-    torch.set_num_threads(1)
-    gc.freeze()
-    if torch.cuda.is_available() and not knobs.interpret():
-        torch.cuda.set_device(os.getpid() % torch.cuda.device_count())
-    return {"trials": 0}
-
-
-def prepare(scratch: str, launchers: str = "") -> None:
-    """Give the worker a cache folder of its own, and empty it from time to time: no trial needs a kernel
-    again. ``launchers``: a folder in ``scratch`` for a cache of Triton that all workers have, where
-    launchers stay: a C compiler makes one in more time than Triton takes for a small kernel, and kernels
-    of as many arguments have the same (12 in 81 kernels)."""
-    mine = _worker()
-    warnings.filterwarnings("error", "tl.where with a non-boolean condition")  # it selects wrongly
-    if scratch:
-        folder = f"{scratch}/{os.getpid()}"
-        if mine["trials"] % KEPT_COMPILED == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.makedirs(f"{folder}/transconv", mode=0o700, exist_ok=True)
-        triton = f"{scratch}/{launchers}" if launchers else f"{folder}/triton"
-        os.makedirs(triton, exist_ok=True)
-        if launchers and mine["trials"] % TRIMMED == 0:
-            without_kernels(triton)
-        knobs.adopt({"TRITON_CACHE_DIR": triton,
-                     knobs.cache.name: f"{folder}/transconv"})
-    mine["trials"] += 1
-
-
-def without_kernels(folder: str, age_s: float = 10.0) -> None:
-    """Remove compiled kernels from a cache of Triton, but for those that may still be written."""
-    for entry in os.scandir(folder):
-        with contextlib.suppress(OSError):  # another worker removes it
-            if time.time() - entry.stat().st_mtime > age_s and any(
-                    name.endswith((".cubin", ".hsaco")) for name in os.listdir(entry.path)):
-                shutil.rmtree(entry.path, ignore_errors=True)
-
-
 def _outcome(trial: Trial, way: str, seed: int, row: Row, sets: int) -> Row:
     """Compile, run and judge."""
-    from transconv.verify.case import executable
+    from transconv.verify.machine import executable
 
     started = time.perf_counter()
     chip = executable(trial.chip, "cpu") if way == "triton" else trial.chip
@@ -176,7 +127,7 @@ def _others(trial: Trial, sets: int, slow: bool) -> Iterator[Trial]:
 def is_of_values(trial: Trial) -> bool:
     """Whether other values may show what the first do not: there are zero points or operands of post-ops,
     and what they make is rounded or saturates in the result."""
-    from transconv.verify.case import epilogue_operands
+    from transconv.verify.epilogue_data import epilogue_operands
 
     after = Epilogue.parse(trial.epilogue)
     result = trial.problem.specs[trial.prop.result].dtype
@@ -207,8 +158,8 @@ def _filled(trial: Trial, seed: int, data: str) -> Tensors:
     """The tensors on the CPU, guarded: operands with data of a kind, the result poisoned."""
     import torch
 
-    from transconv.verify.case import epilogue_operands, epilogue_values
     from transconv.verify.data import Guarded, fill, torch_dtype
+    from transconv.verify.epilogue_data import epilogue_operands, epilogue_values
 
     p, after = trial.problem, Epilogue.parse(trial.epilogue)
     layouts = {n: (spec.layout, p.shapes[n]) for n, spec in p.specs.items()}
@@ -232,7 +183,7 @@ def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str) -> Ro
     """Compare with the answer in f64, and check that nothing else was written."""
     from transconv.verify.case import longest_chain
     from transconv.verify.data import poison
-    from transconv.verify.oracle import judge
+    from transconv.verify.judgement import judge
 
     result = tensors[trial.prop.result]
     extra = {n: t.view for n, t in tensors.items() if n not in trial.problem.specs}

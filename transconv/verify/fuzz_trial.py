@@ -26,7 +26,7 @@ from transconv.ir import SHORT
 from transconv.passes import passes
 from transconv.schedule import Schedule
 from transconv.target import Target
-from transconv.verify import draw, draw_schedule
+from transconv.verify import draw, draw_post_ops, draw_schedule
 from transconv.verify.draw import chance
 
 DIRECTIONS = {Prop.FWD: "FWD_D", Prop.BWD_D: "BWD_D", Prop.BWD_W: "BWD_W"}
@@ -196,8 +196,8 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool 
         kernels = len(computes(problem, prop))
         if kernels <= FEW_KERNELS or chance(rng, 4 if kernels <= MANY_KERNELS else 40):
             break
-    zeros = draw.zeros(rng, problem, prop)
-    after = draw.quantised(rng, prop) if small else draw.epilogue(rng, prop, problem.src.dtype.name)
+    zeros = draw_post_ops.zeros(rng, problem, prop)
+    after = draw_post_ops.quantised(rng, prop) if small else draw_post_ops.epilogue(rng, prop)
     trial = Trial(problem, prop, target, None, after,
                   tuple(sorted(draw.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)

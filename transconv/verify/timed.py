@@ -19,9 +19,11 @@ from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule
 from transconv.target import detect
 from transconv.verify import computation
-from transconv.verify.case import Case, device, epilogue_tensors, synchronize
+from transconv.verify.case import Case
 from transconv.verify.data import torch_dtype
-from transconv.verify.oracle import Judgement
+from transconv.verify.epilogue_data import epilogue_tensors
+from transconv.verify.judgement import Judgement
+from transconv.verify.machine import device, synchronize
 
 Call = Callable[[], object]
 
@@ -47,7 +49,6 @@ class Timed(Protocol):
 
     def release(self) -> None:
         """Give the tensors back."""
-
 
 def timed(text: str, direction: str = "", behind: str = "") -> Timed:
     """The question of some texts. Raises ProblemError, ComputeError."""
