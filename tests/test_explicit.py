@@ -266,12 +266,14 @@ def test_no_branch_for_whole_tiles_that_nobody_has() -> None:
     assert not ir.find(short, ir.If) and ir.find(long, ir.If)
 
 
-def test_who_fetches_knows_no_lanes() -> None:
+@pytest.mark.parametrize(("words", "epilogue"), [(f"{STREAM} programs=7", ""),
+                                                 (f"{ROLE} programs=3 behind=box", "res")])
+def test_who_fetches_knows_no_lanes(words: str, epilogue: str) -> None:
     """Also where names over lanes have left the loop over the tiles of a program, unsimplified: the
     producer's warp copies whole boxes and needs no lanes."""
     p = ConvProblem.parse("mb3ic32ih8oc24oh8kh3ph1 dt=f16 tag=axb")
-    schedule = Schedule.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {STREAM} programs=7")
-    steps = plan_steps(p, FWD, SM90, schedule, Epilogue())
+    schedule = Schedule.parse(f"mb:2 oh:8 ow:8 oc:16 ic:16 | {words}")
+    steps = plan_steps(p, FWD, SM90, schedule, Epilogue.parse(epilogue))
     switches = {"simplify": False}
     kernel = pipeline.lower(*steps[0], SM90, "conv", "ieee", switches)[-1][1]
     roles = {r.name: r for r in ir.find(kernel, ir.Role)}

@@ -59,7 +59,7 @@ MET, BARE, TURN = Var("met"), Var("bare"), Var("turn")
 class Behind:
     """The boxes read behind the sum. ``of``: their buffers by the variable of the let that reads them;
     ``result``: the buffer that the box of the ``stored`` tensor is put to as well, or None; ``again``:
-    whether a program has several tiles."""
+    whether a program has several tiles; ``spread``: what varies along lanes, which the producer has not."""
 
     lets: tuple[Let, ...]
     names: tuple[Let, ...]  # before them, in which their corners are said
@@ -68,6 +68,7 @@ class Behind:
     stored: Tensor | None
     consumers: int
     again: bool
+    spread: dict[Var, Expr]
 
     @property
     def brought(self) -> Barrier:
@@ -100,16 +101,17 @@ class Behind:
         if not self.lets:
             return
         slot: Expr = TURN if self.consumers > 1 else ZERO
-        yield from self.names
+        yield from (s for s in self.names if s.var not in self.spread)
         if self.again:
             yield FuncCall(WAIT, (self.emptied, slot, BARE))
-        spread = laned_lets(self.names)
         bytes_of = sum(b.box_bytes for b in self.of.values())
         yield FuncCall(EXPECT, (self.brought, slot, Const(bytes_of)))
         for let in self.lets:
             assert isinstance(let.value, BoxLoad)
-            corner = tuple(whole(c, spread) for c in let.value.corner)
-            yield Fetch(let.value.tensor, corner, self.piece(let, slot), self.brought, slot)
+            corner = tuple(whole(c, self.spread) for c in let.value.corner)
+            piece = self.piece(let, slot)
+            piece = replace(piece, within=tuple(whole(w, self.spread) for w in piece.within))
+            yield Fetch(let.value.tensor, corner, piece, self.brought, slot)
         if self.again and self.consumers > 1:
             yield Update(BARE, select(eq(TURN, self.consumers - 1), ONE - BARE, BARE))
             yield Update(TURN, ONE - TURN)
@@ -150,8 +152,8 @@ class Behind:
             yield Update(MET, ONE - MET)
 
 
-def behind(after: tuple[Stmt, ...], consumers: int, again: bool) -> Behind:
-    """The boxes that the statements after a sum read."""
+def behind(before: tuple[Stmt, ...], after: tuple[Stmt, ...], consumers: int, again: bool) -> Behind:
+    """The boxes that the statements after a sum read; ``before``: the lets before it."""
     lets = tuple(s for s in after if isinstance(s, Let) and isinstance(s.value, BoxLoad))
     last = max((after.index(s) for s in lets), default=0)
     names = tuple(s for s in after[:last] if isinstance(s, Let) and not find(s, Read))
@@ -168,4 +170,5 @@ def behind(after: tuple[Stmt, ...], consumers: int, again: bool) -> Behind:
         of[let.var] = Buffer(own, box.dtype, consumers, box.extents)
         if taken is not None:
             result, into = of[let.var], taken.tensor
-    return Behind(lets, names, of, result, into, consumers, again)
+    spread = laned_lets((*before, *names))
+    return Behind(lets, names, of, result, into, consumers, again, spread)

@@ -94,7 +94,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     else:
         ring = rings(tile.fetched, (*lets, *tile.lets), schedule.stages, tile.loop, schedule.keep)
     consumers = [Consumer(number, schedule.consumers) for number in range(schedule.consumers)]
-    brought = behind(tile.after, schedule.consumers, bool(grid.programs))
+    brought = behind(lets, tile.after, schedule.consumers, bool(grid.programs))
     ahead = sooner(tile.after, lets, tile.acc, schedule)
     own = [_clean(t.name, schedule.warps, CONSUMER_REGISTERS if t.number else 0,
                   _dealt(grid, around, multiply(tile, ring, brought, ahead, grid, t), t))
