@@ -88,7 +88,6 @@ def _summing_positions(compute: Compute, target: Target,
     lying = axis_strides(compute.a, compute)  # what is summed is innermost in copies
     least = min([x.size for x in wide["K"] if lying[x.name] == 1], default=wide["K"][0].size)
     short = [k for k in (row // 4, row // 2) if least <= k] if compute.a.tensor.dtype.bits == 8 else []
-    ends = ("gather", "box") if compute.a.tensor.dtype.bits == 8 else ("gather",)
     for (m, n), k in itertools.product(shapes, (*short[:1], row, 2 * row)):
         if n not in extents(columns):
             continue
@@ -97,8 +96,9 @@ def _summing_positions(compute: Compute, target: Target,
                          *summed_rows(wide["K"], k, compute),
                          *rows_of_positions(wide["K"], k, compute.a, compute)]:
                 blocks = (Block(left[0], m), Block(columns[0], n), *tile)
-                for c in ends:
-                    yield from _words(blocks, m, n, k, c, compute, target)
+                yield from _words(blocks, m, n, k, "gather", compute, target)
+                boxed = _words(blocks, m, n, k, "box", compute, target)
+                yield from (s for s in boxed if s.transposers == 2)
 
 
 def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
