@@ -15,7 +15,7 @@ from transconv.backend_triton.launch import Launcher
 from transconv.cli.options import each_described
 from transconv.conv import compiler
 from transconv.ir import f16, f32
-from transconv.runtime import collecting, prepared
+from transconv.runtime import collecting, readiness
 
 TEXT = ("compute double\n  tensor X f16 [n=64]\n  tensor Y f16 [n=64]\n  axes n=64\n"
         "  read x = X[n]\n  store Y[n] = x + x\n")
@@ -25,15 +25,18 @@ class AtOnce(Processes):
     asked: list[str] = []  # noqa: RUF012
 
     def submit(self, job, done) -> None:  # type: ignore[no-untyped-def]
-        self.asked.append(f"{job['problem'].split()[0]} {job['direction']}".strip())
-        done({"reason": "ptxas died"} if "ic7" in job["problem"] else {"kernels": 1})
+        found = []
+        for one in job.get("batch", [job]):
+            self.asked.append(f"{one['problem'].split()[0]} {one['direction']}".strip())
+            found.append({"reason": "ptxas died"} if "ic7" in one["problem"] else {"kernels": 1})
+        done({"each": found} if "batch" in job else found[0])
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
-    monkeypatch.setattr(prepared, "Compilers", AtOnce)
+    monkeypatch.setattr(readiness, "Compilers", AtOnce)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
     monkeypatch.setattr(AtOnce, "asked", [])
     compiler.forget()

@@ -19,7 +19,7 @@ from transconv.backend_triton.launch import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
 from transconv.functional import launches
-from transconv.runtime import collecting, kept, prepared, readiness
+from transconv.runtime import collecting, kept, readiness
 from transconv.runtime import registry as registries
 from transconv.selection import files_digest, store
 from transconv.torch_ops import decide, execute, routes
@@ -344,7 +344,7 @@ def test_gradients_that_wait_are_asked_for_once(machine: Machine, monkeypatch: p
 
 
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "Compilers", AtOnce)
+    monkeypatch.setattr(readiness, "Compilers", AtOnce)
     transconv.config.sizes = "any"
     report = transconv.prepare(torch.nn.Conv2d(4, 4, 3), X, sizes=[(7, 7), (9, 8)], backward=False,
                                progress=False)
@@ -370,8 +370,9 @@ class AtOnce(Processes):
     failing = ""
 
     def submit(self, job: dict[str, Any], done: Callable[[dict[str, Any]], None]) -> None:
-        done({"reason": "ptxas died", "log": ""} if self.failing and self.failing in job["problem"]
-             else {"kernels": 2, "seconds": 0.1, "wrong": []})
+        each = [{"reason": "ptxas died", "log": ""} if self.failing and self.failing in one["problem"]
+                else {"kernels": 2, "seconds": 0.1, "wrong": []} for one in job.get("batch", [job])]
+        done({"each": each} if "batch" in job else each[0])
 
 
 def model() -> torch.nn.Module:
@@ -380,11 +381,11 @@ def model() -> torch.nn.Module:
 
 
 def test_prepare_compiles_what_a_model_asks_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "Compilers", AtOnce)
     monkeypatch.setattr(AtOnce, "failing", "ic6")
     given, numbers = model(), torch.get_rng_state()
     before = {n: t.clone() for n, t in given.state_dict().items()}
     transconv.conv2d(X, W)
+    monkeypatch.setattr(readiness, "compilers", AtOnce)
     report = transconv.prepare(given, X, sizes=[(7, 7)], progress=False)
     # Two layers, two sizes: results, gradients of weights, and of the second layer's input.
     assert len(report.problems) == 10 and report.kernels == 8 and report.there == 0
@@ -415,4 +416,4 @@ def test_prepare_refuses_other_sizes(machine: Machine, size: tuple[Any, ...]) ->
 
 
 def test_a_pool_is_what_prepare_uses() -> None:
-    assert prepared.Compilers is Compilers
+    assert readiness.Compilers is Compilers

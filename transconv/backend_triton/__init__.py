@@ -3,7 +3,7 @@
 In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
 """
 
-from transconv.backend_triton.child import Child, serve
+from transconv.backend_triton.child import Child, reason_of, serve
 from transconv.backend_triton.compiled import pretend
 from transconv.backend_triton.compilers import Compilers
 from transconv.backend_triton.emit_tl import spelled_lines
@@ -27,6 +27,6 @@ from transconv.backend_triton.sized_launch import SizedLauncher, numbers_of, pro
 __all__ = [
     "Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
     "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "grid_size", "is_explicit",
-    "numbers_of", "parameters", "pretend", "programs", "serve", "spelled_lines", "triton_version",
-    "unspecialised", "write",
+    "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve", "spelled_lines",
+    "triton_version", "unspecialised", "write",
 ]

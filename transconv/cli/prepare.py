@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from contextlib import suppress
 from os.path import isfile
@@ -18,7 +17,7 @@ from transconv.compute import Alone
 from transconv.conv import ConvProblem, Epilogue, Prop, Registry, compiler, iter_problems
 from transconv.disk_cache import replace_named
 from transconv.errors import ProblemError, Unsupported
-from transconv.runtime import Question, prepare
+from transconv.runtime import Batch, Question, cores, prepare
 from transconv.target import Target
 
 
@@ -35,7 +34,7 @@ def add_to(verbs: object) -> None:
     options.add_props(made, "all")
     made.add_argument("--target", default="", metavar="T", help="a chip, such as sm_90 (default: the GPU)")
     made.add_argument("--epilogue", default="", metavar="E", help="of convolutions: bias+relu, ...")
-    made.add_argument("--workers", type=ranges.processes, default=os.cpu_count() or 1, metavar="N",
+    made.add_argument("--workers", type=ranges.processes, default=cores(), metavar="N",
                       help="processes (default: one per core)")
     made.add_argument("--json", type=ranges.output, metavar="FILE", help="also write the report")
 
@@ -46,36 +45,37 @@ def run(words: argparse.Namespace) -> int:
         raise Unsupported("target:none", "there is no GPU to compile for; expected --target with a chip, "
                           "such as sm_90")
     found = questions(words, target)
-    with tqdm(total=len(found), unit="problem", disable=not sys.stderr.isatty()) as bar:
-        report = prepare(found, words.workers, bar.update)
+    total = sum(len(batch.questions) for batch in found)
+    with tqdm(total=total, unit="problem", disable=not sys.stderr.isatty()) as bar:
+        report = prepare(found, words.workers, lambda *_: bar.update())
     print(report)
     if words.json:
         replace_named(words.json, json.dumps(report.mapping(), indent=1) + "\n")
     return 1 if report.failures else 0
 
 
-def questions(words: argparse.Namespace, target: Target) -> list[Question]:
+def questions(words: argparse.Namespace, target: Target) -> list[Batch]:
     """The requested kernels. Raises the errors of the texts; ProblemError where there are none."""
     if found := computations.given(words.problem):
-        return [Question(Alone(c), target) for c in found]
+        return [Batch((Question(Alone(c), target),)) for c in found]
     epilogue = Epilogue.parse(words.epilogue)
     if all(isfile(w) for w in words.problem):
         listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
     else:
         listed = [(p, None) for p in options.each_described(words.problem)]
-    asked = [q for p, way in listed for prop in options.props(words) if way is None or way is prop
-             for q in _of(options.dressed(p, words), prop, target, epilogue)]
+    asked = [_of(options.dressed(p, words), prop, target, epilogue) for p, way in listed
+             for prop in options.props(words) if way is None or way is prop]
     if not asked:
         raise ProblemError(f"{' '.join(words.problem)} has no problem with --prop {words.prop}; expected "
                            "at least one")
     options.some_computable([(q.workload.problem, q.workload.prop)  # type: ignore[attr-defined]
-                             for q in asked])
+                             for batch in asked for q in batch.questions])
     return list(dict.fromkeys(asked))
 
 
-def _of(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue) -> list[Question]:
+def _of(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue) -> Batch:
     """The question of a problem; with TRANSCONV_SIZES=any those of its layer, which other sizes share."""
     if knobs.sizes() == "any":
         with suppress(ProblemError):  # a layer whose kernels are all for given sizes
-            return Registry(problem, prop, target, epilogue, True, False).questions
-    return [compiler.question(problem, prop, target, epilogue)]
+            return Registry(problem, prop, target, epilogue, True, False).batch
+    return Batch((compiler.question(problem, prop, target, epilogue),))

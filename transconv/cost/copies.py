@@ -36,8 +36,15 @@ def copied_at(compute: Compute, schedule: Schedule,
               target: Target) -> tuple[tuple[Expr, ...], Callable[..., Number]]:
     """The elements of those copies whose sizes are arguments, as expressions of these; and of their values
     the microseconds of all copies, times the computation's share of them."""
-    made = Scheduled(compute, schedule, target)
-    part, each = share(made.grouped), made.copies
+    grouped = Scheduled(compute, schedule, target).grouped
+    return _copied_at(grouped, schedule.pack, schedule.split_k > 1, schedule.unit, target)
+
+
+@lru_cache(maxsize=512)  # many schedules of a computation have the same copies
+def _copied_at(compute: Compute, pack: str, split: bool, unit: str,
+               target: Target) -> tuple[tuple[Expr, ...], Callable[..., Number]]:
+    made = Scheduled(compute, Schedule(pack=pack, split_k=1 + split, unit=unit), target)
+    part, each = share(compute), made.copies
     sized = [c for c in each if c.named is not None]
     fixed = sum(cast(float, copying(c, target)) for c in each if c.named is None)
 

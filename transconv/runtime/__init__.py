@@ -13,7 +13,7 @@ from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.prepared import Begun, Prepared, begin, prepare, rank
 from transconv.runtime.processors import beside, cores, helpers
-from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
+from transconv.runtime.questions import COMPILING, NEVER, Batch, Question, Waiting
 from transconv.runtime.readiness import (
     ahead,
     begin_processes,
@@ -28,7 +28,7 @@ from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER",
+    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER",
     "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
     "begin_processes", "beside", "build", "build_compute", "check_indices", "collect", "collecting",
     "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",

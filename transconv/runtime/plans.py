@@ -108,6 +108,11 @@ class Plan:
         """The Triton text of its kernels, in the order of launches."""
         return "\n\n".join(s.source for s in self.steps)
 
+    @property
+    def digests(self) -> set[str]:
+        """The keys of its kernels' verdicts."""
+        return {s.digest for s in self.steps}
+
     def formulas(self) -> tuple[Formula, ...]:
         """What its kernels are estimated to take for sizes that are their arguments, one for each
         computation; of a plan from disk as they were found when it was made."""

@@ -4,11 +4,10 @@ processes, and a report."""
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from transconv.backend_triton import Compilers, expect
@@ -17,8 +16,7 @@ from transconv.runtime import compiler, kept, readiness
 from transconv.runtime.estimates import is_estimated
 from transconv.runtime.plans import Plan
 from transconv.runtime.processors import cores
-from transconv.runtime.questions import Question
-from transconv.runtime.readiness import ENVIRONMENT, MODULE
+from transconv.runtime.questions import Batch, Question, Room
 
 FEW = 2  # kernels that are compiled here before a process has started
 log = logging.getLogger("transconv.ready")
@@ -48,72 +46,115 @@ class Prepared:
         return asdict(self)
 
 
-def prepare(questions: Iterable[Question], workers: int, step: Callable[[], None] | None = None,
+def prepare(batches: Iterable[Batch], workers: int, ended: Callable[[Question, bool], None] | None = None,
             left: tuple[tuple[str, int], ...] = ()) -> Prepared:
-    """Compile the kernels of all questions in ``workers`` processes, and wait for them. ``step`` is called
-    after each question. Failures are in the report."""
+    """Compile the kernels of all requests in ``workers`` processes, and wait for them; those of a batch in
+    one, as far as there is room, and the batches with the most work first. ``ended`` is called with each
+    request that is done, while processes are at others, and with whether it has a plan. Failures are in
+    the report."""
     started = time.perf_counter()
-    step = step or (lambda: None)
-    asked = list(dict.fromkeys(questions))
-    failures: list[tuple[str, str]] = []
-    waiting: list[Question] = []
-    for question in asked:
+    asked = list(dict.fromkeys(batches))
+    report = _Report(ended or (lambda *_: None))
+    waiting = [batch for batch in asked if not report.is_there(batch)]
+    if waiting:
+        expect()
+        pool = readiness.compilers(min(workers, len(waiting)))
         try:
-            if readiness.compiles(question.target) and not readiness.is_ready(question):
-                waiting.append(question)
+            report.compile(sorted(waiting, key=lambda batch: batch.work, reverse=True), pool)
+        except BaseException:  # Ctrl-C: nothing goes on
+            readiness.close()
+            raise
+    readiness.again(q for batch in waiting for q in batch.questions)
+    return Prepared(tuple(str(q) for b in asked for q in b.questions), report.there, report.kernels,
+                    round(time.perf_counter() - started, 3), tuple(report.failures), left)
+
+
+class _Report:
+    """What became of requests so far."""
+
+    def __init__(self, ended: Callable[[Question, bool], None]) -> None:
+        self.ended = ended
+        self.there, self.kernels = 0, 0
+        self.failures: list[tuple[str, str]] = []
+        self.before: set[Question] = set()  # with kernels, in a batch that is not complete
+
+    def is_there(self, batch: Batch) -> bool:
+        """Whether no request of a batch has to be compiled: each has its kernels, or there is no room for
+        them, or it has failed."""
+        room, done = Room(batch.most), list[tuple[Question, bool]]()
+        failed: list[tuple[str, str]] = []
+        for question in batch.questions:
+            try:
+                plan = None if room.is_full else _there(question)
+            except TransconvError as error:
+                failed.append((str(question), str(error)))
+                done.append((question, False))
                 continue
-            _made_here(question)
-        except TransconvError as error:
-            failures.append((str(question), str(error)))
-        step()
-    there = len(asked) - len(waiting) - len(failures)
-    answers = _compiled(waiting, workers, step) if waiting else []
-    for question, answer in zip(waiting, answers, strict=True):
+            if plan is None and not room.is_full:
+                self.before |= {q for q, _ in done}
+                return False
+            takes = plan is not None and room.takes(plan.digests)
+            if plan is not None and takes:
+                room.there |= plan.digests
+            done.append((question, takes))
+        self.failures += failed
+        self.there += len(done) - len(failed)
+        for each in done:
+            self.ended(*each)
+        return True
+
+    def compile(self, batches: Sequence[Batch], pool: Compilers) -> None:
+        """Have processes answer batches. The requests of one of which a process died are asked anew, each
+        alone."""
+        while batches:
+            alone = list[Batch]()
+            for at, answer in _Jobs([b.job for b in batches], pool).ended():
+                questions = batches[at].questions
+                if answer.get("died") and len(questions) > 1:
+                    alone += [Batch((q,)) for q in questions]
+                    continue
+                for question, said in zip(questions, answer.get("each") or (answer,) * len(questions),
+                                          strict=True):
+                    self.answered(question, said)
+            batches = alone
+
+    def answered(self, question: Question, answer: dict[str, Any]) -> None:
+        """Record the answer to a request."""
         compiler.adopt(answer)
+        if question in self.before:
+            self.there += 1
+        else:
+            self.kernels += answer.get("kernels", 0)
         if "reason" in answer:
-            failures.append((str(question), str(answer["reason"])))
-    readiness.again(waiting)
-    return Prepared(tuple(map(str, asked)), there, sum(a.get("kernels", 0) for a in answers),
-                    round(time.perf_counter() - started, 3), tuple(failures), left)
+            self.failures.append((str(question), str(answer["reason"])))
+        self.ended(question, not answer.keys() & {"reason", "left"})
 
 
-def _made_here(question: Question) -> None:
-    compiler.plan(question.workload, question.target, None, question.deterministic, Plan)
-
-
-def _compiled(questions: list[Question], workers: int,
-              step: Callable[[], None]) -> list[dict[str, Any]]:
-    """The answers, in the order of the questions."""
-    expect()
-    pool = Compilers(MODULE, ENVIRONMENT, min(workers, len(questions)))
-    try:
-        return _Jobs(questions, pool).answers(step)
-    finally:
-        pool.close()
+def _there(question: Question) -> Plan | None:
+    """The plan, if its kernels are there or need not be compiled."""
+    if readiness.compiles(question.target):
+        return readiness.there(question, Plan)
+    return compiler.plan(question.workload, question.target, None, question.deterministic, Plan)
 
 
 class _Jobs:
-    """Questions that were handed to processes, all at once."""
+    """Jobs that were handed to processes, all at once."""
 
-    def __init__(self, questions: Sequence[Question], pool: Compilers, rank: bool = False) -> None:
-        self.pool, self.ended = pool, threading.Semaphore(0)
-        self.found: list[dict[str, Any]] = [{} for _ in questions]
-        for at, question in enumerate(questions):
-            job = question.job | {"rank": True} if rank else question.job
-            pool.submit(job, partial(self._take, at))
+    def __init__(self, jobs: Sequence[dict[str, Any]], pool: Compilers) -> None:
+        self.pool, self.left = pool, len(jobs)
+        self.found: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
+        for at, job in enumerate(jobs):
+            pool.submit(job, lambda answer, at=at: self.found.put((at, answer)))
 
-    def _take(self, at: int, answer: dict[str, Any]) -> None:
-        self.found[at] = answer
-        self.ended.release()
-
-    def answers(self, step: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
-        """Waits for all; those that are left are empty if the processes are ended meanwhile."""
-        for _ in self.found:
-            while not self.ended.acquire(timeout=1.0):
+    def ended(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each with its answer, as they end; no more if the processes are ended meanwhile."""
+        while self.left:
+            try:
+                yield self.found.get(timeout=1.0)
+                self.left -= 1
+            except Empty:
                 if self.pool.closed:
-                    return self.found
-            step()
-        return self.found
+                    return
 
 
 class Begun:
@@ -122,12 +163,13 @@ class Begun:
     def __init__(self, questions: Sequence[Question], workers: int) -> None:
         self.questions = questions
         log.info("compiling %d problems in %d processes", len(questions), workers)
-        self.jobs = _Jobs(questions, readiness.compilers(workers))
+        self.jobs = _Jobs([q.job for q in questions], readiness.compilers(workers))
 
     def wait(self) -> None:
         """Until all are done. A question of which a process died is refused from then on; where another
         failed, the call that needs the kernel meets the same error."""
-        for question, answer in zip(self.questions, self.jobs.answers(), strict=True):
+        for at, answer in self.jobs.ended():
+            question = self.questions[at]
             compiler.adopt(answer)
             if answer.get("died"):
                 log.warning("not compiled: %s: %s", question, answer["reason"])
@@ -148,7 +190,10 @@ def rank(questions: Iterable[Question]) -> None:
     waiting = [q for q in _many(questions) if not is_estimated(q.workload, q.target)]
     if len(waiting) > FEW:
         log.info("ranking the schedules of %d problems in processes", len(waiting))
-        _Jobs(waiting, readiness.compilers(min(cores(), len(waiting))), rank=True).answers()
+        jobs = _Jobs([q.job | {"rank": True} for q in waiting],
+                     readiness.compilers(min(cores(), len(waiting))))
+        for _ in jobs.ended():
+            pass
 
 
 def _many(questions: Iterable[Question]) -> list[Question]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.compute import Workload
@@ -36,6 +36,46 @@ class Question:
 
     def __str__(self) -> str:
         return f"{self.workload.title} for {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests for one kind of call, which a process answers in their order: they share kernels, and what
+    there is ``Room`` for depends on the plans before. ``most``: kernels of all of them (0: any number);
+    ``each``: about how many kernels of one have to be chosen."""
+
+    questions: tuple[Question, ...]
+    most: int = 0
+    each: int = 1
+
+    @property
+    def work(self) -> int:
+        """About how many kernels have to be chosen: what takes a process the longest."""
+        return len(self.questions) * self.each
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The requests as a JSON object; one alone as that of the question."""
+        if len(self.questions) == 1:
+            return self.questions[0].job
+        return {"batch": [q.job for q in self.questions], "most": self.most}
+
+
+@dataclass(slots=True)
+class Room:
+    """How many kernels there may be (``most``; 0: any number), and the digests of those there are."""
+
+    most: int
+    there: set[str] = field(default_factory=set)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no plan is added any more: one that has no other kernels would add nothing."""
+        return 0 < self.most <= len(self.there)
+
+    def takes(self, digests: Set[str]) -> bool:
+        """Whether a plan of these kernels may be added; the first one always."""
+        return not (self.most and self.there) or len(self.there | digests) <= self.most
 
 
 class Waiting(Unsupported):

@@ -30,7 +30,7 @@ from transconv.errors import Unsupported
 from transconv.runtime import compiler, kept
 from transconv.runtime.plans import Plan
 from transconv.runtime.processors import beside
-from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
+from transconv.runtime.questions import COMPILING, NEVER, Batch, Question, Waiting
 from transconv.runtime.recording import collect, is_collecting
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
@@ -81,7 +81,7 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     global _next
     question = Question(workload, target, deterministic, aligned)
     if is_collecting() and schedule is None:
-        collect([question])
+        collect(Batch((question,)))
         raise Unsupported(COMPILING, "the call is only looked at")
     asked = _asked.get(question)
     if asked is not None and asked.died and schedule is None:  # as this one would
@@ -96,7 +96,7 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
         raise Waiting("a process compiles it", asked.over)
     if asked is not None and mode == "background" and not asked.over():
         raise Waiting("another kernel was just taken over", asked.over)
-    found = _there(question, kind)
+    found = there(question, kind)
     if found is not None:
         if asked is not None and not asked.taken:
             # A kernel is read, loaded and checked by the call that gets it: not all calls of one step of
@@ -114,7 +114,7 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int, hurried
     ``hurried``: calls may wait for the kernels; otherwise a kernel counts as compiled when what starts it
     is built as well, which another process may be at."""
     for question in questions:
-        if question in _asked or not compiles(question.target) or _there(question, kind) is not None:
+        if question in _asked or not compiles(question.target) or there(question, kind) is not None:
             continue
         with _lock:
             if question not in _asked:
@@ -166,7 +166,7 @@ def state(question: Question) -> str:
 
 def is_ready(question: Question) -> bool:
     """Whether the kernels of a request are compiled."""
-    return not compiles(question.target) or _there(question, Plan) is not None
+    return not compiles(question.target) or there(question, Plan) is not None
 
 
 def compiles(target: Target) -> bool:
@@ -182,7 +182,7 @@ def again(questions: Iterable[Question]) -> None:
                 del _asked[question]
 
 
-def _there(question: Question, kind: type[Made]) -> Made | None:
+def there(question: Question, kind: type[Made]) -> Made | None:
     """The plan, if each of its kernels is compiled."""
     told = (question.workload, question.target, None, question.deterministic, kind)
     if kept.keeps():

@@ -12,12 +12,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import IO, Any
 
-from transconv.backend_triton import Miscompiled, pretend, serve
+from transconv.backend_triton import Miscompiled, pretend, reason_of, serve
 from transconv.compute import Workload
 from transconv.errors import TransconvError, Unsupported
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.estimates import estimated
 from transconv.runtime.plans import Plan, Step
+from transconv.runtime.questions import Room
 from transconv.selection import files_digest, workload_of
 from transconv.target import Target
 
@@ -45,7 +46,10 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
     """Make and compile the plan of a request; where it asks for the ``rank`` of schedules alone, these are
     listed, and their time is estimated; where for the ``start``, what all need is imported, and a plan
     that it names is made for that alone. In the answer, ``wrong``: kernels that failed to compile and were
-    replaced by the next best ones. Raises Unsupported if no kernel is left, and as ``build``."""
+    replaced by the next best ones. Requests that belong together (``batch``) have an answer ``each``; who
+    has no room (``most``) is ``left``. Raises Unsupported if no kernel is left, and as ``build``."""
+    if "batch" in job:
+        return _each(job["batch"], Room(job["most"]))
     started = time.perf_counter()
     if job.get("start"):
         importlib.import_module("triton.compiler")
@@ -59,13 +63,36 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
         with suppress(TransconvError):  # it is on disk as well
             estimated(workload, target)
         return {"seconds": round(time.perf_counter() - started, 3)}
+    return _made(job, workload, target, started, Room(0))
+
+
+def _each(jobs: list[dict[str, Any]], room: Room) -> dict[str, Any]:
+    """The answers to requests that belong together; an error is that of its request."""
+    found: list[dict[str, Any]] = []
+    for job in jobs:
+        if room.is_full:
+            found.append({"left": True})
+            continue
+        try:
+            found.append(_made(job, *_request(job), time.perf_counter(), room))
+        except Exception as error:
+            found.append({"reason": reason_of(error)})
+    return {"each": found}
+
+
+def _made(job: dict[str, Any], workload: Workload, target: Target, started: float,
+          room: Room) -> dict[str, Any]:
+    """The answer to a request whose plan is made and compiled, as far as there is room."""
     pretend(target.backend, target.arch, target.warp_size)
     patient = not job.get("hurried")
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
     wrong: list[dict[str, Any]] = []
     for _ in range(compiler.MOST_REJECTED):
+        if not room.takes(plan.digests):
+            return {"left": True, "wrong": wrong}
         found = _compile(plan, job["aligned"], patient)
         if found is None:
+            room.there |= plan.digests
             return {"kernels": len(plan.steps), "wrong": wrong, "schedule": str(plan.schedule),
                     "seconds": round(time.perf_counter() - started, 3)}
         wrong.append(found)

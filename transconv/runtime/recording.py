@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transconv.runtime.questions import Question
+from transconv.runtime.questions import Batch, Question
 
 _lock = threading.Lock()
-_collected: dict[Question, None] | None = None
+_collected: dict[Question, Batch] | None = None
 
 
-def collect(questions: Iterable[Question]) -> None:
-    """Record requests, while ``collecting`` does."""
+def collect(batch: Batch) -> None:
+    """Record requests that belong together, while ``collecting`` does."""
     with _lock:
         if _collected is not None:
-            _collected.update(dict.fromkeys(questions))
+            for question in batch.questions:
+                _collected.setdefault(question, batch)
 
 
 def is_collecting() -> bool:
@@ -26,8 +27,9 @@ def is_collecting() -> bool:
 
 
 @contextmanager
-def collecting() -> Iterator[dict[Question, None]]:
-    """Within ``with``, record the requests of all threads and refuse them. RuntimeError if nested."""
+def collecting() -> Iterator[dict[Question, Batch]]:
+    """Within ``with``, record the requests of all threads, each with those it belongs to, and refuse them.
+    RuntimeError if nested."""
     global _collected
     with _lock:
         if _collected is not None:

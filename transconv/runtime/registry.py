@@ -14,9 +14,10 @@ from typing import Generic
 from transconv.cost import Formula, Lines
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
 from transconv.ir import Const, Expr, Le, Sizes, function_of
-from transconv.runtime.plans import Made, Plan
-from transconv.runtime.questions import COMPILING, NEVER, Question, Waiting
+from transconv.runtime.plans import Made
+from transconv.runtime.questions import COMPILING, NEVER, Batch, Question, Room, Waiting
 from transconv.runtime.readiness import ready
+from transconv.runtime.recording import collect, is_collecting
 
 NEVER_US = "1e999"  # infinity, as Python reads it
 # What counts of the estimate of a schedule that tuning found for a problem that is close: estimates that
@@ -201,9 +202,14 @@ class Registry(Generic[Made]):
                 f"chosen for {q.workload.text}: {k.plan.schedule}" for q, k in self.there.items()]
 
     @property
+    def batch(self) -> Batch:
+        """Its questions."""
+        return Batch(tuple(self.questions), self.most)
+
+    @property
     def kernels(self) -> set[str]:
         """The digests of its plans' kernels."""
-        return {d for k in self.there.values() for d in _digests(k.plan)}
+        return {d for k in self.there.values() for d in k.plan.digests}
 
     def forget(self) -> None:
         """Ask for all plans anew, one of them having been found to be wrong."""
@@ -217,8 +223,14 @@ class Registry(Generic[Made]):
         if mode == "never" and self.looked:  # what another process makes meanwhile is not looked for
             return NEVER, waits
         self.looked = True
+        if is_collecting():
+            collect(self.batch)
         for question in self.questions:
             if question in self.there or question in self.failed:
+                continue
+            room = Room(self.most, self.kernels)
+            if room.is_full:
+                self.failed[question] = f"there are {self.most} kernels before it"
                 continue
             over = self.over.get(question)
             if over is not None and mode == "background" and not over():  # there is nothing to ask yet
@@ -227,7 +239,7 @@ class Registry(Generic[Made]):
             try:
                 plan = ready(question.workload, question.target, None, question.deterministic, self.made,
                              question.aligned, mode)
-                if self.most and self.there and len(self.kernels | _digests(plan)) > self.most:
+                if not room.takes(plan.digests):
                     self.failed[question] = f"with its kernels there would be more than {self.most}"
                 else:
                     self.there[question] = Kernels(question, plan)
@@ -251,7 +263,3 @@ class Registry(Generic[Made]):
     @staticmethod
     def _why_not(k: Kernels[Made], sizes: Sequence[int]) -> str:
         return k.sizes.why_not(dict(zip(k.sizes.names, sizes, strict=True)))
-
-
-def _digests(plan: Plan) -> set[str]:
-    return {s.digest for s in plan.steps}

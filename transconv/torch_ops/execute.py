@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -201,17 +201,17 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
     return or_unsupported(check, compiled.workload.title)
 
 
-def first_results(questions: Iterable[Question], device: torch.device) -> None:
-    """Load the kernels of convolutions on a GPU and check their first results, as their first calls would.
-    What fails is left to these calls."""
+def first_result(question: Question, device: torch.device) -> None:
+    """Load the kernels of a convolution on a GPU and check their first result, as its first call would.
+    What fails is left to that call."""
     from transconv.conv import Compiled, ConvWorkload
     from transconv.runtime import first_result, ready
 
-    for q in questions:
-        if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
-            with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
-                plan = ready(q.workload, q.target, None, q.deterministic, Compiled, q.aligned, "now")
-                first_result(plan, device)
+    q = question
+    if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
+        with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
+            plan = ready(q.workload, q.target, None, q.deterministic, Compiled, q.aligned, "now")
+            first_result(plan, device)
 
 
 def is_loaded(compiled: Compiled, device: torch.device, aligned: bool) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-from transconv.runtime import Prepared, collecting
+from transconv.errors import TransconvError
+from transconv.runtime import Prepared, Question, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
 from transconv.torch_ops import any_size, exchange, execute, routes, stats
 from transconv.torch_ops.convert import use
@@ -31,8 +31,8 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     bar on standard error. Model and inputs have to be where they will run.
 
     The next call of each finds its kernel; in other processes too, while the caches last. On a GPU each
-    kernel of a convolution also runs once on small integers: it is then loaded, and its first result
-    checked. Raises what the model raises, ValueError for sizes that do not fit.
+    kernel of a convolution also runs once on small integers while others are compiled: it is then loaded,
+    and its first result checked. Raises what the model raises, ValueError for sizes that do not fit.
     """
     from tqdm import tqdm
 
@@ -40,6 +40,12 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     if backward is None:
         backward = any(p.requires_grad for p in model.parameters())
     runs = [inputs, *(_sized(inputs, size) for size in sizes or ())]
+    workers = workers or cores()
+    leaves = [t for t in _pytree.tree_leaves(list(runs)) if isinstance(t, Tensor)]
+    devices = {t.device for t in leaves if t.is_cuda}
+    for device in devices:  # which takes them as long as the model its run
+        with suppress(TransconvError):  # its calls say why
+            begin_processes(execute.target_of(device), workers)
     routes.forget()  # adds up their calls; each route is decided anew
     with _undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
         for given in runs:
@@ -47,10 +53,13 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
         routes.forget(layers=False)
         left = tuple(sorted((why, n) for why, n in counted().fallback.items() if why != "compiling"))
     with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
-        report = compiled(questions, workers or os.cpu_count() or 1, bar.update, left)
-    leaves = [t for t in _pytree.tree_leaves(list(runs)) if isinstance(t, Tensor)]
-    for device in {t.device for t in leaves if t.is_cuda}:
-        execute.first_results(questions, device)
+        def ended(question: Question, has_plan: bool) -> None:
+            for device in devices if has_plan else ():
+                execute.first_result(question, device)
+            bar.update()
+
+        report = compiled(questions.values(), workers, ended, left)
+    if devices:
         any_size.complete(questions)
     return report
 
