@@ -203,10 +203,13 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     short = c.short_rows if w.shared == 1 else SHORT_ROWS
+    crowded = min(c.fetch_gbs, target.l2_gbs) if w.boxed and not w.positions_summed else c.fetch_gbs
     fetch = sum(f.bytes * (1 + short * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
                 * (ENDED if f.ends else 1)
-                / (c.fetch_gbs if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
+                / (crowded if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
                 for f in w.fetched)
+    if w.shared > 1:
+        fetch = max(fetch, sum(f.bytes for f in w.fetched) / crowded)
     unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
     fetch += accesses * (c.access_ns + unpacked)
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns

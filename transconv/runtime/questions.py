@@ -31,7 +31,7 @@ class Question:
         w, t = self.workload, self.target
         return {"front": type(w).__module__, "problem": w.text, "direction": w.direction,
                 "behind": w.behind, "target": t.name, "features": sorted(t.features),
-                "counts": {n: getattr(t, n) for n in ("sms", "l2_bytes", "bandwidth_gbs", "tflops")},
+                "counts": {n: getattr(t, n) for n in ("sms", "l2_bytes", "bandwidth_gbs", "tflops", "l2_gbs")},
                 "deterministic": self.deterministic, "aligned": self.aligned}
 
     def __str__(self) -> str:

@@ -28,6 +28,11 @@ IEEE = ("ieee",)
 F8 = (f8e4m3, f8e5m2)  # not on gfx942: it multiplies the fnuz formats, with another zero and no infinities
 
 
+# ``Target.l2_gbs`` of cards that have another one than the card that the rates were fitted on, an H200 (60
+# kernels of any size, bench/problems/any_size_trials.csv).
+CROWDED_GBS = {"H100": 76.0}
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A chip. ``sms``: its multiprocessors; ``shared_bytes``: shared memory that one program may use;
@@ -40,6 +45,7 @@ class Target:
     units), ``early`` (programmatic dependent launch: a kernel's programs may start before the kernel
     before it has ended). ``upcast16``: 16-bit arithmetic is wrong, so operands are cast to f32 after
     their load. ``rates``: measured rates for estimates; those of sm_90 until a chip has its own.
+    ``l2_gbs``: what boxes bring from the L2 cache to one multiprocessor while all fetch, in GB/s.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Target:
     precisions: tuple[str, ...]
     upcast16: bool = False
     rates: Rates = SM90
+    l2_gbs: float = 102.0
 
     def __str__(self) -> str:
         return self.name
@@ -258,5 +265,6 @@ def from_properties(properties: Any, is_hip: bool = False) -> Target:
     sms = p.multi_processor_count or found.sms
     # HIP reports compute units or pairs of them, depending on the chip, so the rate is not scaled there.
     share = 1.0 if is_hip else sms / found.sms
+    crowded = next((gbs for card, gbs in CROWDED_GBS.items() if card in p.name), found.l2_gbs)
     return replace(found, sms=sms, l2_bytes=getattr(p, "L2_cache_size", 0) or found.l2_bytes,
-                   bandwidth_gbs=round(bandwidth, 1), tflops=found.tflops * share)
+                   bandwidth_gbs=round(bandwidth, 1), tflops=found.tflops * share, l2_gbs=crowded)
