@@ -160,7 +160,7 @@ class Reader:
             raise ComputeError("expected name = tensor[coordinates]")
         name = scope.new(_named(name.strip(), "a value"))
         given, coords, condition = coordinates_of(view, scope)
-        tensor = self.tensors.get(given) or sized(given, coords, scope, f32)
+        tensor = self.tensors.get(given) or sized(_named(given, "a tensor"), coords, scope, f32)
         self.tensors[given] = tensor
         made = Read(name, viewed(tensor, coords, condition, scope), _number(fill))
         scope.values[name] = made.var
@@ -184,7 +184,7 @@ class Reader:
         yield from before
         assert isinstance(last, Value)
         dtype = last.value.dtype if last.value.dtype.kind == "float" else scope.type
-        tensor = self.tensors.get(given) or sized(given, coords, scope, dtype)
+        tensor = self.tensors.get(given) or sized(_named(given, "a tensor"), coords, scope, dtype)
         self.tensors[given] = tensor
         yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype),
                     "add" if op == "+" else op or "")
