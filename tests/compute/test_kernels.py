@@ -8,12 +8,13 @@ import torch
 
 from transconv.compute import execute, parse
 from transconv.conv import ConvProblem, Prop, computes
-from transconv.errors import ScheduleError, TensorError
+from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.selection import heuristics
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.fuzz_compute import ComputeTrial
 
 SM90 = TARGETS["sm_90"]
 PRODUCT = """compute product
@@ -130,6 +131,29 @@ def test_axes_as_values_in_tritons_interpreter(schedule: str) -> None:
     plan = build_compute(compute, TARGETS["interpreter"], Schedule.parse(schedule))
     assert Case(compute).launched(plan, "cpu").problem == ""
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
+
+
+@pytest.mark.parametrize("names", ["k m_at n_p", "K_0 mn_blk n_blk", "m k_value q_blk", "X_0 d_in x_near"])
+def test_values_have_names_of_variables_that_passes_add(names: str) -> None:
+    i, x, s = names.split()
+    text = (f"compute p\n tensor J i64 [40]\n tensor K i64 [8]\n tensor X f32 [6, 30]\n"
+            f" tensor W f32 [20, 30]\n axes n=4 p=10 q=20 | d=30\n read j = J[n*10 + p]\n"
+            f" read {i} = K[j]\n read {x} = X[{i}, d]\n read w = W[q, d]\n"
+            f" let {s} = sum({x}*w; d)\n store Y[n, p, q] = {s}*2")
+    for schedule in ("n.p:16 q:16 d:16 | mma", "p:16 n:2 q:8 d:32 | fma"):
+        assert ComputeTrial(text, "sm_90", schedule).problem() == ""
+
+
+def test_names_that_kernels_need_themselves() -> None:
+    with pytest.raises(ScheduleError, match="has a variable 'm_at' of its own; expected another name"):
+        build_compute(parse("compute p\n axes m_at=4 n=3\n read x = X[n, m_at]\n store Y[m_at, n] = x"),
+                      SM90, Schedule.parse("m_at:4 n:4 | fma"))
+    with pytest.raises(ComputeError, match="'lambda' is a word of generated kernels; .* for a tensor"):
+        parse("compute p\n axes n=3\n read x = X[n]\n store lambda[n] = x")
+    plan = build_compute(parse("compute p\n axes n=3\n read x = self[n]\n store Y[n] = x"),
+                         TARGETS["interpreter"])
+    plan.launch(**{"self": torch.ones(3), "Y": (y := torch.zeros(3))})
+    assert y.tolist() == [1, 1, 1]
 
 
 def test_meaning_against_torch() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from transconv.compute import COORDINATES, Compute, execute, parse, why_not_lowered
+from transconv.compute.meaning import outside
 from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.ir import all_of, conjuncts
 from transconv.passes import naive, tails
@@ -163,6 +164,17 @@ def test_an_index_beyond_the_end_is_told_where_asked(monkeypatch: pytest.MonkeyP
         with pytest.raises(TensorError) as ours:
             plan.launch(I=torch.tensor([0, wrong, 3]), X=x, Y=y)
         assert f"X: index {wrong} is out of bounds for dimension 1 with size 4" == str(ours.value)
+
+
+def test_a_condition_that_repeats_the_bounds_says_what_is_meant() -> None:
+    """It is part of the text, in the gradient's too."""
+    for where, left in (("0 <= i", [4]), ("0 <= i and i < 4", [])):
+        made = parse(f"compute p\n tensor I i64 [3]\n tensor X f32 [4]\n axes n=3\n read i = I[n]\n"
+                     f"read x = X[i] where {where}\n store Y[n] = x")
+        assert parse(str(made)) == made
+        told = [outside(made, {"I": np.array([0, wrong, 3])}) for wrong in (-1, 4)]
+        assert [f"X: index {i} is out of bounds for dimension 0 with size 4" for i in left] == [
+            t for t in told if t]
 
 
 def test_whole_numbers_are_compared_exactly() -> None:

@@ -72,7 +72,7 @@ class Compute:
 
         return parse(text)
 
-    def at(self, **sizes: int) -> Compute:
+    def at(self, /, **sizes: int) -> Compute:
         """The computation with these numbers for the sizes that are arguments. Raises ComputeError for
         sizes that do not meet its requirements."""
         from transconv.compute.sized import at_sizes

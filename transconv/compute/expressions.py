@@ -127,7 +127,7 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
         case ast.Call(ast.Name(id=name), args, []):
             return _call(name, [_read(a, scope) for a in args], scope)
     raise ComputeError(f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
-                       "and calls of operations")
+                       "`and`, `or`, `not` between them, and calls of operations")
 
 
 def _name(name: str, scope: Scope) -> Expr:

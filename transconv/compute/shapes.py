@@ -11,6 +11,7 @@ from transconv.compute.expressions import Scope, expression
 from transconv.errors import ComputeError
 from transconv.ir import (
     TRUE,
+    And,
     Const,
     DType,
     Expr,
@@ -22,7 +23,6 @@ from transconv.ir import (
     Var,
     View,
     ViewDim,
-    all_of,
     conjuncts,
     find,
     free_vars,
@@ -114,10 +114,17 @@ def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
 
 
 def conditions(view: View) -> list[Expr]:
-    """The conditions of a view's mask other than that its coordinates are inside the tensor."""
+    """The conditions of a view's mask other than that its coordinates are inside the tensor. One that says
+    this once more is among them: it tells that indices may be outside."""
     inside = {c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
               for c in (d.coord >= 0, d.coord < n)}
-    return [c for d in view.dims for c in conjuncts(d.mask) if c not in inside]
+    found: list[Expr] = []
+    for c in (c for d in view.dims for c in conjuncts(d.mask)):
+        if c in inside:
+            inside.remove(c)
+        else:
+            found.append(c)
+    return found
 
 
 def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) -> View:
@@ -136,5 +143,7 @@ def masked(tensor: Tensor, coords: list[Expr], condition: Expr, facts: Facts) ->
     for i, (coord, size) in enumerate(zip(coords, tensor.bounds, strict=True)):
         inside = (coord >= 0) & (coord < size)
         mask = TRUE if prove(inside, facts) else inside
-        dims.append(ViewDim(coord, all_of([mask, condition]) if i == 0 else mask))
+        if i == 0 and condition is not TRUE:
+            mask = condition if mask is TRUE else And(mask, condition)  # also one like the mask
+        dims.append(ViewDim(coord, mask))
     return View(tensor, tuple(dims))

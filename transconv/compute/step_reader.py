@@ -38,7 +38,7 @@ class StepReader:
             raise ComputeError("expected name = tensor[coordinates]")
         name = scope.new(named(name.strip(), "a value"))
         given, coords, condition = coordinates_of(view, scope)
-        tensor = self.tensors.get(given) or sized(given, coords, scope, f32)
+        tensor = self.tensors.get(given) or sized(named(given, "a tensor"), coords, scope, f32)
         self.tensors[given] = tensor
         made = Read(name, viewed(tensor, coords, condition, scope), _number(fill))
         scope.values[name] = made.var
@@ -66,7 +66,7 @@ class StepReader:
         yield from before
         assert isinstance(last, Value)
         dtype = last.value.dtype if last.value.dtype.kind == "float" else scope.type
-        tensor = self.tensors.get(given) or sized(given, coords, scope, dtype)
+        tensor = self.tensors.get(given) or sized(named(given, "a tensor"), coords, scope, dtype)
         self.tensors[given] = tensor
         yield Write(viewed(tensor, coords, condition, scope), _stored(last.value, tensor.dtype),
                     "add" if op == "+" else op or "")

@@ -41,7 +41,7 @@ class Computation:
         """The parsed text."""
         return self.program.compute
 
-    def __call__(self, *given: Tensor, **named: Any) -> Any:
+    def __call__(self, /, *given: Tensor, **named: Any) -> Any:
         """``device``: where the result of a text that reads no tensor shall be, such as ``"cuda"``. Raises
         TensorError, one line, for a tensor that is missing or unlike the text's; TypeError for one that
         the text does not read. A tensor with other strides than the text's is copied."""

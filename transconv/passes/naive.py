@@ -23,7 +23,18 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 
-from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write, statistics
+from transconv.compute import (
+    Axis,
+    Compute,
+    Read,
+    Reduction,
+    Step,
+    Sweep,
+    Value,
+    Write,
+    fresh,
+    statistics,
+)
 from transconv.ir import (
     ATOMIC_ADD,
     REDUCERS,
@@ -47,6 +58,7 @@ from transconv.ir import (
     store,
     substitute,
 )
+from transconv.passes.names import renamed
 from transconv.passes.quotients import nearest_quotients
 from transconv.simplify import facts_of, range_of
 
@@ -86,18 +98,9 @@ def _is_lanes(name: str) -> bool:
 
 def _apart(compute: Compute) -> Compute:
     """The computation, with values renamed whose names could be those of lanes."""
-    old = [s.var for s in compute.steps if not isinstance(s, Write) and _is_lanes(s.name)]
-    if not old:
-        return compute
-    values: dict[Expr, Expr] = {v: Var(f"{v.name}_value", v.type) for v in old}
-    steps: list[Step] = []
-    for s in compute.steps:
-        if not isinstance(s, Read):
-            s = replace(s, value=substitute(s.value, values))
-        if not isinstance(s, Write) and _is_lanes(s.name):
-            s = replace(s, name=f"{s.name}_value")
-        steps.append(s)
-    return replace(compute, steps=tuple(steps))
+    taken = compute.names.all
+    return renamed(compute, {s.var: fresh(f"{s.name}_value", taken) for s in compute.steps
+                             if not isinstance(s, Write) and _is_lanes(s.name)})
 
 
 def _map(compute: Compute, nest: _Nest) -> Stmt:
@@ -166,7 +169,7 @@ class _Nest:
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
-        self.taken = {x.name for x in compute.axes}
+        self.taken = compute.names.all
         self.origins = {read.name: letter for read, letter in zip(compute.operands, "ab", strict=False)}
         self.lets: list[Let] = []
         self.placed = 0  # how many of the lets are in the nest already

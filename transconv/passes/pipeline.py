@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from transconv import knobs
-from transconv.compute import Compute, describe
+from transconv.compute import Compute, Write, describe, fresh
 from transconv.disk_cache import leave_text
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, verify
@@ -33,6 +33,7 @@ from transconv.passes import (
     unroll,
     widen,
 )
+from transconv.passes.names import hidden, renamed
 from transconv.passes.stage import Context, Form, Pass, Stage
 from transconv.schedule import Schedule, Scheduled, why_not
 from transconv.target import Target
@@ -158,8 +159,10 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
     ``merge`` and ``pack`` it is over merged groups and over copies of the packed tensors. ``seconds``
     receives the time of each pass.
 
-    Raises ScheduleError for a schedule that is not legal. With TRANSCONV_VERIFY=1 the kernel is verified
-    after each pass; raises VerifyError.
+    A value of the computation whose name a pass gives to a variable of its own gets another name.
+
+    Raises ScheduleError for a schedule that is not legal, and for an axis with such a name. With
+    TRANSCONV_VERIFY=1 the kernel is verified after each pass; raises VerifyError.
     """
     if reason := why_not(schedule, compute, target):
         raise ScheduleError(f"{schedule}: {reason}")
@@ -177,11 +180,24 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
         if runs[step.name]:
             kernel = step.run(kernel, context)
             spent[step.name] = time.perf_counter() - started
+            if twice := hidden(kernel):
+                return lower(_apart(compute, schedule, twice), schedule, target, name, precision, switches,
+                             seconds)
             if checked:
                 verify(kernel, level[step.name], step.name)
         made.append((step.name, kernel))
     _trace(context.whole, made, spent)
     return made
+
+
+def _apart(compute: Compute, schedule: Schedule, names: frozenset[str]) -> Compute:
+    """The computation with other names for the values of these names. ScheduleError if
+    one is no value's."""
+    values = [s.var for s in compute.steps if not isinstance(s, Write) and s.name in names]
+    if left := sorted(names - {v.name for v in values}):
+        raise ScheduleError(f"{schedule}: the kernel has a variable '{left[0]}' of its own; expected "
+                            "another name for the axis or size")
+    return renamed(compute, {v: fresh(f"{v.name}_", compute.names.all) for v in values})
 
 
 def finish(kernel: Kernel, target: Target,

@@ -126,7 +126,7 @@ class Plan:
                                         sized * len(each) if together else sized, each, strict=True))])
         return self.estimated
 
-    def launch(self, **tensors: Any) -> None:
+    def launch(self, /, **tensors: Any) -> None:
         """Run on torch tensors by name; results are written in place. Raises TensorError for a tensor that
         is missing or has another type, shape or layout than the workload's; with TRANSCONV_VERIFY=1 also
         for an index that is out of bounds."""
