@@ -46,12 +46,15 @@ LONGEST = tuple(f"tests/{name}.py" for name in (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true",
                      help="rewrite tests/golden from what is generated now")
+    parser.addoption("--part", metavar="K/N", default="1/1",
+                     help="of the selected tests every N-th, from the K-th on: a machine for each part")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True, wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Of a test marked ``every(n)`` each n-th case runs in ``make test``, all in ``make check-all``. With
-    several workers, files that take long come first, so that all workers end at about the same time."""
+    several workers, files that take long come first, so that all workers end at about the same time.
+    A part has every N-th of what other options select, so that cases of one test come into all parts."""
     seen: Counter[str] = Counter()
     for item in items:
         every = item.get_closest_marker("every")
@@ -61,6 +64,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         seen[name] += 1
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    yield
+    part, parts = (int(number) for number in config.getoption("--part").split("/"))
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"--part {part}/{parts}: not a part from 1/{parts} to {parts}/{parts}")
+    config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % parts != part - 1])
+    items[:] = items[part - 1::parts]
 
 
 @pytest.hookimpl(trylast=True)
