@@ -24,14 +24,13 @@ import io
 import os
 import re
 import shlex
-import subprocess
-import sys
 import textwrap
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+from tests import programs
 from transconv.__main__ import main
 
 ROOT = Path(__file__).parent.parent
@@ -111,8 +110,7 @@ def executed(names: tuple[str, ...], page: str, settings: tuple[tuple[str, str],
     run = (f"import linecache\nfor name, text in {texts!r}:\n    print(end=f'\\0{{name}}\\n')\n"
            "    linecache.cache[name] = len(text), None, text.splitlines(True), name\n"
            "    exec(compile(text, name, 'exec'), {'__name__': '__main__'})")
-    done = subprocess.run([sys.executable, "-c", run], cwd=ROOT, capture_output=True, text=True,
-                          check=False, env={**environment, **dict(settings)})
+    done = programs.run(["-c", run], cwd=ROOT, env={**environment, **dict(settings)})
     if done.returncode:
         raise ValueError(f"the programs end with {done.returncode}:\n{done.stderr[-2000:]}")
     return dict(part.split("\n", 1) for part in TIMES.sub(r"\1", done.stdout).split("\0")[1:])

@@ -11,11 +11,11 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.shown import ROOT, blocks, cut
 
 PAGE = ROOT / "README.md"
@@ -29,11 +29,10 @@ MOST_LINES = 150
 
 
 def execute(words: list[str], folder: Path = ROOT) -> str:
-    """What a command prints in a reader's environment; only caches are the tests' own."""
+    """What `python` prints for words in a reader's environment; only caches are the tests' own."""
     kept = {k: v for k, v in os.environ.items()
             if k == "TRANSCONV_CACHE" or not k.startswith(("TRANSCONV_", "TRITON_INTERPRET"))}
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False, timeout=300,
-                          env={**kept, "PYTHONPATH": str(ROOT)})
+    done = programs.run(words, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
 
@@ -43,17 +42,17 @@ def execute(words: list[str], folder: Path = ROOT) -> str:
 def test_commands(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "make":
-        assert execute(["make", "-n", *words[1:]])
+        assert subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, check=True).stdout
     else:
         assert words[:3] == ["python", "-m", "transconv"], f"no test knows how to run: {command}"
-        assert execute([sys.executable, *words[1:]])
+        assert execute(words[1:])
 
 
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What the programs print: one after another in one process, each with names of its own, in an empty
     folder."""
-    return execute([sys.executable, "-c", f"for text in {PROGRAMS!r}: exec(text, {{}})"],
+    return execute(["-c", f"for text in {PROGRAMS!r}: exec(text, {{}})"],
                    tmp_path_factory.mktemp("reader"))
 
 

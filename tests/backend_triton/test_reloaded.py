@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
+from tests import programs
 from transconv import knobs
 from transconv.backend_triton import compiled
 from transconv.backend_triton.launch import Launcher
@@ -190,8 +189,7 @@ def test_it_is_what_triton_finds() -> None:
             assert ours.metadata == theirs.metadata and ours.kernel == theirs.kernel
             print(type(run).__name__, run.explicit)
     """
-    made = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], text=True, timeout=120,
-                          env=knobs.child_environment({"TRITON_INTERPRET": None}, str(ROOT)),
-                          capture_output=True)
+    made = programs.run(["-c", textwrap.dedent(code)], timeout=120,
+                        env=knobs.child_environment({"TRITON_INTERPRET": None}, str(ROOT)))
     assert made.returncode == 0, made.stderr
     assert "SizedLauncher" in made.stdout and "Launcher True" in made.stdout

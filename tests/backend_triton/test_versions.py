@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import triton
 
+from tests import programs
 from transconv.backend_triton import launch
 from transconv.backend_triton.launch import Launcher
 
@@ -53,8 +52,7 @@ def test_a_condition_without_lanes_joins_a_mask(release: str) -> None:
     places = [str(NEWEST)] if release == "newest" else []
     environment = {**os.environ, "TRITON_INTERPRET": "1",
                    "PYTHONPATH": os.pathsep.join([*places, str(ROOT)])}
-    done = subprocess.run([sys.executable, "-c", SCALAR_CONDITION], env=environment, cwd=ROOT,
-                          capture_output=True, text=True, check=False)
+    done = programs.run(["-c", SCALAR_CONDITION], env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert (done.stdout.strip() == triton.__version__) == (release == "installed")
 

@@ -31,10 +31,11 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: floa
     error. A rank that is gone has None, and so has one that is not ready in ``limit`` seconds."""
     until = time.monotonic() + limit
     port = port or ports(1)[0]
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")  # which has imported torch, and transconv not yet
+    context.set_forkserver_preload(["torch"])
     queue = context.Queue()
-    started = [context.Process(target=_one, args=(rank, ranks, port, timeout, queue, function, arguments))
-               for rank in range(ranks)]
+    started = [context.Process(target=_one, args=(dict(os.environ), rank, ranks, port, timeout, queue,
+                                                  function, arguments)) for rank in range(ranks)]
     for process in started:
         process.start()
     found: dict[int, Any] = {}
@@ -52,9 +53,10 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: floa
     return [found.get(rank) for rank in range(ranks)]
 
 
-def _one(rank: int, ranks: int, port: int, timeout: float, queue: Any, function: Callable[..., Any],
-         arguments: tuple[Any, ...]) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _one(environment: dict[str, str], rank: int, ranks: int, port: int, timeout: float, queue: Any,
+         function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     backend = "gloo"
     if torch.cuda.device_count() >= ranks:

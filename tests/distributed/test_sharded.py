@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import tempfile
 import warnings
 from contextlib import redirect_stdout
@@ -20,6 +18,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import transconv
+from tests import programs
 from tests.distributed import cases, processes
 from tests.shown import ROOT, blocks
 from transconv.conv import ConvProblem, ConvWorkload, Prop
@@ -205,7 +204,7 @@ def test_dtensors_imported_behind_enable() -> None:
               "assert 'torch.distributed.tensor' not in sys.modules; "
               "import torch.distributed.tensor; rules = sys.modules['transconv.distributed.rules']; "
               "print(len(rules._replacing)); transconv.disable(); print(len(rules._replacing))")
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ran = programs.run(["-c", script], check=True)
     assert ran.stdout.split() == ["1", "0"]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import transconv
+from tests import programs
 from transconv.errors import ComputeError, TensorError
 
 TEXT = """compute rows
@@ -92,4 +91,4 @@ def test_torchs_compiler_may_be_imported_after_convolutions_were_replaced() -> N
     code = ("import sys, torch, transconv; transconv.enable('cpu'); "
             "assert 'torch._dynamo' not in sys.modules; import torch._dynamo; "
             "assert 'transconv.functional' in sys.modules")
-    subprocess.run([sys.executable, "-c", code], check=True)
+    programs.run(["-c", code], check=True)

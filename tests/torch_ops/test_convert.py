@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
+from tests import programs
 from transconv.torch_ops import convert, execute
 
 CPU = ("cpu",)
@@ -283,7 +282,7 @@ assert not execute.ORIGINALS
 
 def test_kernels_stay_while_another_thread_may_enter_them() -> None:
     """Removing a kernel that a thread is about to enter crashes the process, or fails inside torch."""
-    subprocess.run([sys.executable, "-c", THREADS], cwd=ROOT, check=True)
+    programs.run(["-c", THREADS], cwd=ROOT, check=True)
 
 
 def test_use_as_a_decorator() -> None:

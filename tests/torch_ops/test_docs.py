@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import bench.__main__
 import transconv
+from tests import programs
 from transconv.torch_ops import execute
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +34,7 @@ def test_there_is_an_example_for_every_section() -> None:
 
 def test_an_example_in_a_process_of_its_own() -> None:
     """Nothing that this suite sets up is needed."""
-    subprocess.run([sys.executable, "-c", PROGRAMS[0]], cwd=ROOT, check=True, capture_output=True)
+    programs.run(["-c", PROGRAMS[0]], cwd=ROOT, check=True)
 
 
 def test_commands_exist() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import programs
 
 ROOT = Path(__file__).parents[2]
 # The child is ended by an alarm if it waits for a thread that there is none of.
@@ -41,6 +41,5 @@ os._exit(0)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_child_guesses_what_follows_anew() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKED], cwd=ROOT, capture_output=True, text=True,
-                          timeout=60, check=False)
+    done = programs.run(["-c", FORKED], cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr

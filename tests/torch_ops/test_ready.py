@@ -41,6 +41,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
+    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})  # plans take a while to make
     monkeypatch.setattr(readiness, "PAUSE_S", 0.0)
     monkeypatch.setattr(readiness, "compiles", lambda target: True)
     monkeypatch.setattr(readiness, "Compilers", lambda *_: made.processes)
@@ -243,10 +244,13 @@ def test_explain_says_what_is_being_compiled(machine: Machine) -> None:
 # -- kernels whose sizes are arguments --------------------------------------------------------------
 
 
+EXAMPLES = registry.EXAMPLES[2][:2]
+
+
 @pytest.fixture
 def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
-    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
+    monkeypatch.setattr(registry, "EXAMPLES", {2: EXAMPLES})
     monkeypatch.setattr(SizedLauncher, "is_ready", lambda self, aligned: machine.general)
     yield machine
     transconv.config.sizes = "exact"
@@ -254,7 +258,7 @@ def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
 
 def test_a_kernel_for_any_size_answers_while_the_exact_one_compiles(
         sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})
+    monkeypatch.setattr(registry, "EXAMPLES", {2: EXAMPLES[:1]})
     sized.general = True  # as if another program had left it on disk
     for _ in range(3):
         torch.testing.assert_close(transconv.conv2d(X, W, B), torch.conv2d(X, W, B))

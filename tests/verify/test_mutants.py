@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.shown import ROOT
 from tests.verify.mutants import SUBJECTS, Subject, mutants
 
@@ -46,8 +45,7 @@ def test_a_mutant_is_killed_by_a_test_that_minds(tmp_path: Path) -> None:
     test.write_text("from transconv.runtime.verdicts import digest\n"
                     "def test_it():\n    assert digest('a', 'b') != digest('a', 'c')\n")
     alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    done = subprocess.run([sys.executable, "-c", f"TEST = {str(test)!r}{FORKED}"], capture_output=True,
-                          text=True, cwd=ROOT, env=alone, timeout=100, check=False)
+    done = programs.run(["-c", f"TEST = {str(test)!r}{FORKED}"], cwd=ROOT, env=alone, timeout=100)
     assert done.stdout.splitlines()[-1:] == ["True False"], done.stdout + done.stderr
 
 

@@ -56,10 +56,14 @@ def range_of_poly(p: Poly, facts: Facts) -> Range:
 
 
 def _interval(p: Poly, facts: Facts) -> Range:
-    total = Range(p.const, p.const)
+    lo: float = p.const
+    hi: float = p.const
     for mono, c in p.terms:
-        total += _of_product(mono, facts) * Range(c, c)
-    return total
+        r = _of_product(mono, facts)
+        ends = c * r.low, c * r.high
+        lo += min(ends)
+        hi += max(ends)
+    return between(lo, hi)
 
 
 def _of_product(mono: Mono, facts: Facts) -> Range:
@@ -87,25 +91,34 @@ def _at_least(p: Poly, facts: Facts) -> float:
 
     Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
     """
-    best = _low_end(p, facts.unlimited)
+    best, own = _low_end(p, facts.unlimited), dict(p.terms)
     for limit in facts.limits:
         for mono, c in limit.terms:
-            k, odd = divmod(p.coefficient(mono), c)
+            if mono not in own:
+                continue
+            k, odd = divmod(own[mono], c)
             if k <= 0 or odd:
                 continue
             rest = p.plus(limit, -k)
             bound = _low_end(rest, facts.unlimited)
             if bound > best:
-                p, best = rest, bound
+                p, best, own = rest, bound, dict(rest.terms)
                 break
     return best[1] if best[0] == 0 else -INF
 
 
 def _low_end(p: Poly, facts: Facts) -> tuple[int, float]:
     """Minus the number of terms without a lower bound, and the sum of the bounds of the others."""
-    ends = [(_of_product(mono, facts) * Range(c, c)).low for mono, c in p.terms]
-    bounded = [end for end in ends if end != -INF]
-    return len(bounded) - len(ends), p.const + sum(bounded)
+    total: float = p.const
+    unbounded = 0
+    for mono, c in p.terms:
+        r = _of_product(mono, facts)
+        end = min(c * r.low, c * r.high)
+        if end == -INF:
+            unbounded += 1
+        else:
+            total += end
+    return -unbounded, total
 
 
 def _of_tree(e: Expr, facts: Facts) -> Range:
