@@ -59,7 +59,8 @@ MET, BARE, TURN = Var("met"), Var("bare"), Var("turn")
 class Behind:
     """The boxes read behind the sum. ``of``: their buffers by the variable of the let that reads them;
     ``result``: the buffer that the box of the ``stored`` tensor is put to as well, or None; ``again``:
-    whether a program has several tiles; ``spread``: what varies along lanes, which the producer has not."""
+    whether a program has several tiles; ``spread``: the values of names over lanes, of which the producer
+    has none."""
 
     lets: tuple[Let, ...]
     names: tuple[Let, ...]  # before them, in which their corners are said
