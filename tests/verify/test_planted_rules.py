@@ -78,7 +78,7 @@ CORPUS = [(e, facts) for facts in (WIDE, NEAR) for e in (*(case for case, _ in C
 # Returns that no expression here leads to, and why.
 OUT_OF_REACH = {
     "comparison._bound": "`compare` has decided conditions without variables before",
-    "ranges._range_of_node": "the range of a float: nobody asks",
+    "ranges._of_tree": "the range of a float: nobody asks",
 }
 
 

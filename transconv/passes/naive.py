@@ -48,7 +48,6 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.quotients import nearest_quotients
-from transconv.passes.sides import is_name_of_lanes
 from transconv.simplify import facts_of, range_of
 
 Seen = dict[Step, View]  # the views of steps, with names for their coordinates
@@ -57,7 +56,7 @@ Seen = dict[Step, View]  # the views of steps, with names for their coordinates
 def naive(compute: Compute, name: str) -> Kernel:
     """The loop nest of a computation. A reduction over no elements has no loops: its result is the neutral
     element."""
-    compute = nearest_quotients(_without_names_of_lanes(compute))
+    compute = nearest_quotients(_apart(compute))
     nest = _Nest(compute)
     whole = _sweeps(compute, nest) if compute.sum else _map(compute, nest)
     for x in reversed(compute.axes):
@@ -76,9 +75,18 @@ def _loop(x: Axis, compute: Compute, body: Stmt, kind: str = "serial") -> For:
     return For(x.var, most, body, kind, until=x.extent)
 
 
-def _without_names_of_lanes(compute: Compute) -> Compute:
+# The names of lanes. Values and coordinates with such a name are renamed.
+LANES = frozenset(("m", "n", "k", "grp"))
+
+
+def _is_lanes(name: str) -> bool:
+    """Whether a name may be that of lanes, which are numbered if there are several: m0, m1."""
+    return name.rstrip("0123456789") in LANES
+
+
+def _apart(compute: Compute) -> Compute:
     """The computation, with values renamed whose names could be those of lanes."""
-    old = [s.var for s in compute.steps if not isinstance(s, Write) and is_name_of_lanes(s.name)]
+    old = [s.var for s in compute.steps if not isinstance(s, Write) and _is_lanes(s.name)]
     if not old:
         return compute
     values: dict[Expr, Expr] = {v: Var(f"{v.name}_value", v.type) for v in old}
@@ -86,7 +94,7 @@ def _without_names_of_lanes(compute: Compute) -> Compute:
     for s in compute.steps:
         if not isinstance(s, Read):
             s = replace(s, value=substitute(s.value, values))
-        if not isinstance(s, Write) and is_name_of_lanes(s.name):
+        if not isinstance(s, Write) and _is_lanes(s.name):
             s = replace(s, name=f"{s.name}_value")
         steps.append(s)
     return replace(compute, steps=tuple(steps))
@@ -210,7 +218,7 @@ class _Nest:
     def free(self, name: str, coord: Expr) -> str:
         """A name for a coordinate that no other coordinate has: the dimension's, or that with a number. It
         is never a name of lanes."""
-        name = f"{name}_coord" if is_name_of_lanes(name) else name
+        name = f"{name}_coord" if _is_lanes(name) else name
         tried, number = name, 1
         while tried in self.taken or self.given.get(tried, coord) is not coord:
             tried, number = f"{name}_{number}", number + 1

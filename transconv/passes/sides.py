@@ -14,13 +14,7 @@ from transconv.passes.counts import Extent, blocks, simple, unpack
 from transconv.schedule import Block, Schedule
 from transconv.simplify import Facts
 
-# The names of lanes, by kind. Axes, values and coordinates with such a name make another one necessary.
 LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
-
-
-def is_name_of_lanes(name: str, kinds: str = "BMNK") -> bool:
-    """Whether a name may be that of lanes of some kinds, which are numbered if there are several: m1."""
-    return name.rstrip("0123456789") in {LANES[kind] for kind in kinds}
 
 
 @dataclass(slots=True)
@@ -65,7 +59,8 @@ def side_of(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Sche
     """The tiling of ``axes``, all of one kind. With ``product`` each side of a tile is one dimension, as
     in a dot. Otherwise each block is a dimension: a copy may load along one and store along another."""
     taken = {v.name for v in sizes}
-    clash = any(is_name_of_lanes(name, kind) for name in taken)
+    # The lanes of several blocks are numbered: m0, m1.
+    clash = any(name.rstrip("0123456789") == LANES[kind] for name in taken)
     side = Side(kind, f"{LANES[kind]}_lane" if clash else LANES[kind], facts)
     if kind == "K" and schedule.order:
         rank = {n: i for i, n in enumerate(schedule.order.split("."))}

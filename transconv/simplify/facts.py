@@ -20,7 +20,7 @@ class Facts:
     """
 
     __slots__ = (
-        "_ranges", "_multiples", "_true", "_false", "inequalities", "residues", "_without_inequalities",
+        "_ranges", "_multiples", "_true", "_false", "limits", "residues", "_unlimited",
         "_without_residues", "known_ranges", "known_multiples", "simple", "_polys",
     )
 
@@ -30,9 +30,9 @@ class Facts:
         self._multiples: dict[Expr, int] = dict(multiples or {})
         self._true: dict[Expr, None] = {}
         self._false: dict[Expr, None] = {}
-        self.inequalities: tuple[Poly, ...] = ()  # each is >= 0
+        self.limits: tuple[Poly, ...] = ()  # each is >= 0
         self.residues: tuple[tuple[Poly, int], ...] = ()  # (p, n): p % n == 0
-        self._without_inequalities: Facts | None = None
+        self._unlimited: Facts | None = None
         self._without_residues: Facts | None = None
         self._forget()
         for e, r in (ranges or {}).items():
@@ -99,16 +99,16 @@ class Facts:
         return found
 
     @property
-    def without_inequalities(self) -> Facts:
+    def unlimited(self) -> Facts:
         """These facts without the inequalities. The analyses of inequalities use it, which keeps them
         from infinite recursion."""
-        if not self.inequalities:
+        if not self.limits:
             return self
-        if self._without_inequalities is None:
+        if self._unlimited is None:
             twin = self._copy()
-            twin.inequalities = ()
-            self._without_inequalities = twin
-        return self._without_inequalities
+            twin.limits = ()
+            self._unlimited = twin
+        return self._unlimited
 
     @property
     def without_residues(self) -> Facts:
@@ -131,7 +131,7 @@ class Facts:
         self.known_multiples: dict[Expr, int] = {}
         self.simple: dict[Expr, Expr] = {}
         self._polys: dict[Expr, Poly] = {}
-        self._without_inequalities = self._without_residues = None
+        self._unlimited = self._without_residues = None
 
     def _copy(self) -> Facts:
         twin = Facts()
@@ -139,7 +139,7 @@ class Facts:
         twin._multiples = dict(self._multiples)
         twin._true = dict(self._true)
         twin._false = dict(self._false)
-        twin.inequalities, twin.residues = self.inequalities, self.residues
+        twin.limits, twin.residues = self.limits, self.residues
         return twin
 
     def _simplified(self, e: Expr) -> Expr:
@@ -153,8 +153,8 @@ class Facts:
         self._ranges[e] = r & self._ranges.get(e, ANY)
         if is_polynomial(e) and r != ANY:
             p = expand(self._simplified(e))
-            self._learn_inequalities([p.shifted(-r.lo)] if r.lo is not None else [])
-            self._learn_inequalities([p.scaled(-1).shifted(r.hi)] if r.hi is not None else [])
+            self._learn_limits([p.shifted(-r.lo)] if r.lo is not None else [])
+            self._learn_limits([p.scaled(-1).shifted(r.hi)] if r.hi is not None else [])
         self._forget()
 
     def _learn(self, cond: Expr) -> None:
@@ -174,12 +174,12 @@ class Facts:
                 if both_integers(a, b):
                     self._learn_unequal(self.poly(a).plus(self.poly(b), -1))
             case Lt(a, b) if both_integers(a, b):
-                self._learn_inequalities([self.poly(b).plus(self.poly(a), -1).shifted(-1)])
+                self._learn_limits([self.poly(b).plus(self.poly(a), -1).shifted(-1)])
             case Le(a, b) if both_integers(a, b):
-                self._learn_inequalities([self.poly(b).plus(self.poly(a), -1)])
+                self._learn_limits([self.poly(b).plus(self.poly(a), -1)])
             case Eq(a, b) if both_integers(a, b):
                 difference = self.poly(a).plus(self.poly(b), -1)
-                self._learn_inequalities([difference, difference.scaled(-1)])
+                self._learn_limits([difference, difference.scaled(-1)])
                 self._learn_residue(cond)
         self._forget()
 
@@ -188,9 +188,9 @@ class Facts:
         positive."""
         r = range_of_poly(p, self)
         if r.lo == 0:
-            self._learn_inequalities([p.shifted(-1)])
+            self._learn_limits([p.shifted(-1)])
         elif r.hi == 0:
-            self._learn_inequalities([p.scaled(-1).shifted(-1)])
+            self._learn_limits([p.scaled(-1).shifted(-1)])
 
     def _learn_residue(self, cond: Eq) -> None:
         match cond:
@@ -198,15 +198,15 @@ class Facts:
                 p = self.poly(x).shifted(-r)
                 self.residues += ((p, n),)
 
-    def _learn_inequalities(self, inequalities: list[Poly]) -> None:
+    def _learn_limits(self, limits: list[Poly]) -> None:
         """Add that each is >= 0, and the bounds that follow for its atoms."""
-        self.inequalities += tuple(p for p in inequalities if p.terms)
-        for p in inequalities:
+        self.limits += tuple(p for p in limits if p.terms)
+        for p in limits:
             for mono, c in p.terms:
                 if len(mono) != 1:
                     continue
                 self._forget()
-                rest = range_of_poly(p.plus(Poly(((mono, c),)), -1), self.without_inequalities)
+                rest = range_of_poly(p.plus(Poly(((mono, c),)), -1), self.unlimited)
                 if rest.hi is None:
                     continue
                 e = _unwidened(mono[0])

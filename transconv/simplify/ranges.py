@@ -41,28 +41,28 @@ def range_of(e: Expr, facts: Facts) -> Range:
     """
     found = facts.known_ranges.get(e)
     if found is None:
-        found = _range_of_node(e, facts) & facts.stated_range(e)
+        found = _of_tree(e, facts) & facts.stated_range(e)
         if is_polynomial(e):
             found &= range_of_poly(facts.poly(e), facts)
-        elif facts.inequalities and e.dtype.is_integer:
-            found &= _range_by_inequalities(Poly.of(e), facts)
+        elif facts.limits and e.dtype.is_integer:
+            found &= _limited(Poly.of(e), facts)
         facts.known_ranges[e] = found
     return found
 
 
 def range_of_poly(p: Poly, facts: Facts) -> Range:
     """The range of a polynomial."""
-    return _range_of_terms(p, facts) & _range_by_inequalities(p, facts)
+    return _interval(p, facts) & _limited(p, facts)
 
 
-def _range_of_terms(p: Poly, facts: Facts) -> Range:
+def _interval(p: Poly, facts: Facts) -> Range:
     total = Range(p.const, p.const)
     for mono, c in p.terms:
-        total += _range_of_product(mono, facts) * Range(c, c)
+        total += _of_product(mono, facts) * Range(c, c)
     return total
 
 
-def _range_of_product(mono: Mono, facts: Facts) -> Range:
+def _of_product(mono: Mono, facts: Facts) -> Range:
     if len(mono) == 1:
         return range_of(mono[0], facts)
     total = Range(1, 1)
@@ -75,9 +75,9 @@ def _range_of_product(mono: Mono, facts: Facts) -> Range:
     return total
 
 
-def _range_by_inequalities(p: Poly, facts: Facts) -> Range:
+def _limited(p: Poly, facts: Facts) -> Range:
     """The range of a polynomial by the known inequalities."""
-    if not facts.inequalities or not p.terms:
+    if not facts.limits or not p.terms:
         return ANY
     return between(_at_least(p, facts), -_at_least(p.scaled(-1), facts))
 
@@ -87,29 +87,28 @@ def _at_least(p: Poly, facts: Facts) -> float:
 
     Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
     """
-    best = _least_of_terms(p, facts.without_inequalities)
-    for inequality in facts.inequalities:
-        for mono, c in inequality.terms:
+    best = _low_end(p, facts.unlimited)
+    for limit in facts.limits:
+        for mono, c in limit.terms:
             k, odd = divmod(p.coefficient(mono), c)
             if k <= 0 or odd:
                 continue
-            rest = p.plus(inequality, -k)
-            bound = _least_of_terms(rest, facts.without_inequalities)
+            rest = p.plus(limit, -k)
+            bound = _low_end(rest, facts.unlimited)
             if bound > best:
                 p, best = rest, bound
                 break
     return best[1] if best[0] == 0 else -INF
 
 
-def _least_of_terms(p: Poly, facts: Facts) -> tuple[int, float]:
-    """A lower bound of a polynomial, to be compared: minus the number of terms that have none, and the sum
-    of the others' bounds."""
-    ends = [(_range_of_product(mono, facts) * Range(c, c)).low for mono, c in p.terms]
+def _low_end(p: Poly, facts: Facts) -> tuple[int, float]:
+    """Minus the number of terms without a lower bound, and the sum of the bounds of the others."""
+    ends = [(_of_product(mono, facts) * Range(c, c)).low for mono, c in p.terms]
     bounded = [end for end in ends if end != -INF]
     return len(bounded) - len(ends), p.const + sum(bounded)
 
 
-def _range_of_node(e: Expr, facts: Facts) -> Range:
+def _of_tree(e: Expr, facts: Facts) -> Range:
     narrow = Range(*e.dtype.limits) if e.dtype.kind == "int" else ANY
     if e.dtype.kind == "float":
         return ANY
@@ -131,13 +130,13 @@ def _range_of_node(e: Expr, facts: Facts) -> Range:
         case FloorDiv(a, b) | Call("quotient", (a, b)):
             found = quotient(range_of(a, facts), range_of(b, facts))
         case Mod(a, b) | Call("remainder", (a, b)):
-            found = _range_of_remainder(a, range_of(b, facts), facts)
+            found = _of_remainder(a, range_of(b, facts), facts)
         case Min(a, b):
             p, q = range_of(a, facts), range_of(b, facts)
-            found = between(min(p.low, q.low), min(p.high, q.high, _range_of_middle(a, b, 0, facts).high))
+            found = between(min(p.low, q.low), min(p.high, q.high, _half(a, b, 0, facts).high))
         case Max(a, b):
             p, q = range_of(a, facts), range_of(b, facts)
-            found = between(max(p.low, q.low, _range_of_middle(a, b, 1, facts).low), max(p.high, q.high))
+            found = between(max(p.low, q.low, _half(a, b, 1, facts).low), max(p.high, q.high))
         case Select(_, yes, no):
             found = range_of(yes, facts) | range_of(no, facts)
         case Cast(x) if x.dtype.kind != "float":
@@ -147,20 +146,20 @@ def _range_of_node(e: Expr, facts: Facts) -> Range:
         case Shr(a, Const(int(value))) if value >= 0:
             found = quotient(range_of(a, facts), Range(1 << value, 1 << value))
         case And(a, b) | Or(a, b) | Xor(a, b):
-            found = _range_of_bits(e, range_of(a, facts), range_of(b, facts))
+            found = _of_bits(e, range_of(a, facts), range_of(b, facts))
         case _:
             return narrow
     # If the range exceeds the width of the type, the value may have wrapped around to any number.
     return found & narrow if found | narrow == narrow else narrow
 
 
-def _range_of_middle(a: Expr, b: Expr, up: int, facts: Facts) -> Range:
+def _half(a: Expr, b: Expr, up: int, facts: Facts) -> Range:
     """The range of (a + b) / 2, rounded down (``up`` = 0) or up (1): at least min(a, b) and at most
     max(a, b). It shows that max(x, -x) is never negative."""
     return quotient(range_of_poly(facts.poly(a).plus(facts.poly(b)).shifted(up), facts), Range(2, 2))
 
 
-def _range_of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
+def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
     if b.low < 1:
         return between(1 - b.magnitude, b.magnitude - 1)
     x = range_of(a, facts)
@@ -177,7 +176,7 @@ def _range_of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
     return between(rest, min(c - step + rest, x.high if x.low >= 0 else INF))
 
 
-def _range_of_bits(e: Expr, a: Range, b: Range) -> Range:
+def _of_bits(e: Expr, a: Range, b: Range) -> Range:
     if isinstance(e, And) and (a.low >= 0 or b.low >= 0):
         return between(0, min(r.high for r in (a, b) if r.low >= 0))
     if a.low < 0 or b.low < 0 or a.hi is None or b.hi is None:
@@ -189,11 +188,11 @@ def multiple_of(e: Expr, facts: Facts) -> int:
     """The largest number known to divide the value; 0 if the value is known to be 0."""
     found = facts.known_multiples.get(e)
     if found is None:
-        facts.known_multiples[e] = found = _multiple_of_node(e, facts)
+        facts.known_multiples[e] = found = _multiple(e, facts)
     return found
 
 
-def _multiple_of_node(e: Expr, facts: Facts) -> int:
+def _multiple(e: Expr, facts: Facts) -> int:
     if e.dtype.kind == "float" or e.dtype.kind != "index" and not isinstance(e, Const):
         return 1
     stated = facts.stated_multiple(e)
