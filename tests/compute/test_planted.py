@@ -27,7 +27,7 @@ from transconv.ir import (
     find,
     substitute,
 )
-from transconv.passes import blockwise, gridwise, hoist, lanewise, partials, reuse, tails
+from transconv.passes import gridwise, hoist, lanewise, partials, reuse, split_sums, tails
 from transconv.runtime import forget
 from transconv.schedule import Schedule, finishes, legality_words
 from transconv.selection.parts import spread
@@ -75,7 +75,7 @@ def no_tail(patch: pytest.MonkeyPatch) -> None:
 
 def one_name(patch: pytest.MonkeyPatch) -> None:
     """All sweeps bind the same names."""
-    patch.setattr(gridwise, "_apart", lambda loop, number, taken: loop)
+    patch.setattr(gridwise, "_renamed", lambda loop, number, taken: loop)
 
 
 def one_accumulator(patch: pytest.MonkeyPatch) -> None:
@@ -227,13 +227,13 @@ def grid_of_the_example(patch: pytest.MonkeyPatch) -> None:
 
 def first_store_alone(patch: pytest.MonkeyPatch) -> None:
     """Parts of a sum are stored where the first result is, before there is a sum."""
-    whole = blockwise._Partials.__init__
+    whole = split_sums._Partials.__init__
 
-    def planted(self: blockwise._Partials, *given: object) -> None:
+    def planted(self: split_sums._Partials, *given: object) -> None:
         whole(self, *given)  # type: ignore[arg-type]
         self.last = given[3][0]  # type: ignore[index]
 
-    patch.setattr(blockwise._Partials, "__init__", planted)
+    patch.setattr(split_sums._Partials, "__init__", planted)
 
 
 def rows_beyond_the_end_count(patch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes import naive, pipeline
-from transconv.passes.blockwise import STEP
+from transconv.passes.gridwise import STEP
 from transconv.passes.pipeline import Context
 from transconv.schedule import scheduled
 

@@ -1,4 +1,21 @@
-"""What the warps that multiply do for a tile (see roles.py)."""
+"""What the warps that multiply do for a tile (see roles.py).
+
+With ``consumers=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong):
+while the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
+
+    role evens warps=4:                             role odds warps=4:
+        for pid in program..784 dealt 264:              for pid in program+132..784 dealt 264:
+            fetched = pid // 132 * 36                       fetched = pid // 132 * 36
+            slot, phase = fetched % 3, fetched // 3 % 2     ...
+            wait(baton, 0, 1)                               wait(baton, 0, 0)
+            for step: wait landed; dot_async; free          ...
+            arrive(baton)                                   arrive(baton)
+            put, fence, send C_tile0                        put, fence, send C_tile1
+
+A barrier knows only whether a phase is even or odd, so a consumer that waits for a slot must not be a
+round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
+baton, a barrier whose parity is the consumer whose turn it is.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +80,7 @@ ALONE = Consumer()
 
 
 def multiply(tile: Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For,
-              consumer: Consumer) -> Act:
+             consumer: Consumer) -> Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed. What stands behind the sum and need not wait for it comes ``ahead``."""
     pairs = [*zip(*(_operands(a, rings) for a in tile.product.args[1:]), strict=True)]
@@ -104,7 +121,7 @@ def multiply(tile: Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For
     after = [results.mutate(s) for s in brought.read(tile.after, consumer.number) if s not in moved]
     whole = seq(*tile.before, *ahead.early, tile.acc, *sums, *ended, *after)
     return Act((*ahead.once, *first, *brought.met()), whole,
-                (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
+               (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
 def _in_turn(sums: tuple[Stmt, ...], tile: Tile, rings: Rings, grid: For,

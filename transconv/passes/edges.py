@@ -50,7 +50,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.names import Names
-from transconv.passes.simplification import Scope
+from transconv.passes.scope import Scope
 from transconv.schedule import Schedule
 
 FEW = 4  # conditions: fewer are not worth a second text

@@ -51,7 +51,7 @@ from transconv.ir import (
     f32,
     f64,
 )
-from transconv.passes.simplification import Scope
+from transconv.passes.scope import Scope
 from transconv.simplify import Range, one_value, range_of
 
 FARTHEST = 1 << 24  # a numerator below -FARTHEST is not shifted, because the sum could overflow 32 bits

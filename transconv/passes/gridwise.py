@@ -50,7 +50,7 @@ STEP = Var("step")  # counts the steps of the sum
 def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Tile every axis as the schedule says. The blocks of B, M and N become the grid, those of K the loop
     over the steps."""
-    kernel = partials.left(kernel, schedule, compute)
+    kernel = partials.leave_partials(kernel, schedule, compute)
     nest = parts(kernel)
     sizes = {x.var: x.stop if x.until is None else x.until
              for x in (*nest.around, *(x for s in nest.sweeps[:1] for x in s.loops))}
@@ -67,7 +67,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     taken = Names(taken=[x.var.name for x in inner if isinstance(x, Let)])
     for number, sweep in enumerate(nest.sweeps):
         loop = _sweep(sweep, sides["K"], guard, schedule, bool(schedule.turn and number % 2))
-        inner += [*statements(guard.mutate(Seq(sweep.before))), _apart(loop, number, taken)]
+        inner += [*statements(guard.mutate(Seq(sweep.before))), _renamed(loop, number, taken)]
     whole = seq(*inner, *statements(guard.mutate(Seq(nest.after))))
     for side in reversed(outer):
         whole = side.wrap(whole)
@@ -76,7 +76,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     dealt = (ahead(schedule, compute), schedule.programs) if several else (0, 0)
     required = countable(kernel.sizes, grid, facts)
     body = counted(For(pid, 0, seq(*grid_lets, whole), "grid", *dealt), grid, facts_of(required))
-    return replace(kernel, sizes=required, body=partials.dealt(body, schedule, compute))
+    return replace(kernel, sizes=required, body=partials.deal_tiles(body, schedule, compute))
 
 
 def _sweep(sweep: Swept, side: Side, guard: Guard, schedule: Schedule, turned: bool) -> Stmt:
@@ -92,7 +92,7 @@ def _sweep(sweep: Swept, side: Side, guard: Guard, schedule: Schedule, turned: b
     return counted(loop, side.count, side.facts)
 
 
-def _apart(loop: Stmt, number: int, taken: Names) -> Stmt:
+def _renamed(loop: Stmt, number: int, taken: Names) -> Stmt:
     """A sweep renamed so that it shares no names with other sweeps, except for the lanes."""
     bound = sorted({STEP, *(x.var for x in find(loop, Let))}, key=lambda v: v.name)
     names: dict[Var, Expr] = {v: Var(taken.fresh(v.name, f"_{number + 1}"), v.type) for v in bound}

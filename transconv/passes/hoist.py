@@ -80,7 +80,7 @@ class _Hoist(Mutator):
 
     def address(self, e: Expr) -> Expr:
         """``grouped``; where sizes are arguments with the constant at the end."""
-        rest, constant = _apart(e) if self.sized else (e, None)
+        rest, constant = _without_constant(e) if self.sized else (e, None)
         return self.grouped(rest) if constant is None else self.grouped(rest) + constant
 
     def grouped(self, e: Expr) -> Expr:
@@ -178,7 +178,7 @@ class _Loop:
 
     def address(self, e: Expr, stem: str) -> Expr:
         """``sums``; where sizes are arguments with the constant at the end."""
-        rest, constant = _apart(e) if self.owner.sized else (e, None)
+        rest, constant = _without_constant(e) if self.owner.sized else (e, None)
         return self.sums(rest, stem) if constant is None else self.sums(rest, stem) + constant
 
     def sums(self, e: Expr, stem: str) -> Expr:
@@ -247,8 +247,8 @@ def signed_terms(e: Expr) -> list[Expr]:
     return [e]
 
 
-def _apart(e: Expr) -> tuple[Expr, Const | None]:
-    """A sum without its constant, and that; the whole if it has none, or is one."""
+def _without_constant(e: Expr) -> tuple[Expr, Const | None]:
+    """A sum without its constant, and the constant; the whole sum and None if it has none, or is one."""
     terms = signed_terms(e)
     total = sum(int(t.value) for t in terms if isinstance(t, Const))
     rest = [t for t in terms if not isinstance(t, Const)]

@@ -167,7 +167,7 @@ def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
     after = [s for s in parts[0] if isinstance(s, FuncCall)]
     joined: list[Stmt] = []
     given: Expr | int = 0  # tiles so far; the next phase begins at the program after the last one used
-    behind = _Behind()
+    done = _Done()
     for phase, loop in enumerate(s for p in parts for s in p if isinstance(s, For)):
         start = _after(given, grid)
         if not phase:
@@ -175,8 +175,8 @@ def _joined(same: tuple[Role, ...], grid: For, number: int) -> Role:
         elif loop.programs == grid.stop:
             joined.append(replace(loop, start=start))
         else:
-            joined += [*behind.names, behind.continued(loop, start, grid.stop, number)]
-        behind = behind.and_also(Var(f"had{phase}"), loop, start, grid.stop)
+            joined += [*done.names, done.continued(loop, start, grid.stop, number)]
+        done = done.and_also(Var(f"had{phase}"), loop, start, grid.stop)
         given = _end(loop) + given if phase else _end(loop)
     return replace(same[0], body=seq(*before, *joined, *after))
 
@@ -195,17 +195,17 @@ def _after(given: Expr | int, grid: For) -> Expr:
 
 
 @dataclass(frozen=True, slots=True)
-class _Behind:
+class _Done:
     """What a program has done in the phases before, as its consumers count it; ``names`` are new ones."""
 
     tiles: Expr = ZERO
     steps: Expr = ZERO
     names: tuple[Let, ...] = ()
 
-    def and_also(self, had: Var, loop: For, start: Expr, programs: int) -> _Behind:
+    def and_also(self, had: Var, loop: For, start: Expr, programs: int) -> _Done:
         """Add the tiles of a phase; ``had`` names their number."""
         number = (_end(loop) + (programs - 1) - start) // programs
-        return _Behind(self.tiles + had, self.steps + had * _steps(loop.body), (Let(had, number),))
+        return _Done(self.tiles + had, self.steps + had * _steps(loop.body), (Let(had, number),))
 
     def continued(self, loop: For, start: Expr, programs: int, consumer: int) -> For:
         """A consumer's tiles of the next phase, and the steps that were fetched before each."""

@@ -40,7 +40,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.reach import Reach, required
-from transconv.passes.simplification import Scope
+from transconv.passes.scope import Scope
 from transconv.simplify import range_of
 
 LIMIT = 2**31 - 1

@@ -52,7 +52,7 @@ from transconv.ir import (
 from transconv.schedule import PROGRAM, Schedule, carried, parts_of
 
 
-def left(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
+def leave_partials(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """The naive kernel, whose points leave partial values in the workspaces, in terms of its axes."""
     if not compute.statistics:
         return kernel
@@ -75,7 +75,7 @@ class _Left(Mutator):
         return FuncCall(at.func, (view.tensor, view.offset(), value, mask, count))
 
 
-def dealt(grid: For, schedule: Schedule, compute: Compute) -> For:
+def deal_tiles(grid: For, schedule: Schedule, compute: Compute) -> For:
     """The grid as programs that compute several tiles each, where these carry statistics through them, or
     have loads of the next tiles in flight."""
     if not carried(compute, schedule) and not grid.stages:
@@ -83,7 +83,7 @@ def dealt(grid: For, schedule: Schedule, compute: Compute) -> For:
     return For(PROGRAM, grid.programs, replace(grid, kind="dealt", start=PROGRAM), "grid")
 
 
-def begun(kernel: Kernel, positions: Mapping[Var, tuple[Expr, Expr]]) -> Kernel:
+def place_partials(kernel: Kernel, positions: Mapping[Var, tuple[Expr, Expr]]) -> Kernel:
     """The kernel whose tiles have one place for their lanes. ``positions``: of each block, where it
     begins, and the position in it."""
     made: Kernel = _Begun({v: first for v, (first, _) in positions.items()}).mutate(kernel)

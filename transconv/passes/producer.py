@@ -1,4 +1,24 @@
-"""What the warps that fetch and those that transpose do for a tile (see roles.py)."""
+"""What the warps that fetch and those that transpose do for a tile (see roles.py).
+
+With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
+are fetched once, before the first tile, each into a slot of its own, and are never freed.
+
+The matrix unit takes operands of 8 and of 32 bits only with K innermost. A third role transposes other
+boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
+
+    role transposer warps=4:
+        for pid in program..784 dealt:
+            for step: wait landed, taken; put A_transposed = A_ring; fence; arrive transposed, free
+
+With ``transposers=2`` two such roles take turns at the steps, so that one reads a slot while the other
+writes one. Each counts all slots:
+
+    role even_transposer warps=4:                   role odd_transposer warps=4:
+        resting = 0                                     resting = 1
+        for step:                                       ...
+            if resting == 0: wait landed, taken; ...
+            resting = 1 - resting; next slot
+"""
 
 from __future__ import annotations
 

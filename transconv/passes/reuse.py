@@ -42,7 +42,7 @@ from transconv.ir import (
     find,
     substitute,
 )
-from transconv.passes.simplification import Scope
+from transconv.passes.scope import Scope
 from transconv.simplify import simplify
 
 

@@ -16,45 +16,10 @@ One warp, the producer, runs ahead and fills the rings, also with boxes of the n
 of this one is stored; the consumers only multiply and store. A consumer waits for a product one step
 later, so two products are in flight.
 
-With ``consumers=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong):
-while the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
-
-    role evens warps=4:                             role odds warps=4:
-        for pid in program..784 dealt 264:              for pid in program+132..784 dealt 264:
-            fetched = pid // 132 * 36                       fetched = pid // 132 * 36
-            slot, phase = fetched % 3, fetched // 3 % 2     ...
-            wait(baton, 0, 1)                               wait(baton, 0, 0)
-            for step: wait landed; dot_async; free          ...
-            arrive(baton)                                   arrive(baton)
-            put, fence, send C_tile0                        put, fence, send C_tile1
-
-A barrier knows only whether a phase is even or odd, so a consumer that waits for a slot must not be a
-round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
-baton, a barrier whose parity is the consumer whose turn it is.
-
-What the maps behind the sum read can be fetched as well, to where the result will be put (``behind=box``,
-see behind.py).
-
-With ``keep=b`` all tiles of a program multiply the same boxes of B, which must fit shared memory. They
-are fetched once, before the first tile, each into a slot of its own, and are never freed.
-
-With ``slide=`` a slot of a ring has the boxes of several steps of the sum (see sliding.py).
-
-The matrix unit takes operands of 8 and of 32 bits only with K innermost. A third role transposes other
-boxes (see ``transposed_bytes`` in schedule) into a ring of their own:
-
-    role transposer warps=4:
-        for pid in program..784 dealt:
-            for step: wait landed, taken; put A_transposed = A_ring; fence; arrive transposed, free
-
-With ``transposers=2`` two such roles take turns at the steps, so that one reads a slot while the other
-writes one. Each counts all slots:
-
-    role even_transposer warps=4:                   role odd_transposer warps=4:
-        resting = 0                                     resting = 1
-        for step:                                       ...
-            if resting == 0: wait landed, taken; ...
-            resting = 1 - resting; next slot
+With ``consumers=2`` two groups of warps multiply (consumer.py). With ``slide=`` a slot of a ring has the
+boxes of several steps of the sum (sliding.py). What the maps behind the sum read can be fetched as well,
+to where the result will be put (``behind=box``, behind.py). Operands that the matrix unit does not take
+as they lie are transposed by roles of their own (producer.py).
 """
 
 from __future__ import annotations
@@ -72,10 +37,10 @@ from transconv.passes.sooner import sooner
 from transconv.passes.tile_parts import PROGRAM, Act, Around, around_of, take_apart
 from transconv.schedule import Schedule
 
-TURN_WARPS = 4
-TURN_REGISTERS = 104, 72  # per thread, of one role or two; a tile's side is held in them for a moment
+TRANSPOSER_WARPS = 4
+TRANSPOSER_REGISTERS = 104, 72  # per thread, of one role or two; a tile's side is held in them
 TRANSPOSERS = ("even_transposer", "odd_transposer")
-FETCH_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
+PRODUCER_REGISTERS = 24  # per thread of the warp that fetches; the others share what it leaves
 CONSUMER_REGISTERS = 240  # of each of two consumers: what is then left, in steps of 8
 
 
@@ -101,7 +66,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
            for t in consumers]
     for number in range(schedule.transposers if ring.turns else 0):
         name = TRANSPOSERS[number] if schedule.transposers > 1 else "transposer"
-        own.append(_clean(name, TURN_WARPS, TURN_REGISTERS[schedule.transposers - 1],
+        own.append(_clean(name, TRANSPOSER_WARPS, TRANSPOSER_REGISTERS[schedule.transposers - 1],
                           _dealt(grid, around, transpose(tile, ring, number, schedule.transposers))))
     reserved = [Shared(r.buffer) for r in ring.of.values()]
     reserved += [Shared(r.transposed.buffer) for r in ring.of.values() if r.transposed is not None]
@@ -111,7 +76,7 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     reserved += [Shared(x.piece.buffer) for role in own for x in find(role, Put)
                  if x.piece.buffer.slots == 1 and x.piece.buffer is not brought.result]
     body = _dealt(grid, around, fetch(tile, ring, brought, grid.var))
-    own.append(_clean("producer", 1, FETCH_REGISTERS, body))
+    own.append(_clean("producer", 1, PRODUCER_REGISTERS, body))
     body = seq(*reserved, Roles(tuple(own)))
     whole = For(PROGRAM, grid.programs or grid.stop, body, "grid",
                 until=None if grid.programs else grid.until)

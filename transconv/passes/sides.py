@@ -55,7 +55,7 @@ class Side:
 
 
 def side_of(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedule,
-          product: bool, facts: Facts) -> Side:
+            product: bool, facts: Facts) -> Side:
     """The tiling of ``axes``, all of one kind. With ``product`` each side of a tile is one dimension, as
     in a dot. Otherwise each block is a dimension: a copy may load along one and store along another."""
     taken = {v.name for v in sizes}

@@ -10,12 +10,10 @@ sums of elements that are never loaded are dropped (see ``dead``).
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
 from transconv.ir import (
-    ASSUME,
     ATOMIC_ADD,
     FALSE,
     TRUE,
@@ -24,144 +22,32 @@ from transconv.ir import (
     BoxStore,
     Const,
     Expr,
-    FloorDiv,
-    For,
     FuncCall,
     If,
     Kernel,
     Lane,
-    Le,
     Let,
     Load,
-    Lt,
-    Max,
-    Min,
-    Mod,
-    Mutator,
     Node,
-    Read,
-    Select,
-    Seq,
     Sizes,
     Stmt,
     Store,
     Update,
-    Var,
     all_of,
     conjuncts,
     find,
-    free_vars,
     readable,
-    seq,
     substitute,
     walk,
 )
 from transconv.passes.dead import drop_dead_sums
-from transconv.simplify import facts_of, range_of, reason, simplify
+from transconv.passes.scope import NOT_AFFINE, Scope, divides
+from transconv.simplify import reason, simplify
 
 
-class Scope(Mutator):
-    """A mutator that has, at every statement, the facts and the lets in scope."""
-
-    def __init__(self, sizes: Sizes | None = None) -> None:
-        self.facts, self.sized = facts_of(sizes), sizes is not None
-        self.defs: dict[Var, Expr] = {}
-        self.wholes: dict[Var, Expr] = {}  # ``defs`` with all lets expanded
-        self.affines: dict[Var, Expr] = {}  # ``defs`` with affine lets expanded
-
-    def mutate_Seq(self, at: Seq) -> Stmt:
-        made = []
-        for s in at.stmts:
-            new = self.mutate(s)
-            made.append(new)
-            self.learn(self.told(s, new))
-        result = seq(*made)
-        return at if isinstance(result, Seq) and result.stmts == at.stmts else result
-
-    def told(self, before: Stmt, after: Stmt | None) -> Stmt | None:
-        """The form of a statement that tells what holds behind it."""
-        return after
-
-    def mutate_For(self, loop: For) -> Stmt:
-        facts, defs = self.facts, dict(self.defs)
-        first = range_of(self.whole(loop.start), facts).lo
-        self.facts = facts.with_range(loop.var, first, max(first or 0, loop.stop - 1))
-        if loop.until is not None and self.sized:
-            self.facts = self.facts.assume(loop.var < loop.until)
-        body = self.mutate(loop.body)
-        self.facts, self.defs = facts, defs
-        self._expand_anew()
-        start = self.bound(loop.start)
-        until = None if loop.until is None else self.bound(loop.until)
-        if body is loop.body and start is loop.start and until is loop.until:
-            return loop
-        return replace(loop, body=body or Seq(()), start=start, until=until)
-
-    def bound(self, e: Expr) -> Expr:
-        """The new start, or end, of a loop."""
-        return self.mutate(e)  # type: ignore[no-any-return]
-
-    def learn(self, s: Stmt | None) -> None:
-        """Add the facts and definitions that a statement gives to those after it."""
-        if isinstance(s, Seq):
-            for part in s.stmts:
-                self.learn(part)
-        elif isinstance(s, Let) and s.value.dtype.kind == "index" and not find(s.value, Read):
-            found = range_of(self.whole(s.value), self.facts)
-            self.facts = self.facts.with_range(s.var, found.lo, found.hi)
-            if s.var in self.defs:
-                self._expand_anew()
-            self.defs[s.var] = s.value
-        elif isinstance(s, FuncCall) and s.func is ASSUME:
-            condition = s.args[0]
-            assert isinstance(condition, Expr)
-            self.facts = self.facts.assume(condition)
-            for v in free_vars(condition):  # if they were expanded, the new fact would not apply
-                self.defs.pop(v, None)
-            self._expand_anew()
-
-    def affine(self, e: Expr) -> Expr:
-        """Expand the lets that only add and multiply."""
-        return self._expand(e, self.affines, lambda value: not _divides(value))
-
-    def whole(self, e: Expr) -> Expr:
-        """Expand every let: the expression over loop variables and lanes."""
-        return self._expand(e, self.wholes, lambda value: True)
-
-    def implies(self, a: Expr, b: Expr) -> bool:
-        """Whether a comparison implies another one by the difference of their sides, a number."""
-        if a is b:
-            return True
-        if not isinstance(a, (Lt, Le)) or not isinstance(b, (Lt, Le)):
-            return False
-        more = simplify(self.whole(b.b - b.a) - self.whole(a.b - a.a), self.facts)
-        looser = isinstance(b, Le) - isinstance(a, Le)
-        return isinstance(more, Const) and int(more.value) + looser >= 0
-
-    def _expand(self, e: Expr, known: dict[Var, Expr], wanted: Callable[[Expr], bool]) -> Expr:
-        values: dict[Var, Expr] = {}
-        for v in free_vars(e):
-            if v not in known and v in self.defs and wanted(self.defs[v]):
-                known[v] = self._expand(self.defs[v], known, wanted)
-            if v in known:
-                values[v] = known[v]
-        return substitute(e, values)
-
-    def _expand_anew(self) -> None:
-        """Clear the expanded definitions, because ``defs`` has changed."""
-        self.wholes, self.affines = {}, {}
-
-
-def _follow(lane: Lane, address: Expr) -> bool:
+def _follows_in_memory(lane: Lane, address: Expr) -> bool:
     """Whether the elements of a lane follow one another in memory."""
     return simplify(substitute(address, {lane: lane + 1}) - address) is Const(1)
-
-
-def _divides(e: Expr) -> bool:
-    return any(isinstance(n, _NOT_AFFINE) for n in walk(e))
-
-
-_NOT_AFFINE = (FloorDiv, Mod, Min, Max, Select)
 
 
 def simplify_kernel(kernel: Kernel) -> Kernel:
@@ -191,7 +77,7 @@ class _Simplify(Scope):
         """The address over loop variables and lanes if all divisions cancel (the tile is contiguous in
         memory), else with the names of lets that divide."""
         whole = simplify(self.whole(e), self.facts)
-        if not _divides(whole):
+        if not divides(whole):
             return whole
         return simplify(self.affine(e), self.facts)
 
@@ -201,13 +87,14 @@ class _Simplify(Scope):
         does not see are loaded one by one."""
         named = self.index(e)
         along = simplify(self._expand(e, {}, self._laned), self.facts)
-        if any(find(n, Lane) for n in walk(along) if isinstance(n, _NOT_AFFINE)):
+        if any(find(n, Lane) for n in walk(along) if isinstance(n, NOT_AFFINE)):
             return named
-        better = any(_follow(x, along) and not _follow(x, named) for x in find(along, Lane))
+        better = any(_follows_in_memory(x, along) and not _follows_in_memory(x, named)
+                     for x in find(along, Lane))
         return along if better else named
 
     def _laned(self, value: Expr) -> bool:
-        return not _divides(value) or bool(find(self.whole(value), Lane))
+        return not divides(value) or bool(find(self.whole(value), Lane))
 
     def mask(self, mask: Expr, tensor: str) -> Expr:
         kept: list[Expr] = []

@@ -125,7 +125,7 @@ def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
     return number, tiles
 
 
-def meeting(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
+def only_shared(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
     """The second kernel's computation, masked to tiles that programs share and to their parts. The first
     kernel stores all results of the other tiles, which have no parts."""
     dealt = deal(schedule, compute)

@@ -20,7 +20,7 @@ from transconv.compute import Alone, Compute, Workload
 from transconv.cost import estimate
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
-from transconv.passes import TOGETHER, blockwise, leave, running, together
+from transconv.passes import TOGETHER, leave, running, split_sums, together
 from transconv.runtime import kept, verdicts
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.steps import (
@@ -126,8 +126,8 @@ class _Shelf:
             whole = Scheduled(compute, chosen, target)
             spaces |= {t.name: t for t in whole.workspaces}
             spaces |= {t.name: t for t in (*part_spaces(whole.main, chosen), *self.between(compute))}
-            if meeting := blockwise.meeting(chosen, whole.main):
-                parts = blockwise.workspace(whole.main, meeting)
+            if most := split_sums.most_parts(chosen, whole.main):
+                parts = split_sums.workspace(whole.main, most)
                 if parts.name not in spaces or spaces[parts.name].layout.span < parts.layout.span:
                     spaces[parts.name] = parts  # stride phases share the largest
             elif chosen.split_k > 1:  # atomic: clear before the first launch, as other phases may store

@@ -21,7 +21,7 @@ from transconv.backend_triton import (
 from transconv.compute import Compute, Workload
 from transconv.errors import ScheduleError, Unsupported
 from transconv.ir import Kernel
-from transconv.passes import EMIT, PROBLEM, blockwise, leave, lower
+from transconv.passes import EMIT, PROBLEM, leave, lower, split_sums
 from transconv.runtime import verdicts
 from transconv.runtime.plans import Lowered, Step
 from transconv.schedule import (
@@ -111,7 +111,7 @@ def _to_the_end(compute: Compute, chosen: Schedule, target: Target, choose: Choo
     the schedule of any of these may leave partial sums again."""
     yield compute, chosen
     whole = Scheduled(compute, chosen, target)
-    behind = [_second(whole)] if blockwise.meeting(chosen, whole.main) else []
+    behind = [_second(whole)] if split_sums.most_parts(chosen, whole.main) else []
     for last in (*behind, *finishes(whole.main, chosen)):
         yield from _to_the_end(last, choose(last, target), target, choose)
 
@@ -134,7 +134,7 @@ def _second(whole: Scheduled) -> Compute:
     merged groups; otherwise groups are not merged, so that it skips what is off the diagonal."""
     schedule = whole.schedule
     apart = whole if schedule.reduce == "stream" else replace(whole, schedule=replace(schedule, merge=1))
-    second = blockwise.second(apart.main, schedule)
+    second = split_sums.second(apart.main, schedule)
     return second.through(c=whole.compute.c) if schedule.pack else second
 
 

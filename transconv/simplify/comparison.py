@@ -20,7 +20,7 @@ from transconv.ir import (
     index64,
 )
 from transconv.simplify.division import Again, common_factor
-from transconv.simplify.facts import Facts
+from transconv.simplify.facts import Facts, both_integers
 from transconv.simplify.linear import Poly, rebuild
 from transconv.simplify.ranges import multiple_of, range_of_poly
 
@@ -37,15 +37,11 @@ def negate(e: Expr, facts: Facts, again: Again) -> Expr:
         case Not(Ne(a, b)):
             return Eq(a, b)
         # Integers only: for a NaN, a < b and b <= a are both false.
-        case Not(Lt(a, b)) if _integers(a, b):
+        case Not(Lt(a, b)) if both_integers(a, b):
             return Le(b, a)
-        case Not(Le(a, b)) if _integers(a, b):
+        case Not(Le(a, b)) if both_integers(a, b):
             return Lt(b, a)
     return e
-
-
-def _integers(a: Expr, b: Expr) -> bool:
-    return a.dtype.is_integer and b.dtype.is_integer
 
 
 def compare(e: Expr, facts: Facts, again: Again) -> Expr:
@@ -70,7 +66,7 @@ def compare(e: Expr, facts: Facts, again: Again) -> Expr:
 def _limit(e: Expr, facts: Facts) -> Poly | None:
     """L such that a comparison of integers holds if and only if L >= 0; None for others."""
     match e:
-        case Lt(a, b) | Le(a, b) if _integers(a, b):
+        case Lt(a, b) | Le(a, b) if both_integers(a, b):
             return facts.poly(b).plus(facts.poly(a), -1).shifted(-1 if isinstance(e, Lt) else 0)
     return None
 
@@ -112,7 +108,7 @@ def equate(e: Expr, facts: Facts, again: Again) -> Expr:
     match e:
         case Eq(a, b) if a.dtype.kind == "bool" and b.dtype.kind == "bool":
             return _same_truth(e, a, b)
-        case Eq(a, b) if _integers(a, b):
+        case Eq(a, b) if both_integers(a, b):
             return _equal(facts.poly(a).plus(facts.poly(b), -1), facts, _width(a, b))
         case Ne(a, b) if a.dtype.kind == b.dtype.kind != "float":
             same = again(Eq(a, b))

@@ -171,19 +171,21 @@ class Facts:
                 self._false[x] = None
             case Ne(a, b):
                 self._false[Eq(a, b)] = None
-                if _integers(a, b):
+                if both_integers(a, b):
                     self._learn_unequal(self.poly(a).plus(self.poly(b), -1))
-            case Lt(a, b) if _integers(a, b):
+            case Lt(a, b) if both_integers(a, b):
                 self._learn_limits([self.poly(b).plus(self.poly(a), -1).shifted(-1)])
-            case Le(a, b) if _integers(a, b):
+            case Le(a, b) if both_integers(a, b):
                 self._learn_limits([self.poly(b).plus(self.poly(a), -1)])
-            case Eq(a, b) if _integers(a, b):
+            case Eq(a, b) if both_integers(a, b):
                 difference = self.poly(a).plus(self.poly(b), -1)
                 self._learn_limits([difference, difference.scaled(-1)])
                 self._learn_residue(cond)
         self._forget()
 
     def _learn_unequal(self, p: Poly) -> None:
+        """Add that a polynomial is not 0, which says more if it is known not to be negative, or not to be
+        positive."""
         r = range_of_poly(p, self)
         if r.lo == 0:
             self._learn_limits([p.shifted(-1)])
@@ -218,7 +220,8 @@ class Facts:
         return f"Facts({ranges}; {', '.join(map(str, self._true))}; {self._multiples})"
 
 
-def _integers(a: Expr, b: Expr) -> bool:
+def both_integers(a: Expr, b: Expr) -> bool:
+    """Whether two expressions are of integers."""
     return a.dtype.is_integer and b.dtype.is_integer
 
 

@@ -12,7 +12,7 @@ from transconv.compute import in_torch, with_error
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.verify import limits
 from transconv.verify.data import FEW_BITS, most, terms
-from transconv.verify.oracle import approximates, given_to, once_stored, pieces
+from transconv.verify.oracle import given_to, once_stored, pieces
 
 
 @dataclass(slots=True)
@@ -74,64 +74,93 @@ def judge(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, got: tor
     |y| (with an epilogue 3 eps_out (1 + |y|)), and half the smallest f16 where that rounds, and the whole
     within the limits of limits.py.
     """
-    found = Judgement()
-    result = getattr(p, prop.result).dtype
-    parsed = Epilogue.parse(epilogue)
-    whole = result.kind == "int"
-    out, eps = 0.0 if whole else result.spacing, 2.0 ** -(23 if p.acc.bits == 32 else 52)
-    nearest = 0.5 if whole else result.tiny
-    exact = mode == "exact" and parsed.function.is_exact_of(_bits(p, prop))
-    infinite = torch.finfo(got.dtype).max if result.range[1] == float("inf") else float("inf")
-    share = limits.per_element(p, prop)
-    wrong = seen = kept = other = 0
-    error = size = before = moved = 0.0
+    judging = _Judging(p, prop, mode, Epilogue.parse(epilogue), extra or {}, got.dtype)
     absolute = pieces(p, prop, a, b, absolute=True) if mode == "float" else itertools.repeat(None)
     for (at, want), magnitude in zip(pieces(p, prop, a, b), absolute, strict=False):
-        have = got[at].double()
-        before += float(want.square().sum())
-        off = torch.zeros_like(want) if magnitude is None else share * magnitude[1]
-        if parsed:
-            values = given_to(parsed, want, at, extra or {})
-            if mode == "float" and not parsed.function.jumps:
-                moved += _moved(parsed, values)
-            want, off = with_error(parsed.function, values, {"acc": off}, eps, not exact)
-            if whole:  # an integer holds no NaN: 0 is stored instead
-                want, off = (t.nan_to_num(nan=0.0, posinf=inf, neginf=-inf) for t in (want, off))
-        once = once_stored(want, at, p, prop, parsed, extra or {})
+        judging.compare(at, want, None if magnitude is None else magnitude[1], got[at].double())
+    return judging.concluded(chain)
+
+
+class _Judging:
+    """Compares a result with the answer piece by piece, and adds up what it finds. ``dtype``: the result's
+    in torch."""
+
+    def __init__(self, p: ConvProblem, prop: Prop, mode: str, epilogue: Epilogue,
+                 extra: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+        self.p, self.prop, self.epilogue, self.extra = p, prop, epilogue, extra
+        self.floats, self.result = mode == "float", p.specs[prop.result].dtype
+        self.whole = self.result.kind == "int"
+        self.exact = not self.floats and epilogue.function.is_exact_of(_bits(p, prop))
+        self.infinite = torch.finfo(dtype).max if self.result.range[1] == inf else inf
+        self.share = limits.per_element(p, prop)
+        self.found = Judgement()
+        self.wrong = self.seen = self.kept = self.other = 0
+        self.error = self.size = self.before = self.moved = 0.0
+
+    def compare(self, at: slice, want: torch.Tensor, magnitude: torch.Tensor | None,
+                have: torch.Tensor) -> None:
+        """A piece of the sums, and of float data the sums of absolute products."""
+        self.before += float(want.square().sum())
+        off = torch.zeros_like(want) if magnitude is None else self.share * magnitude
+        if self.epilogue:
+            want, off = self.behind(at, want, off)
+        once = once_stored(want, at, self.p, self.prop, self.epilogue, self.extra)
         same = (have == once) | (have.isnan() & want.isnan())
-        goal = once if exact or mode == "exact" and not whole else want.clamp(*result.range)
-        gap = torch.where(same, 0.0, (have - goal).abs().nan_to_num(nan=float("inf")))
-        if exact:
-            bad = ~same
-        else:
-            scale = goal.abs().nan_to_num(nan=0.0, posinf=0.0)
-            room = scale if mode == "exact" else 3 * (1 + scale) if epilogue else 2 * scale
-            allowed = off + out * room + (nearest + 1e-30) * (mode == "float" or whole)
-            over = scale + allowed > infinite  # infinity may be right as well
+        goal = once if self.exact or not self.floats and not self.whole else want.clamp(*self.result.range)
+        gap = torch.where(same, 0.0, (have - goal).abs().nan_to_num(nan=inf))
+        bad = ~same
+        if not self.exact:
+            allowed, over = self.allowed(goal, off)
             bad = ~(same | (gap <= allowed) | over)
             gap = gap.where(~over, 0.0)
-        if mode == "float":
-            found.of_bound = max(found.of_bound, float((gap / allowed).nan_to_num(posinf=0.0).max())
-                                 if not bad.any() else float("inf"))
-            other += int((~same & (want != 0)).sum())
-        wrong += int(bad.sum())
-        seen += want.numel()
-        kept += int((want != 0).sum())
-        found.max_err = max(found.max_err, float(gap.max()))
-        error += float(gap.square().sum())
-        size += float(want.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum())
-    # An empty answer is reached in full; an epilogue that reads a tensor reaches every element.
-    by_products = seen * (reached(p, prop) if not parsed.operands else 1)
-    found.nonzero = min(1.0, kept / by_products) if by_products else 1.0
-    found.rms = (error / size) ** 0.5 if size else 0.0 if error == 0 else float("inf")
-    found.neighbours = other / kept if kept else 0.0
-    if wrong:
-        found.reason = f"{wrong} of {seen} elements are wrong"
-    elif mode == "float" and not parsed.function.jumps and not parsed.random:
-        norm = limits.norm(p, prop, result, chain) * limits.steepened(moved, before, size)
-        found.reason = _imprecise(found, norm,
-                                  limits.neighbours(p, prop, result, chain), epilogue, kept)
-    return found
+            if self.floats:
+                used = float((gap / allowed).nan_to_num(posinf=0.0).max()) if not bad.any() else inf
+                self.found.of_bound = max(self.found.of_bound, used)
+                self.other += int((~same & (want != 0)).sum())
+        self.wrong += int(bad.sum())
+        self.seen += want.numel()
+        self.kept += int((want != 0).sum())
+        self.found.max_err = max(self.found.max_err, float(gap.max()))
+        self.error += float(gap.square().sum())
+        self.size += float(want.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum())
+
+    def behind(self, at: slice, want: torch.Tensor,
+               off: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sums of a piece behind the epilogue, and how far off they may be."""
+        values = given_to(self.epilogue, want, at, self.extra)
+        if self.floats and not self.epilogue.function.jumps:
+            self.moved += _moved(self.epilogue, values)
+        eps = 2.0 ** -(23 if self.p.acc.bits == 32 else 52)
+        want, off = with_error(self.epilogue.function, values, {"acc": off}, eps, not self.exact)
+        if self.whole:  # an integer holds no NaN: 0 is stored instead
+            want, off = (t.nan_to_num(nan=0.0, posinf=inf, neginf=-inf) for t in (want, off))
+        return want, off
+
+    def allowed(self, goal: torch.Tensor, off: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The allowed difference of each element, and where infinity may be right as well."""
+        out = 0.0 if self.whole else self.result.spacing
+        nearest = 0.5 if self.whole else self.result.tiny
+        scale = goal.abs().nan_to_num(nan=0.0, posinf=0.0)
+        room = scale if not self.floats else 3 * (1 + scale) if self.epilogue else 2 * scale
+        allowed = off + out * room + (nearest + 1e-30) * (self.floats or self.whole)
+        return allowed, scale + allowed > self.infinite
+
+    def concluded(self, chain: int) -> Judgement:
+        """The judgement of all pieces."""
+        found, p, prop, function = self.found, self.p, self.prop, self.epilogue.function
+        # An empty answer is reached in full; an epilogue that reads a tensor reaches every element.
+        by_products = self.seen * (reached(p, prop) if not self.epilogue.operands else 1)
+        found.nonzero = min(1.0, self.kept / by_products) if by_products else 1.0
+        found.rms = (self.error / self.size) ** 0.5 if self.size else 0.0 if self.error == 0 else inf
+        found.neighbours = self.other / self.kept if self.kept else 0.0
+        if self.wrong:
+            found.reason = f"{self.wrong} of {self.seen} elements are wrong"
+        elif self.floats and not function.jumps and not self.epilogue.random:
+            steeper = limits.steepened(self.moved, self.before, self.size)
+            found.reason = _imprecise(found, limits.norm(p, prop, self.result, chain) * steeper,
+                                      limits.neighbours(p, prop, self.result, chain), function.is_exact,
+                                      self.kept)
+        return found
 
 
 def _bits(p: ConvProblem, prop: Prop) -> int:
@@ -154,11 +183,11 @@ def _moved(epilogue: Epilogue, values: dict[str, torch.Tensor]) -> float:
     return float(apart.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square().sum())
 
 
-def _imprecise(found: Judgement, norm: float, share: float, epilogue: str, kept: int) -> str:
+def _imprecise(found: Judgement, norm: float, share: float, exact: bool, kept: int) -> str:
     """What is wrong with float data as a whole; a function that hardware approximates has neighbours."""
     if not found.rms <= norm:
         return f"the error in the 2-norm is {found.rms:.2e}, expected at most {norm:.2e}"
-    if not approximates(epilogue) and found.neighbours * kept > share * kept + limits.FEW:
+    if exact and found.neighbours * kept > share * kept + limits.FEW:
         return (f"{found.neighbours:.0%} of the elements are not the answer rounded once, "
                 f"expected at most {share:.0%}")
     return ""
