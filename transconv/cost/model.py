@@ -22,7 +22,6 @@ from transconv.compute import Compute
 from transconv.cost import issue, maps
 from transconv.cost.additions import leaving_us, meeting_us
 from transconv.cost.copies import copied
-from transconv.cost.fetches import Fetch
 from transconv.cost.issue import LINE
 from transconv.cost.spelled import Number, kept, larger, smaller
 from transconv.cost.work import Work, count
@@ -204,15 +203,12 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     short = c.short_rows if w.shared == 1 else SHORT_ROWS
-    crowded = c.fetch_gbs if w.positions_summed else min(c.fetch_gbs, target.l2_gbs)
-
-    def gbs(f: Fetch) -> float:
-        if w.shared > 1:
-            return COMMON_GBS if f.common else OWN_GBS
-        return c.fetch_gbs if f.near else crowded
-
+    alone = w.positions_summed or any(f.near for f in w.fetched)
+    crowded = c.fetch_gbs if alone else min(c.fetch_gbs, target.l2_gbs)
     fetch = sum(f.bytes * (1 + short * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
-                * (ENDED if f.ends else 1) / gbs(f) for f in w.fetched)
+                * (ENDED if f.ends else 1)
+                / (crowded if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
+                for f in w.fetched)
     if w.shared > 1:
         fetch = max(fetch, sum(f.bytes for f in w.fetched) / crowded)
     unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
