@@ -22,7 +22,7 @@ from transconv.disk_cache import replace_named
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.selection import choice, nearest, rows, transfer
-from transconv.target import Target
+from transconv.target import Target, of_card
 from transconv.tuning.session import Job, read_log
 from transconv.tuning.table import Row, number
 
@@ -219,7 +219,8 @@ def target_of(found: Iterable[Row]) -> Target:
     if len(names) > 1:
         raise ValueError(f"the logs are of {', '.join(names)}; expected those of one chip")
     target = Target.parse(names[0])
-    # The record is an H100's.
+    target = of_card(target, " ".join({r.get("device", "") for r in found}))
+    # The record's bandwidth is an H100's.
     return (replace(target, bandwidth_gbs=4800)
             if any("H200" in r.get("device", "") for r in found) else target)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from math import log, prod, sqrt
 from pathlib import Path
@@ -16,7 +17,7 @@ from bench.trials import target_of
 from tests.stages import SM90
 from tests.test_several_sizes import MEASURED
 from transconv.compute import Compute
-from transconv.conv import ConvProblem, Prop, any_size, compiler
+from transconv.conv import ConvProblem, Prop, any_size, compiler, marked
 from transconv.conv.any_size import every
 from transconv.cost import AtSizes, count, estimate, issue, model
 from transconv.ir import value_at
@@ -70,6 +71,30 @@ def fits(monkeypatch: pytest.MonkeyPatch, name: str, others: tuple[float, ...],
         monkeypatch.setattr(model, name, other)
         assert off() > found, (name, other)
     return found
+
+
+def test_boxes_from_a_crowded_cache() -> None:
+    """Of 36 kernels of a strided layer of any size on an H100: each of its multiprocessors gets fewer
+    bytes from the L2 cache than an H200's, while all fetch."""
+    timed = [r for r in read("h100_any_size_trials.csv") if "kh4" in r["problem"]]
+    chip = target_of(timed)
+
+    def off(gbs: float) -> float:
+        far = []
+        for row in timed:
+            text, names = marked(row["problem"])
+            p, schedule = ConvProblem.parse(text), Schedule.parse(row["schedule"])
+            us = 0.0
+            for part, c in enumerate(any_size(p, Prop(row["direction"]), names)):
+                at = AtSizes(schedule, c, replace(chip, l2_gbs=gbs), part > 0)
+                sizes = dict(zip(("MB", "IH", "IW"), (p.mb, *p.i), strict=True))
+                us += at.us(*(value_at(n, sizes) for n in at.counts))
+            far.append(log(float(row["us"]) / us) ** 2)
+        return sqrt(sum(far) / len(far))
+
+    assert len(timed) == 36 and chip.l2_gbs < SM90.l2_gbs
+    found = [off(gbs) for gbs in (66.0, chip.l2_gbs, 88.0, SM90.l2_gbs)]
+    assert found[1] < 0.06 < min(found[0], found[2]) and found[3] > 0.13, found
 
 
 def test_boxes_of_every_second_position(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,9 @@ def test_properties_of_a_device_replace_the_counts() -> None:
     assert found.bandwidth_gbs == pytest.approx(4917, rel=0.001)
     assert found.tflops == pytest.approx(TARGETS["sm_90"].tflops / 2)
     assert found.shared_bytes == TARGETS["sm_90"].shared_bytes
+    assert found.l2_gbs == TARGETS["sm_90"].l2_gbs  # the rates are an H200's
+    h200.name = "NVIDIA H100 80GB HBM3"
+    assert target.from_properties(h200) == replace(found, l2_gbs=76.0)
 
 
 def test_properties_that_are_not_told_keep_the_record() -> None:

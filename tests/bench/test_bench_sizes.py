@@ -70,11 +70,11 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
     assert main(words) == 0
     found = read(tmp_path / "cpu_sizes.csv")
     told = [(r["wrong"], r["compiled"], r["elsewhere"], r["kernels"]) for r in found]
-    assert told == [("", "0", "0", "5")] * 2 and all(float(r["first_us"]) for r in found)
+    assert told == [("", "0", "0", "6")] * 2 and all(float(r["first_us"]) for r in found)
     assert [bool(r["exact_us"]) for r in found] == [True, False]
     said = capsys.readouterr().out
     assert "measured quick_dense fwd: 2 of 2 sizes" in said
-    assert "| quick_dense | fwd | 2 | 2 of 2 | 5 | 0 | 0 |" in said
+    assert "| quick_dense | fwd | 2 | 2 of 2 | 6 | 0 | 0 |" in said
     assert main(words) == 0 and read(tmp_path / "cpu_sizes.csv") == found
     with pytest.raises(SystemExit):
         understood(["sizes", "--count", "0"])

@@ -1,7 +1,7 @@
 """The registry of a layer (runtime/registry.py), and the examples that its schedules are chosen for.
 
     middle, small, large                          at most 6 kernels
-    others for images of a multiple of a stride   which boxes can read and write as planes
+    others for images of a multiple of a stride   which boxes can write, or also read, as planes
     another for rows of a multiple of 16 bytes    which boxes can write, in torch's order
     other proportions                             with a window: tiles with longer or shorter rows
 """
@@ -18,15 +18,15 @@ from transconv.conv.workload import ConvWorkload
 from transconv.errors import ProblemError
 from transconv.runtime import Question
 from transconv.schedule import ENGINE_ALIGN
-from transconv.target import Target
+from transconv.target import Target, is_direct
 
 # Images and the length of their sides, or each side, by the number of spatial dimensions. Where there is
 # no room for all, the first ones are taken. Those from the fourth on have other proportions.
 Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
 EXAMPLES: dict[int, Examples] = {
     1: ((8, 4096), (1, 256), (32, 32768)),
-    2: ((8, 56), (1, 14), (16, 224), (8, (24, 200)), (16, (112, 28))),
-    3: ((4, 16), (1, 8), (8, 32), (2, (64, 48, 40)), (8, (12, 24, 96)), (1, (48, 96, 24)))}
+    2: ((8, 56), (1, 14), (16, 224), (1, (400, 100)), (8, (24, 200)), (16, 96)),
+    3: ((4, 16), (1, 8), (8, 32), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24)))}
 SQUARE = 3  # of these
 ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
 # Those for images of a multiple of a stride, which may also take the plans for all images.
@@ -51,7 +51,7 @@ class Registry(runtime.Registry[Compiled]):
         room = MOST_KERNELS if together else max(1, MOST_KERNELS // len(phases(problem, prop)))
         sizes = _examples(problem, prop, planes)[:room] if room > 1 else (ALONE[problem.ndims],)
         ways = [(every, sizes)]
-        if planes:
+        if planes and not (is_direct() and len(sizes) == MOST_KERNELS):
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
         if share := _share_of_rows(problem, prop, target):
@@ -64,14 +64,18 @@ class Registry(runtime.Registry[Compiled]):
 
 
 def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
-    """Those of a layer. Weight gradients have two kernels a plan; without a window, and where operands are
-    gathered, tiles need no rows; there are fewer beside those for planes, and of groups, whose tiles are
-    small."""
+    """Those of a layer. Without a window, and where operands are gathered, tiles need no rows. There are
+    fewer of groups, whose tiles are small, and of weight gradients, which have two kernels a plan (one of
+    them is the same where sums have as many parts); and beside plans for planes, which are needed where no
+    box takes every so many-th position."""
     found = EXAMPLES[p.ndims]
     square, others = found[:SQUARE], found[SQUARE:]
-    if prop is Prop.BWD_W or max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN:
+    gradient = prop is Prop.BWD_W
+    if max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN or gradient and p.g > 1:
         return square
-    return (*square, *(others[-1:] if planes else others if p.g == 1 else others[:1]))
+    if gradient and p.ndims > 2:
+        return (*square[1:], *others[:2]) or square
+    return (*square, *(others[:1] if gradient or p.g > 1 or planes and not is_direct() else others))
 
 
 def _has_planes(p: ConvProblem, prop: Prop, target: Target) -> bool:

@@ -203,7 +203,8 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     short = c.short_rows if w.shared == 1 else SHORT_ROWS
-    crowded = min(c.fetch_gbs, target.l2_gbs) if w.boxed and not w.positions_summed else c.fetch_gbs
+    alone = w.positions_summed or any(f.near for f in w.fetched)
+    crowded = c.fetch_gbs if alone else min(c.fetch_gbs, target.l2_gbs)
     fetch = sum(f.bytes * (1 + short * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
                 * (ENDED if f.ends else 1)
                 / (crowded if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)

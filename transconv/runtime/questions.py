@@ -29,9 +29,10 @@ class Question:
     def job(self) -> dict[str, Any]:
         """The request as a JSON object, for a compiling process."""
         w, t = self.workload, self.target
+        counts = "sms", "l2_bytes", "bandwidth_gbs", "tflops", "l2_gbs"
         return {"front": type(w).__module__, "problem": w.text, "direction": w.direction,
                 "behind": w.behind, "target": t.name, "features": sorted(t.features),
-                "counts": {n: getattr(t, n) for n in ("sms", "l2_bytes", "bandwidth_gbs", "tflops", "l2_gbs")},
+                "counts": {n: getattr(t, n) for n in counts},
                 "deterministic": self.deterministic, "aligned": self.aligned}
 
     def __str__(self) -> str:

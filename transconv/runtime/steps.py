@@ -168,7 +168,7 @@ def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
     stem = compute.name if is_copy(compute) else f"{workload.prefix}{compute.name}"
     sizes = "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in compute.axes)
-    shape = sizes if is_copy(compute) else workload.shape_text
+    shape = sizes if is_copy(compute) or _has_no_example(workload, compute) else workload.shape_text
     shape = "".join(c for c in shape if c.isascii() and c.isalnum() or c == "_")
     return f"{stem}_{shape[:MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
 
@@ -176,9 +176,18 @@ def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target
 def _subject(workload: Workload, compute: Compute) -> str:
     """The subject of a kernel's name: the workload, or the tensor of a copy, so that workloads share
     copies."""
+    if _has_no_example(workload, compute):
+        return f"{compute.a.tensor} to {compute.c.tensor}"
     if not is_copy(compute):
         return f"{workload}"
     return f"{compute.a.tensor}" + f" rounded to {compute.c.tensor.dtype}" * rounds(compute)
+
+
+def _has_no_example(workload: Workload, compute: Compute) -> bool:
+    """Whether the sizes that are arguments of a workload's kernels are no matter of this one, which adds
+    up parts: it then is the same kernel whatever they are chosen for."""
+    return compute.named is None and not is_copy(compute) and any(
+        c.named is not None for c in workload.computations)
 
 
 def header(workload: Workload, compute: Compute, schedule: Schedule,

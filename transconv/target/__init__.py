@@ -5,10 +5,18 @@ In: a name or a device. Out: a Target. Knows: element types and knobs, nothing o
 
 from transconv.target.mma import Mma
 from transconv.target.rates import Constants, Issue, Rates
-from transconv.target.records import TARGETS, Target, detect, register, unregister, why_no_switches
+from transconv.target.records import (
+    TARGETS,
+    Target,
+    detect,
+    of_card,
+    register,
+    unregister,
+    why_no_switches,
+)
 from transconv.target.versions import DIRECT, is_direct, triton_version
 
 __all__ = [
-    "DIRECT", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "is_direct", "register",
-    "triton_version", "unregister", "why_no_switches",
+    "DIRECT", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "is_direct", "of_card",
+    "register", "triton_version", "unregister", "why_no_switches",
 ]

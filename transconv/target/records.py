@@ -28,7 +28,7 @@ IEEE = ("ieee",)
 F8 = (f8e4m3, f8e5m2)  # not on gfx942: it multiplies the fnuz formats, with another zero and no infinities
 
 
-# ``Target.l2_gbs`` of cards that have another one than the card that the rates were fitted on, an H200 (60
+# ``Target.l2_gbs`` of cards that have another one than the card that the rates were fitted on, an H200 (36
 # kernels of any size, bench/problems/any_size_trials.csv).
 CROWDED_GBS = {"H100": 76.0}
 
@@ -244,6 +244,12 @@ def _of_gpu(index: int) -> Target:
     return from_properties(torch.cuda.get_device_properties(index), is_hip)
 
 
+def of_card(record: Target, card: str) -> Target:
+    """The record with what a card of this name has instead and its driver does not report."""
+    crowded = next((gbs for name, gbs in CROWDED_GBS.items() if name in card), record.l2_gbs)
+    return replace(record, l2_gbs=crowded)
+
+
 def from_properties(properties: Any, is_hip: bool = False) -> Target:
     """The record for torch's properties of a device, with the counts that they report and the features
     that TRANSCONV_FEATURES switches; warns if those do not fit the chip. Raises Unsupported
@@ -265,6 +271,6 @@ def from_properties(properties: Any, is_hip: bool = False) -> Target:
     sms = p.multi_processor_count or found.sms
     # HIP reports compute units or pairs of them, depending on the chip, so the rate is not scaled there.
     share = 1.0 if is_hip else sms / found.sms
-    crowded = next((gbs for card, gbs in CROWDED_GBS.items() if card in p.name), found.l2_gbs)
-    return replace(found, sms=sms, l2_bytes=getattr(p, "L2_cache_size", 0) or found.l2_bytes,
-                   bandwidth_gbs=round(bandwidth, 1), tflops=found.tflops * share, l2_gbs=crowded)
+    l2_bytes = getattr(p, "L2_cache_size", 0) or found.l2_bytes
+    return replace(of_card(found, p.name), sms=sms, l2_bytes=l2_bytes,
+                   bandwidth_gbs=round(bandwidth, 1), tflops=found.tflops * share)
