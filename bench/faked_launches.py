@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 import transconv
-from transconv.backend_triton import SizedLauncher, launch, sized_launch
+from transconv.backend_triton import SizedLauncher, launch, sized_launch, starts
 from transconv.functional import launches
 from transconv.graph import compiled, region_calls, torch_compile
 from transconv.runtime import allocator, compiler, trust
@@ -38,14 +38,14 @@ def as_on_gpu() -> Iterator[Launched]:
 
     def init(self: launch.Launcher, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
-        self.kept[None, True] = launch.Direct(started, self.grid, "f", "p")  # type: ignore[index]
+        self.kept[None, True] = starts.Direct(started, self.grid, "f", "p")  # type: ignore[index]
 
     replaced: list[tuple[Any, str, Any]] = [
         (execute, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
         (route, "_empty", _empty), (allocator, "quickest", lambda: _empty),
         (trust, "is_trusted", lambda *_: True),
         (sized_launch, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
-        (launch, "encoding", lambda meta, box: lambda address, lying: [lying]),
+        (starts, "encoding", lambda meta, box: lambda address, lying: [lying]),
         (launch.Launcher, "__init__", init), (launch.Launcher, "_interpret", _interpret),
         (SizedLauncher, "__init__", _init_sized), (SizedLauncher, "start", _start)]
     config = transconv.config

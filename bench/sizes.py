@@ -40,6 +40,8 @@ MODEL_COLUMNS = ("case", "side", "sizes", "plans", "graphs", "prepare_s", "first
 MODEL_KEY = ("case", "side", "device")
 SIDES = (("ocr", "prepared"), ("dynamic", "prepared"), ("dynamic", "prepared, 1 as any size"),
          ("ocr", "torch heuristics"), ("ocr", "torch benchmark"), ("ocr", "background"))
+CASES = {"models": ("ocr", "dynamic"), "ocr": ("ocr",), "dynamic": ("dynamic",)}
+"""The cases that ``--only`` names, which has no layers then."""
 Pair = tuple[str, str]
 """A layer's name and a direction."""
 MODELS_S = 90.0  # kept for the sides of models, at most a quarter of the limit
@@ -55,7 +57,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--share", type=ranges.at_least(0), default=8,
                         help="how many of these beside a kernel of their own and cuDNN's benchmark")
     parser.add_argument("--only", default="", metavar="WORDS", help="only layers with one of these words, "
-                        "joined by commas, in their names; models: the models alone")
+                        "joined by commas, in their names; models: the models alone, or one of them: "
+                        "ocr, dynamic")
     parser.add_argument("--props", type=ranges.some_of(*DIRECTIONS), default=",".join(DIRECTIONS))
     parser.add_argument("--quick", action="store_true", help="small layers, for Triton's interpreter")
     parser.add_argument("--limit", type=ranges.seconds, default=480, help="seconds in all (default: 480)")
@@ -86,7 +89,7 @@ class Run:
         out = Path(options.out)
         self.table = Table(out / f"{name}_sizes.csv", COLUMNS, KEY)
         self.models = Table(out / f"{name}_size_models.csv", MODEL_COLUMNS, MODEL_KEY)
-        self.layers = [] if options.only == "models" else chosen(options.quick, options.only)
+        self.layers = [] if options.only in CASES else chosen(options.quick, options.only)
         self.sizes = {x.name: drawn(x, options.count, options.seed, options.quick) for x in self.layers}
         self.lost = self.measured = 0
         on_cpu = versions["device"] == "cpu"
@@ -186,10 +189,9 @@ class Run:
     def measure_models(self) -> None:
         """Each side in a process of its own, with caches that are empty, or that it shares with others of
         its name."""
-        todo = [(case, side) for case, side in SIDES if not self.models.has(
+        cases = CASES.get(self.options.only or "models", ())
+        todo = [(case, side) for case, side in SIDES if case in cases and not self.models.has(
             {"case": case, "side": side, "device": self.versions["device"]})]
-        if self.options.only not in ("", "models"):
-            return
         with tempfile.TemporaryDirectory(prefix="bench-sizes-") as place:
             for case, side in todo:
                 self.measure_model(case, side, Path(place) / side.replace(" ", "_"))

@@ -48,7 +48,7 @@ LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "run
         "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/machine_code.py",
         "backend_triton/interpreter.py",
         "backend_triton/compiled.py", "backend_triton/expected.py", "backend_triton/fingerprint.py",
-        "backend_triton/reloaded.py")
+        "backend_triton/reloaded.py", "backend_triton/starts.py")
 # Files above the compiler that import torch at the top, because they are about tensors.
 TENSORS = ("verify/data.py", "verify/oracle.py", "verify/judgement.py", "verify/epilogue_data.py",
            "verify/machine.py", "verify/case.py", "verify/computation.py", "verify/timed.py",

@@ -17,8 +17,8 @@ from transconv.backend_triton import (
     SizedLauncher,
     compile_offline,
     descriptors,
-    launch,
     sized_launch,
+    starts,
 )
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
@@ -236,7 +236,7 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
             raise descriptors.NotEncoded("the driver said 1")
         return encode
 
-    monkeypatch.setattr(launch, "encoding", encoding)
+    monkeypatch.setattr(starts, "encoding", encoding)
     monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: None, "xyz"))
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
@@ -356,7 +356,7 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
             return [lying[0], meta]
         return encode
 
-    monkeypatch.setattr(launch, "encoding", encoding)
+    monkeypatch.setattr(starts, "encoding", encoding)
     monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
     start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from transconv.backend_triton.launch import Direct, Launcher
+from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.offline import CompileFailure, compile_offline
+from transconv.backend_triton.starts import Direct
 from transconv.conv import Compiled, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.target.records import TARGETS

@@ -11,7 +11,8 @@ import torch
 
 from transconv.backend_triton import descriptors
 from transconv.backend_triton.flaws import Miscompiled
-from transconv.backend_triton.launch import MAPS_KEPT, Direct, Launcher
+from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.starts import MAPS_KEPT, Direct
 from transconv.conv import Compiled
 from transconv.conv.compiler import plan
 from transconv.conv.problem import ConvProblem, Prop
@@ -129,14 +130,14 @@ def test_split_sums_get_their_workspace(reduce: str, launches: int) -> None:
 
 
 def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transconv.backend_triton import launch
+    from transconv.backend_triton import launch, starts
 
     made = compiled("mb2ic64ih16oc64oh16kh3ph1 dt=bf16 tag=nhwc", Prop.FWD)
     launcher = made.steps[0].launcher
     assert launcher.boxes
     raw, encoded = Started(), []
     monkeypatch.setattr(launch, "entry", lambda kernel, boxed: (raw, launcher.boxes))
-    monkeypatch.setattr(launch, "encoding", lambda meta, box: lambda address, lying: (
+    monkeypatch.setattr(starts, "encoding", lambda meta, box: lambda address, lying: (
         encoded.append((address, lying, meta, box)) or [f"map{len(encoded)}"]))
 
     class Kernel:

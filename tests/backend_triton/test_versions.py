@@ -13,7 +13,7 @@ import pytest
 import triton
 
 from tests import programs
-from transconv.backend_triton import launch
+from transconv.backend_triton import starts
 from transconv.backend_triton.launch import Launcher
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_a_launch_function_that_is_not_known_is_not_called(monkeypatch: pytest.M
         global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
         launch_pdl=False, launch=lambda *_: None))
     monkeypatch.setattr(triton, "__version__", "3.6.0")
-    assert launch.entry(ready, False) is not None
+    assert starts.entry(ready, False) is not None
     for version in ("3.7.1", "3.9.0", "3.60.0", "4.0.0"):
         monkeypatch.setattr(triton, "__version__", version)
-        assert launch.entry(ready, False) is None
+        assert starts.entry(ready, False) is None

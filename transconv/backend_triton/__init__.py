@@ -10,7 +10,7 @@ from transconv.backend_triton.emit_tl import spelled_lines
 from transconv.backend_triton.expected import expect
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.kernel_text import emit, grid_size, is_explicit, unspecialised
-from transconv.backend_triton.launch import Bind, Launcher
+from transconv.backend_triton.launch import Launcher
 from transconv.backend_triton.module import write
 from transconv.backend_triton.offline import (
     BACKENDS,
@@ -23,10 +23,11 @@ from transconv.backend_triton.offline import (
 )
 from transconv.backend_triton.parameter import parameters
 from transconv.backend_triton.sized_launch import SizedLauncher, numbers_of, programs
+from transconv.backend_triton.starts import Begun, Bind
 
 __all__ = [
-    "Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers", "Job", "Launcher", "Miscompiled",
-    "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "grid_size", "is_explicit",
-    "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve", "spelled_lines",
-    "triton_version", "unspecialised", "write",
+    "Answer", "BACKENDS", "Begun", "Bind", "Child", "CompileFailure", "Compilers", "Job", "Launcher",
+    "Miscompiled", "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "grid_size",
+    "is_explicit", "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
+    "spelled_lines", "triton_version", "unspecialised", "write",
 ]

@@ -16,22 +16,22 @@ from typing import Any
 from transconv.backend_triton.descriptors import NotEncoded, lying
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.interpreter import explained, prepare_interpreter
-from transconv.backend_triton.launch import (
-    INTERPRETER,
+from transconv.backend_triton.launch import INTERPRETER, Launcher
+from transconv.backend_triton.starts import (
     At,
+    Begun,
     Bind,
     Boxed,
     Encoder,
-    Launcher,
     Places,
     addresses,
     arguments,
     encoded,
     encodings,
     entry,
+    torch_module,
     written_out,
 )
-from transconv.backend_triton.launch import _torch as torch_module
 from transconv.errors import Unsupported
 from transconv.ir import (
     LARGEST_SIZE,
@@ -160,6 +160,15 @@ class SizedLauncher(Launcher):
     def boxes_at(self, places: Places) -> tuple[Boxed | None, ...]:
         """Which arguments are descriptors, each with its tensor and how it lies."""
         return tuple([b and (*b, at) for b, at in zip(self.boxes, places, strict=True)])
+
+    def begun(self, device: int, aligned: bool) -> Begun | None:
+        """As Launcher's."""
+        start = self.starts.get((device, aligned))
+        if start is None or start.raw is None:
+            return None
+        kernel = start.kernel
+        return Begun(start.raw, kernel.function, kernel.packed_metadata, start.early, start.encoder, None,
+                     True, torch_module()._C._cuda_getCurrentRawStream)
 
     def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
         """From sizes to what ``starter`` returns for them."""

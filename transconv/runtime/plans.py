@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Bind, Launcher, SizedLauncher, numbers_of
+from transconv.backend_triton import Begun, Bind, Launcher, SizedLauncher, numbers_of
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, Formula
-from transconv.ir import Kernel, Tensor, Values, defined
-from transconv.runtime import allocator
+from transconv.ir import Kernel, Tensor, Values
+from transconv.runtime import allocator, starting
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.runtime.sized import Required, required
+from transconv.runtime.starting import StarterAt
 from transconv.schedule import Schedule
 from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")
-StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
-"""From sizes to a function of tensors that starts a plan for them."""
-
 _names: dict[type, tuple[str, ...]] = {}  # of the fields of each kind of plan
 
 
@@ -196,30 +193,22 @@ class Plan:
                    spaces: bool = False) -> StarterAt | None:
         """``starter`` as a function of the sizes that are arguments, in the order of their names."""
         known = (*names, *self.workspaces)
-        binds: list[Bind] = []
+        steps: list[tuple[Begun | Bind, tuple[int, ...], int | None]] = []
         for step in self.steps:
-            bind = None
+            begun: Begun | Bind | None = None
             if all(p in known for p in step.params):
-                bind = step.launcher.binding(device, aligned, tuple([known.index(p) for p in step.params]))
-            if bind is None:
+                order = tuple([known.index(p) for p in step.params])
+                begun = (step.launcher.begun(device, aligned)
+                         or step.launcher.binding(device, aligned, order))
+            if begun is None:
                 return None
-            binds.append(bind)
-        if not binds:
+            steps.append((begun, order, known.index(step.zero.name) if step.zero else None))
+        if not steps:
             return None
-        zeros = tuple([known.index(s.zero.name) if s.zero else None for s in self.steps])
-        count, numbers = 0 if spaces else len(self.workspaces), self.numbers
-        if len(binds) == 1 and not count and zeros[0] is None:
-            (alone,) = binds
-            return lambda sizes: alone(sizes, *numbers(*sizes)[0])
-        spelled, empty = _spelled(zeros, count), allocator.quickest()
-        types = [torch_type(spec) for spec in self.workspaces.values()][:count]
-
-        def at(sizes: tuple[int, ...]) -> Callable[..., None]:
-            *each, rooms = numbers(*sizes)
-            return spelled(empty, *types, *rooms[:count],
-                           *[bind(sizes, *found) for bind, found in zip(binds, each, strict=True)])
-
-        return at
+        types = [] if spaces else [torch_type(spec) for spec in self.workspaces.values()]
+        sizes = self.required.names if self.required is not None else ()
+        return starting.starter(self.numbers, allocator.quickest(), device, len(known) - len(types),
+                                len(sizes), types, steps)
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
         """The shape and the type, torch's, of each workspace; of its own sizes, where these are
@@ -237,24 +226,6 @@ class Plan:
     def _in_order(self, sizes: Values | None) -> tuple[int, ...]:
         """Sizes that are arguments, in the order of their names."""
         return tuple([sizes[n] for n in self.required.names]) if self.required and sizes else ()
-
-
-@lru_cache(maxsize=256)
-def _spelled(zeros: tuple[int | None, ...], spaces: int) -> Callable[..., Callable[..., None]]:
-    """A function of what makes memory, the types of workspaces, their shapes, and what starts each step,
-    that returns a function of tensors: all is written out, as a loop takes the host longer than a start.
-    ``zeros``: which of the tensors each step clears first."""
-    made = "".join(f"empty(s{at}, (1,), t{at}), " for at in range(spaces))
-    body = [f"given = (*given, {made})"] if spaces else []
-    for number, zero in enumerate(zeros):
-        body += [f"given[{zero}].zero_()"] if zero is not None else []
-        body.append(f"b{number}(*given)")
-    given = ", ".join(("empty", *(f"t{at}" for at in range(spaces)), *(f"s{at}" for at in range(spaces)),
-                       *(f"b{number}" for number in range(len(zeros)))))
-    found: Callable[..., Callable[..., None]] = defined(
-        f"def made({given}):\n    def run(*given):\n        " + "\n        ".join(body)
-        + "\n    return run", "made")
-    return found
 
 
 def _copies(step: Step) -> bool:
