@@ -302,6 +302,12 @@ def _functions(x: Array, y: Array) -> dict[int, Any]:
     return {1: made + np.floor(x) + np.rint(x * np.float32(3.0)) + x}
 
 
+def negatives_and_a_nan() -> Array:
+    made = -abs(floats(5, 13)) - 3
+    made[2, 4] = np.nan
+    return made
+
+
 def _softmax(x: Array, y: Array) -> dict[int, Any]:
     e = np.exp(x - x.max(1, keepdims=True))
     return {1: e / e.sum(1, keepdims=True)}
@@ -373,7 +379,7 @@ CASES = (
     Case(narrow_product, Group(1), (floats(3, 5), floats(5, 4), out(3, 4)),
          lambda a, b, c: {2: 2 * (a @ b)}),
     Case(softmax, Group(3, 1), (floats(3, 20) - 9, out(3, 20)), _softmax),
-    Case(largest_of_negatives, Group(5, 2), (-abs(floats(5, 13)) - 3, out(5), out(5, dtype=np.int32)),
+    Case(largest_of_negatives, Group(5, 2), (negatives_and_a_nan(), out(5), out(5, dtype=np.int32)),
          lambda x, y, p: {1: x.max(1), 2: x.argmax(1)}),
     Case(reductions, Group(1), (floats(6, 10), out(7, 10)), _reductions),
     Case(two_axes, Group(1), (floats(3, 5, 7), out(5)), lambda x, y: {1: x.sum((0, 2))}),

@@ -56,6 +56,7 @@ def test_convert_and_revert() -> None:
     assert transconv.revert_(net).converted == ("0", "3.0", "5")
     assert type(net[0]) is torch.nn.Conv2d and torch.equal(net(x), wanted)
     assert transconv.stats().total == 3
+    assert transconv.convert_(torch.nn.Sequential(torch.nn.LazyConv2d(4, 3))).converted == ("0",)
 
 
 class Causal(torch.nn.Conv3d):

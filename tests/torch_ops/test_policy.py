@@ -99,12 +99,18 @@ def test_the_module_of_kernel_configs_keeps_its_name() -> None:
 
 
 def test_the_environment_gives_the_first_value() -> None:
-    code = "import transconv; print(transconv.config.fallback)"
-    for word, wanted in (("error", "error"), ("", "warn")):
+    """One import registers what exported programs name, and a call of bytes needs no other import."""
+    registered = ("import transconv.functional; print(transconv.config.fallback); import torch\n"
+                  "ops = torch.ops.transconv; ops.convolution, ops.quantized_convolution, ops.compute\n"
+                  "ops.fused_convolution, ops.traced_convolution, ops.fwd, ops.function")
+    called = ("import transconv, torch; print(transconv.config.fallback)\n"
+              "transconv.config.cpu = 'interpret'; x = torch.ones(1, 1, 3, 3, dtype=torch.int8)\n"
+              "assert transconv.conv2d(x, x).item() == 9")
+    for word, wanted, code in (("error", "error", registered), ("", "warn", called)):
         env = {"TRANSCONV_FALLBACK": word, "PYTHONPATH": ":".join(sys.path)}
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                                check=False, env=env)
-        assert found.stdout.strip() == wanted, found.stderr
+        assert found.stdout.strip() == wanted and not found.returncode, found.stderr
 
 
 def test_importing_loads_no_torch() -> None:

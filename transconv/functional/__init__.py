@@ -1,7 +1,8 @@
 """transconv.functional: functions with torch's signatures, computed by kernels of generated computations.
 
 In: torch tensors. Out: torch tensors and gradients, computed by kernels of the library's texts or, with
-the reason, by torch. Knows: the torch border and everything below it."""
+the reason, by torch. Knows: the torch border and everything below it. Importing it registers all
+operators that exported programs name."""
 
 from transconv.functional.explained import explain as explain
 from transconv.functional.extrema import argmax, argmin, max, min
@@ -45,6 +46,7 @@ from transconv.functional.views import (
     pixel_unshuffle,
     unfold,
 )
+from transconv.torch_ops import fused_autograd, quantized_operator, traced_autograd  # noqa: F401
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",

@@ -30,6 +30,7 @@ from transconv.ir import (
     f32,
     i32,
     lanes_of,
+    ne,
     select,
 )
 from transconv.kernel.building import Building
@@ -143,7 +144,7 @@ def _active(b: Building, x: Tile, axes: Sequence[int]) -> Mask:
 
 
 def _place(b: Building, row: Reduction, x: Tile, axes: Sequence[int], keepdims: bool) -> Tile:
-    """The first index of the extreme element."""
+    """The first index of the extreme element; a NaN is the extreme, as in NumPy."""
     if len(axes) != 1:
         raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
     (at,) = axes
@@ -156,7 +157,8 @@ def _place(b: Building, row: Reduction, x: Tile, axes: Sequence[int], keepdims: 
     extreme = _over(b, row, value, whole, axes)
     part = joined([m for m in x.mask if mentions(m, [lane], b.scope)],
                   [m for m in ends(x.shape) if mentions(m, [lane], b.scope)])
-    here = all_of([eq(value, extreme), *part])
+    found = eq(value, extreme)
+    here = all_of([found | ne(value, value) if value.dtype.kind == "float" else found, *part])
     index_of = Cast(lane, i32)
     first = Reduce("min", select(here, index_of, Const(lane.extent, i32)), lane)
     return _without(b, replace(x, expr=b.let(row.name, first), mask=active), axes, kept)

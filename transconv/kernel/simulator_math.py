@@ -158,7 +158,7 @@ def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False,
         with np.errstate(all="ignore"):
             found = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
     if row.types == "place":
-        found = (active & (data == found[..., None])).argmax(axis=-1)
+        found = (active & ((data == found[..., None]) | (data != data))).argmax(axis=-1)  # a NaN is found
     some = active.any(axis=-1)
     if keepdims:
         shape = tuple(1 if i in axes else n for i, n in enumerate(x.data.shape))

@@ -48,12 +48,11 @@ def hidden(kernel: Kernel) -> frozenset[str]:
 
 def _look(s: Stmt, bound: set[str], found: set[str]) -> None:
     """Look at a statement and those inside it; ``bound`` holds the names of the block, and gets more."""
-    if isinstance(s, (Let, Alloc, For)) and s.var.name in bound:
-        found.add(s.var.name)
+    own = {s.var.name} if isinstance(s, (Let, Alloc, For)) else set()
+    found |= own & bound
     if isinstance(s, (Let, Alloc)):
-        bound.add(s.var.name)
+        bound |= own
         return
-    inner = bound if isinstance(s, Seq) else bound | ({s.var.name} if isinstance(s, For) else set())
     for part in s.children():
         if isinstance(part, Stmt):
-            _look(part, inner if isinstance(s, (Seq, For)) else set(inner), found)
+            _look(part, bound if isinstance(s, Seq) else bound | own, found)

@@ -193,11 +193,11 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
 def _apart(compute: Compute, schedule: Schedule, names: frozenset[str]) -> Compute:
     """The computation with other names for the values of these names. ScheduleError if
     one is no value's."""
-    values = [s.var for s in compute.steps if not isinstance(s, Write) and s.name in names]
-    if left := sorted(names - {v.name for v in values}):
+    values = {s.name: s.var for s in compute.steps if not isinstance(s, Write)}
+    if left := sorted(names - values.keys()):
         raise ScheduleError(f"{schedule}: the kernel has a variable '{left[0]}' of its own; expected "
                             "another name for the axis or size")
-    return renamed(compute, {v: fresh(f"{v.name}_", compute.names.all) for v in values})
+    return renamed(compute, {values[n]: fresh(f"{n}_", compute.names.all) for n in sorted(names)})
 
 
 def finish(kernel: Kernel, target: Target,

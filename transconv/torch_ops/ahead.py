@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from transconv.conv import ConvProblem, Prop
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting
@@ -73,9 +74,11 @@ def processes(x: torch.Tensor, w: torch.Tensor, mode: str) -> int:
 def expect(model: torch.nn.Module) -> None:
     """A model was converted: where nothing is on disk, processes start before its first step has work for
     them. With ``now`` none for a model that does not train; none where kernels are not compiled."""
-    mode, some = settings.mode, next(iter(model.parameters()), None)
-    if mode == "now":
-        some = next((p for p in model.parameters() if p.requires_grad and model.training), None)
+    mode, some = settings.mode, None
+    for p in model.parameters():
+        if not is_lazy(p) and (mode != "now" or p.requires_grad and model.training):
+            some = p
+            break
     if some is None or mode == "never" or execute.reasons(some, some):
         return
     if workers := processes(some, some, "now") if mode == "now" else beside():

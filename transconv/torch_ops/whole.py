@@ -24,7 +24,9 @@ def takes(x: Tensor, w: Tensor) -> bool:
 
 def convolved(x: Tensor, w: Tensor, b: Tensor | None, p: Params) -> Tensor:
     """The result in the type of the input; sums and bias (of that type) wrap around."""
-    sums: Tensor = torch.ops.transconv.quantized_convolution(
+    from transconv.torch_ops import quantized_operator  # whose routes are those of convolutions
+
+    sums: Tensor = quantized_operator.operator(
         x, w, None, *p, [None] * len(USUAL), USUAL, torch.int32, "", False)
     if b is not None:
         sums += b.view(-1, *[1] * (x.dim() - 2))
