@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 import transconv
+from tests.known_kernels import known_kernels
 from tests.torch_ops.conftest import fresh
 
-__all__ = ["fresh"]
+__all__ = ["fresh", "known_kernels"]
 
 
 @pytest.fixture(autouse=True)

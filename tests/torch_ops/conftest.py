@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import transconv
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.torch_ops import routes, stats
 
 torch.set_num_threads(1)  # tiny problems: threads would only wait for each other
