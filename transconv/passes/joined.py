@@ -79,7 +79,8 @@ def together(kernels: Sequence[Kernel]) -> Kernel | None:
     joined = [_joined(same, grid, number) for number, same in enumerate(zip(*roles, strict=True))]
     body = seq(*(s for s in statements(grid.body) if not isinstance(s, Roles)), Roles(tuple(joined)))
     notes = tuple(dict.fromkeys(n for k in kernels for n in k.notes))
-    return Kernel(first.name, first.params, replace(grid, body=body), notes, _required(kernels))
+    whole = replace(grid, body=body, until=None)  # each phase begins at another program
+    return Kernel(first.name, first.params, whole, notes, _required(kernels))
 
 
 def _required(kernels: Sequence[Kernel]) -> Sizes | None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from transconv.ir import For, Kernel, Put, Role, Roles, Shared, Stmt, find, seq, substitute
+from transconv.ir import For, Kernel, Put, Role, Roles, Shared, Stmt, find, minimum, seq, substitute
 from transconv.passes.behind import behind
 from transconv.passes.consumer import ALONE, BATON, Consumer, multiply
 from transconv.passes.lets import optimise_lets
@@ -78,8 +78,10 @@ def roles(kernel: Kernel, schedule: Schedule) -> Kernel:
     body = _dealt(grid, around, fetch(tile, ring, brought, grid.var))
     own.append(_clean("producer", 1, PRODUCER_REGISTERS, body))
     body = seq(*reserved, Roles(tuple(own)))
-    whole = For(PROGRAM, grid.programs or grid.stop, body, "grid",
-                until=None if grid.programs else grid.until)
+    until = grid.until
+    if grid.programs and until is not None:  # one without a tile would end while its copies are in flight
+        until = minimum(until, grid.programs)
+    whole = For(PROGRAM, grid.programs or grid.stop, body, "grid", until=until)
     return replace(kernel, body=whole)
 
 
