@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning, compare, results, traced
-from transconv.graph import KernelRow, backend, compiled, report, smaller
+from transconv.graph import KernelRow, backend, compiled, report, small_images
 
 Tensor = torch.Tensor
 F64, BF16 = torch.float64, torch.bfloat16
@@ -21,7 +21,7 @@ F64, BF16 = torch.float64, torch.bfloat16
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adding up weights saves time: images are large. No image is written before a product reads it."""
-    monkeypatch.setattr(smaller, "written", lambda *_: -1e9)
+    monkeypatch.setattr(small_images, "written", lambda *_: -1e9)
     monkeypatch.setattr(compiled, "why_apart", lambda *_: "")
 
 

@@ -13,15 +13,13 @@ from transconv.compute import kernels as kernels_of
 from transconv.conv import ConvProblem, Prop, Surrounded, surrounded
 from transconv.errors import TransconvError
 from transconv.functional.launches import deterministic, program
-from transconv.graph import saved, smaller
-from transconv.graph.apart import held, why_apart
-from transconv.graph.apart import weighed as apart_or_not
+from transconv.graph import saved, small_images
 from transconv.graph.groups import Group
 from transconv.graph.in_place import replacing
 from transconv.graph.keeping import Step, step
 from transconv.graph.kernel import Kernel, Lying
 from transconv.graph.leaving import weighed, why_again
-from transconv.graph.lying import memory_of
+from transconv.graph.memory_order import memory_of
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Seen, Source
 from transconv.graph.placing import slices
@@ -32,6 +30,8 @@ from transconv.graph.region_calls import Handed, Launches
 from transconv.graph.sizes import Known, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
+from transconv.graph.written_factors import held, why_apart
+from transconv.graph.written_factors import weighed as apart_or_not
 from transconv.runtime import Question, rank
 from transconv.target import Target
 
@@ -41,7 +41,7 @@ STEPS = 2  # in which factors are written first: see plan.py
 def launches(region: Region, device: torch.device, target: Target, rates: Price,
              symbols: Symbols | None = None, upsampling: str = "auto") -> Launches:
     """The launches of a region on a device, which is a target, decided by rates of one. ``upsampling``:
-    see smaller.py. Raises Refused where the text of a kernel cannot be read, which is a bug."""
+    see small_images.py. Raises Refused where the text of a kernel cannot be read, which is a bug."""
     symbols = symbols or Symbols(fx.Graph())
     handed = [_handed(node, region, symbols) for node in region.outputs]
     ends = [h.piece for h in handed if not isinstance(h.piece, Source)]
@@ -59,12 +59,12 @@ def launches(region: Region, device: torch.device, target: Target, rates: Price,
                 raise refusal(group, plan, region, error) from error
         for _ in range(STEPS):  # what is estimated first tells what else has to be
             work = {w: None for k in kernels if k.group.product for w in (
-                *weighed(k), *apart_or_not(k, plan, rates, ranked), *smaller.weighed(k))
+                *weighed(k), *apart_or_not(k, plan, rates, ranked), *small_images.weighed(k))
                     if w not in ranked}
             rank(Question(w, target, deterministic()) for w in work)
             ranked |= work.keys()
         if less := {k.group.product: why for k in kernels if k.group.product
-                    and (why := smaller.why_instead(k, plan, rates, upsampling))}:
+                    and (why := small_images.why_instead(k, plan, rates, upsampling))}:
             for product, why in less.items():
                 assert product.instead is not None
                 product.become(product.instead.product)

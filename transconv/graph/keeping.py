@@ -13,7 +13,7 @@ from collections.abc import Container
 from typing import TYPE_CHECKING, NamedTuple
 
 from transconv.graph import price
-from transconv.graph.lying import aliased, features_last
+from transconv.graph.memory_order import aliased, features_last
 from transconv.graph.pieces import (
     Chosen,
     Constant,

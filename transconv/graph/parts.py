@@ -78,7 +78,7 @@ class Setting:
     rest: str
     symbols: Symbols
     changed: Callable[[], None]
-    upsampling: str = "auto"  # see smaller.py
+    upsampling: str = "auto"  # see small_images.py
 
 
 class Wired(NamedTuple):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transconv.functional.launches import Memory
 from transconv.graph.groups import Group, map_group
-from transconv.graph.lying import ALIGNED, features_last, memory_of
+from transconv.graph.memory_order import ALIGNED, features_last, memory_of
 from transconv.graph.pieces import Chosen, Piece, Seen, Source
 from transconv.graph.sizes import Length, like
 

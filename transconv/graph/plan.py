@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from transconv.graph import joining, keeping, placing, price
 from transconv.graph.groups import Group, map_group
-from transconv.graph.lying import features_last, images, memory_of
+from transconv.graph.memory_order import features_last, images, memory_of
 from transconv.graph.pieces import (
     Chosen,
     Constant,

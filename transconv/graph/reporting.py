@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from transconv.errors import TransconvError
-from transconv.graph.finding import found
+from transconv.graph.backend_calls import found
 from transconv.graph.kernel import Kernel
 from transconv.graph.pieces import Piece
 from transconv.graph.plan import Edge

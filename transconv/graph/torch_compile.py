@@ -13,12 +13,12 @@ from torch._dynamo.backends.common import aot_autograd
 from transconv.errors import TransconvError
 from transconv.functional.launches import SIZES
 from transconv.graph import decompositions, mutated, quantized_products, reporting, saved
+from transconv.graph.backend_calls import Made, owner
 from transconv.graph.captured import Captures
-from transconv.graph.finding import Made, owner
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
-from transconv.graph.smaller import UPSAMPLING
+from transconv.graph.small_images import UPSAMPLING
 from transconv.graph.symbols import Symbols
 from transconv.runtime import Begun, begin, begin_processes, cores, is_collecting
 from transconv.target import TARGETS

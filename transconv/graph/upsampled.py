@@ -6,7 +6,7 @@
 
 Taps that meet the same element are added up in the weight, once. Of a 3x3 filter behind an image that is
 twice as large 4 products of 9 are left for each place, and the large image is never written. Whether that
-is faster the estimates decide (smaller.py).
+is faster the estimates decide (small_images.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import prod
 from typing import NamedTuple
 
 from transconv.graph import moves
-from transconv.graph.lying import features_last
+from transconv.graph.memory_order import features_last
 from transconv.graph.pieces import Chosen, Constant, Index, Mapped, Part, Piece, Seen, holds
 from transconv.graph.rows import mapped
 from transconv.graph.sizes import Length, Size, like, with_axis

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, lanes_of, walk
-from transconv.kernel import arrays, carried, indexing, tiles
+from transconv.kernel import arrays, carried, indexing, tile_elements
 from transconv.kernel.arithmetic import BINARY
 from transconv.kernel.elementwise import aligned, named
 from transconv.kernel.functions_called import Calls
@@ -189,7 +189,7 @@ class Assignments(Calls):
                               "group.store(Y[i:], y)")
             self.store(view, value)
         elif isinstance(of, Tile):
-            self.replaced(of, tiles.assigned(self.b, of, self.b.known(items), value))
+            self.replaced(of, tile_elements.assigned(self.b, of, self.b.known(items), value))
         else:
             raise Refusal(f"an assignment to an element of {described(of)}", "tiles")
 

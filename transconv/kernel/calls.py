@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.ir import DType, as_expr
-from transconv.kernel import arrays, mapped, scopes, tiles
+from transconv.kernel import arrays, mapped, scopes, tile_elements, tiles
 from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import apply, as_type, clip, named, power
@@ -157,7 +157,7 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
 def _vec(at: Expressions, x: Tile, shape: Any = None) -> Tile:
     shape = at.b.known(shape)
     if shape is not None:
-        x = tiles.resized(at.b, x, sizes_of(shape))
+        x = tile_elements.resized(at.b, x, sizes_of(shape))
     return Tile(x.shape, x.expr, x.mask, True, x.items)
 
 

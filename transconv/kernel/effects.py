@@ -9,7 +9,7 @@ from typing import Any
 
 from transconv.errors import KernelError
 from transconv.ir import Expr, Let, Load, Store
-from transconv.kernel import arrays, tiles
+from transconv.kernel import arrays, tile_elements
 from transconv.kernel.building import Building
 from transconv.kernel.families import Family
 from transconv.kernel.functions import cast
@@ -92,7 +92,7 @@ class Effects:
             raise Refusal(f"out={described(out)}", "a tile that is not a vector")
         if made.shape != out.shape:
             raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
-        value = tiles.written(self.b, out, _cast(made, out), made.mask, ())
+        value = tile_elements.written(self.b, out, _cast(made, out), made.mask, ())
         self.replaced(out, value)
         return value
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from transconv.ir import Var
-from transconv.kernel import arrays, indexing, scopes, tiles
+from transconv.kernel import arrays, indexing, scopes, tile_elements, tiles
 from transconv.kernel.arithmetic import Arithmetic
 from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.calls import TILE_METHODS, called, is_static
@@ -167,7 +167,7 @@ class Expressions(Arithmetic):
             return self.part_of(of, items, viewed)
         item = self.b.known(item)
         if isinstance(of, Tile):
-            return tiles.taken(self.b, of, items)
+            return tile_elements.taken(self.b, of, items)
         if is_static(item):
             return self.python(operator.getitem, of, item)
         raise Refusal(f"{described(of)} at an index that is known at run time only", "tiles and arrays")

@@ -17,7 +17,7 @@ from transconv.graph import price
 from transconv.graph.groups import Group
 from transconv.graph.kernel import Kernel
 from transconv.graph.leaving import plain
-from transconv.graph.lying import aliased, memory_of
+from transconv.graph.memory_order import aliased, memory_of
 from transconv.graph.pieces import Chosen, Constant, Piece, Product, Source
 from transconv.graph.plan import Plan
 from transconv.graph.price import Price

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from transconv.conv import ConvProblem, ConvWorkload, Surrounded
 from transconv.errors import TransconvError
-from transconv.graph.apart import read_behind, written, written_first
 from transconv.graph.kernel import Kernel
 from transconv.graph.leaving import plain
 from transconv.graph.pieces import Constant, Piece, Product, Source
 from transconv.graph.plan import Plan
 from transconv.graph.price import Price
+from transconv.graph.written_factors import read_behind, written, written_first
 from transconv.ir import Layout
 from transconv.runtime import estimated
 
