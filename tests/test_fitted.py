@@ -138,12 +138,13 @@ def test_bytes_that_are_converted(monkeypatch: pytest.MonkeyPatch) -> None:
               if r["problem"] == GRADIENT and r["prop"] == "bwd_w"}
     assert sorted(map(round, taken.values())) == [54, 61, 146]
 
+    plans = {words: compiler.build(ConvProblem.parse(GRADIENT), Prop.BWD_W, SM90, Schedule.parse(words))
+             for words in taken}
+
     def best() -> float:
         model._estimate.cache_clear()
-        found = {}
-        for words in taken:
-            plan = compiler.build(ConvProblem.parse(GRADIENT), Prop.BWD_W, SM90, Schedule.parse(words))
-            found[words] = sum(estimate(s.schedule, s.compute, SM90) for s in plan.steps)
+        found = {words: sum(estimate(s.schedule, s.compute, SM90) for s in plan.steps)
+                 for words, plan in plans.items()}
         return taken[min(found, key=found.__getitem__)]
 
     assert round(best()) == 54

@@ -3,14 +3,19 @@ traceback."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main as bench
+import bench.__main__
+import transconv.__main__
 from transconv.__main__ import main
+
+bench_main = bench.__main__.main
+PARSERS = {module: functools.cache(module.parser) for module in (transconv.__main__, bench.__main__)}
 
 P = "mb1ic8ih6oc8oh6kh3ph1"
 WORDS = ("", " ", "-", "---", "--nonsense", "--help=1", "\n", "a\nb", "\0", "é", "²", "mb²ic1", "\udcff",
@@ -61,8 +66,10 @@ def ends(run: Callable[[list[str]], int], words: list[str], capsys: pytest.Captu
 
 @pytest.fixture
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Words, and files and folders of a folder in which commands run."""
+    """Words, and files and folders of a folder in which commands run; all of a process have one parser."""
     monkeypatch.chdir(tmp_path)
+    for module, made in PARSERS.items():
+        monkeypatch.setattr(module, "parser", made)
     for name, content in FILES.items():
         Path(name).write_bytes(content)
     Path("folder").mkdir()
@@ -95,7 +102,7 @@ def test_numbers_out_of_range_are_refused(odd: list[str], capsys: pytest.Capture
 def test_numbers_of_the_benchmarks_are_refused(command: str, odd: list[str],
                                                capsys: pytest.CaptureFixture[str]) -> None:
     for option, number in itertools.product(COMMANDS[command].split(), NUMBERS):
-        ends(bench, [command, f"{option}={number}"], capsys, (2,))
+        ends(bench_main, [command, f"{option}={number}"], capsys, (2,))
 
 
 @pytest.mark.parametrize("words", [
@@ -106,4 +113,4 @@ def test_numbers_of_the_benchmarks_are_refused(command: str, odd: list[str],
     ["time", "--dtypes=s64", "resnet50"], ["check", "--dtypes=s32", "resnet50"]])
 def test_odd_files_for_the_benchmarks_are_refused(words: list[str], odd: list[str],
                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    ends(bench, words, capsys, (2,))
+    ends(bench_main, words, capsys, (2,))

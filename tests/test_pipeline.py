@@ -23,7 +23,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.simplify import one_value
 
 
-@settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck),
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck),
           report_multiple_bugs=False, phases=PHASES)
 @given(st.data(), problems(), st.sampled_from(list(Prop)), st.integers(0, 2**32 - 1))
 def test_every_pass_keeps_the_meaning(data: st.DataObject, p: ConvProblem, prop: Prop,

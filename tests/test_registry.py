@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton import SizedLauncher, sized_launch
 from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, Registry, registry
 from transconv.conv.any_size import any_size, every, spelled

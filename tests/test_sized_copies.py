@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton import Launcher, Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import (
@@ -194,7 +195,7 @@ def test_the_estimate_counts_the_elements_that_are_copied() -> None:
         estimate(schedule, compute.at(MB=8, IW=4096), SM90), rel=0.02)
 
 
-@pytest.mark.parametrize("prop", [Prop.FWD, Prop.BWD_W])
+@pytest.mark.parametrize("prop", [Prop.FWD, pytest.param(Prop.BWD_W, marks=pytest.mark.slow)])
 def test_kernels_of_a_layer_share_copies(prop: Prop) -> None:
     """At most six kernels, as everywhere: copies do not depend on the example that a plan is for."""
     problem = ConvProblem.parse("mb2ic64iw99oc128ow99kw3pw1 dt=bf16 tag=ncw")

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import transconv
+from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import knobs, runtime
 from transconv.backend_triton.flaws import Miscompiled
 from transconv.backend_triton.launch import Launcher

@@ -187,9 +187,11 @@ def test_parts_of_a_value_that_is_written_once_are_read_in_place() -> None:
         return (torch.ops.aten.convolution(first, w, None, one, none, one, False, none, 1),
                 torch.ops.aten.convolution(second, v, None, one, none, one, False, none, 1))
 
-    x = torch.randint(-2, 3, (32, 240, 14, 14)).bfloat16().to(memory_format=torch.channels_last)
-    given = [x, *torch.randint(-2, 3, (2, 40, 120, 1, 1)).bfloat16()]
-    likes = [(t.shape, t.stride(), t.dtype) for t in given]
+    def tensors(images: int) -> list[torch.Tensor]:
+        x = torch.randint(-2, 3, (images, 240, 14, 14)).bfloat16().to(memory_format=torch.channels_last)
+        return [x, *torch.randint(-2, 3, (2, 40, 120, 1, 1)).bfloat16()]
+
+    likes, given = [(t.shape, t.stride(), t.dtype) for t in tensors(32)], tensors(1)
     written, *products = kernels(f, *likes)
     assert written.group.kind == "map" and len(products) == 2
     for kernel in products:
