@@ -178,7 +178,9 @@ class Turns:
             player.thread.start()
         try:
             while waiting := [p for p in self.players if not p.done]:
-                able = [*(p for p in waiting if p.condition is None or p.condition()), *self.flights]
+                able: list[_Player | _Flight] = [
+                    *(p for p in waiting if p.condition is None or p.condition()),
+                    *self.flights]
                 if not able:
                     stuck = "; ".join(f"role {p.name} waits for {p.waits_for}" for p in waiting)
                     raise Fault(f"the roles wait for one another: {stuck}")
