@@ -14,7 +14,21 @@ from transconv.backend_triton.kernel_text import emit, grid_size, merged
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.ir import FALSE, TRUE, Const, Expr, Kernel, Lane, Not, Var, eq, value_at
+from transconv.ir import (
+    FALSE,
+    TRUE,
+    Const,
+    Expr,
+    Kernel,
+    Lane,
+    Not,
+    Var,
+    eq,
+    f32,
+    f64,
+    select,
+    value_at,
+)
 from transconv.runtime import header
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
@@ -125,6 +139,15 @@ def test_lanes_that_count_up_are_not_subtracted() -> None:
     for step_ in compiled.steps:
         body = step_.source.split("gdc_wait()")[1]
         assert "(~tw + 1)[None, :]" in body and " - tw" not in body
+
+
+def test_a_choice_between_two_numbers_is_of_64_bits_where_it_is_said() -> None:
+    """Triton makes f32 of two numbers, in which a function of the choice is off by 1e-7."""
+    speller = ExprSpeller()
+    m = Lane("m", 16, 1)
+    for dtype, end in ((f64, ".to(tl.float64)"), (f32, "")):
+        choice = select(m < 3, Const(1.0, dtype), Const(0.0, dtype))
+        assert speller.text(choice) == f"tl.where(m < 3, 1.0, 0.0){end}"
 
 
 K = Var("k")

@@ -204,10 +204,13 @@ class ArithmeticSpeller:
 
     def spell_Select(self, e: Select) -> tuple[str, int]:
         """Between 0 and a sum of the matrix unit that begins with 0, ptxas takes 0 (see dropped.py), but
-        not where an addition made one of them."""
+        not where an addition made one of them. Of two numbers Triton makes f32 or i32."""
         yes, no = (Add(x, other) if x in self.products and isinstance(other, Const) and other.value == 0.0
                    and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))
-        return self.function("where", (e.cond, yes, no), e)
+        text, level = self.function("where", (e.cond, yes, no), e)
+        if e.dtype.bits == 64 and self.is_number(yes) and self.is_number(no):
+            return f"{text}.to({self.type(e.dtype)})", POSTFIX
+        return text, level
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
         callee = CALLS.get(e.name)

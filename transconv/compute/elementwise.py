@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf, log, pi
 
 from transconv.compute.ops import Op, register
-from transconv.ir import Call, Const, Expr, eq, maximum, minimum, ne, select
+from transconv.ir import Call, Const, Expr, eq, f64, maximum, minimum, ne, select
 
 FUNCTIONAL = "torch.nn.functional"
 ATEN = "torch.ops.aten"
@@ -85,10 +85,13 @@ def _is(value: float | Expr, number: float) -> bool:
 
 
 def _softplus(x: Expr, beta: float | Expr = 1.0) -> Expr:
-    """log(1 + exp(beta x)) / beta."""
+    """log(1 + exp(beta x)) / beta. In f64, x where beta x > 20, as in torch; elsewhere they are one."""
     if _is(beta, 1.0):
-        return _softplus_1(x)
-    return _softplus_1(x * _number(beta, x)) / _number(beta, x)
+        scaled, found = x, _softplus_1(x)
+    else:
+        scaled = x * _number(beta, x)
+        found = _softplus_1(scaled) / _number(beta, x)
+    return select(scaled > _const(20.0, x), x, found) if x.dtype is f64 else found
 
 
 def _softplus_1(x: Expr) -> Expr:
@@ -125,7 +128,7 @@ def _leaky(x: Expr, slope: float | Expr = 0.01) -> Expr:
 
 
 def _mish_slope(x: Expr) -> Expr:
-    t = _tanh(_softplus(x))
+    t = _tanh(_softplus_1(x))
     return t + x * (_const(1.0, x) - t * t) * _sigmoid(x)
 
 
@@ -193,7 +196,7 @@ ACTIVATION_ROWS = (
            select(x > _const(0.0, x), _const(1.0, x), _number(slope, x)),)),
     Op("clamp", 1, _clamp, "torch.clamp", numbers=(("min", -inf), ("max", inf)), exact=True,
        derivative=lambda x, low=-inf, high=inf: (_clamp_slope(x, low, high),)),
-    Op("mish", 1, lambda x: x * _tanh(_softplus(x)), f"{FUNCTIONAL}.mish",
+    Op("mish", 1, lambda x: x * _tanh(_softplus_1(x)), f"{FUNCTIONAL}.mish",
        derivative=lambda x: (_mish_slope(x),)),
     Op("pow", 1, _power, "torch.pow", numbers=(("exponent", 2.0),),
        derivative=lambda x, exponent=2.0: (_power_slope(x, exponent),)),
