@@ -94,7 +94,7 @@ def test_the_estimate_prefers_boxes() -> None:
 
 
 def test_tiles_of_other_proportions_share_the_kernel_that_adds_parts() -> None:
-    """It has no sizes that are arguments, so the example that a schedule was chosen for is no part of it."""
+    """It has no sizes that are arguments, so examples of these are no part of it."""
     made = []
     for sides, tile in (("ih56iw56oc64oh56ow56", "oh:8 ow:8"), ("ih400iw96oc64oh400ow96", "oh:32 ow:2")):
         p = ConvProblem.parse(f"mb8ic64{sides}kh3kw3ph1pw1 dt=bf16 tag=nhwc")
