@@ -8,9 +8,10 @@ import pytest
 
 from transconv.backend_triton import Resources, compile_offline
 from transconv.compute import Compute, parse
-from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.conv import ConvProblem, ConvWorkload, Prop, any_size, marked
+from transconv.conv.any_size import every
 from transconv.ir import Fetch, find
-from transconv.runtime import Plan, build_compute
+from transconv.runtime import Plan, build_compute, compiler
 from transconv.schedule import Schedule, why_not
 from transconv.selection import heuristics
 from transconv.target import Target, is_direct
@@ -90,3 +91,15 @@ def test_the_estimate_prefers_boxes() -> None:
     (compute,) = any_size(ConvProblem.parse(plain), Prop.BWD_W, names)
     best = heuristics.default(compute, SM90)
     assert best.via == "gluon" and best.split_k > 1 and not best.programs
+
+
+def test_tiles_of_other_proportions_share_the_kernel_that_adds_parts() -> None:
+    """It has no sizes that are arguments, so examples of these are no part of it."""
+    made = []
+    for sides, tile in (("ih56iw56oc64oh56ow56", "oh:8 ow:8"), ("ih400iw96oc64oh400ow96", "oh:32 ow:2")):
+        p = ConvProblem.parse(f"mb8ic64{sides}kh3kw3ph1pw1 dt=bf16 tag=nhwc")
+        words = f"kh.kw.ic:128 oc:64 {tile} | {WORDS} split_k=26 stages=4 warps=4 via=gluon"
+        workload = ConvWorkload(p, Prop.BWD_W, open=every(p))
+        made.append(compiler.build(workload, SM90, Schedule.parse(words), None, False, Plan))
+    (first, adds), (other, again) = (plan.steps for plan in made)
+    assert first.digest != other.digest and adds.digest == again.digest and adds.source == again.source

@@ -164,11 +164,13 @@ def _same_result(mains: Planned, target: Target) -> Planned:
 
 def kernel_name(workload: Workload, compute: Compute, schedule: Schedule, target: Target) -> str:
     """``name_sizes_1f3a``: computation, workload, and a short digest of everything else."""
-    rest = f"{_subject(workload, compute)} {compute.behind} {schedule.key} {target.name} {compute.name}"
+    alone = _has_no_example(workload, compute)
+    subject = f"{compute}" if alone else _subject(workload, compute)
+    rest = f"{subject} {compute.behind} {schedule.key} {target.name} {compute.name}"
     digest = hashlib.blake2b(rest.encode(), digest_size=4).hexdigest()
     stem = compute.name if is_copy(compute) else f"{workload.prefix}{compute.name}"
     sizes = "".join(f"{x.name}{x.size if x.extent is None else ''}" for x in compute.axes)
-    shape = sizes if is_copy(compute) or _has_no_example(workload, compute) else workload.shape_text
+    shape = sizes if is_copy(compute) or alone else workload.shape_text
     shape = "".join(c for c in shape if c.isascii() and c.isalnum() or c == "_")
     return f"{stem}_{shape[:MAX_NAME - len(f'{stem}__{digest}')]}_{digest}"
 
