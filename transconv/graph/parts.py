@@ -21,7 +21,7 @@ from transconv.graph.price import Price
 from transconv.graph.refusals import Refused
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
-from transconv.runtime import Question, collect, is_collecting
+from transconv.runtime import Batch, Question, collect, is_collecting
 from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.convert import aten
@@ -212,7 +212,8 @@ class Part:
     def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Any]:
         """Empties the list, where its tensors may go before the region ends."""
         if self.launches is not None and is_collecting():
-            collect(self.launches.questions(sizes))
+            for question in self.launches.questions(sizes):
+                collect(Batch((question,)))
             with aten():
                 return self.gm.forward(*given)  # type: ignore[no-any-return]
         if self.launches is not None:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -144,7 +145,10 @@ class _Jobs:
         self.pool, self.left = pool, len(jobs)
         self.found: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
         for at, job in enumerate(jobs):
-            pool.submit(job, lambda answer, at=at: self.found.put((at, answer)))
+            pool.submit(job, partial(self._take, at))
+
+    def _take(self, at: int, answer: dict[str, Any]) -> None:
+        self.found.put((at, answer))
 
     def ended(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Each with its answer, as they end; no more if the processes are ended meanwhile."""
