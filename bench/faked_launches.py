@@ -20,7 +20,7 @@ from transconv.functional import launches
 from transconv.graph import compiled, region_calls, torch_compile
 from transconv.runtime import allocator, compiler, trust
 from transconv.target import TARGETS, Target
-from transconv.torch_ops import execute, route
+from transconv.torch_ops import execute, route, route_starts
 
 Launched = list[tuple[Any, ...]]
 """Of each launch the number of programs, then addresses, descriptors and sizes."""
@@ -42,7 +42,7 @@ def as_on_gpu() -> Iterator[Launched]:
 
     replaced: list[tuple[Any, str, Any]] = [
         (execute, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
-        (route, "_empty", _empty), (allocator, "quickest", lambda: _empty),
+        (route_starts, "_empty", _empty), (allocator, "quickest", lambda: _empty),
         (trust, "is_trusted", lambda *_: True),
         (sized_launch, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
         (starts, "encoding", lambda meta, box: lambda address, lying: [lying]),

@@ -19,6 +19,7 @@ from transconv.torch_ops import (
     functional,
     requests,
     route,
+    route_starts,
     routes,
     warm,
 )
@@ -51,7 +52,7 @@ def parts(device: str) -> dict[str, Call]:
         begin = found.compiled.starter(found.device, found.aligned)
         assert begin is not None
         made |= {
-            "an empty result": lambda: route._empty(found.shape, found.strides, torch.float32),
+            "an empty result": lambda: route_starts._empty(found.shape, found.strides, torch.float32),
             "a launch": lambda: begin(x, w, y),
             "a result and a launch": lambda: start(x, w),
         }

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,15 +23,18 @@ from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.plans import Compiled
 from transconv.errors import Unsupported
 from transconv.runtime import (
+    Batch,
     Plan,
     estimated,
     estimates,
     is_estimated,
     kept,
+    prepare,
     readiness,
     readiness_child,
     verdicts,
 )
+from transconv.runtime import compiler as compiler_
 from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
@@ -267,6 +271,47 @@ def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest
     assert runtime.ready(question.workload, question.target, None, False, Compiled, False, "now").source
     assert done == [s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu",
                                                     aligned=False).steps]
+
+
+def test_a_batch_is_answered_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan with too many kernels is left out, and a smaller one behind it is not; where all kernels are
+    there, no plan is made. An error is that of its request."""
+    made: list[set[str] | None] = [{"a", "b"}, None, {"a", "c"}, {"d", "e", "f"}, {"d"}]
+
+    def plan(*_: object) -> SimpleNamespace:
+        if (digests := made.pop(0)) is None:
+            raise Unsupported("schedule", "no schedule is legal")
+        return SimpleNamespace(digests=digests, steps=[*digests], schedule="")
+
+    for name, value in (("_request", lambda job: (None, SM90)), ("pretend", lambda *_: None),
+                        ("_compile", lambda *_: None)):
+        monkeypatch.setattr(readiness_child, name, value)
+    monkeypatch.setattr(compiler_, "plan", plan)
+    job = {"deterministic": False, "aligned": True}
+    first, refused, second, large, last, more = readiness_child.answer(
+        {"batch": [job] * 6, "most": 4})["each"]
+    assert [a.get("kernels") for a in (first, second, last)] == [2, 2, 1] and not made
+    assert large["left"] and more == {"left": True} and "no schedule" in refused["reason"]
+
+
+def test_a_batch_whose_process_died_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ended = list[object](), list[tuple[str, bool]]()
+
+    class AtOnce(Processes):
+        def submit(self, job, done) -> None:  # type: ignore[no-untyped-def]
+            asked.append(job.get("most", job.get("direction")))
+            done({"died": True, "reason": "killed"} if "batch" in job or job["direction"] == "bwd_w"
+                 else {"kernels": 1})
+
+    several = Batch(tuple(compiler.question(PROBLEM, prop, SM90) for prop in Prop), most=6)
+    alone = Batch(tuple(compiler.question(PROBLEM, Prop.FWD, SM90, e) for e in ("relu",)), each=9)
+    monkeypatch.setattr(readiness, "compilers", AtOnce)
+    monkeypatch.setattr(readiness, "there", lambda *_: None)
+    report = prepare([several, alone], 2, lambda q, has: ended.append((q.workload.direction, has)))
+    assert asked == ["fwd", 6, "fwd", "bwd_d", "bwd_w"], "the one with the most work first"
+    assert ended == [("fwd", True), ("fwd", True), ("bwd_d", True), ("bwd_w", False)]
+    assert (report.kernels, len(report.problems), report.there) == (3, 4, 0)
+    assert [why for _, why in report.failures] == ["killed"]
 
 
 def test_the_child_rehearses_and_keeps_no_plan(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from transconv.errors import ProblemError
 from transconv.ir import DTYPES, DType, multiplied, type_named
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.torch_ops import execute, quantities
+from transconv.torch_ops import execute, quantity_checks
 from transconv.verify import data, driver_job
 
 FLOATS = multiplied("float")
@@ -111,7 +111,7 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
     that has no such row. Torch's convolutions take no 8-bit floats, so the calls in their place refuse
     them."""
     element = data.torch_dtype(short)
-    assert quantities.OPERANDS[element] is short and execute.RESULTS[element] is short
+    assert quantity_checks.OPERANDS[element] is short and execute.RESULTS[element] is short
     assert short.name in driver_job.DTYPES and element not in execute.DTYPES
     source = "\n".join(["import triton", "import triton.language as tl", "", "", "@triton.jit",
                         "def moved(x, y):",
@@ -123,7 +123,7 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
 
 
 def test_what_is_gone_is_seen_by_nobody() -> None:
-    assert torch.float8_e5m2fnuz not in quantities.OPERANDS and F8.name not in driver_job.DTYPES
+    assert torch.float8_e5m2fnuz not in quantity_checks.OPERANDS and F8.name not in driver_job.DTYPES
     assert {t.name for t in execute.DTYPES.values()} < {*driver_job.DTYPES}
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import transconv
 from tests import programs
-from transconv.torch_ops import convert, execute
+from transconv.torch_ops import convert, originals
 
 CPU = ("cpu",)
 ROOT = Path(__file__).parents[2]
@@ -192,7 +192,7 @@ def test_enable_reaches_everything_and_disable_ends_it() -> None:
     before = transconv.stats().total
     torch.testing.assert_close(run(*given), wanted, rtol=0, atol=0)
     assert transconv.stats().total == before
-    assert not execute.replaced
+    assert not originals.replaced
 
 
 def test_enable_nests() -> None:
@@ -259,25 +259,25 @@ def test_use_is_for_one_thread() -> None:
 
 THREADS = """
 import threading, torch, transconv
-from transconv.torch_ops import execute
+from transconv.torch_ops import execute, originals
 
 other = threading.Event()
 thread = threading.Thread(target=other.wait, daemon=True)
 thread.start()
 with transconv.use(("cpu",)):
-    kept = execute.ORIGINALS["cpu"]
-assert execute.ORIGINALS["cpu"] is kept
+    kept = originals.ORIGINALS["cpu"]
+assert originals.ORIGINALS["cpu"] is kept
 x = torch.randn(1, 1, 4, 4)
 torch.conv2d(x, x)
 with transconv.use(("cpu",)):
-    assert execute.ORIGINALS["cpu"] is kept
+    assert originals.ORIGINALS["cpu"] is kept
     torch.conv2d(x, x)
 assert transconv.stats().total == 1
 other.set()
 thread.join()
 with transconv.use(("cpu",)):
     pass
-assert not execute.ORIGINALS
+assert not originals.ORIGINALS
 """
 
 
@@ -328,11 +328,11 @@ def test_our_functions_under_enable_do_not_recurse() -> None:
 def test_one_device_may_be_a_word() -> None:
     transconv.enable("cpu")
     try:
-        assert execute.replaced == {"cpu"}
+        assert originals.replaced == {"cpu"}
     finally:
         transconv.disable()
     with transconv.use("cpu"):
-        assert execute.replaced == {"cpu"}
+        assert originals.replaced == {"cpu"}
     with pytest.raises(ValueError, match="on 'xpu'; expected one of: cuda, cpu"):
         transconv.enable("xpu")
 

@@ -19,7 +19,7 @@ from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional, known_layers, routes, warm
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.route import BackwardRoutes
+from transconv.torch_ops.backward_routes import BackwardRoutes
 
 NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 

@@ -24,6 +24,7 @@ from transconv.torch_ops import (
     quantized_route,
     quantized_warm,
     route,
+    route_starts,
     texts,
     warm,
 )
@@ -346,7 +347,7 @@ def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(quantising, "starter", lambda x, *rest: begin if quantising._takes(x) else takes(
         x, *rest))
     empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
-    monkeypatch.setattr(route, "_empty", empty)
+    monkeypatch.setattr(route_starts, "_empty", empty)
     monkeypatch.setattr(quantized_warm.allocator, "quickest", lambda: empty)
     module = transconv.nn.QuantConv2d.from_float(nn.Conv2d(4, 6, 3), 0.02, point)
     inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * warm.PATIENCE + 3)]

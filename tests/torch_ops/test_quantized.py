@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transconv
 from transconv import errors, knobs, quantized
 from transconv.runtime import Plan
-from transconv.torch_ops import dispatch, quantized_route, route, warm
+from transconv.torch_ops import dispatch, quantized_route, route, route_starts, warm
 from transconv.torch_ops.quantized import _CONV2D
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -110,7 +110,7 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Plan, "starter", starter)
     monkeypatch.setattr(route, "current_device", lambda: None)
-    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+    monkeypatch.setattr(route_starts, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype))
     x, w, b = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2), torch.randn(6)
     q: Given = {"input_scale": torch.tensor(0.1), "weight_scale": torch.rand(6) + 0.01,

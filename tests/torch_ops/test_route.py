@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import entries, execute, fused_autograd, route, routes, warm
+from transconv.torch_ops import entries, execute, fused_autograd, route, route_starts, routes, warm
 from transconv.torch_ops.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
@@ -67,7 +67,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(execute, "planned", lambda problem, direction, _, epilogue, aligned, *__:
                         Plan(problem, direction, aligned, epilogue))
     monkeypatch.setattr(execute, "proven", lambda plan, *a, **k: plan)
-    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+    monkeypatch.setattr(route_starts, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype).fill_(float("nan")))
     monkeypatch.setattr(route, "current_device", lambda: None)
     transconv.config.cpu = "interpret"

@@ -59,8 +59,9 @@ class Registry(runtime.Registry[Compiled]):
                     (every, sizes[1:])]
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
+        count = len(phases(problem, prop))  # a schedule for each, and then one for all of them
         super().__init__(questions, Compiled, "layer", questions[0].workload.title,
-                         most=max(MOST_KERNELS, len(phases(problem, prop)) + planes))
+                         most=max(MOST_KERNELS, count + planes), each=count * count)
 
 
 def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:

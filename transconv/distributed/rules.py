@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from transconv.distributed import norms, padding, sharded, upsampling
 from transconv.errors import Unsupported
-from transconv.torch_ops import execute, operators, subclasses
+from transconv.torch_ops import operators, originals, subclasses
 
 _new_library: Any = torch.library.Library
 _register: Any = torch.library.register_torch_dispatch
@@ -112,7 +112,7 @@ def serve_models() -> None:
         _of_models.append(_new_library("aten", "FRAGMENT"))
         for name, function in _OF_MODELS.items():
             _add(name, function, _of_models[0])
-        replace(execute.replaced)
+        replace(originals.replaced)
 
 
 def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:

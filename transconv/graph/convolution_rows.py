@@ -22,7 +22,7 @@ from transconv.ir import TRUE, Expr, Var, all_of, substitute
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.execute import Types, describe, each, flags
 from transconv.torch_ops.operators import read
-from transconv.torch_ops.quantities import OPERANDS
+from transconv.torch_ops.quantity_checks import OPERANDS
 
 
 @row("convolution")

@@ -145,9 +145,9 @@ class _Jobs:
         self.pool, self.left = pool, len(jobs)
         self.found: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
         for at, job in enumerate(jobs):
-            pool.submit(job, partial(self._end, at))
+            pool.submit(job, partial(self._take, at))
 
-    def _end(self, at: int, answer: dict[str, Any]) -> None:
+    def _take(self, at: int, answer: dict[str, Any]) -> None:
         self.found.put((at, answer))
 
     def ended(self) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -43,7 +43,7 @@ class Question:
 class Batch:
     """Requests for one kind of call, which a process answers in their order: they share kernels, and what
     there is ``Room`` for depends on the plans before. ``most``: kernels of all of them (0: any number);
-    ``each``: about how many kernels of one have to be chosen."""
+    ``each``: about how many kernels have to be chosen for one."""
 
     questions: tuple[Question, ...]
     most: int = 0

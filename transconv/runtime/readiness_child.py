@@ -23,7 +23,7 @@ from transconv.selection import files_digest, workload_of
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile
-COLLECT = 32  # jobs after which the interpreter looks for cycles: that takes a tenth of the time else
+COLLECT = 32  # plans after which the interpreter looks for cycles: that takes a tenth of the time else
 
 _jobs = itertools.count(1)
 
@@ -33,13 +33,7 @@ def main() -> None:
     with suppress(OSError):
         os.nice(NICE)
     gc.disable()
-    serve(_collecting)
-
-
-def _collecting(job: dict[str, Any], noise: IO[bytes]) -> dict[str, Any]:
-    if next(_jobs) % COLLECT == 0:
-        gc.collect()
-    return answer(job, noise)
+    serve(answer)
 
 
 def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, Any]:
@@ -83,6 +77,8 @@ def _each(jobs: list[dict[str, Any]], room: Room) -> dict[str, Any]:
 def _made(job: dict[str, Any], workload: Workload, target: Target, started: float,
           room: Room) -> dict[str, Any]:
     """The answer to a request whose plan is made and compiled, as far as there is room."""
+    if next(_jobs) % COLLECT == 0:
+        gc.collect()
     pretend(target.backend, target.arch, target.warp_size)
     patient = not job.get("hurried")
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)

@@ -129,11 +129,12 @@ def _all_of(conditions: Sequence[str]) -> str:
 class Registry(Generic[Made]):
     """The plans that answer ``questions``, each for any size: ``made`` is their type, ``kind`` what a size
     is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels
-    with those before them are left out (0: none is)."""
+    with those before them are left out (0: none is); ``each`` as for a batch."""
 
     def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str,
-                 most: int = 0) -> None:
+                 most: int = 0, each: int = 1) -> None:
         self.questions, self.made, self.kind, self.most = [*questions], made, kind, most
+        self.each = each
         self.there: dict[Question, Kernels[Made]] = {}
         self.table: Table[Made] | None = None  # of those that are there
         self.failed: dict[Question, str] = {}
@@ -204,7 +205,7 @@ class Registry(Generic[Made]):
     @property
     def batch(self) -> Batch:
         """Its questions."""
-        return Batch(tuple(self.questions), self.most)
+        return Batch(tuple(self.questions), self.most, self.each)
 
     @property
     def kernels(self) -> set[str]:

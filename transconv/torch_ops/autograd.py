@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import execute, library, routes, stats, warm
+from transconv.torch_ops import library, originals, routes, stats, warm
 from transconv.torch_ops.arguments import spelled_out
 from transconv.torch_ops.route import Route, Run
 from transconv.torch_ops.settings import settings
@@ -97,7 +97,7 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
         return tuple(t if on else None for t, on in zip(found, mask, strict=True))
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
         stats.handed_over("transform:forward_ad")
-        return execute.aten_backward(grad, input, weight, params, mask, dual=True)
+        return originals.aten_backward(grad, input, weight, params, mask, dual=True)
     grad = spelled_out(grad)
     made, flags, aligned = routes.backward_routes(params, grad, input, weight, mask, settings.mode)
     warm.note_backward(route, wanted, grad, input, weight, made, flags, aligned)

@@ -15,7 +15,15 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import ahead, exchange, execute, following, routes, stats, subclasses
+from transconv.torch_ops import (
+    ahead,
+    exchange,
+    following,
+    originals,
+    routes,
+    stats,
+    subclasses,
+)
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.requests import request
 from transconv.torch_ops.settings import settings
@@ -163,10 +171,10 @@ _new_library: Any = torch.library.Library
 def _install() -> None:
     """Replace aten's kernels on the requested devices. They are restored when no scope requests them and
     no other thread runs: a thread that is about to enter a kernel must find it there."""
-    wanted = execute.replaced = frozenset(d for entry in (*_enabled, *_scopes) for d in entry)
+    wanted = originals.replaced = frozenset(d for entry in (*_enabled, *_scopes) for d in entry)
     for device in wanted - _libraries.keys():
         key = device.upper()
-        execute.ORIGINALS[device] = (
+        originals.ORIGINALS[device] = (
             torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)),
             torch.library.get_kernel("aten::convolution", key),
             torch.library.get_kernel("aten::convolution_backward", key))
@@ -177,7 +185,7 @@ def _install() -> None:
     if threading.active_count() == 1 and torch._C._current_graph_task_id() == -1:
         for device in _libraries.keys() - wanted:
             _libraries.pop(device)._destroy()
-            del execute.ORIGINALS[device]
+            del originals.ORIGINALS[device]
     subclasses.tell(wanted)
 
 
@@ -196,30 +204,30 @@ def _is_on(device: str) -> bool:
 def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
              *numbers: Any) -> Tensor:
     device = input.device.type
-    originals = execute.ORIGINALS.get(device)
+    kept = originals.ORIGINALS.get(device)
     if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
         req = request("aten", 0, *numbers)
         route = routes.forward_route(req, input, weight, bias, settings.mode)
-        if route.compiled is not None or originals is None:
+        if route.compiled is not None or kept is None:
             found: Tensor = route.forward(input, weight, bias)
             return found
         route.calls += 1
-    if originals is None:  # the last scope ended between the dispatcher's look-up and this line
+    if kept is None:  # the last scope ended between the dispatcher's look-up and this line
         return torch.convolution(input, weight, bias, *numbers)
-    found = originals[1].call_boxed(keys, input, weight, bias, *numbers)
+    found = kept[1].call_boxed(keys, input, weight, bias, *numbers)
     return found
 
 
 def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any,
               *numbers: Any) -> tuple[Tensor | None, ...]:
     device = input.device.type
-    originals = execute.ORIGINALS.get(device)
+    kept = originals.ORIGINALS.get(device)
     *given, mask = numbers
     if _is_on(device):
         params = request("aten", 0, *given).resolve(input, weight, None)
         return routes.backward(params, grad, input, weight, mask, settings.mode)
-    if originals is None:
+    if kept is None:
         return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
             grad, input, weight, bias_sizes, *numbers)
-    return originals[2].call_boxed(  # type: ignore[no-any-return]
+    return kept[2].call_boxed(  # type: ignore[no-any-return]
         keys, grad, input, weight, bias_sizes, *numbers)

@@ -26,7 +26,8 @@ from transconv.torch_ops import (
     whole,
 )
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.route import BackwardRoutes, Route
+from transconv.torch_ops.backward_routes import BackwardRoutes
+from transconv.torch_ops.route import Route
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:

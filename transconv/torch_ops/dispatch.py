@@ -24,6 +24,7 @@ from transconv.torch_ops import (
     execute,
     following,
     library,
+    originals,
     routes,
     sized_entries,
     stats,
@@ -119,7 +120,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
         warm.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                   aligned, cast)
     if (route.over is not None and route.compiled is None and settings.sizes == "exact"
-            and input.device.type not in execute.replaced):
+            and input.device.type not in originals.replaced):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
         return _hand_over(f, *given[:3], *rest)
     route.lay_out(weight)
@@ -134,7 +135,7 @@ def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, paddi
 
 def _note_transform(reason: str, input: Any) -> None:
     """Count a call that goes to aten because of a transform, unless `enable` replaced aten's kernel."""
-    if getattr(getattr(input, "device", None), "type", "") not in execute.replaced:
+    if getattr(getattr(input, "device", None), "type", "") not in originals.replaced:
         stats.handed_over(reason)
 
 

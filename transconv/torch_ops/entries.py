@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
+from transconv.torch_ops.backward_routes import BackwardRoutes
 from transconv.torch_ops.execute import read_precision
-from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Gradients, Route, current_device
+from transconv.torch_ops.route import ALIGNMENT, Gradients, Route, current_device
 
 if TYPE_CHECKING:
     from transconv.torch_ops.execute import Flags

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ from transconv.conv import ConvProblem, Prop, TensorSpec
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
-from transconv.torch_ops.arguments import Params, is_wide
+from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ RESULTS: dict[torch.dtype, DType] = ROWS.table(lambda t: t if t.result else None
 SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
 _many_devices = False  # looked up with the first kernel: importing must not start CUDA
-
-# The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call
-# these, or they would come back to us.
-ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
-replaced: frozenset[str] = frozenset()  # the devices on which aten's convolution is replaced
 
 
 # -- reasons for torch -----------------------------------------------------------------------------
@@ -291,55 +286,3 @@ def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.
             compiled.launch(src, wei, dst, **extra)
     else:
         compiled.launch(src, wei, dst, **extra)
-
-
-# -- torch's own kernels ---------------------------------------------------------------------------
-
-
-def _one_sided(x: torch.Tensor, p: Params) -> tuple[torch.Tensor, list[int]]:
-    """aten takes one padding per dim: pad the longer sides first, pass the shorter to aten."""
-    least = [min(lo, hi) for lo, hi in zip(p.pad_lo, p.pad_hi, strict=True)]
-    extra: list[int] = []
-    for low, lo, hi in reversed(list(zip(least, p.pad_lo, p.pad_hi, strict=True))):
-        extra += [lo - low, hi - low]
-    return torch.nn.functional.pad(x, extra), least
-
-
-def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Params,
-                 dual: bool = False) -> torch.Tensor:
-    """torch's convolution; never one that `enable` replaced, but for ``dual`` numbers: see
-    aten_backward."""
-    padding: Sequence[int] = p.padding
-    if b is not None and is_wide(b, x):
-        b = b.to(x.dtype)
-    if not p.symmetric:
-        x, padding = _one_sided(x, p)
-    args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
-    original = ORIGINALS.get(x.device.type)
-    if original is not None and not dual:
-        keys, forward, _ = original
-        return forward.call_boxed(keys, *args)  # type: ignore[no-any-return]
-    return torch.convolution(*args)  # the same operator, without the way through torch.ops
-
-
-def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Params,
-                  mask: Sequence[bool], dual: bool = False) -> tuple[torch.Tensor | None, ...]:
-    """torch's gradients of input, weight and bias; None where ``mask`` is False. ``dual`` numbers go to
-    the operator: the kernel that `enable` keeps ignores tangents."""
-    padding: Sequence[int] = p.padding
-    sizes = x.shape
-    if not p.symmetric:
-        x, padding = _one_sided(x, p)
-    channels = grad.shape[1]
-    args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
-            p.transposed, p.output_padding, p.groups, list(mask))
-    original = ORIGINALS.get(x.device.type)
-    if original is not None and not dual:
-        keys, _, backward = original
-        dx, dw, db = backward.call_boxed(keys, *args)
-    else:
-        dx, dw, db = torch.ops.aten.convolution_backward.default(*args)
-    if dx is not None and mask[0] and not p.symmetric:
-        for dim, (size, lo, hi) in enumerate(zip(sizes[2:], p.pad_lo, p.pad_hi, strict=True), 2):
-            dx = dx.narrow(dim, lo - min(lo, hi), size)
-    return tuple(t if wanted else None for t, wanted in zip((dx, dw, db), mask, strict=True))

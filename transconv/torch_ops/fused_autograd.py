@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, table
-from transconv.torch_ops import autograd, execute, fused_route, library, operators
+from transconv.torch_ops import autograd, fused_route, library, operators, originals
 from transconv.torch_ops.fused_route import FusedRoute
 from transconv.torch_ops.route import Run
 
@@ -80,7 +80,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residu
     if library.dual(input):
         p = operators.resolve(input, weight, bias, numbers)
         fused_route.check(input, weight, residual, activation, p)
-        y = execute.aten_forward(input, weight, bias, p, dual=True)
+        y = originals.aten_forward(input, weight, bias, p, dual=True)
         total: Tensor = y if residual is None else y + residual
         return OPS[activation].function()(total) if activation else total
     run = (_apply if library.differentiated(input, weight, bias, residual)

@@ -21,8 +21,9 @@ from transconv.ir import function_of
 from transconv.torch_ops import execute, shapes, warm
 from transconv.torch_ops.any_size import LIMIT, order_of
 from transconv.torch_ops.arguments import Ints, Params
+from transconv.torch_ops.backward_routes import BackwardRoutes
 from transconv.torch_ops.requests import Request
-from transconv.torch_ops.route import BackwardRoutes, Begin, Route
+from transconv.torch_ops.route import Begin, Route
 
 if TYPE_CHECKING:
     from transconv.conv import Compiled

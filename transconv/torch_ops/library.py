@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import execute, operators, shapes, stats, subclasses
+from transconv.torch_ops import operators, originals, shapes, stats, subclasses
 from transconv.torch_ops.operators import library, register_fake, register_flop_formula
 
 Tensor = torch.Tensor
@@ -186,7 +186,7 @@ def dual(input: Tensor | None) -> bool:
     """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
     if forward_ad._current_level < 0 or input is None:
         return False
-    if input.device.type not in execute.replaced:  # else torch's operator calls ours again
+    if input.device.type not in originals.replaced:  # else torch's operator calls ours again
         stats.handed_over("transform:forward_ad")
     return True
 
@@ -195,7 +195,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbe
     # Transforms have rules for the derivatives of torch's operators.
     if torch._C._are_functorch_transforms_active() or dual(input):
         p = operators.resolve(input, weight, bias, numbers)
-        return execute.aten_forward(input, weight, bias, p, dual=True)
+        return originals.aten_forward(input, weight, bias, p, dual=True)
     run = _apply if differentiated(input, weight, bias) else Convolution.forward
     made: Tensor = run(input, weight, bias, *numbers)
     return made
@@ -208,7 +208,7 @@ def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
     if torch._C._are_functorch_transforms_active() or dual(input):
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
-        made_by_torch = execute.aten_backward(grad, input, weight, p, mask, dual=True)
+        made_by_torch = originals.aten_backward(grad, input, weight, p, mask, dual=True)
         return tuple(grad.new_empty(0) if t is None else t for t in made_by_torch)
     run = (_apply_backward if differentiated(grad, input, weight)
            else ConvolutionBackward.forward)

@@ -23,6 +23,7 @@ from transconv.torch_ops import (
     execute,
     quantising,
     quantities,
+    quantity_checks,
     quantized_operator,
     quantized_route,
     quantized_warm,
@@ -101,11 +102,12 @@ def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, st
                                        groups, given)
     req = dispatch.requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
-        raise quantities.wrong_number(f, stride, padding, output_padding, dilation, groups)
+        raise quantity_checks.wrong_number(f, stride, padding, output_padding, dilation, groups)
     if not all(isinstance(t, Tensor) for t in (input, weight, input if bias is None else bias)):
-        quantities.check(f.name, f.ndims, input, weight, bias, quantities.Quantities.of(f.name, given))
+        said = quantities.Quantities.of(f.name, given)
+        quantity_checks.check(f.name, f.ndims, input, weight, bias, said)
     if torch.is_grad_enabled():
-        quantities.refuse_gradients(f.name, input, weight, bias)
+        quantity_checks.refuse_gradients(f.name, input, weight, bias)
     if not (dispatch.is_plain(input) and dispatch.is_plain(weight)) or input.is_meta:
         return quantized_route.alone(req, input, weight, bias, given)
     input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)

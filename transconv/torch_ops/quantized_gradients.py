@@ -9,7 +9,7 @@ import torch
 
 from transconv.conv import Prop
 from transconv.errors import Unsupported
-from transconv.torch_ops import execute, quantities, routes, shapes
+from transconv.torch_ops import execute, originals, quantity_checks, routes, shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.decide import compile_route, settle
 from transconv.torch_ops.route import ALIGNMENT, Route
@@ -30,7 +30,8 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, params: Params, fas
         route = routes.keep(key, made := _decided(x, grad, weight, params, flags, aligned), [made])
     if route.compiled is None:
         route.calls += 1
-        wide = execute.aten_backward(grad.float(), x.float(), weight.float(), params, (False, True, False))
+        wide = originals.aten_backward(grad.float(), x.float(), weight.float(), params,
+                                       (False, True, False))
         assert wide[1] is not None
         return wide[1]
     made_like = torch.empty(0, dtype=torch.float32, device=x.device)
@@ -42,7 +43,7 @@ def _decided(x: Tensor, grad: Tensor, weight: Tensor, params: Params, flags: exe
              aligned: bool) -> Route:
     route = Route(Prop.BWD_W, params, tuple(weight.shape), shapes.channels_last_result(x, weight))
     route.types = (x.dtype, torch.float32, grad.dtype)
-    why = execute.reasons(x, weight, quantities.OPERANDS) or ([] if grad.numel() else ["shape:empty"])
+    why = execute.reasons(x, weight, quantity_checks.OPERANDS) or ([] if grad.numel() else ["shape:empty"])
     if why:
         settle(route, why)
         return route

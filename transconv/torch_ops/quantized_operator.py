@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import arguments, dispatch, quantities, quantized_route
+from transconv.torch_ops import arguments, dispatch, quantities, quantity_checks, quantized_route
 from transconv.torch_ops.dispatch import Function
 from transconv.torch_ops.library import NUMBERS
 from transconv.torch_ops.operators import library, register_fake
@@ -33,10 +33,10 @@ def call(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride
          output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
     """A call that is traced, as the operator."""
     q = quantities.Quantities.of(f.name, given)
-    quantities.check(f.name, f.ndims, input, weight, bias, q)
+    quantity_checks.check(f.name, f.ndims, input, weight, bias, q)
     parsed = dispatch.parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
-        raise quantities.wrong_number(f, stride, padding, output_padding, dilation, groups)
+        raise quantity_checks.wrong_number(f, stride, padding, output_padding, dilation, groups)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
                           parsed[1], parsed[3], f.transposed, parsed[2], parsed[4])
     values = [getattr(q, n) for n in QUANTITIES]

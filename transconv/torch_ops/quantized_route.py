@@ -15,7 +15,17 @@ from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
 from transconv.errors import Unsupported
 from transconv.ir import chances, one_of_two
-from transconv.torch_ops import arguments, execute, quantities, route, routes, shapes, zero_sums
+from transconv.torch_ops import (
+    arguments,
+    execute,
+    originals,
+    quantities,
+    quantity_checks,
+    route,
+    routes,
+    shapes,
+    zero_sums,
+)
 from transconv.torch_ops.decide import compile_route, settle
 from transconv.torch_ops.quantities import Call, Words
 from transconv.torch_ops.requests import Request
@@ -86,7 +96,7 @@ class QuantizedRoute(Route):
         wide = torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else torch.float64
         epilogue = Epilogue.parse(self.text)
         whole = without_zeros({self.near: x, "wei": w, **extra}, epilogue.zeros)
-        y = execute.aten_forward(whole[self.near].to(wide), whole["wei"].to(wide), None, self.params)
+        y = originals.aten_forward(whole[self.near].to(wide), whole["wei"].to(wide), None, self.params)
         if epilogue.ops:
             computed = torch.float64 if torch.float64 in (x.dtype, w.dtype, self.made) else torch.float32
             y = in_torch(epilogue.function, {"acc": y.to(computed), **{
@@ -162,7 +172,7 @@ def find(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) 
 
 
 def _reasons(made: QuantizedRoute, x: Tensor, w: Tensor) -> list[str]:
-    return (execute.reasons(x, w, quantities.OPERANDS)
+    return (execute.reasons(x, w, quantity_checks.OPERANDS)
             or ([] if all(made.shape) else ["shape:empty"]))
 
 
@@ -170,7 +180,7 @@ def decided(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Give
     """A new route of a call whose arguments fit, which has no kernel yet."""
     name = req.name or "transconv::quantized_convolution"
     q = quantities.Quantities.of(name, given)
-    quantities.check(name, req.ndims, x, w, bias, q)
+    quantity_checks.check(name, req.ndims, x, w, bias, q)
     params = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, req.stride,
                                req.padding, req.dilation, req.transposed, req.output_padding, req.groups,
                                two_sided=not req.name)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from transconv.conv import Prop
-from transconv.runtime import allocator
-from transconv.torch_ops import execute, frozen, shapes, stats, whole
+from transconv.torch_ops import execute, frozen, originals, shapes, stats, whole
 from transconv.torch_ops.arguments import Ints, Params
+from transconv.torch_ops.route_starts import STARTS, more
 
 if TYPE_CHECKING:
     from transconv.conv import Compiled, Registry
-    from transconv.torch_ops.known_layers import Layer
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
@@ -28,14 +27,14 @@ Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
                      "tuple[torch.Tensor | None, ...] | None"]
 
 
-def _laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
+def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
     """torch's result with the strides of the rule; the common case, that it has them, is tested first."""
     if not channels_last and made.is_contiguous():
         return made
     return shapes.with_result_strides(made, channels_last)
 
 
-_empty, _new = allocator.quickest(), object.__new__
+_new = object.__new__
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 
@@ -130,8 +129,8 @@ class Route:
             return whole.convolved(x, w, b, self.params)
         self.calls += 1
         if self.compiled is None:
-            y = execute.aten_forward(x, w, b, self.params)
-            return _laid_out(y, self.channels_last)
+            y = originals.aten_forward(x, w, b, self.params)
+            return laid_out(y, self.channels_last)
         y = x.new_empty_strided(self.shape, self.strides)
         tensors = {self.near: x, "wei": w, self.far: y}
         if b is None:
@@ -209,7 +208,7 @@ class Route:
     def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:
         self.device = device
         self.functions.clear()
-        self.start = _STARTS.get(count, _more)(self, self.shape, self.strides, begin, dtype)
+        self.start = STARTS.get(count, more)(self, self.shape, self.strides, begin, dtype)
 
     def resized(self, shape: Ints, strides: Ints, compiled: Compiled, begin: Callable[..., None],
                 device: int, count: int, dtype: torch.dtype) -> Route:
@@ -223,130 +222,5 @@ class Route:
         made.whole = made.trains = made.adds_bias = made.copies_bias = False
         made.over = None
         made.functions, made.gradients, made.calls = {}, self.gradients, 0
-        made.start = _STARTS.get(count, _more)(self, shape, strides, begin, dtype)
+        made.start = STARTS.get(count, more)(self, shape, strides, begin, dtype)
         return made
-
-
-def _two(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None], dtype: torch.dtype) -> Run:
-    empty = _empty
-
-    def start(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        route.calls += 1
-        made: torch.Tensor = empty(shape, strides, dtype)
-        begin(first, second, made)
-        return made
-
-    return start
-
-
-def _three(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None],
-           dtype: torch.dtype) -> Run:
-    empty = _empty
-
-    def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> torch.Tensor:
-        route.calls += 1
-        made: torch.Tensor = empty(shape, strides, dtype)
-        begin(first, second, third, made)
-        return made
-
-    return start
-
-
-def _four(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None], dtype: torch.dtype) -> Run:
-    empty = _empty
-
-    def start(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor,
-              fourth: torch.Tensor) -> torch.Tensor:
-        route.calls += 1
-        made: torch.Tensor = empty(shape, strides, dtype)
-        begin(first, second, third, fourth, made)
-        return made
-
-    return start
-
-
-def _more(route: Route, shape: Ints, strides: Ints, begin: Callable[..., None], dtype: torch.dtype) -> Run:
-    empty = _empty
-
-    def start(*given: torch.Tensor) -> torch.Tensor:
-        route.calls += 1
-        made: torch.Tensor = empty(shape, strides, dtype)
-        begin(*given, made)
-        return made
-
-    return start
-
-
-# By the number of tensors: what makes the result and starts the kernel, and counts on a route.
-_STARTS = {3: _two, 4: _three, 5: _four}
-
-
-class BackwardRoutes:
-    """The gradients of one call: a route for each wanted tensor, torch for what is left over."""
-
-    __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "layer", "params", "weight")
-
-    def __init__(self, params: Params, channels_last: bool, data: Route | None,
-                 weight: Route | None, wants_bias: bool, rank: int) -> None:
-        self.params = params
-        self.channels_last = channels_last
-        self.layer: Layer | None = None  # whose calls of other sizes have routes made from these
-        self.data = data if data and data.compiled else None
-        self.weight = weight if weight and weight.compiled else None
-        self.aten = [r for r in (data, weight) if r and not r.compiled]
-        # torch sums the bias gradient too if it computes another gradient anyway.
-        bias_with_aten = wants_bias and bool(self.aten)
-        self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
-        self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
-
-    def resized(self, data: Route | None, weight: Route | None, layer: Layer) -> BackwardRoutes:
-        """The gradients of a call of the layer that differs in its sizes alone; kernels compute them."""
-        made: BackwardRoutes = _new(BackwardRoutes)
-        made.params, made.channels_last, made.data, made.weight = (
-            self.params, self.channels_last, data, weight)
-        made.aten, made.aten_mask, made.bias_dims = self.aten, self.aten_mask, self.bias_dims
-        made.layer = layer
-        return made
-
-    def routes(self) -> list[Route]:
-        return [r for r in (self.data, self.weight, *self.aten) if r]
-
-    def run(self, grad: torch.Tensor, x: torch.Tensor,
-            w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dx: torch.Tensor | None = None
-        dw: torch.Tensor | None = None
-        db: torch.Tensor | None = None
-        if self.aten:
-            dx, dw, db = self._run_aten(grad, x, w)
-        if self.data:
-            dx = self.data.gradient(x, None, w, grad)
-        if self.weight:
-            dw = self.weight.gradient(w, x, None, grad)
-        if self.bias_dims:
-            db = grad.sum(self.bias_dims)
-        return dx, dw, db
-
-    def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
-                  w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        for route in self.aten:
-            route.calls += 1
-        found = execute.aten_backward(grad, x, w, self.params, self.aten_mask)
-        dx, dw = (None if t is None else _laid_out(t, self.channels_last) for t in found[:2])
-        return dx, dw, found[2]
-
-    def bound(self) -> Callable[..., tuple[torch.Tensor | None, ...]]:
-        """``run`` with nothing left to decide, where every kernel has its start function: on the
-        device of these as the current one."""
-        starts = [None if r is None else r.start for r in (self.data, self.weight)]
-        data, weight = starts
-        if self.aten or starts.count(None) > (self.data, self.weight).count(None):
-            return self.run
-        dims = self.bias_dims
-
-        def run(grad: torch.Tensor, x: torch.Tensor,
-                w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            return (None if data is None else data(w, grad),
-                    None if weight is None else weight(x, grad),
-                    None if dims is None else grad.sum(dims))
-
-        return run

@@ -16,9 +16,10 @@ import torch
 from transconv.runtime import expect
 from transconv.torch_ops import any_size, execute, known_layers, stats, warm
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.backward_routes import BackwardRoutes
 from transconv.torch_ops.decide import PASSING, make_backward, make_forward
 from transconv.torch_ops.requests import Request
-from transconv.torch_ops.route import ALIGNMENT, BackwardRoutes, Route
+from transconv.torch_ops.route import ALIGNMENT, Route
 from transconv.torch_ops.settings import settings
 
 LIMIT = 4096  # routes kept; beyond it the oldest quarter goes

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import execute
+from transconv.torch_ops import originals
 
 # The module of a class, and the room that serves it.
 ROOMS = {"torch.distributed.tensor": "transconv.distributed"}
@@ -76,7 +76,7 @@ def serve(kind: type, forward: Callable[..., Any], backward: Callable[..., Any],
     forwards[kind] = forward
     gradients[kind] = backward
     _listeners.append(replaced)
-    replaced(execute.replaced)
+    replaced(originals.replaced)
 
 
 def tell(devices: frozenset[str]) -> None:

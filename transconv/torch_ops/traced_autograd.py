@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from transconv.compute import pointwise
-from transconv.torch_ops import execute, library, operators, shapes, traced_route
+from transconv.torch_ops import library, operators, originals, shapes, traced_route
 from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
@@ -101,7 +101,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operan
                       text: str, *numbers: Any) -> Tensor:
     if library.dual(input):
         p = operators.resolve(input, weight, bias, numbers)
-        return traced_route.applied(pointwise(text), execute.aten_forward(
+        return traced_route.applied(pointwise(text), originals.aten_forward(
             input, weight, bias, p, dual=True), operands)
     if library.differentiated(input, weight, bias, *operands):
         made: Tensor = _apply(input, weight, bias, text, numbers, *operands)

@@ -19,9 +19,10 @@ import torch
 
 from transconv.torch_ops import entries, frozen
 from transconv.torch_ops.arguments import means_more
+from transconv.torch_ops.backward_routes import BackwardRoutes
 from transconv.torch_ops.decide import PASSING
 from transconv.torch_ops.entries import Call
-from transconv.torch_ops.route import BackwardRoutes, Route
+from transconv.torch_ops.route import Route
 
 if TYPE_CHECKING:
     from transconv.torch_ops.execute import Flags

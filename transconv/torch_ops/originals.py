@@ -1,0 +1,64 @@
+"""torch's own convolutions, for what has no kernel of ours: those that `enable` has replaced, too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from transconv.torch_ops.arguments import Params, is_wide
+
+# The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call
+# these, or they would come back to us.
+ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
+replaced: frozenset[str] = frozenset()  # the devices on which aten's convolution is replaced
+
+
+def _one_sided(x: torch.Tensor, p: Params) -> tuple[torch.Tensor, list[int]]:
+    """aten takes one padding per dim: pad the longer sides first, pass the shorter to aten."""
+    least = [min(lo, hi) for lo, hi in zip(p.pad_lo, p.pad_hi, strict=True)]
+    extra: list[int] = []
+    for low, lo, hi in reversed(list(zip(least, p.pad_lo, p.pad_hi, strict=True))):
+        extra += [lo - low, hi - low]
+    return torch.nn.functional.pad(x, extra), least
+
+
+def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Params,
+                 dual: bool = False) -> torch.Tensor:
+    """torch's convolution; never one that `enable` replaced, but for ``dual`` numbers: see
+    aten_backward."""
+    padding: Sequence[int] = p.padding
+    if b is not None and is_wide(b, x):
+        b = b.to(x.dtype)
+    if not p.symmetric:
+        x, padding = _one_sided(x, p)
+    args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
+    original = ORIGINALS.get(x.device.type)
+    if original is not None and not dual:
+        keys, forward, _ = original
+        return forward.call_boxed(keys, *args)  # type: ignore[no-any-return]
+    return torch.convolution(*args)  # the same operator, without the way through torch.ops
+
+
+def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Params,
+                  mask: Sequence[bool], dual: bool = False) -> tuple[torch.Tensor | None, ...]:
+    """torch's gradients of input, weight and bias; None where ``mask`` is False. ``dual`` numbers go to
+    the operator: the kernel that `enable` keeps ignores tangents."""
+    padding: Sequence[int] = p.padding
+    sizes = x.shape
+    if not p.symmetric:
+        x, padding = _one_sided(x, p)
+    channels = grad.shape[1]
+    args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
+            p.transposed, p.output_padding, p.groups, list(mask))
+    original = ORIGINALS.get(x.device.type)
+    if original is not None and not dual:
+        keys, _, backward = original
+        dx, dw, db = backward.call_boxed(keys, *args)
+    else:
+        dx, dw, db = torch.ops.aten.convolution_backward.default(*args)
+    if dx is not None and mask[0] and not p.symmetric:
+        for dim, (size, lo, hi) in enumerate(zip(sizes[2:], p.pad_lo, p.pad_hi, strict=True), 2):
+            dx = dx.narrow(dim, lo - min(lo, hi), size)
+    return tuple(t if wanted else None for t, wanted in zip((dx, dw, db), mask, strict=True))
