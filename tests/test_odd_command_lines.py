@@ -118,7 +118,7 @@ def test_what_texts_do_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -
                          ["bisect", "--prop=fwd"], ["tune", "--prop=fwd"],
                          ["report", "--prop=fwd", "--out=none"],
                          ["export", "--prop=all", "--output=none"],
-                         ["prepare", "--target=sm_90", "dt=f16"], ["check", "--dt=f16"]):
+                         ["prepare", "dt=f16", "--target=sm_90"], ["check", "--dt=f16"]):
         assert main([verb, text, *words]) == 2, words
         said = capsys.readouterr().err
         assert re.search("is about convolutions; rows|no computation, as rows|is not for rows", said), said
