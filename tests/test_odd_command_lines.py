@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -114,3 +115,24 @@ def test_numbers_of_the_benchmarks_are_refused(command: str, odd: list[str],
 def test_odd_files_for_the_benchmarks_are_refused(words: list[str], odd: list[str],
                                                   capsys: pytest.CaptureFixture[str]) -> None:
     ends(bench_main, words, capsys, (2,))
+
+
+def test_what_texts_do_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Options of convolutions, and words beside a text, are never silently left out."""
+    text = "compute rows\n axes m=3 k=4\n read x = X[m, k]\n store Y[m] = sum(x; k)"
+    for verb, *words in (["show", "--dtype=f16"], ["show", "--epilogue=relu"], ["show", P],
+                         ["run", "--prop=bwd_d"], ["compile", "--target=sm_90", "--layout=nhwc"],
+                         ["bisect", "--prop=fwd"], ["tune", "--prop=fwd"],
+                         ["report", "--prop=fwd", "--out=none"],
+                         ["export", "--prop=all", "--output=none"],
+                         ["prepare", "dt=f16", "--target=sm_90"], ["check", "--dt=f16"]):
+        assert main([verb, text, *words]) == 2, words
+        said = capsys.readouterr().err
+        assert re.search("is about convolutions; rows|no computation, as rows|is not for rows", said), said
+
+
+def test_sizes_that_are_arguments_take_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "mb2?ic16ih9?oc16oh9kh3ph1", "--dtype=bf16", "--epilogue=relu",
+                 "--stage=problem"]) == 0
+    page = capsys.readouterr().out
+    assert re.search(r"tensor src +bf16 ", page) and "max(sum_2, 0.0)" in page

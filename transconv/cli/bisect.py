@@ -56,7 +56,7 @@ def run(words: argparse.Namespace) -> int:
                          f"expected some of {', '.join(PARTS)}")
     target, schedule = options.chip(words.target), options.schedule(words)
     blames: Iterator[Blame]
-    if made := computations.given(words.problem, props=()):
+    if made := computations.asked(words, sizes=True):
         blames = (blame_compute(compute, target, schedule, seed=words.seed, limit=words.limit, parts=parts,
                                 sizes=_sizes(compute, words.sizes), isolated=not words.here)
                  for compute in made)

@@ -15,7 +15,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from transconv.cli import computations, options, ranges
-from transconv.conv import Prop
+from transconv.compute import Compute
+from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.errors import ComputeError
 
 if TYPE_CHECKING:
     from transconv.verify.driver import Request
@@ -92,11 +94,13 @@ def run(words: argparse.Namespace) -> int:
 
     own, rest = parser().parse_known_args(words.words)
     texts = [w for w in rest if not w.startswith("-")]
-    if found := computations.given(texts, tuple(Prop)):
-        own.target = next((w.partition("=")[2] for w in rest if w.startswith("--target=")), None)
-        own.sizes = next((w.partition("=")[2] for w in rest if w.startswith("--sizes=")), None)
-        own.schedule = next((w.partition("=")[2] for w in rest if w.startswith("--schedule=")), None)
-        if of := next((w.partition("=")[2] for w in rest if w.startswith("--gradient=")), None):
+    if found := _computations(texts):
+        said = dict(w.removeprefix("--").split("=", 1) for w in rest if w.startswith("--") and "=" in w)
+        own.target, own.sizes, own.schedule, of = map(said.pop, OF_TEXTS, [None] * len(OF_TEXTS))
+        if left := [*said, *(w for w in rest if w.startswith("-") and "=" not in w)]:
+            raise ComputeError(f"--{left[0].lstrip('-')} is not for {found[0].name}, whose text says it; "
+                               f"expected some of {' '.join(f'--{o}=' for o in OF_TEXTS)}")
+        if of:
             return max(computations.check_gradients(c, of, own) for c in found)
         return max(computations.check(c, own) for c in found)
     driver = Driver()
@@ -111,6 +115,17 @@ def run(words: argparse.Namespace) -> int:
         report.write(own.json, shlex.join(["python", "-m", "transconv", "check",
                                                  *words.words]))
     return report.code(own.strict)
+
+
+OF_TEXTS = ("target", "sizes", "schedule", "gradient")  # options for computations that are given as text
+
+
+def _computations(texts: Sequence[str]) -> list[Compute]:
+    """The computations that words name; of a convolution whose sizes are arguments, all directions."""
+    if not computations.has_sizes(texts):
+        return computations.given(texts, sizes=True)
+    text, names = marked(" ".join(texts))
+    return [c for prop in Prop for c in any_size(ConvProblem.parse(text), prop, names)]
 
 
 def _schedules(text: str) -> str:

@@ -31,7 +31,7 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    if found := computations.given(words.problem, options.props(words)):
+    if found := computations.asked(words, sizes=True):
         return max(computations.compile_offline(c, words) for c in found)
     problem, schedule = options.problem(words), options.schedule(words)
     epilogue = options.epilogue(words)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 
+from transconv.cli import options
 from transconv.cli.compiled import printed
 from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
-from transconv.conv import ConvProblem, Prop, any_size, marked
+from transconv.conv import ConvProblem, any_size, marked
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
@@ -23,24 +24,55 @@ from transconv.target import Target, detect
 BEGINS = re.compile(r"(?m)^(?=compute\s)")  # where a computation's lines begin
 
 
-def given(texts: Sequence[str], props: Sequence[Prop] | None = None) -> list[Compute]:
-    """The computations named by words of a command line: files that begin with ``compute``, which may
-    hold several, or such texts themselves; none if the words are something else. Raises ComputeError.
+OF_CONVOLUTIONS = ("dtype", "layout", "epilogue", "times")  # options
 
-    ``props``: for a verb that takes sizes as arguments, directions of a convolution with such sizes."""
+
+def asked(words: argparse.Namespace, sizes: bool = False) -> list[Compute]:
+    """The computations of a command line, as ``given``; ``sizes``: for a verb that takes sizes as
+    arguments. Raises ComputeError for options of convolutions beside a text."""
+    if sizes and has_sizes(words.problem):
+        text, names = marked(" ".join(words.problem))
+        problem, epilogue = options.dressed(ConvProblem.parse(text), words), options.epilogue(words)
+        return [c for prop in options.props(words) for c in any_size(problem, prop, names, epilogue)]
+    found = given(words.problem, sizes)
+    if found:
+        of_texts(words, found[0])
+    return found
+
+
+def of_texts(words: argparse.Namespace, compute: Compute) -> None:
+    """Raises ComputeError for options of convolutions."""
+    said = [o for o in OF_CONVOLUTIONS if getattr(words, o, "")]
+    if said or words.prop != words.usual_prop:
+        raise ComputeError(f"--{[*said, 'prop'][0]} is about convolutions; {compute.name} is given as "
+                           "text")
+
+
+def has_sizes(texts: Sequence[str]) -> bool:
+    """Whether words are a convolution whose sizes are arguments."""
     whole = " ".join(texts)
-    if props is not None and "?" in whole and not any(isfile(t) for t in texts) and "compute" not in whole:
-        text, names = marked(whole)
-        return [c for prop in props for c in any_size(ConvProblem.parse(text), prop, names)]
-    found = []
+    return "?" in whole and "compute" not in whole and not any(isfile(t) for t in texts)
+
+
+def given(texts: Sequence[str], sizes: bool = False) -> list[Compute]:
+    """The computations named by words of a command line: files that begin with ``compute``, which may
+    hold several, or such texts themselves; none if the words are something else. Raises ComputeError,
+    also for sizes that are arguments where a verb does not take them (``sizes``)."""
+    found: list[Compute] = []
+    other = ""
     for text in texts:
+        word, before = text, len(found)
         if isfile(text):
             with Path(text).open(encoding="utf-8", errors="replace") as file:
                 text = file.read(1 << 20)
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         if lines and lines[0].split()[0] == "compute":
             found += [parse(part) for part in BEGINS.split("\n".join(lines)) if part.strip()]
-    if props is None and (sized := next((c for c in found if c.named), None)) is not None:
+        other = other or word * (len(found) == before)
+    if found and other:
+        raise ComputeError(f"'{other}' is no computation, as {found[0].name} is; expected computations or "
+                           "problems, not both")
+    if not sizes and (sized := next((c for c in found if c.named), None)) is not None:
         raise ComputeError(f"{sized.name}: sizes that are arguments ({sized.named}); "
                            "this verb takes numbers")
     return found

@@ -62,7 +62,7 @@ def plans(words: argparse.Namespace) -> Iterator[Plan]:
     """A plan of each problem, direction and chip of the command line."""
     targets = [options.target(name) for name in (words.target or "").split(",")]
     schedule = Schedule.parse(words.schedule) if words.schedule else None
-    if found := computations.given(words.problem):
+    if found := computations.asked(words):
         yield from (build_compute(c, t, schedule) for c in found for t in targets)
         return
     epilogue = options.epilogue(words)

@@ -62,6 +62,7 @@ def add_props(to: argparse.ArgumentParser, default: str) -> None:
     to.add_argument("--prop", choices=[*PROPS, "all"], default=default,
                     help="fwd: the result (dst), bwd_d: the gradient of the input (src), bwd_w: the "
                          f"gradient of the weight (wei) (default: {default})")
+    to.set_defaults(usual_prop=default)
 
 
 def dressed(problem: ConvProblem, words: argparse.Namespace) -> ConvProblem:

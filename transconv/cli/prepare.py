@@ -56,7 +56,7 @@ def run(words: argparse.Namespace) -> int:
 
 def questions(words: argparse.Namespace, target: Target) -> list[Batch]:
     """The requested kernels. Raises the errors of the texts; ProblemError where there are none."""
-    if found := computations.given(words.problem):
+    if found := computations.asked(words):
         return [Batch((Question(Alone(c), target),)) for c in found]
     epilogue = Epilogue.parse(words.epilogue)
     if all(isfile(w) for w in words.problem):

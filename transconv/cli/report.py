@@ -64,11 +64,8 @@ def _times(text: str) -> Path:
 
 
 def report(words: argparse.Namespace) -> int:
-    found = computations.given(words.problem)
+    found = computations.asked(words)
     if found:
-        for option in ("times", "epilogue", "dtype", "layout"):
-            if getattr(words, option):
-                raise ProblemError(f"--{option} is about convolutions; {found[0].name} is given as text")
         groups = {c.name: [_Question(Alone(c), "", None)] for c in found}
         left_out = 0
     else:

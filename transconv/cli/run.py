@@ -38,7 +38,7 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    if found := computations.given(words.problem, options.props(words)):
+    if found := computations.asked(words, sizes=True):
         return max(computations.run(c, words) for c in found)
     work = options.problems(words)
     options.some_computable(work)

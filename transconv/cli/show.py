@@ -53,7 +53,7 @@ def add_to(verbs: object) -> None:
 
 
 def show(words: argparse.Namespace) -> int:
-    if found := computations.given(words.problem, options.props(words)):
+    if found := computations.asked(words, sizes=True):
         found = computations.gradients(found, words.gradient) if words.gradient else found
         shown = max(computations.show(c, words) for c in found)
         if words.stage is None and not words.diff and "?" in (text := " ".join(words.problem)):

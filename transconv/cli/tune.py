@@ -51,6 +51,7 @@ def add_to(verbs: object) -> None:
     made.add_argument("problem", nargs="+", metavar="PROBLEM|FILE",
                       help="a problem in benchdnn's grammar, a computation as text (compute ...), or a "
                            "file of either; or a layers.json file")
+    made.set_defaults(usual_prop=",".join(DIRECTIONS))
     made.add_argument("--prop", "--props", default=",".join(DIRECTIONS),
                       help="directions of the layers: fwd,bwd_d,bwd_w (default: all)")
     made.add_argument("--dtype", default="", metavar="T",
@@ -115,17 +116,20 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
     database = words.db
     before = store.load(database) if database else []
     named = {source: computations.given([source]) for source in words.problem}
+    texts = [c for found in named.values() for c in found]
     words.problem = [source for source, found in named.items() if not found]
+    if texts and not words.problem:
+        computations.of_texts(words, texts[0])
     jobs = jobs_of(words) if words.problem else []
     options.some_computable([(j.workload.problem, j.workload.prop) for j in jobs
                              if isinstance(j.workload, ConvWorkload)])
     on_cpu = target.backend == "interpreter"
     if on_cpu:
         print("no GPU: kernels run in Triton's interpreter, whose times say nothing about a GPU")
-    jobs += [job for found in named.values() for c in found for job in _jobs_of_kernels(c, target)]
+    jobs += [job for c in texts for job in _jobs_of_kernels(c, target)]
     limits = Limits(words.trials, words.limit, words.compile_limit, words.time_budget,
                     words.budget_ms, words.jobs)
-    what = "computations" if any(named.values()) else "directions of problems"
+    what = "computations" if texts else "directions of problems"
     where = f", on each of {between.count} ranks" if between else ""
     print(f"{len(jobs)} {what}, {words.trials} trials each, on "
           f"{rows.machine(target)}; {words.jobs} processes compile{where}", flush=True)

@@ -201,7 +201,7 @@ def _leaky(call: Call) -> Piece:
 def _sign(call: Call) -> Piece:
     if call.dtype.is_complex:
         raise NotOurs("complex numbers")
-    return arithmetic(call, lambda x: f"where({x} > 0, 1.0, where({x} < 0, -1.0, {x}*0))", call.args[0],
+    return arithmetic(call, lambda x: f"where({x} > 0, 1.0, where({x} < 0, -1.0, 0.0))", call.args[0],
                       label="sign", work=3)
 
 

@@ -86,12 +86,18 @@ def _flipped(x: Expr) -> Expr:
 
 
 def _power(a: Expr, b: Expr) -> Expr:
-    return Call("exp2", (Call("log2", (a,)) * b,))
+    """Of numbers below 0 there are the whole powers; a power of 0 is 1, and so is any power of 1."""
+    zero, one, half = (_const(n, a) for n in (0.0, 1.0, 0.5))
+    size = Call("abs", (a,))
+    size = select(eq(size, one), one, Call("exp2", (Call("log2", (size,)) * b,)))
+    whole, even = (eq(Call("floor", (x,)), x) for x in (b, b * half))
+    signed = select(whole, select(even, size, -size), _const(np.nan, a))
+    return select(eq(b, zero), one, select(a < zero, signed, size))
 
 
 def _sign(x: Expr) -> Expr:
     one, zero = _const(1, x), _const(0, x)
-    return select(x > zero, one, select(x < zero, -one, zero))
+    return select(x > zero, one, select(x < zero, -one, x if x.dtype.kind == "float" else zero))
 
 
 def _wide(name: str, function: Any, expression: Expression | None = None, *others: Any,
@@ -107,7 +113,7 @@ ROWS = (
     Function("floor_divide", 2, np.floor_divide, _floor_divided, wide=True,
              others=(operator.floordiv,)),
     Function("remainder", 2, np.remainder, _remainder, wide=True, often=True, others=(operator.mod,)),
-    Function("power", 2, np.power, _power, "float", True, others=(operator.pow,)),
+    Function("power", 2, np.power, _power, "float", True, often=True, others=(operator.pow,)),
     Function("maximum", 2, np.maximum, _op("max")),
     Function("minimum", 2, np.minimum, _op("min")),
     Function("less", 2, np.less, _op("lt"), "bool", others=(operator.lt,)),

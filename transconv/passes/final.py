@@ -164,7 +164,8 @@ class _Spelled(ExprMutator):
             return Call("remainder", (x, by)) if _unknown(x, by) else Mod(x, by)
         if low is not None and low >= -FARTHEST and isinstance(by, Const):
             return Mod(x - low // int(by.value) * int(by.value), by)
-        return Mod(Mod(x, by) + by, by)
+        rest = Mod(x, by)  # towards zero; what is added to it is of the other sign
+        return Select(rest < 0, rest + by, rest)
 
 
 def _unknown(a: Expr, b: Expr) -> bool:
