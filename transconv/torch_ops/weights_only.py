@@ -21,8 +21,8 @@ Numbers = tuple[Any, ...]
 Given = dict[str, Any]
 
 # Of a product's time at the chip's rate, more where an operand passes through registers first: 27
-# convolutions on an H200 (tests/test_fitted.py). The two times are of two commits, between which products
-# of floats became faster; beside torch's convolutions of the earlier one it is 1.0.
+# convolutions on an H200 (tests/cost/test_fitted_numbers.py). The two times are of two commits, between
+# which products of floats became faster; beside torch's convolutions of the earlier one it is 1.0.
 LATE = 1.4
 
 
