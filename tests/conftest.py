@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: LONGEST.get(item.path.relative_to(ROOT).as_posix(), len(LONGEST)))
+        items.sort(key=lambda item: LONGEST.get(str(item.path).removeprefix(f"{ROOT}/"), len(LONGEST)))
     yield
     part, parts = (int(number) for number in config.getoption("--part").split("/"))
     if not 1 <= part <= parts:
