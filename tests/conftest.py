@@ -86,7 +86,7 @@ def pytest_collection_finish() -> None:
     others come less often, since kernels leave many nodes and few cycles."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(500_000, 20, 20)
+    gc.set_threshold(500_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
