@@ -25,22 +25,30 @@ if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["TRANSCONV_CACHE"] = FOLDER.name
 
 ROOT = Path(__file__).parent.parent
-# Files with few tests that take long. Workers get them first, so that none ends with one of them.
-LONGEST = tuple(f"tests/{name}.py" for name in (
-    "docs/test_build", "docs/test_notebooks", "docs/test_pages", "test_release", "test_readme",
-    "test_tune_session", "test_stopping", "test_without_libraries", "standalone/test_python_files",
-    "standalone/test_machine_code", "bench/test_bench_dropin", "bench/test_bench_report",
-    "bench/test_bench_ablation", "bench/test_bench_graphs", "bench/test_bench_issues",
-    "bench/test_bench_sizes", "verify/test_bisect", "verify/test_fuzz", "verify/test_fuzz_compute",
-    "verify/test_matrix", "verify/test_mutants", "verify/test_check", "verify/test_planted",
-    "verify/test_byte_copies", "verify/test_small_types", "verify/test_oracle", "verify/test_precision",
-    "graph/test_any_size", "graph/test_drawn", "graph/test_schedules", "torch_ops/test_any_size",
-    "torch_ops/test_docs", "torch_ops/test_interpreted", "test_pipeline", "test_sized_boxes",
-    "simplify/test_soundness", "compute/test_any_size", "compute/test_docs",
-    "backend_triton/test_flaws", "backend_triton/test_offline", "backend_triton/test_offline_packing",
-    "backend_triton/test_triton_interpreter", "test_cli", "test_plans", "test_packing", "test_spotcheck",
-    "functional/test_samples", "functional/test_calls", "torch_ops/test_library", "torch_ops/test_ready",
-    "simplify/test_exhaustive", "distributed/test_sharded"))
+# Files that take longest, more than about 3 s of a processor, from the longest on. Workers get them first,
+# so that none ends with one of them.
+LONGEST = {f"tests/{name}.py": place for place, name in enumerate((
+    "docs/test_build", "verify/test_fuzz", "docs/test_pages", "backend_triton/test_offline",
+    "torch_ops/test_library", "torch_ops/test_interpreted", "test_plans", "test_tune_session",
+    "test_sized_boxes", "test_sized_copies", "compute/test_views", "graph/test_schedules",
+    "torch_ops/test_any_size", "test_cli", "passes/test_phases_in_one_launch", "bench/test_bench_pages",
+    "verify/test_check", "verify/test_planted", "verify/test_bisect", "simplify/test_soundness",
+    "bench/test_bench_report", "backend_triton/test_triton_interpreter", "functional/test_samples",
+    "kernel/test_drawn", "test_pipeline", "test_heuristics", "functional/test_calls",
+    "graph/test_quantized_models", "standalone/test_python_files", "graph/test_any_size",
+    "test_packing", "test_tune_database", "test_hostile_cache", "docs/test_notebooks", "test_merging",
+    "graph/test_rows", "test_sliding", "test_explicit", "simplify/test_exhaustive",
+    "verify/test_zero_points", "test_sliding_boxes", "torch_ops/test_quantized",
+    "bench/test_bench_maps", "test_boxes", "torch_ops/test_warm_fused", "passes/test_tiles_at_edges",
+    "kernel/test_examples", "test_registry", "torch_ops/test_ready", "bench/test_bench_sizes",
+    "conv/test_relation", "test_result_boxes", "test_trust", "torch_ops/test_convert",
+    "cost/test_fitted_numbers", "kernel/test_engines", "torch_ops/test_opinfo", "test_packing_plans",
+    "verify/test_fuzz_compute", "verify/test_small_types", "test_stopping", "test_release",
+    "test_readme", "bench/test_bench_dropin", "bench/test_bench_graphs", "bench/test_bench_issues",
+    "graph/test_drawn", "verify/test_byte_copies", "verify/test_matrix", "verify/test_precision",
+    "compute/test_any_size", "compute/test_docs", "functional/test_any_size",
+    "distributed/test_sharded", "backend_triton/test_flaws", "test_spotcheck", "test_without_libraries",
+    "standalone/test_machine_code"))}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+        items.sort(key=lambda item: LONGEST.get(str(item.path).removeprefix(f"{ROOT}/"), len(LONGEST)))
     yield
     part, parts = (int(number) for number in config.getoption("--part").split("/"))
     if not 1 <= part <= parts:
@@ -78,7 +86,7 @@ def pytest_collection_finish() -> None:
     others come less often, since kernels leave many nodes and few cycles."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 20)
+    gc.set_threshold(500_000, 50, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)

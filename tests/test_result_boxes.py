@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.passes.test_operands_behind_sums import RESIDUAL, Without, layer
 from tests.stages import SM90
-from tests.test_behind import RESIDUAL, Without, layer
 from transconv import ir
 from transconv.compute import parse
 from transconv.cost import estimate

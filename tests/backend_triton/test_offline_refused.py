@@ -17,7 +17,8 @@ from transconv.verify.matrix.jobs import jobs_of
 ONE_COLUMN = ConvProblem.parse("mb3ic1ih1oc17oh4kh2ph2 dt=bf16 tag=nhwc")
 GRADIENT = ("kh.kw:16 oc:16 mb:4 oh.ow:4 | mma | swap=1 order=mb.oh.ow group_m=3 programs=5 stages=4 "
             "warps=2")
-# Taps that no stride phase has (tests/test_dead.py), in persistent kernels that crashed the compiler.
+# Taps that no stride phase has (tests/passes/test_sums_without_elements.py), in persistent kernels that
+# crashed the compiler.
 NO_TAPS = [
     ("g16mb4ic48id8ih8iw2oc48od2oh4ow2kd7kh2kw1sd3sh2sw3pd0ph0pw1 dt=f16",
      "g.rd.rw:2 rh.ic:16 td.oc:8 | fma | order=th.td.oc.tw programs=2 late=1 stages=1 warps=4"),

@@ -51,7 +51,8 @@ MATTERS = (
     ("ops", "lane_id, local_id", POINTWISE),
     ("ops", "global_id", POINTWISE),
     ("ops", "workgroup_id, workgroup_size", POINTWISE),
-    ("ops", "barrier", "backend_triton/test_early.py::test_explicit_kernels_lay_out_barriers_meanwhile"),
+    ("ops", "barrier", "backend_triton/test_overlapping_launches.py"
+     "::test_explicit_kernels_lay_out_barriers_meanwhile"),
     ("ops", "check", "compute/test_views.py::test_an_index_beyond_the_end_is_told_where_asked"),
     ("ops", "pointwise", "test_steps_are_one_kernel"),
     ("ops", "vector_load, vector_store", "test_accesses_are_contiguous_and_aligned"),

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import sympy  # type: ignore[import-untyped]
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transconv.ir import Const, Expr, Var, sum_of
@@ -53,6 +53,7 @@ TERMS = st.dictionaries(st.lists(st.sampled_from("xyz"), min_size=1, max_size=3)
                         st.integers(-4, 4).filter(bool), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(TERMS, st.integers(-3, 3), TERMS, st.integers(-3, 3))
 def test_products_are_those_of_sympy(p: dict[tuple[str, ...], int], a: int, q: dict[tuple[str, ...], int],
                                      b: int) -> None:

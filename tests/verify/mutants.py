@@ -54,7 +54,8 @@ CALLS = _keys("tensors", "switches", "numbers_and_what_is_wanted")
 SUBJECTS = (
     Subject("transconv.torch_ops.routes", "forward_key", CALLS),
     Subject("transconv.torch_ops.routes", "backward_routes",
-            (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once")),
+            (*CALLS, "tests/torch_ops/test_ready.py::test_gradients_that_wait_are_asked_for_once",
+             "tests/torch_ops/test_known_layers.py::test_a_first_call_does_little")),
     Subject("transconv.torch_ops.fused_route", "find", CALLS),
     Subject("transconv.torch_ops.requests", "request", _keys("requests")),
     Subject("transconv.runtime.compiler", "plan",

@@ -18,7 +18,16 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from transconv.ir import FALSE, TRUE, Add, Const, Expr, Not
-from transconv.simplify import comparison, division, fixpoint, interval, linear, ranges, rules
+from transconv.simplify import (
+    comparison,
+    division,
+    facts,
+    fixpoint,
+    interval,
+    linear,
+    ranges,
+    rules,
+)
 from transconv.simplify.interval import Range
 from transconv.simplify.linear import Poly
 
@@ -123,7 +132,7 @@ def _code(function: FunctionType, wrapper: str, line: int | None) -> CodeType:
 def replaced(found: list[tuple[FunctionType, CodeType]], **names: Callable[..., Any]) -> Iterator[None]:
     """The functions with other code, and the names that it calls in their modules."""
     before = [(f, f.__code__) for f, _ in found]
-    fixpoint.NO_FACTS.forget_if_large(-1)
+    facts.forget_simplified()
     for f, code in found:
         f.__globals__.update(names)
         f.__code__ = code
@@ -134,7 +143,7 @@ def replaced(found: list[tuple[FunctionType, CodeType]], **names: Callable[..., 
             f.__code__ = code
             for name in names:
                 f.__globals__.pop(name, None)
-        fixpoint.NO_FACTS.forget_if_large(-1)
+        facts.forget_simplified()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INT
 
 
 def test_every_pass_has_a_bug() -> None:
-    named = {"edges"}  # see test_edges.py
+    named = {"edges"}  # see tests/passes/test_tiles_at_edges.py
     assert {bug.stage for bug in planted.PASSES} == {p.name for p in pipeline.PIPELINE} - named
 
 

@@ -30,9 +30,9 @@ STEP = 30.0  # other instructions of a step
 REGISTERS = 20  # of a thread, for addresses and masks
 UNPACKED = 48  # more of a thread that unpacks bytes and converts them: 40 to 50 in four depthwise kernels
 # Times the clocks between two instructions, where bytes are converted. With 1, of the tiles of a weight
-# gradient the one of 54 us (H200) is estimated to be slower than that of 146 (H100; tests/test_fitted.py).
-# Others do not tell: with 1 the estimates of 95 kernels are nearer in the mean, and what they put first in
-# 18 groups of trials is as fast.
+# gradient the one of 54 us (H200) is estimated to be slower than that of 146 (H100;
+# tests/cost/test_fitted_numbers.py). Others do not tell: with 1 the estimates of 95 kernels are nearer in
+# the mean, and what they put first in 18 groups of trials is as fast.
 CONVERTED = 1.6
 # Of bytes of integers, which are multiplied four at a time (passes/quads.py), in turns of an instruction;
 # those for words and their products take two.

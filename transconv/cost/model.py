@@ -30,7 +30,7 @@ from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, t
 from transconv.target import Constants, Target
 
 # In parentheses: the kernels that a number comes from, whose rows are in bench/results (for some, a test
-# finds it again: tests/test_fitted.py).
+# finds it again: tests/cost/test_fitted_numbers.py).
 PAIR_NS = 250.0  # from the last product of a pair of parts to the first of the next (34 kernels, H100)
 # Of a step whose operands of 8 bits are transposed: for warps that wait for one another, by the number of
 # transposing groups, and the rate of the bytes (weight gradients of 10 layers on an H100).

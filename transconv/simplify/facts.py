@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -232,7 +233,19 @@ def _unwidened(e: Expr) -> Expr:
 
 def facts_of(sizes: Sizes | None) -> Facts:
     """The requirements of sizes that are arguments, as facts; no facts for None."""
-    return Facts(true=sizes.requirements) if sizes else Facts()
+    return _required(sizes.requirements)._copy() if sizes else Facts()
+
+
+@functools.lru_cache(maxsize=64)
+def _required(conditions: tuple[Expr, ...]) -> Facts:
+    """Most passes ask for the facts of their kernel's sizes."""
+    return Facts(true=conditions)
 
 
 NO_FACTS = Facts()
+
+
+def forget_simplified() -> None:
+    """What was simplified for all of this process, which other rules may simplify otherwise."""
+    NO_FACTS.forget_if_large(-1)
+    _required.cache_clear()

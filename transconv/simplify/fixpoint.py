@@ -30,7 +30,7 @@ from transconv.ir import (
 )
 from transconv.simplify.comparison import both_bounds
 from transconv.simplify.division import collect
-from transconv.simplify.facts import NO_FACTS, Facts
+from transconv.simplify.facts import NO_FACTS, Facts, forget_simplified
 from transconv.simplify.linear import expand, is_polynomial, rebuild
 from transconv.simplify.ranges import range_of
 from transconv.simplify.rules import RULES
@@ -47,13 +47,13 @@ _witness: ContextVar[Witness | None] = ContextVar("_witness", default=None)
 def witnessed(by: Witness) -> Iterator[None]:
     """Within ``with``, call ``by`` with every rewrite of this thread, inner nodes first, including those
     that change nothing. Results that existing ``Facts`` have cached are not rewritten again."""
-    NO_FACTS.forget_if_large(-1)
+    forget_simplified()
     token = _witness.set(by)
     try:
         yield
     finally:
         _witness.reset(token)
-        NO_FACTS.forget_if_large(-1)
+        forget_simplified()
 
 
 def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:

@@ -14,7 +14,7 @@ from transconv.conv.workload import ConvWorkload
 from transconv.cost import estimate
 from transconv.schedule import Schedule, why_not
 
-RESULTS = Path(__file__).parents[1] / "bench" / "results"
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
 
 
 def timed(problem: str) -> Iterator[tuple[Schedule, float, float]]:

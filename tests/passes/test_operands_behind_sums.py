@@ -218,7 +218,7 @@ def test_a_vector_is_told_apart() -> None:
         "R": (1, 4, 8, 64), "G": (1, 4, 8, 64), "B": "B: no dimension moves along block h:4"}
 
 
-MEASURED = Path(__file__).parent.parent / "bench" / "results" / "h200_behind.csv"
+MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h200_behind.csv"
 
 
 def measured() -> dict[tuple[str, str], tuple[Compute, dict[str, tuple[float, Schedule]]]]:

@@ -14,7 +14,7 @@ from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.cost import estimate
 from transconv.schedule import Schedule
 
-MEASURED = Path(__file__).parent.parent / "bench" / "results" / "h100_called_trials.csv"
+MEASURED = Path(__file__).parents[2] / "bench" / "results" / "h100_called_trials.csv"
 
 
 def estimated(row: dict[str, str]) -> float:

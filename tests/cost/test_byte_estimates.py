@@ -13,7 +13,7 @@ from transconv.schedule import Schedule
 from transconv.target import TARGETS
 
 SM90 = TARGETS["sm_90"]
-ROWS = Path(__file__).parents[1] / "bench" / "results" / "h200_small_types.csv"
+ROWS = Path(__file__).parents[2] / "bench" / "results" / "h200_small_types.csv"
 LONG = 20.0  # microseconds; of shorter kernels launches decide
 
 

@@ -14,8 +14,8 @@ import pytest
 from bench import layers
 from bench.size_layers import Size, chosen, problem_at
 from bench.trials import target_of
+from tests.selection.test_ranks_for_several_sizes import MEASURED
 from tests.stages import SM90
-from tests.test_several_sizes import MEASURED
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, compiler, marked
 from transconv.conv.any_size import every
@@ -25,7 +25,7 @@ from transconv.schedule import Schedule, why_not
 from transconv.target import Target
 from transconv.torch_ops import weights_only
 
-RESULTS = Path(__file__).parent.parent / "bench" / "results"
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
 Row = dict[str, str]
 
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from tests.test_behind import GATED, MASKED, RESIDUAL, layer
+from tests.passes.test_operands_behind_sums import GATED, MASKED, RESIDUAL, layer
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
