@@ -67,8 +67,8 @@ class Issue:
     empty_us: float = 2.2  # of a launch that computes nothing; fitted with the maps (cost/maps.py)
     # More of a product's time at the chip's rate where an operand passes through registers before it is
     # multiplied: one that is computed there, not fitted; and one of 8 bits that becomes a float, of 27
-    # convolutions on an H200 (tests/cost/test_fitted_numbers.py). The times behind the latter are of two commits,
-    # between which products of floats became faster; beside the earlier one's of torch it is 1.0.
+    # convolutions on an H200 (tests/cost/test_fitted_numbers.py). The times behind the latter are of two
+    # commits, between which products of floats became faster; beside the earlier one's of torch it is 1.0.
     computed_late: float = 0.5
     converted_late: float = 1.4
 
