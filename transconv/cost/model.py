@@ -109,6 +109,7 @@ class Timed:
     behind: bool = False
     store: float = field(init=False)  # nanoseconds of a tile's
     made: float = field(init=False)  # nanoseconds of a tile's whole results, which no load hides
+    crowded: float = field(init=False)  # nanoseconds of a step's bytes, where they may take longer
 
     def __post_init__(self) -> None:
         stored, c = self.work.stored, self.rates
@@ -120,6 +121,7 @@ class Timed:
             self.store = max(self.store, stored.accesses * c.scatter_ns)
         self.store += (behind.sent * c.box_store + behind.stored) / c.store_gbs
         self.store += behind.accesses * c.behind_ns + behind.fetched / c.fetch_gbs
+        self.crowded = _crowded_ns(self.work, self.target, c)
         issue = self.target.rates.issue
         self.made = self.work.whole * issue.whole_ns
         if self.schedule.via == "tl" and self.schedule.c != "box" and self.schedule.swap:
@@ -145,6 +147,8 @@ class Timed:
             each = products + store * c.persistent + self.made + self._called_ns(1.0)
         else:
             each = products + (store + self.made) / together + self._called_ns(together)
+        if self.crowded:
+            each = larger(each, steps * self.crowded)
         busy = (rounds * each + last + fills * c.fill_ns + self.work.kept / c.fetch_gbs) / 1e3
         return launched(self.work, busy, traffic, schedule, self.target, c, self.behind)
 
@@ -203,14 +207,10 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
         multiply = macs / (chip.cores * chip.clock * c.fma_share)
     accesses = sum(f.accesses for f in w.fetched)
     short = c.short_rows if w.shared == 1 else SHORT_ROWS
-    alone = w.positions_summed or any(f.near for f in w.fetched)
-    crowded = c.fetch_gbs if alone else min(c.fetch_gbs, target.l2_gbs)
     fetch = sum(f.bytes * (1 + short * max(0.0, LINE / f.row - 1)) * (STEPPED if f.stepped else 1)
                 * (ENDED if f.ends else 1)
-                / (crowded if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
+                / (c.fetch_gbs if w.shared == 1 else COMMON_GBS if f.common else OWN_GBS)
                 for f in w.fetched)
-    if w.shared > 1:
-        fetch = max(fetch, sum(f.bytes for f in w.fetched) / crowded)
     unpacked = c.unpack_ns * (DIVIDED if w.divided else 1.0) if w.positions_summed else 0.0
     fetch += accesses * (c.access_ns + unpacked)
     fetch += sum(f.accesses for f in w.fetched if not f.ahead) * c.late_access_ns
@@ -229,6 +229,15 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
     if w.transposed and w.bits == 8:  # whatever lands in one of two places is waited for
         late = TURNED_LATE * (c.latency_ns + fetch) / in_flight
     return larger(max(multiply, fetch, _turning_ns(w, schedule, c)), late / together) + wait
+
+
+def _crowded_ns(w: Work, target: Target, c: Constants) -> float:
+    """Nanoseconds of a step's bytes on their way from the L2 cache, while all multiprocessors fetch; 0
+    where the time to fetch has them. Sums over positions have operands that few programs share, and a
+    filter of few features stays in the L1 cache."""
+    apart = w.positions_summed or any(f.near for f in w.fetched)
+    gbs = c.fetch_gbs if apart else min(c.fetch_gbs, target.l2_gbs)
+    return sum(f.bytes for f in w.fetched) / gbs if w.shared > 1 or gbs < c.fetch_gbs else 0.0
 
 
 def _moving_ns(w: Work, schedule: Schedule, multiply: float, adding: float) -> float:
