@@ -1,0 +1,60 @@
+"""The function that starts all kernels of a plan: what each is started with, in which order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from transconv.backend_triton import Begun
+from transconv.runtime.starting import starter
+
+
+class Memory:
+    def __init__(self, address: int, log: list[Any]) -> None:
+        self.address, self.log = address, log
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def zero_(self) -> None:
+        self.log.append(("zero", self.address))
+
+
+def test_a_start_is_written_out() -> None:
+    """A copy into memory of the call's own, a kernel with boxes that lie as sizes say, one whose boxes lie
+    as they did when it was compiled, and one that Triton starts; what is added to is cleared before."""
+    log: list[Any] = []
+
+    def raw(name: str) -> Any:
+        return lambda *given: log.append((name, given[0], given[3], given[13:]))
+
+    def encoder(name: str) -> Any:
+        return type("E", (), {"calls": {}, "__call__": lambda self, at, places: (
+            log.append((name, at, places)), (*at, "map"))[1]})()
+
+    def begun(name: str, of: Any, places: Any, sized: bool) -> Begun:
+        return Begun(raw(name), "f", "m", False, of, places, sized, lambda device: f"on {device}")
+
+    steps = [(begun("copy", None, None, True), (0, 3), None),
+             (begun("boxes", encoder("boxes"), None, True), (3, 1), 2),
+             (begun("fixed", encoder("fixed"), ("lies",), False), (1, 2), None),
+             (lambda sizes, grid, places: lambda *given: log.append(
+                 ("bound", sizes, grid, [t.address for t in given])), (2,), 3)]
+    made = starter(lambda n, m: ((n, ()), (m, ("at", n)), (5, ()), (6, ()), ((n * m,),)),
+                   lambda shape, strides, dtype: Memory(1000 + shape[0], log), 4, 3, 2, ["f16"],
+                   steps)((8, 9))
+    tensors = [Memory(at, log) for at in (2, 3, 7)]
+    made(*tensors)
+    assert log == [
+        ("copy", 8, "on 4", (2, 1072, 8, 9)), ("zero", 7),
+        ("boxes", (1072, 3, 8, 9), ("at", 8)), ("boxes", 9, "on 4", (1072, 3, 8, 9, "map")),
+        ("fixed", (3, 7), ("lies",)), ("fixed", 5, "on 4", (3, 7, "map")),
+        ("zero", 1072), ("bound", (8, 9), 6, [2, 3, 7, 1072])]
+
+
+def test_what_is_encoded_already_is_passed() -> None:
+    log: list[Any] = []
+    known = SimpleNamespace(calls={(2,): ("map",)})
+    one = Begun(lambda *given: log.append(given[13:]), "f", "m", True, known, (), False, lambda device: 0)
+    starter(lambda: ((1, ()), ()), None, 0, 1, 0, [], [(one, (0,), None)])(())(Memory(2, log))
+    assert log == [("map",)]
