@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from bench.environment import versions
+from bench.environment import expect_gpu, versions
 from bench.schedules import GIVEN, read
 from transconv.errors import TransconvError
 from transconv.verify.case import synchronize
@@ -34,7 +34,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, and print as it goes. 1 if a plan was refused."""
+    """Measure, and print as it goes. 1 if a plan was refused. Raises ValueError where there is no GPU."""
+    expect_gpu("parts")
     asked = [row for path in options.files for row in read(path) if options.match in row["problem"]]
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)

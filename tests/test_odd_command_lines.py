@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import environment
 from bench.__main__ import main as bench
 from transconv.__main__ import main
 
@@ -129,3 +130,14 @@ def test_sizes_that_are_arguments_take_options(capsys: pytest.CaptureFixture[str
                  "--stage=problem"]) == 0
     page = capsys.readouterr().out
     assert re.search(r"tensor src +bf16 ", page) and "max(sum_2, 0.0)" in page
+
+
+@pytest.mark.parametrize("words", [["kernels"], ["short-sums"], ["parts", "b.csv"]])
+def test_measures_of_a_gpu_leave_their_rows_without_one(
+        words: list[str], odd: list[str], monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(environment, "device_name", lambda: "cpu")
+    rows = Path(f"{words[0].replace('-', '_')}.csv")
+    rows.write_text("kept")
+    ends(bench, [*words, "--out=."], capsys, (2,))
+    assert rows.read_text() == "kept"
