@@ -42,6 +42,12 @@ def device_name() -> str:
     return "cpu"
 
 
+def expect_gpu(command: str) -> None:
+    """Raise ValueError where there is no GPU, before a command touches the rows that it wrote on one."""
+    if device_name() == "cpu":
+        raise ValueError(f"there is no GPU; `python -m bench {command}` measures on one")
+
+
 def at_hand(device: str = "") -> str:
     """For ``type=``: this device (``cuda``, ``cpu``), or the one there is. Raises ArgumentTypeError
     for one that is not."""

@@ -14,7 +14,7 @@ from statistics import median
 
 import torch
 
-from bench.environment import versions
+from bench.environment import expect_gpu, versions
 from bench.schedules import GIVEN, asked, which, writing
 from transconv.errors import TransconvError
 from transconv.verify.machine import synchronize
@@ -31,7 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, and print as it goes. 1 if a plan was refused."""
+    """Measure, and print as it goes. 1 if a plan was refused. Raises ValueError where there is no GPU."""
+    expect_gpu("parts")
     about, refused = versions(), 0
     with writing(Path(options.out) / "parts.csv", COLUMNS) as write:
         for row in asked(options):

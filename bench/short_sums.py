@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bench.environment import versions
+from bench.environment import expect_gpu, versions
 
 LENGTHS = (128, 512, 2048, 8192)
 MOVED = (32, 128, 0)  # terms until a sum moves to f32; 0: never
@@ -42,7 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Measure on the GPU. ``rms`` is relative to the 2-norm of the answer, ``largest`` and ``mean`` to the
-    sums of absolute products."""
+    sums of absolute products. Raises ValueError where there is no GPU."""
+    expect_gpu("short-sums")
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     with (out / "short_sums.csv").open("w", newline="", encoding="utf-8") as file:

@@ -13,6 +13,7 @@ import pytest
 
 import bench.__main__
 import transconv.__main__
+from bench import environment
 from transconv.__main__ import main
 
 bench_main = bench.__main__.main
@@ -136,3 +137,14 @@ def test_sizes_that_are_arguments_take_options(capsys: pytest.CaptureFixture[str
                  "--stage=problem"]) == 0
     page = capsys.readouterr().out
     assert re.search(r"tensor src +bf16 ", page) and "max(sum_2, 0.0)" in page
+
+
+@pytest.mark.parametrize("words", [["kernels"], ["short-sums"], ["parts", "b.csv"]])
+def test_measures_of_a_gpu_leave_their_rows_without_one(
+        words: list[str], odd: list[str], monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(environment, "device_name", lambda: "cpu")
+    rows = Path(f"{words[0].replace('-', '_')}.csv")
+    rows.write_text("kept")
+    ends(bench_main, [*words, "--out=."], capsys, (2,))
+    assert rows.read_text() == "kept"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bench import first_launches
-from bench.environment import versions
+from bench.environment import expect_gpu, versions
 from bench.kernels.cases import Arguments, KernelCase, cases, drawing
 from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, masks, recorded
 from transconv.tuning.timing import Clock, Make
@@ -39,7 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Time them, each in a child process that has a time limit; 1 if a result is wrong or a case fails."""
+    """Time them, each in a child process that has a time limit; 1 if a result is wrong or a case fails.
+    Raises ValueError where there is no GPU."""
+    expect_gpu("kernels")
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     if options.first:
