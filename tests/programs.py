@@ -59,7 +59,10 @@ def run(words: Sequence[str], cwd: str | Path | None = None, env: Mapping[str, s
                 its.fileno(), question.fileno(), out.fileno(), err.fileno()])
         its.close()
         answers = ours.makefile("r")
-        pid = int(answers.readline())
+        told = answers.readline()
+        if not told:
+            raise RuntimeError("the process that forks programs has ended")
+        pid = int(told)
         if not select.select([ours], [], [], timeout)[0]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

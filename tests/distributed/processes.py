@@ -31,8 +31,10 @@ def run(ranks: int, function: Callable[..., Any], *arguments: Any, timeout: floa
     error. A rank that is gone has None, and so has one that is not ready in ``limit`` seconds."""
     until = time.monotonic() + limit
     port = port or ports(1)[0]
-    context = mp.get_context("forkserver")  # which has imported torch, and transconv not yet
-    context.set_forkserver_preload(["torch"])
+    on_gpus = torch.cuda.device_count() >= ranks
+    context = mp.get_context("spawn" if on_gpus else "forkserver")
+    if not on_gpus:  # its processes have imported torch, and transconv not yet
+        context.set_forkserver_preload(["torch"])
     queue = context.Queue()
     started = [context.Process(target=_one, args=(dict(os.environ), rank, ranks, port, timeout, queue,
                                                   function, arguments)) for rank in range(ranks)]
