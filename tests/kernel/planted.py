@@ -37,6 +37,7 @@ BUGS = (
     Bug("a loop without iterations leaves what it would have added", "blocks.afterwards",
         lambda f: lambda held, never: f(held, None), first=300),
     Bug("the inner ends of a product take part", "products.ends", lambda f: lambda shape: ()),
-    Bug("branches of work-items ignore the one around", "assignments.joined", lambda f: lambda *m: f(*m[-1:])),
+    Bug("branches of work-items ignore the one around", "assignments.joined",
+        lambda f: lambda *m: f(*m[-1:])),
     Bug("a reduction of nothing is active", "reductions.at_first", lambda f: lambda *x: ()),
 )
