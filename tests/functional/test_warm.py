@@ -106,6 +106,9 @@ def test_gradients_read_what_was_kept() -> None:
             y = ours.rms_norm(x, (6,), w)
         torch.testing.assert_close(torch.autograd.grad(y, (x, w), g), want)
     assert transconv.stats(reset=True).native == {"rms_norm": 6, "rms_norm_gradient": 6}
+    for dtype in (torch.float16, torch.bfloat16):  # the default eps is that of f32
+        small = torch.tensor([[1e-2, 2e-2], [1.0, -1.0]], dtype=dtype)
+        torch.testing.assert_close(ours.rms_norm(small, (2,)), F.rms_norm(small, (2,)))
 
 
 @pytest.mark.parametrize("kind", ["transposed", "unaligned", "expanded", "negative"])

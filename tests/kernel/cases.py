@@ -302,6 +302,21 @@ def _functions(x: Array, y: Array) -> dict[int, Any]:
     return {1: made + np.floor(x) + np.rint(x * np.float32(3.0)) + x}
 
 
+@kernel
+def odd_numbers(group, X, Z, P, K, D, R):  # type: ignore[no-untyped-def]
+    at = group.work_offset()[0]
+    x, z = group.load(X[at:], shape=group.shape), group.load(Z[at:], shape=group.shape)
+    group.store(P[at:], np.power(x, z) + np.sign(x))
+    k, d = group.load(K[at:], shape=group.shape), group.load(D[at:], shape=group.shape)
+    group.store(R[at:], k % d)
+
+
+BASES = np.array([-2, -2, -2, 0, 0, 1, -1, np.nan], np.float32)
+EXPONENTS = np.array([2, -3, 0.5, 0, 2, np.nan, np.inf, 0], np.float32)
+WHOLE = np.array([1, -1, 7, -7, 2**31 - 1, 5, -5, 0], np.int32)
+DIVISORS = np.array([2**31 - 1] * 2 + [-3, 3, -(2**31 - 1), 2**31 - 1, -2, 7], np.int32)
+
+
 def negatives_and_a_nan() -> Array:
     made = -abs(floats(5, 13)) - 3
     made[2, 4] = np.nan
@@ -381,6 +396,8 @@ CASES = (
     Case(softmax, Group(3, 1), (floats(3, 20) - 9, out(3, 20)), _softmax),
     Case(largest_of_negatives, Group(5, 2), (negatives_and_a_nan(), out(5), out(5, dtype=np.int32)),
          lambda x, y, p: {1: x.max(1), 2: x.argmax(1)}),
+    Case(odd_numbers, Group(8, 4), (BASES, EXPONENTS, out(8), WHOLE, DIVISORS, out(8, dtype=np.int32)),
+         lambda x, z, p, k, d, r: {2: np.power(x, z) + np.sign(x), 5: k % d}),
     Case(reductions, Group(1), (floats(6, 10), out(7, 10)), _reductions),
     Case(two_axes, Group(1), (floats(3, 5, 7), out(5)), lambda x, y: {1: x.sum((0, 2))}),
     Case(written_elements, Group(1), (floats(8), out(8), out(8, dtype=np.int32)), _elements),

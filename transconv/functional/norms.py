@@ -13,6 +13,7 @@ from transconv.errors import Unsupported
 from transconv.functional.bound import Function, Made, Numbers, Specs, expect
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
+from transconv.ir import f32, f64
 
 Tensor = torch.Tensor
 
@@ -26,7 +27,9 @@ def _layer(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.F
 def _rms(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
     x, w = given
     assert x is not None
-    eps = x.dtype.spacing if numbers[1] is None else numbers[1]
+    eps = numbers[1]
+    if eps is None:  # torch's: that of the type in which it computes
+        eps = (f64 if x.dtype is f64 else f32).spacing
     return library.rms_norm(x, len(numbers[0]), w, eps, saves, made[0])
 
 
@@ -133,7 +136,8 @@ def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
 
 def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
              eps: float | None = None) -> Tensor:
-    """torch.nn.functional.rms_norm; ``eps`` None is the type's. As layer_norm."""
+    """torch.nn.functional.rms_norm; ``eps`` None: the spacing of f64 beside 1 for f64,
+    that of f32 for all other types. As layer_norm."""
     return call(RMS, (input, weight), (normalized_shape, eps))  # type: ignore[no-any-return]
 
 

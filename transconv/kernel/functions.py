@@ -88,8 +88,8 @@ def _flipped(x: Expr) -> Expr:
 def _power(a: Expr, b: Expr) -> Expr:
     """Of numbers below 0 there are the whole powers; a power of 0 is 1, and so is any power of 1."""
     zero, one, half = (_const(n, a) for n in (0.0, 1.0, 0.5))
-    size: Expr = Call("abs", (a,))
-    size = select(eq(size, one), one, Call("exp2", (Call("log2", (size,)) * b,)))
+    base = Call("abs", (a,))
+    size = select(eq(base, one), one, Call("exp2", (Call("log2", (base,)) * b,)))
     whole, even = (eq(Call("floor", (x,)), x) for x in (b, b * half))
     signed = select(whole, select(even, size, -size), _const(np.nan, a))
     return select(eq(b, zero), one, select(a < zero, signed, size))
