@@ -30,6 +30,7 @@ def _defaults() -> None:
     transconv.config.cpu = "interpret" if c.DEVICE == "cpu" and knobs.interpret() else "fallback"
     torch.use_deterministic_algorithms(False)
     c.set_precision("ieee")
+    torch._C._set_cublas_allow_tf32(False)  # which benchmarks switch on in their process
 
 
 @pytest.fixture(autouse=True)
