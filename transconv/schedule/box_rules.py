@@ -173,8 +173,8 @@ def fewest_positions(dtype: DType) -> int:
 
 @lru_cache(maxsize=1024)
 def _no_tile_divides(compute: Compute) -> bool:
-    """Whether each tile of boxes reaches beyond the end of a sum over positions. Extents are powers of two,
-    so a tile that divides the sizes has at most as many positions as the powers of two in them say:
+    """Whether each tile of boxes reaches beyond the end of a sum over positions. Extents are powers of
+    two, so a tile that divides the sizes has at most as many positions as the powers of two in them say:
 
         n=8 y=13 x=13    8 * 1 * 1 = 8 positions, no tile of 64
         n=8 y=28 x=28    8 * 4 * 4 = 128, the tile n:4 y:4 x:4 is one of those that divide them
