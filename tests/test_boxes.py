@@ -122,8 +122,8 @@ REFUSALS = [
      "b=box: a left operand of more than two dimensions goes through registers"),
     ("mb4ic16ih8oc16oh8kh1", BWD_W, "mb:2 oh:2 ow:8 oc:16 ic:16", "abx",
      "apart in memory"),
-    ("mb4ic16ih6oc16oh6kh3ph1", BWD_W, "mb:1 oh:4 ow:4 oc:16 ic:16", "axb",
-     "block oh:4 does not divide 6"),
+    ("mb4ic16ih12oc16oh12kh3ph1", BWD_W, "mb:1 oh:8 ow:2 oc:16 ic:16", "axb",
+     "block oh:8 does not divide 12"),
 ]
 
 

@@ -74,7 +74,7 @@ def test_one_factor_has_to_end_where_the_sum_ends() -> None:
     reason = why_not(schedule, parse(text.format(rows="K+8", shift=" + 4")), SM90)
     assert reason is not None and "goes on beyond it" in reason
     given = why_not(schedule, parse(text.format(rows="K", shift="")).at(K=72), SM90)
-    assert given is not None and "goes on beyond it" in given, "tiles of given sizes divide them"
+    assert given is not None and "goes on beyond it" in given, "given sizes: positions alone"
 
 
 def test_two_warp_groups_do_not_wait_after_each_product() -> None:

@@ -146,7 +146,7 @@ def test_rows_of_a_patch_are_runs_of_bytes() -> None:
 
 GRADIENTS = [("mb128ic256ih14oc256oh14kh3ph1", "bwd_d", "pack=b"),
              ("mb1ic128ih64oc128oh64kh3ph1", "bwd_w", "a=box b=box | swap=1"),
-             ("mb8ic256ih65oc256oh65kh3ph24dh23", "bwd_w", "pack=a.b.f16"),
+             ("mb8ic256ih65oc256oh33kh3sh2ph1", "bwd_w", "pack=a.b.f16"),
              ("mb8ic32ih128oc32oh128kh5ph2", "bwd_d", "a=gather b=gather | pack=b")]
 
 

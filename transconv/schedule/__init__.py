@@ -10,7 +10,7 @@ from transconv.schedule.behind import (
     told_behind,
     why_not_behind,
 )
-from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW
+from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
 from transconv.schedule.boxes import Box, box_of
 from transconv.schedule.copying import is_copy, rounds, share
 from transconv.schedule.counts import (
@@ -77,8 +77,8 @@ from transconv.schedule.words import unregister as unregister_word
 
 __all__ = [
     "ahead", "ahead_bytes", "behind_bytes", "Block", "Box", "box_of", "boxes_behind", "by_tile",
-    "carried", "chain", "diagonal", "divided", "ENGINE_ALIGN", "FEATURES", "finishes", "groups",
-    "has_quads", "in_registers",
+    "carried", "chain", "diagonal", "divided", "ENGINE_ALIGN", "FEATURES", "fewest_positions",
+    "finishes", "groups", "has_quads", "in_registers",
     "in_place", "inner_feature", "innermost", "INTEGERS", "is_copy", "k_steps", "kept", "lanes",
     "left_bytes", "LONGEST", "most_sums", "MOST_WRITTEN", "moves_sums", "needed", "of_any_size",
     "part_spaces", "parts_of", "pile", "priced", "product_columns", "PROGRAM", "programs", "proposing",

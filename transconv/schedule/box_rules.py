@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, axis_facts
-from transconv.ir import Const, Expr, Tensor, Var, free_vars
+from transconv.ir import Const, DType, Expr, Tensor, Var, free_vars
 from transconv.simplify import Facts, multiple_of, prove, simplify
 
 if TYPE_CHECKING:
@@ -164,11 +165,33 @@ def _engine(dims: list[Dim], tensor: Tensor, facts: Facts) -> str | None:
     return None
 
 
+def fewest_positions(dtype: DType) -> int:
+    """The fewest summed positions of a tile of boxes: as many as elements fill a row of shared memory, or
+    a quarter of one if they are bytes."""
+    return ROW // 4 if dtype.bits == 8 else ROW // dtype.bytes
+
+
+@lru_cache(maxsize=1024)
+def _no_tile_divides(compute: Compute) -> bool:
+    """Whether each tile of boxes reaches beyond the end of a sum over positions. Extents are powers of
+    two, so a tile that divides the sizes has at most as many positions as the powers of two in them say:
+
+        n=8 y=13 x=13    8 * 1 * 1 = 8 positions, no tile of 64
+        n=8 y=28 x=28    8 * 4 * 4 = 128, the tile n:4 y:4 x:4 is one of those that divide them
+    """
+    axes = compute.axes_of("K")
+    divided = prod(x.size & -x.size for x in axes if x.role == "position")
+    return compute.sums_positions and 0 < divided < fewest_positions(compute.a.tensor.dtype)
+
+
 def _is_zero_beyond(block: Block, tensor: Tensor, compute: Compute, facts: Facts) -> bool:
     """Whether the other factor is 0 beyond the end of a block's axis, because there its tensor ends. Then
-    what this one holds there adds nothing, unless it is no number: an infinity or NaN gives NaN. For given
-    sizes there are tiles that divide them, so this is for sizes that are arguments."""
-    if len(block.axes) > 1:
+    what this one holds there adds nothing, unless it is no number: an infinity or NaN gives NaN. So a tile
+    must not reach beyond sizes that others divide: this is for sizes that are arguments, and for positions
+    whose given sizes no tile divides."""
+    given = compute.named is None
+    if len(block.axes) > 1 or given and (
+            compute.axis(block.first).role != "position" or not _no_tile_divides(compute)):
         return False
     others = [v for v in (compute.a, compute.b) if v is not None and v.tensor is not tensor]
     return any(simplify(d.coord, facts) is Var(block.first) and simplify(n, facts) == whole(
@@ -188,6 +211,6 @@ def _tails(dims: list[Dim], schedule: Schedule, compute: Compute, tensor: Tensor
         name = Var("_".join(block.axes))
         for d in dims:
             if d.moving is name and not (d.coord is name and simplify(d.length, facts) == total) and not (
-                    compute.named and kind == "K" and _is_zero_beyond(block, tensor, compute, facts)):
+                    kind == "K" and _is_zero_beyond(block, tensor, compute, facts)):
                 return f"block {block} does not divide {total}, and {d.name} goes on beyond it"
     return None

@@ -19,6 +19,7 @@ from transconv.schedule import (
     Block,
     Schedule,
     diagonal,
+    fewest_positions,
     k_steps,
     most_sums,
     moves_sums,
@@ -87,7 +88,8 @@ def _summing_positions(compute: Compute, target: Target,
     shapes = SHAPES if compute.a.tensor.dtype.bits == 16 else (*SHAPES, SMALL)
     lying = axis_strides(compute.a, compute)  # what is summed is innermost in copies
     least = min([x.size for x in wide["K"] if lying[x.name] == 1], default=wide["K"][0].size)
-    short = [k for k in (row // 4, row // 2) if least <= k] if compute.a.tensor.dtype.bits == 8 else []
+    few = fewest_positions(compute.a.tensor.dtype)
+    short = [k for k in (few, 2 * few) if least <= k < row]
     for (m, n), k in itertools.product(shapes, (*short[:1], row, 2 * row)):
         if n not in extents(columns):
             continue
