@@ -219,3 +219,5 @@ def test_sizes_are_arguments_of_one_launch(share: str, words: str) -> None:
         assert np.array_equal(answer(p, BWD_D, [kernel], at, values), expected), (mb, h, w)
     refused = plan.required.sizes.why_not({"MB": 1, "IH": 3, "IW": 4})
     assert refused == ("(IH % 2) == 0 does not hold for IH=3" if share else "")
+    assert isinstance(step.kernel.sizes, ir.Sizes) and not any(
+        "min(" in str(c) for c in step.kernel.sizes.where), "tiles are counted, not programs"
