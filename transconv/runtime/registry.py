@@ -259,8 +259,8 @@ class Registry(Generic[Made]):
         return why, waits
 
     def _left_out(self, question: Question, room: Room, mode: str) -> Made | None:
-        """The plan that there is no room for, if it is known: ``prepare`` compiles nothing for it, nor need
-        another process."""
+        """The plan that there is no room for, if it is known: ``prepare`` compiles nothing for it, and
+        no other process need."""
         if mode not in ("background", "never") or not room.there or not compiles(question.target):
             return None
         plan = planned(question, self.made)
