@@ -34,8 +34,9 @@ def main(options: argparse.Namespace) -> int:
     """Measure, and print as it goes. 1 if a plan was refused. Raises ValueError where there is no GPU."""
     expect_gpu("parts")
     about, refused = versions(), 0
+    rows = asked(options)
     with writing(Path(options.out) / "parts.csv", COLUMNS) as write:
-        for row in asked(options):
+        for row in rows:
             try:
                 found = measured(row, options.calls)
             except TransconvError as error:

@@ -60,8 +60,9 @@ def main(options: argparse.Namespace) -> int:
     """Measure, and print as it goes. 1 if a schedule is not right."""
     about, wrong = versions(), 0
     pool = Pool(groups(options.workers))
+    rows = asked(options)  # before the file is opened, which may be one of these
     with writing(Path(options.out) / "schedules.csv", COLUMNS) as write:
-        for row in measured(pool, asked(options), options):
+        for row in measured(pool, rows, options):
             write({**about, **row})
             wrong += row["verdict"] != "right"
             us = f"{float(row['us']):9.2f}" if row.get("us") else "        -"

@@ -15,6 +15,7 @@ from transconv.conv.any_size import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
 from transconv.runtime import build_compute, compiler, kept, sized
+from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, Table
 from transconv.selection import choice, rows, store
 from transconv.target import Target
@@ -109,6 +110,22 @@ def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -
     made = Registry(strided, prop, SM90, Epilogue(), True, False)
     assert len(made.questions) * phases <= registry.MOST_KERNELS
     assert len(made.questions) == 3
+
+
+@pytest.mark.parametrize("mode", ["background", "never"])
+def test_what_there_is_no_room_for_is_not_waited_for(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``prepare`` has made its plan, and compiled nothing for it."""
+    made = Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+    plans = [SimpleNamespace(digests={f"{n}", f"{n} adds"}, required=None) for n in range(3)]
+    of = dict(zip([q.workload.text for q in made.questions], plans, strict=False))
+    del made.questions[3:]
+    made.most = 5
+    monkeypatch.setattr(registries, "compiles", lambda target: True)
+    monkeypatch.setattr(registries, "planned", lambda q, kind: of[q.workload.text])
+    monkeypatch.setattr(registries, "Kernels", lambda q, plan: SimpleNamespace(plan=plan))
+    monkeypatch.setattr(registries, "ready", lambda w, *_: of.pop(w.text))
+    assert made._look(mode) == ("", []) and made.is_settled()
+    assert [*of.values()] == plans[2:] and "more than 5" in str([*made.failed.values()])
 
 
 def test_a_text_for_any_size_is_read_back() -> None:

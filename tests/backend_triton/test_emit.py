@@ -26,6 +26,7 @@ from transconv.ir import (
     eq,
     f32,
     f64,
+    minimum,
     select,
     value_at,
 )
@@ -142,12 +143,16 @@ def test_lanes_that_count_up_are_not_subtracted() -> None:
 
 
 def test_a_choice_between_two_numbers_is_of_64_bits_where_it_is_said() -> None:
-    """Triton makes f32 of two numbers, in which a function of the choice is off by 1e-7."""
+    """Triton makes f32 of two numbers, and of one that is an operand of a minimum: 0.1 is then
+    off by 1e-8, and so is a function of the choice."""
     speller = ExprSpeller()
-    m = Lane("m", 16, 1)
-    for dtype, end in ((f64, ".to(tl.float64)"), (f32, "")):
-        choice = select(m < 3, Const(1.0, dtype), Const(0.0, dtype))
-        assert speller.text(choice) == f"tl.where(m < 3, 1.0, 0.0){end}"
+    m, x = Lane("m", 16, 1), Var("x", f64)
+    speller.scope[x] = (m,)
+    number = "tl.full((), 0.1, tl.float64)"
+    for dtype, text in ((f64, number), (f32, "0.1")):
+        choice = select(m < 3, Const(0.1, dtype), Const(0.2, dtype))
+        assert speller.text(choice) == f"tl.where(m < 3, {text}, 0.2)"
+    assert speller.text(minimum(x, Const(0.1, f64))).startswith(f"tl.minimum(x, {number}, propagate_nan")
 
 
 K = Var("k")

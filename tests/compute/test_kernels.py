@@ -9,6 +9,7 @@ import torch
 from transconv.compute import execute, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.errors import ComputeError, ScheduleError, TensorError
+from transconv.passes import pipeline
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.selection import heuristics
@@ -142,6 +143,12 @@ def test_values_have_names_of_variables_that_passes_add(names: str) -> None:
             f" let {s} = sum({x}*w; d)\n store Y[n, p, q] = {s}*2")
     for schedule in ("n.p:16 q:16 d:16 | mma", "p:16 n:2 q:8 d:32 | fma"):
         assert ComputeTrial(text, "sm_90", schedule).problem() == ""
+
+
+def test_values_that_are_renamed_stay_apart() -> None:
+    made = parse("compute p\n axes n=3\n read m = X[n]\n let m_ = m + 1\n store Y[n] = m*m_")
+    found = pipeline._apart(made, Schedule(), frozenset({"m", "m_"}))
+    assert str(found).endswith("store  Y[n] = m__*m___")
 
 
 def test_names_that_kernels_need_themselves() -> None:

@@ -173,7 +173,7 @@ def test_what_stays_apart(text: str, schedule: str) -> None:
 
 def test_phases_whose_own_schedules_differ_take_one_that_is_as_fast_for_all() -> None:
     """A launch of each takes longer than what a common tile loses; given schedules are kept."""
-    p = ConvProblem.parse("mb8ic64ih160oc128oh80kh3sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc")
+    p = ConvProblem.parse("mb8ic64ih160oc256oh80kh3sh2ph1 dt=bf16:f8e4m3:f8e5m2 tag=nhwc")
     apart = compiler.plan_steps(p, BWD_D, SM90, None, Epilogue())
     schedules = {c for a, c in apart if a.phase}
     assert len(schedules) > 1
@@ -219,3 +219,5 @@ def test_sizes_are_arguments_of_one_launch(share: str, words: str) -> None:
         assert np.array_equal(answer(p, BWD_D, [kernel], at, values), expected), (mb, h, w)
     refused = plan.required.sizes.why_not({"MB": 1, "IH": 3, "IW": 4})
     assert refused == ("(IH % 2) == 0 does not hold for IH=3" if share else "")
+    assert isinstance(step.kernel.sizes, ir.Sizes) and not any(
+        "min(" in str(c) for c in step.kernel.sizes.where), "tiles are counted, not programs"

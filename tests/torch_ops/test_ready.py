@@ -22,7 +22,7 @@ from transconv.functional import launches
 from transconv.runtime import collecting, kept, readiness
 from transconv.runtime import registry as registries
 from transconv.selection import files_digest, store
-from transconv.torch_ops import decide, execute, routes
+from transconv.torch_ops import decide, execute, prepare, routes
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
 
@@ -417,6 +417,14 @@ def test_prepare_says_which_calls_are_torchs(machine: Machine) -> None:
 def test_prepare_refuses_other_sizes(machine: Machine, size: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="is no size of the last dims"):
         transconv.prepare(model(), X, sizes=[size], progress=False)
+
+
+def test_no_more_processes_start_than_there_are_layers() -> None:
+    """Of 128 cores most would have nothing to do for a small model."""
+    lazy = torch.nn.LazyConv2d(4, 3)
+    assert prepare._layers(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.BatchNorm2d(4))) == 1
+    assert prepare._layers(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), lazy)) >= 2
+    assert prepare._layers(torch.nn.ReLU()) == 1
 
 
 def test_a_pool_is_what_prepare_uses() -> None:

@@ -39,6 +39,7 @@ from transconv.ir import (
     Xor,
     bf16,
     f16,
+    f64,
     lanes_of,
     walk,
 )
@@ -194,8 +195,8 @@ class ArithmeticSpeller:
 
     def extremum(self, name: str, e: Min | Max) -> tuple[str, int]:
         """A NaN operand makes the result NaN, as in torch; Triton does so only on request. It makes f32 of
-        a number beside 16 bits here."""
-        typed = tuple(Cast(x, e.dtype) if self.is_number(x) and e.dtype in (f16, bf16) else x
+        a number beside 16 or 64 bits here."""
+        typed = tuple(Cast(x, e.dtype) if self.is_number(x) and e.dtype in (f16, bf16, f64) else x
                       for x in (e.a, e.b))
         text, level = self.function(name, typed, e)
         if e.dtype.kind == "float":
@@ -207,10 +208,9 @@ class ArithmeticSpeller:
         not where an addition made one of them. Of two numbers Triton makes f32 or i32."""
         yes, no = (Add(x, other) if x in self.products and isinstance(other, Const) and other.value == 0.0
                    and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))
-        text, level = self.function("where", (e.cond, yes, no), e)
         if e.dtype.bits == 64 and self.is_number(yes) and self.is_number(no):
-            return f"{text}.to({self.type(e.dtype)})", POSTFIX
-        return text, level
+            yes = Cast(yes, e.dtype)  # the other then is of its type
+        return self.function("where", (e.cond, yes, no), e)
 
     def spell_Call(self, e: Call) -> tuple[str, int]:
         callee = CALLS.get(e.name)

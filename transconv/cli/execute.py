@@ -41,7 +41,7 @@ def device() -> str:
 
 
 def executable(target: Target, where: str) -> Target:
-    """The target as it runs here, see ``verify.case.executable``."""
+    """The target as it runs here, see ``verify.machine.executable``."""
     from transconv.verify.machine import executable
 
     return executable(target, where)

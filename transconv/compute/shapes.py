@@ -116,8 +116,8 @@ def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
 def conditions(view: View) -> list[Expr]:
     """The conditions of a view's mask other than that its coordinates are inside the tensor. One that says
     this once more is among them: it tells that indices may be outside."""
-    inside = {c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
-              for c in (d.coord >= 0, d.coord < n)}
+    inside = [c for d, n in zip(view.dims, view.tensor.bounds, strict=True)
+              for c in (d.coord >= 0, d.coord < n)]  # some twice, on a diagonal
     found: list[Expr] = []
     for c in (c for d in view.dims for c in conjuncts(d.mask)):
         if c in inside:

@@ -88,8 +88,8 @@ def _required(kernels: Sequence[Kernel]) -> Sizes | None:
     first = kernels[0].sizes
     if not isinstance(first, Sizes):
         return None
-    loops = [next(x for x in find(k, For) if x.kind in ("dealt", "grid") and x.until is not None)
-             for k in kernels]
+    kind = "dealt" if find(kernels[0], Roles) else "grid"  # around dealt tiles is a grid of programs
+    loops = [next(x for x in find(k, For) if x.kind == kind and x.until is not None) for k in kernels]
     tiles = simplify(sum_of([as_expr(_end(x)) for x in loops]))
     where = [c for k in kernels if isinstance(k.sizes, Sizes) for c in k.sizes.where]
     counted = tiles <= LARGEST_SIZE - 2 * loops[0].programs

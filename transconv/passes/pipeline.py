@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 
 from transconv import knobs
-from transconv.compute import Compute, Write, describe, fresh
+from transconv.compute import Compute, Write, describe
 from transconv.disk_cache import leave_text
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, verify
@@ -33,7 +33,7 @@ from transconv.passes import (
     unroll,
     widen,
 )
-from transconv.passes.names import hidden, renamed
+from transconv.passes.names import Names, hidden, renamed
 from transconv.passes.stage import Context, Form, Pass, Stage
 from transconv.schedule import Schedule, Scheduled, why_not
 from transconv.target import Target
@@ -197,7 +197,8 @@ def _apart(compute: Compute, schedule: Schedule, names: frozenset[str]) -> Compu
     if left := sorted(names - values.keys()):
         raise ScheduleError(f"{schedule}: the kernel has a variable '{left[0]}' of its own; expected "
                             "another name for the axis or size")
-    return renamed(compute, {values[n]: fresh(f"{n}_", compute.names.all) for n in sorted(names)})
+    taken = Names(taken=compute.names.all)
+    return renamed(compute, {values[n]: taken.fresh(f"{n}_") for n in sorted(names)})
 
 
 def finish(kernel: Kernel, target: Target,

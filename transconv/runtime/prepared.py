@@ -92,7 +92,7 @@ class _Report:
                 done.append((question, False))
                 continue
             if plan is None and not room.is_full:
-                self.before |= {q for q, _ in done}
+                self.before |= {q for q, has_plan in done if has_plan}
                 return False
             takes = plan is not None and room.takes(plan.digests)
             if plan is not None and takes:

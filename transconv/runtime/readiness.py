@@ -182,13 +182,17 @@ def again(questions: Iterable[Question]) -> None:
                 del _asked[question]
 
 
-def there(question: Question, kind: type[Made]) -> Made | None:
-    """The plan, if each of its kernels is compiled."""
+def planned(question: Question, kind: type[Made]) -> Made | None:
+    """The plan, whether its kernels are compiled or not, if this process or another one has made it."""
     told = (question.workload, question.target, None, question.deterministic, kind)
     if kept.keeps():
-        found = compiler.known(*told)
-    else:  # there are no records, so the text is made here
-        found = compiler.plan(*told)
+        return compiler.known(*told)
+    return compiler.plan(*told)  # there are no records, so the text is made here
+
+
+def there(question: Question, kind: type[Made]) -> Made | None:
+    """The plan, if each of its kernels is compiled."""
+    found = planned(question, kind)
     if found is None or not all(s.launcher.is_ready(question.aligned) for s in found.steps):
         return None
     return found

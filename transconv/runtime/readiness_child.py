@@ -23,7 +23,7 @@ from transconv.selection import files_digest, workload_of
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile
-COLLECT = 32  # plans after which the interpreter looks for cycles: that takes a tenth of the time else
+COLLECT = 32  # requests after which the interpreter looks for cycles: that takes a tenth of the time else
 
 _jobs = itertools.count(1)
 
@@ -54,6 +54,7 @@ def answer(job: dict[str, Any], _noise: IO[bytes] | None = None) -> dict[str, An
         return {}
     workload, target = _request(job)
     if job.get("rank"):
+        _look_for_cycles()
         with suppress(TransconvError):  # it is on disk as well
             estimated(workload, target)
         return {"seconds": round(time.perf_counter() - started, 3)}
@@ -77,8 +78,7 @@ def _each(jobs: list[dict[str, Any]], room: Room) -> dict[str, Any]:
 def _made(job: dict[str, Any], workload: Workload, target: Target, started: float,
           room: Room) -> dict[str, Any]:
     """The answer to a request whose plan is made and compiled, as far as there is room."""
-    if next(_jobs) % COLLECT == 0:
-        gc.collect()
+    _look_for_cycles()
     pretend(target.backend, target.arch, target.warp_size)
     patient = not job.get("hurried")
     plan = compiler.plan(workload, target, None, job["deterministic"], Plan)
@@ -96,6 +96,12 @@ def _made(job: dict[str, Any], workload: Workload, target: Target, started: floa
         plan = compiler.replan(plan)
     raise Unsupported("miscompiled", f"{compiler.MOST_REJECTED} plans do not compile: "
                       f"{wrong[-1]['reason']}")
+
+
+def _look_for_cycles() -> None:
+    """Sometimes, in place of the interpreter's own way."""
+    if next(_jobs) % COLLECT == 0:
+        gc.collect()
 
 
 def _request(job: dict[str, Any]) -> tuple[Workload, Target]:

@@ -16,7 +16,7 @@ from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsuppor
 from transconv.ir import Const, Expr, Le, Sizes, function_of
 from transconv.runtime.plans import Made
 from transconv.runtime.questions import COMPILING, NEVER, Batch, Question, Room, Waiting
-from transconv.runtime.readiness import ready
+from transconv.runtime.readiness import compiles, planned, ready
 from transconv.runtime.recording import collect, is_collecting
 
 NEVER_US = "1e999"  # infinity, as Python reads it
@@ -238,8 +238,9 @@ class Registry(Generic[Made]):
                 waits.append(over)
                 continue
             try:
-                plan = ready(question.workload, question.target, None, question.deterministic, self.made,
-                             question.aligned, mode)
+                plan = self._left_out(question, room, mode) or ready(
+                    question.workload, question.target, None, question.deterministic, self.made,
+                    question.aligned, mode)
                 if not room.takes(plan.digests):
                     self.failed[question] = f"with its kernels there would be more than {self.most}"
                 else:
@@ -256,6 +257,14 @@ class Registry(Generic[Made]):
             except (ScheduleError, ProblemError, ComputeError) as error:
                 self.failed[question] = str(error)
         return why, waits
+
+    def _left_out(self, question: Question, room: Room, mode: str) -> Made | None:
+        """The plan that there is no room for, if it is known: ``prepare`` compiles nothing for it, and
+        no other process need."""
+        if mode not in ("background", "never") or not room.there or not compiles(question.target):
+            return None
+        plan = planned(question, self.made)
+        return None if plan is None or room.takes(plan.digests) else plan
 
     def _why_none(self, sizes: Sequence[int]) -> str:
         told = [self._why_not(k, sizes) for k in self.there.values()]

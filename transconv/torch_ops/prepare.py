@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from transconv.errors import TransconvError
@@ -45,7 +46,8 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     devices = {t.device for t in leaves if t.is_cuda}
     for device in devices:  # which takes them as long as the model its run
         with suppress(TransconvError):  # its calls say why
-            begin_processes(execute.target_of(device), workers)
+            most = _layers(model) * (3 if backward else 1)
+            begin_processes(execute.target_of(device), min(workers, most))
     routes.forget()  # adds up their calls; each route is decided anew
     with _undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
         for given in runs:
@@ -62,6 +64,11 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     if devices:
         any_size.complete(questions)
     return report
+
+
+def _layers(model: torch.nn.Module) -> int:
+    """About how many layers have kernels of their own; at least 1."""
+    return max(1, sum(is_lazy(p) or p.dim() > 2 for p in model.parameters()))
 
 
 def _sized(inputs: Sequence[Any], size: Sequence[int]) -> tuple[Any, ...]:
