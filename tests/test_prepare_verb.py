@@ -36,6 +36,7 @@ class AtOnce(Processes):
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(readiness, "Compilers", AtOnce)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
     monkeypatch.setattr(AtOnce, "asked", [])

@@ -86,6 +86,7 @@ def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     made = Processes()
+    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
     return made
 

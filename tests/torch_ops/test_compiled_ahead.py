@@ -37,6 +37,7 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr(readiness, "compiles", lambda target: True)
+    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
     monkeypatch.setattr(counted, "cores", lambda: 8)
     monkeypatch.setattr(readiness, "LOOK_S", 0.01)

@@ -44,6 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})  # plans take a while to make
     monkeypatch.setattr(readiness, "PAUSE_S", 0.0)
     monkeypatch.setattr(readiness, "compiles", lambda target: True)
+    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(readiness, "Compilers", lambda *_: made.processes)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: made.compiled)
     compiler.forget()
@@ -348,6 +349,7 @@ def test_gradients_that_wait_are_asked_for_once(machine: Machine, monkeypatch: p
 
 
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
     monkeypatch.setattr(readiness, "Compilers", AtOnce)
     transconv.config.sizes = "any"
     report = transconv.prepare(torch.nn.Conv2d(4, 4, 3), X, sizes=[(7, 7), (9, 8)], backward=False,
