@@ -27,7 +27,7 @@ from transconv.cost.spelled import Number, kept, larger, smaller
 from transconv.cost.work import Work, count
 from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, tile
-from transconv.target import Constants, Target
+from transconv.target import L2_GBS, Constants, Target
 
 # In parentheses: the kernels that a number comes from, whose rows are in bench/results (for some, a test
 # finds it again: tests/cost/test_fitted_numbers.py).
@@ -40,7 +40,7 @@ NEAR_NS = 150.0  # from a load that the L1 cache answers to the product (23 kern
 # Of steps that share boxes, from the L2 cache to a multiprocessor while others fetch, too: what each of
 # them reads for itself, what all read alike, and the extra time of a row of 64 bytes (174 kernels, H200).
 OWN_GBS, COMMON_GBS, SHORT_ROWS = 60.0, 140.0, 0.4
-# Times the time to fetch boxes of every second position (34 kernels, H100 and H200; 0.9 to 1.2 are as near
+# Times the time to fetch boxes of every second position (46 kernels, H100 and H200; 0.9 to 1.2 are as near
 # to them).
 STEPPED = 1.1
 ENDED = 2.2  # times the time to fetch rows that a group has a part of (48 elements; six kernels, H100)
@@ -234,9 +234,10 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
 def _crowded_ns(w: Work, target: Target, c: Constants) -> float:
     """Nanoseconds of a step's bytes on their way from the L2 cache, while all multiprocessors fetch; 0
     where the time to fetch has them. Sums over positions have operands that few programs share, and a
-    filter of few features stays in the L1 cache."""
+    filter of few features stays in the L1 cache. A card's own figure is of kernels of any size: most pairs
+    for given sizes that were measured are in the right order without it."""
     apart = w.positions_summed or any(f.near for f in w.fetched)
-    gbs = c.fetch_gbs if apart else min(c.fetch_gbs, target.l2_gbs)
+    gbs = c.fetch_gbs if apart else min(c.fetch_gbs, target.l2_gbs if w.sized else L2_GBS)
     return sum(f.bytes for f in w.fetched) / gbs if w.shared > 1 or gbs < c.fetch_gbs else 0.0
 
 

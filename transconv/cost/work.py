@@ -67,6 +67,7 @@ class Work(NamedTuple):
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
     shared: int = 1  # steps that share boxes, which are fetched together
     bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands
+    sized: bool = False  # whether sizes are arguments
 
 
 def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
@@ -115,6 +116,7 @@ def count(schedule: Schedule, compute: Compute, target: Target) -> Work:
         moved=sums * moved, whole=sums * (whole and schedule.split_k == 1),
         divided=any(compute.axis(a).extent is not None for b in blocks for a in b.axes[1:]),
         behind=behind, small=small, bytewise=_bytewise(schedule, compute, target),
+        sized=compute.named is not None,
         serial=moved and schedule.via == "tl" and 2 * sums > HELD_TWICE * 32 * schedule.warps)
 
 

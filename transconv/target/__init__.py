@@ -6,6 +6,7 @@ In: a name or a device. Out: a Target. Knows: element types and knobs, nothing o
 from transconv.target.mma import Mma
 from transconv.target.rates import Constants, Issue, Rates
 from transconv.target.records import (
+    L2_GBS,
     TARGETS,
     Target,
     detect,
@@ -17,6 +18,6 @@ from transconv.target.records import (
 from transconv.target.versions import DIRECT, is_direct, triton_version
 
 __all__ = [
-    "DIRECT", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "is_direct", "of_card",
-    "register", "triton_version", "unregister", "why_no_switches",
+    "DIRECT", "L2_GBS", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "is_direct",
+    "of_card", "register", "triton_version", "unregister", "why_no_switches",
 ]

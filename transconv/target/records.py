@@ -28,8 +28,9 @@ IEEE = ("ieee",)
 F8 = (f8e4m3, f8e5m2)  # not on gfx942: it multiplies the fnuz formats, with another zero and no infinities
 
 
-# ``Target.l2_gbs`` of cards that have another one than the card that the rates were fitted on, an H200 (36
-# kernels of any size, bench/problems/any_size_trials.csv).
+# ``Target.l2_gbs`` of the card that the rates were fitted on, an H200, and of others, for kernels of any
+# size (36 of them, bench/problems/any_size_trials.csv).
+L2_GBS = 102.0
 CROWDED_GBS = {"H100": 76.0}
 
 
@@ -63,7 +64,7 @@ class Target:
     precisions: tuple[str, ...]
     upcast16: bool = False
     rates: Rates = SM90
-    l2_gbs: float = 102.0
+    l2_gbs: float = L2_GBS
 
     def __str__(self) -> str:
         return self.name
