@@ -88,6 +88,8 @@ TWO = [
     ("mb3ic16ih4oc64oh4kh3ph1", BWD_W, f"ic:16 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 programs=2"),
     ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
      f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 stages=3"),
+    ("mb2ic16ih8oc64oh8kh3ph1", BWD_W,
+     f"kh.kw.ic:64 oc:64 oh:4 ow:4 | {ROLE} transposers=2 swap=1 split_k=3 stages=2"),
     ("mb2ic64ih8oc24oh8kh3ph1", BWD_D,
      f"ih:4 iw:4 ic:64 oc:32 | {ROLE} transposers=2 c=box swap=1 stages=5 programs=3"),
     ("mb2ic32ih8oc16oh8kh1", BWD_D, f"ih:8 iw:8 ic:16 oc:16 | {ROLE} transposers=2 programs=1"),

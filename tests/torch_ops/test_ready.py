@@ -14,7 +14,7 @@ import torch
 import transconv
 import transconv.functional as TF
 from tests.test_ready import Processes
-from transconv.backend_triton import Compilers, SizedLauncher
+from transconv.backend_triton import SizedLauncher
 from transconv.backend_triton.launch import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
@@ -427,7 +427,3 @@ def test_no_more_processes_start_than_there_are_layers() -> None:
     assert prepare._layers(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.BatchNorm2d(4))) == 1
     assert prepare._layers(torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), lazy)) >= 2
     assert prepare._layers(torch.nn.ReLU()) == 1
-
-
-def test_a_pool_is_what_prepare_uses() -> None:
-    assert readiness.Compilers is Compilers

@@ -75,7 +75,7 @@ def _examples(p: ConvProblem, prop: Prop, planes: bool) -> Examples:
     if max(p.k) == 1 or p.ic * p.src.dtype.bytes % ENGINE_ALIGN or gradient and p.g > 1:
         return square
     if gradient and p.ndims > 2:
-        return (*square[1:], *others[:2]) or square
+        return (*square[1:], *others[:2])
     return (*square, *(others[:1] if gradient or p.g > 1 or planes and not is_direct() else others))
 
 

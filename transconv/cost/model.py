@@ -234,8 +234,9 @@ def _step_ns(w: Work, schedule: Schedule, target: Target, c: Constants, together
 def _crowded_ns(w: Work, target: Target, c: Constants) -> float:
     """Nanoseconds of a step's bytes on their way from the L2 cache, while all multiprocessors fetch; 0
     where the time to fetch has them. Sums over positions have operands that few programs share, and a
-    filter of few features stays in the L1 cache. A card's own figure is of kernels of any size: most pairs
-    for given sizes are in the right order without it (19 on an H200, bench/results/h200_l2_pairs.csv)."""
+    filter of few features stays in the L1 cache. A card's own figure is of kernels of any size. Of the
+    choices for given sizes that an H100's would change, 19 were timed, on an H200 alone: eleven would be
+    up to 20 % slower, eight up to 6 % faster (bench/results/h200_l2_pairs.csv)."""
     apart = w.positions_summed or any(f.near for f in w.fetched)
     gbs = c.fetch_gbs if apart else min(c.fetch_gbs, target.l2_gbs if w.sized else L2_GBS)
     return sum(f.bytes for f in w.fetched) / gbs if w.shared > 1 or gbs < c.fetch_gbs else 0.0

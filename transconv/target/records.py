@@ -30,7 +30,7 @@ F8 = (f8e4m3, f8e5m2)  # not on gfx942: it multiplies the fnuz formats, with ano
 
 L2_GBS = 102.0
 """``Target.l2_gbs`` of the card that the rates were fitted on, an H200, in GB/s."""
-# Of other cards, for kernels of any size (36 of them, bench/problems/any_size_trials.csv).
+# Of other cards, for kernels of any size (36 of them, bench/results/h100_any_size_trials.csv).
 CROWDED_GBS = {"H100": 76.0}
 
 
