@@ -15,6 +15,7 @@ from functools import lru_cache
 from math import prod
 
 from transconv.compute import Compute, Write, of_sizes, parse, with_examples
+from transconv.conv.descriptor import print_descriptor
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import solved
@@ -67,12 +68,15 @@ def rows_of(problem: ConvProblem, share: int) -> frozenset[str]:
 def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
     """The text of a problem with its question marks, which ``marked`` reads back."""
     shares = {name: share for name, _, share in (n.partition("%") for n in names) if share}
+    alike = len({(f"i{n}" in names, shares.get(f"i{n}")) for n in problem.spatial}) == 1
+    problem = replace(problem, name="")
 
     def said(n: re.Match[str]) -> str:
         share = shares.get(n[1])
         return n[0] + "?" * (n[1] in names) + (f"%{share}" if share else "")
 
-    head, space, rest = str(replace(problem, name="")).partition(" ")
+    _, space, rest = str(problem).partition(" ")
+    head = print_descriptor(problem.descriptor, each=not alike)
     if not re.match(r"(g\d+)?mb", head):  # 2 images are left out
         head = f"mb{problem.mb}{head}"
     return re.sub(r"(mb|id|ih|iw)\d+", said, head) + space + rest

@@ -175,11 +175,12 @@ def _drop_and_spread(axes: list[_Axis], text: str) -> list[_Axis]:
     return [axes[0] if a.absent else a for a in axes]
 
 
-def print_descriptor(d: Descriptor) -> str:
-    """The shortest text that ``parse_descriptor`` reads back as ``d``, except for ``grouped``."""
+def print_descriptor(d: Descriptor, each: bool = False) -> str:
+    """The shortest text that ``parse_descriptor`` reads back as ``d``, except for ``grouped``; with ``each``
+    spatial axis also where they are alike."""
     axes = list(zip(d.i, d.o, d.k, d.stride, d.dilation, d.pad_lo, strict=True))
     names = SPATIAL[len(SPATIAL) - len(axes):]
-    shown = names[:1] if all(a == axes[0] for a in axes) else names
+    shown = names if each or any(a != axes[0] for a in axes) else names[:1]
     default = tuple(default_pad(i, o, k, s, dilation) for i, o, k, s, dilation, _ in axes)
     text = f"g{d.g}" if d.g != 1 else ""
     text += f"mb{d.mb}" if d.mb != DEFAULT_MB else ""

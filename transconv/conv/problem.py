@@ -196,9 +196,13 @@ class ConvProblem:
     @property
     def shape_text(self) -> str:
         """The benchdnn descriptor alone."""
-        return print_descriptor(Descriptor(
-            self.mb, self.g, self.ic, self.oc, self.i, self.o, self.k, self.stride, self.dilation,
-            self.pad_lo, self.name))
+        return print_descriptor(self.descriptor)
+
+    @property
+    def descriptor(self) -> Descriptor:
+        """The sizes, without types and layouts."""
+        return Descriptor(self.mb, self.g, self.ic, self.oc, self.i, self.o, self.k, self.stride,
+                          self.dilation, self.pad_lo, self.name)
 
     def __str__(self) -> str:
         words = [self.shape_text]
