@@ -3,7 +3,7 @@ result are the first dimension of the tile again.
 
     acc: f32[n:128, m:128] = 0                       acc: f32[n:128, m:128] = 0
     for step in ..: dot(acc, b, a)                   for step in ..: dot(acc, b, a)
-    store(C, P*n + remainder(m, P), acc)     ->      let acc_turned = renamed(acc, [m n])
+    store(C, P*n + remainder(m, P), acc)     ->      let acc_turned = acc[n, m]
                                                      store(C, P*n + remainder(m, P), acc_turned)
 
 Triton lays the lanes of a warp along the dimension in which it sees that neighbours lie next to one another
@@ -51,14 +51,14 @@ def turn(kernel: Kernel, schedule: Schedule) -> Kernel:
     where results are stored. Explicit kernels lay out their lanes themselves."""
     if not schedule.swap or schedule.via != "tl" or schedule.c == "box":
         return kernel
-    return _Turn(Names(kernel)).mutate(kernel)  # type: ignore[no-any-return]
+    return _Turn(Names(kernel, taken={x.name for x in find(kernel, Lane)})).mutate(kernel)  # type: ignore[no-any-return]
 
 
 class _Turn(Mutator):
     """``lanes`` and ``values``: of the variables that are bound so far."""
 
     def __init__(self, names: Names) -> None:
-        self.names = names
+        self.names = names  # of variables and lanes
         self.lanes: dict[Var, tuple[Lane, ...]] = {}
         self.values: dict[Var, Expr] = {}
 
@@ -93,7 +93,8 @@ class _Turn(Mutator):
     def turned(self, behind: Sequence[Stmt], first: Lane, second: Lane) -> list[Stmt]:
         """The statements with two dimensions of their tiles exchanged. Sums that they read are turned
         before them."""
-        other = {first: replace(first, axis=second.axis), second: replace(second, axis=first.axis)}
+        other = {x: replace(x, axis=y.axis, name=self.names.fresh(f"{x.name}_turned"))
+                 for x, y in ((first, second), (second, first))}
         own = {v for s in behind for v in bound_vars(s)}
         read = dict.fromkeys(v for s in behind for v in find(s, Var) if v not in own)
         values: dict[Node, Expr] = {**other}
