@@ -64,6 +64,13 @@ def rows_of(problem: ConvProblem, share: int) -> frozenset[str]:
     return every(problem) | {f"i{problem.spatial[-1]}%{share}"}
 
 
+def planes_of(problem: ConvProblem, share: int) -> frozenset[str]:
+    """``every`` where images of src have a multiple of ``share`` positions, since their last two sides are
+    multiples of 2 and of half of it."""
+    *_, before, last = problem.spatial
+    return every(problem) | {f"i{before}%2", f"i{last}%{share // 2}"}
+
+
 @lru_cache(maxsize=1024)
 def spelled(problem: ConvProblem, names: frozenset[str]) -> str:
     """The text of a problem with its question marks, which ``marked`` reads back."""

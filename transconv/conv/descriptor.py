@@ -176,8 +176,8 @@ def _drop_and_spread(axes: list[_Axis], text: str) -> list[_Axis]:
 
 
 def print_descriptor(d: Descriptor, each: bool = False) -> str:
-    """The shortest text that ``parse_descriptor`` reads back as ``d``, except for ``grouped``; with ``each``
-    spatial axis also where they are alike."""
+    """The shortest text that ``parse_descriptor`` reads back as ``d``, except for ``grouped``; with
+    ``each`` spatial axis also where they are alike."""
     axes = list(zip(d.i, d.o, d.k, d.stride, d.dilation, d.pad_lo, strict=True))
     names = SPATIAL[len(SPATIAL) - len(axes):]
     shown = names if each or any(a != axes[0] for a in axes) else names[:1]

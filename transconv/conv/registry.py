@@ -2,14 +2,17 @@
 
     middle, small, large                          at most 6 kernels
     others for images of a multiple of a stride   which boxes can write, or also read, as planes
-    another for rows of a multiple of 16 bytes    which boxes can write, in torch's order
+    another for rows of a multiple of 16 bytes    which boxes can write, in torch's order; and without a
+                                                  window another for such images, all in boxes
     other proportions                             with a window: tiles with longer or shorter rows
 """
 
 from __future__ import annotations
 
+from functools import partial
+
 from transconv import runtime
-from transconv.conv.any_size import every, phases, rows_of, whole
+from transconv.conv.any_size import every, phases, planes_of, rows_of, whole
 from transconv.conv.compiler import suited
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.plans import Compiled
@@ -55,7 +58,9 @@ class Registry(runtime.Registry[Compiled]):
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
         if share := _share_of_rows(problem, prop, target):
-            ways = [(every, sizes[:1]), (lambda problem: rows_of(problem, share), sizes[:1]),
+            shared = (planes_of, rows_of) if _is_pointwise(problem) and problem.ndims > 1 else (rows_of,)
+            shared = shared[:1] if prop is Prop.BWD_W else shared  # there are several kernels a plan
+            ways = [(every, sizes[:1]), *((partial(names, share=share), sizes[:1]) for names in shared),
                     (every, sizes[1:])]
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
@@ -94,13 +99,19 @@ def _is_innermost(p: ConvProblem) -> bool:
 
 def _share_of_rows(p: ConvProblem, prop: Prop, target: Target) -> int:
     """How many elements of the result have 16 bytes, where boxes may write its rows if those of src are
-    multiples of so many; else 0."""
-    result = p.specs[prop.result]
-    inner, last = result.layout.blocks[-1], p.ndims - 1
-    rows = prop is not Prop.BWD_W and (inner.dim, inner.stride) == (last + 2, 1)
+    multiples of so many; without a window also where they may read those of a weight gradient's operands.
+    Else 0."""
+    written = p.dst if prop is Prop.BWD_W else p.specs[prop.result]
+    inner, last = written.layout.blocks[-1], p.ndims - 1
+    rows = (inner.dim, inner.stride) == (last + 2, 1) and (prop is not Prop.BWD_W or _is_pointwise(p))
     alike = p.stride[last] == 1 and p.i[last] == p.o[last]
     boxes = "box" in target.features and p.g == 1
-    return ENGINE_ALIGN // result.dtype.bytes if rows and alike and boxes else 0
+    return ENGINE_ALIGN // written.dtype.bytes if rows and alike and boxes else 0
+
+
+def _is_pointwise(p: ConvProblem) -> bool:
+    """Whether src and dst have the same positions, each of which depends on itself alone."""
+    return {*p.k, *p.stride} == {1} and p.i == p.o
 
 
 def _length(p: ConvProblem, x: int, i: int) -> int:

@@ -121,14 +121,13 @@ def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> Row:
 
 
 def stored(schedule: Schedule, compute: Compute) -> Fetch:
-    """The counts of storing a tile. If no two elements are contiguous, Triton lays out the lanes of a warp
-    along the first dimension of the tile; with ``swap`` each lane then stores to a sector of its own. An
-    explicit kernel stores sums as the matrix unit leaves them, parts of 8 rows at a time, and pairs of a
-    thread one by one where rows begin anywhere."""
+    """The counts of storing a tile. An explicit kernel stores sums as the matrix unit leaves them, parts
+    of 8 rows at a time, and pairs of a thread one by one where rows begin anywhere; with ``swap``, if no
+    two elements are contiguous, each lane stores to a sector of its own."""
     found = fetch(compute.c, schedule, compute, schedule.c)
     if schedule.c == "box":
         return found
-    if schedule.swap and found.alone:
+    if schedule.swap and found.alone and schedule.via == "gluon":
         return found._replace(bytes=found.accesses * SECTOR)
     row = _row_of(schedule.blocks, compute, compute.c)
     single = schedule.via == "gluon" and aligned(compute.c, row.axes, compute) == 1

@@ -36,11 +36,11 @@ def run_of(e: Expr, lane: Lane, values: Values) -> Run:
         case Cast(x, _):
             return of(x)
         case Add(a, b):
-            a, b = of(a), of(b)
-            return Run(gcd(a.same, b.same), max(gcd(a.next, b.same), gcd(a.same, b.next)))
+            (same_a, next_a), (same_b, next_b) = of(a), of(b)
+            return Run(gcd(same_a, same_b), max(gcd(next_a, same_b), gcd(same_a, next_b)))
         case Sub(a, b):
-            a, b = of(a), of(b)
-            return Run(gcd(a.same, b.same), gcd(a.next, b.same))
+            (same_a, next_a), (same_b, _) = of(a), of(b)
+            return Run(gcd(same_a, same_b), gcd(next_a, same_b))
         case FloorDiv(a, Const(c)):
             return Run(max(of(a).same, gcd(of(a).next, int(c))), 1)
         case Mod(a, Const(c)):

@@ -6,10 +6,10 @@ result are the first dimension of the tile again.
     store(C, P*n + remainder(m, P), acc)     ->      let acc_turned = acc[n, m]
                                                      store(C, P*n + remainder(m, P), acc_turned)
 
-Triton lays the lanes of a warp along the dimension in which it sees that neighbours lie next to one another
-in memory. Where positions are remainders of sizes that are arguments, it sees none, and takes the first
+Triton lays the lanes of a warp along the dimension in which it sees that neighbours follow one another in
+memory. Where positions are remainders of sizes that are arguments, it sees none, and takes the first
 dimension. Were that the features, each lane would store to a sector of its own, and each thread would hold
-the places of all positions of the tile: in Triton 3.6 such kernels spilled thousands of bytes.
+the places of all positions of the tile: with Triton 3.6 such kernels spilled thousands of bytes.
 """
 
 from __future__ import annotations
@@ -71,17 +71,15 @@ class _Turn(Mutator):
         return let
 
     def mutate_Seq(self, at: Seq) -> Stmt:
-        sums = next((n for n in range(len(at.stmts), 0, -1) if _multiplies(at.stmts[n - 1])), 0)
-        made, before = [self.mutate(s) for s in at.stmts[:sums]], {*self.lanes}
+        sums = next((n for n in range(len(at.stmts), 0, -1) if _grows(at.stmts[n - 1])), 0)
+        made = [self.mutate(s) for s in at.stmts[:sums]]
         behind = [self.mutate(s) for s in at.stmts[sums:]]
-        found = [x for x in map(self.crosswise, _left(behind)) if x] if made else []
-        if found and not any(u.var in before for s in behind for u in find(s, Update)):
-            behind = self.turned(behind, *found[0])
-        return seq(*made, *behind)
+        found = next((x for x in map(self.crosswise, _left(behind)) if x), ()) if made else ()
+        return seq(*made, *(self.turned(behind, *found) if found else behind))
 
     def crosswise(self, left: tuple[Expr, Expr]) -> tuple[Lane, ...]:
-        """The lanes of a tile that is stored, by its offset and value, if its rows are the second dimension
-        and Triton sees no neighbours in either."""
+        """The lanes of a tile that is stored, by its offset and value, if its rows are the second
+        dimension and Triton sees no neighbours in either."""
         offset, value = left
         lanes = lanes_of(offset, self.lanes)
         if len(lanes) != 2 or lanes != lanes_of(value, self.lanes) or min(x.extent for x in lanes) == 1:
@@ -90,22 +88,23 @@ class _Turn(Mutator):
         along = steps.get(lanes[1], inf) < steps.get(lanes[0], inf)
         return lanes if along and all(run_of(offset, x, self.values).next == 1 for x in lanes) else ()
 
-    def turned(self, behind: Sequence[Stmt], first: Lane, second: Lane) -> list[Stmt]:
+    def turned(self, behind: Sequence[Stmt], first: Lane, second: Lane) -> Sequence[Stmt]:
         """The statements with two dimensions of their tiles exchanged. Sums that they read are turned
         before them."""
         other = {x: replace(x, axis=y.axis, name=self.names.fresh(f"{x.name}_turned"))
                  for x, y in ((first, second), (second, first))}
         own = {v for s in behind for v in bound_vars(s)}
         read = dict.fromkeys(v for s in behind for v in find(s, Var) if v not in own)
-        values: dict[Node, Expr] = {**other}
+        values: dict[Node, Expr] = dict(other.items())
         made: list[Stmt] = []
         for v in read:
             lanes = tuple(x for x in self.lanes.get(v, ()) if x in other)
             if lanes:
                 values[v] = Renamed(v, lanes, tuple(other[x] for x in lanes))
             if len(lanes) > 1:
-                made.append(Let(Var(self.names.fresh(f"{v.name}_turned"), v.type), values[v]))
-                values[v] = made[-1].var
+                whole = Var(self.names.fresh(f"{v.name}_turned"), v.type)
+                made.append(Let(whole, values[v]))
+                values[v] = whole
         return [*made, *map(_Exchange(values, other).mutate, behind)]
 
 
@@ -130,8 +129,9 @@ class _Exchange(ExprMutator):
         return Reduce(at.op, self.mutate(at.x), self.other.get(at.lane, at.lane))
 
 
-def _multiplies(s: Stmt) -> bool:
-    return any(f.func.name == "dot" for f in find(s, FuncCall))
+def _grows(s: Stmt) -> bool:
+    """Whether a sum grows in it."""
+    return bool(find(s, Update)) or any(isinstance(a, Var) for f in find(s, FuncCall) for a in f.args[:1])
 
 
 def _left(stmts: Sequence[Stmt]) -> Iterator[tuple[Expr, Expr]]:
