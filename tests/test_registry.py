@@ -139,6 +139,23 @@ def test_a_text_for_any_size_is_read_back() -> None:
                                            if t is not workload.tensors[3]}
 
 
+@pytest.mark.parametrize("text", ["mb8ic64ih56oc64oh56kh1", "mb8ic64ih56oc64oh56kh3ph1",
+                                  "mb1ic16id8oc16od8kd1", "mb8ic64iw4096oc64ow4096kw1"])
+def test_sizes_of_other_multiples_are_other_questions(text: str) -> None:
+    """Also where the sides of the example are alike: plans lie on disk by their text."""
+    problem = ConvProblem.parse(f"{text} dt=bf16")
+    for prop in Prop:
+        made = Registry(problem, prop, SM90, Epilogue(), True, False)
+        assert len({q.workload.text for q in made.questions}) == len(made.questions)
+        for q in made.questions:
+            assert q.workload.like(q.workload.text) == q.workload
+        shared = sorted({n for q in made.questions for n in q.workload.open if "%" in n})
+        if problem.ndims == 1 or max(problem.k) > 1:
+            assert shared == ([] if prop is Prop.BWD_W and max(problem.k) > 1 else ["iw%8"])
+        else:
+            assert shared == ["ih%2", "iw%4", *(["iw%8"] if prop is not Prop.BWD_W else [])]
+
+
 def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Another process makes no text and runs no pass; damaged records are ignored."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))

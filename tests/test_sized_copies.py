@@ -51,6 +51,8 @@ LAYERS = {
               "mb.ow:16 oc:16 ic:16 | mma | a=box b=box | c=box pack=a.c swap=1 stages=2 warps=4"),
     "planes": ("mb2?ic16iw9?oc16ow5kw1sw2pw0 dt=f16 tag=ncw", Prop.FWD,
                "ow:16 oc:16 ic:16 | mma | a=box b=box | pack=a swap=1 stages=2 warps=4"),
+    "turned": ("mb2?ic16ih5?iw6?oc16oh5ow6kh1kw1 dt=f16", Prop.FWD, "mb.oh.ow:32 oc:16 ic:16 | mma | "
+               "a=box b=box | pack=a swap=1 programs=3 stages=2 warps=4"),
     "image": ("mb2?ic16ih5?iw6?oc16oh5ow6kh3kw3ph1pw1 dt=f16 tag=nchw", Prop.FWD,
               "oh:4 ow:4 oc:16 ic:16 | mma | a=box b=box | pack=a.b swap=1 stages=2 warps=4"),
     "rounded": ("mb2?ic16iw9?oc16ow9kw3pw1 dt=f32 tag=nwc math=tf32", Prop.FWD,
@@ -97,7 +99,7 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert not judged.problem, (drawn, judged.problem)
 
 
-@pytest.mark.parametrize("name", ["weight", "padded", "image"])
+@pytest.mark.parametrize("name", ["weight", "padded", "image", "turned"])
 def test_every_pass(name: str) -> None:
     compute, plan = built(name)
     for stage, judged in after_every_pass(compute, plan, sizes.drawn(compute, 2)[1]):

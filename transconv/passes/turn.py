@@ -19,6 +19,7 @@ from dataclasses import replace
 from math import inf
 
 from transconv.ir import (
+    ATOMIC_ADD,
     Alloc,
     Expr,
     ExprMutator,
@@ -139,7 +140,7 @@ def _left(stmts: Sequence[Stmt]) -> Iterator[tuple[Expr, Expr]]:
     for s in stmts:
         yield from ((x.offset, x.value) for x in find(s, Store))
         for call in find(s, FuncCall):
-            if call.func.leaves:
+            if call.func.leaves or call.func is ATOMIC_ADD:
                 _, offset, value, *_ = call.args
                 assert isinstance(offset, Expr) and isinstance(value, Expr)
                 yield offset, value
