@@ -17,6 +17,7 @@ import torch
 
 import transconv
 from bench import reference
+from bench.size_layers import order
 from transconv.conv import ConvProblem, Layer, Prop
 from transconv.torch_ops import routes
 from transconv.torch_ops.arguments import Params
@@ -29,10 +30,12 @@ Call = Callable[[], Tensor]
 
 @dataclass
 class Subject:
-    """A direction of a layer, as calls: those of all sizes have one weight and one set of numbers."""
+    """A direction of a layer, as calls: those of all sizes have one weight and one set of numbers.
+    ``layout``: of all tensors, where a layer has it (see ``order``)."""
 
     layer: Layer
     direction: str
+    layout: str = "nhwc"
     weight: Tensor | None = None
 
     @property
@@ -40,7 +43,7 @@ class Subject:
         return self.layer.prop(self.direction)
 
     def operands(self, p: ConvProblem, seed: int) -> dict[str, Tensor]:
-        """Exact values for the operands, uninitialised memory for the result; channels last."""
+        """Exact values for the operands, uninitialised memory for the result, in the layout."""
         made = {}
         for place, (name, shape) in enumerate(p.shapes.items()):
             dtype, where = torch_dtype(p.specs[name].dtype), device()
@@ -50,7 +53,7 @@ class Subject:
                 generator = torch.Generator(where).manual_seed(seed * 3 + place)
                 share = density(p, self.prop) if name == self.prop.operands[0] else 1.0
                 tensor = exact_values(shape, dtype, most(p.specs[name].dtype), share, generator)
-            form = reference.memory_format(p.ndims, "nhwc")
+            form = reference.memory_format(p.ndims, order(self.layer, self.layout))
             made[name] = tensor if form is None else tensor.contiguous(memory_format=form)
         if self.prop.result != "wei":
             kept = self.weight

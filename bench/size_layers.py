@@ -23,6 +23,7 @@ QUICK = ("mb1ic8ih9oc8oh9kh3ph1n\"quick_dense\"", "mb1ic8ih8oc4oh4kh4sh2ph1n\"qu
          "mb1ic8iw9oc8ow9kw3pw1n\"quick_line\"")
 MOST_BYTES = 1 << 30  # of a layer's input and result
 LARGEST = 16  # images
+LAYOUTS = ("nhwc", "nchw")  # channels last, and torch's own order
 
 # Images [batch, 3, 48, width] and six layers, after the measurement of
 # https://github.com/PaddlePaddle/PaddleX/pull/5057; the channels are ours, the thread gives none.
@@ -47,24 +48,31 @@ class Size:
         return Size(int(images), tuple(int(n) for n in sides.split("x")))
 
 
-def chosen(quick: bool, only: str = "") -> list[Layer]:
-    """The layers; with ``quick`` small ones for an interpreter. Raises ValueError if none is left."""
+def chosen(quick: bool, only: str = "", layout: str = "nhwc") -> list[Layer]:
+    """The layers; with ``quick`` small ones for an interpreter. Those of one side have the order nchw in
+    either layout, and are among the ones of nhwc. Raises ValueError if none is left."""
     if quick:
         listed = [Layer(p.name, p, p.name.endswith("up")) for p in map(ConvProblem.parse, QUICK)]
     else:
         known = {layer.name: layer for layer in layers.read("layers")}
         listed = [Layer(n, known[n].shape, n in MIRRORED) for n in NAMES]
+    listed = [x for x in listed if layout == "nhwc" or order(x, "nhwc") == "nhwc"]
     words = [w for w in only.split(",") if w] or [""]
     found = [x for x in listed if any(w in x.name for w in words)]
     if not found:
-        raise ValueError(f"--only={only}: no layer has this in its name; expected some of "
-                         f"{' '.join(x.name for x in listed)}")
+        raise ValueError(f"--only={only}: no layer of --layout={layout} has this in its name; expected "
+                         f"some of {' '.join(x.name for x in listed)}")
     return found
 
 
-def problem_at(layer: Layer, size: Size, dtype: str) -> ConvProblem:
-    """The problem of a layer at a size, channels last; torch has no such order for one side."""
-    p = layer.problem(dtype, "nchw" if layer.shape.ndims == 1 else "nhwc")
+def order(layer: Layer, layout: str) -> str:
+    """The order of a layer's tensors in a layout: torch has no channels last for one side."""
+    return "nchw" if layer.shape.ndims == 1 else layout
+
+
+def problem_at(layer: Layer, size: Size, dtype: str, layout: str = "nhwc") -> ConvProblem:
+    """The problem of a layer at a size, in a layout."""
+    p = layer.problem(dtype, order(layer, layout))
     o = tuple((n + 2 * lo - (k - 1) * d - 1) // s + 1 for n, lo, k, d, s in
               zip(size.sides, p.pad_lo, p.k, p.dilation, p.stride, strict=True))
     return p.at(size.images, size.sides, o)

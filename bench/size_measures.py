@@ -11,7 +11,7 @@ import torch
 import transconv
 from bench import reference
 from bench.size_calls import Compilations, Subject, host_us, same, switched
-from bench.size_layers import Size, chosen, problem_at
+from bench.size_layers import Size, chosen, order, problem_at
 from bench.size_reference import exact_sums
 from transconv.backend_triton import SizedLauncher
 from transconv.conv import Compiled, ConvProblem, Epilogue, Layer, Registry, compiler
@@ -25,35 +25,37 @@ from transconv.verify.machine import device, synchronize
 from transconv.verify.timed import OfProblem
 
 LATER = 4  # calls of a size after the first
-_registries: dict[tuple[str, str], Registry] = {}
-_used: set[tuple[str, str]] = set()  # whose kernels are loaded
+_registries: dict[tuple[str, str, str], Registry] = {}
+_used: set[tuple[str, str, str]] = set()  # whose kernels are loaded
 
 
-def questions(name: str, direction: str, quick: bool, beside: Sequence[str]) -> list[Question]:
+def questions(name: str, direction: str, quick: bool, beside: Sequence[str],
+              layout: str = "nhwc") -> list[Question]:
     """The plans of a layer for any size, then those for each size of ``beside`` alone."""
     layer, prop = _layer(name, quick), _layer(name, quick).prop(direction)
-    alone = [compiler.question(problem_at(layer, Size.parse(size), _dtype()), prop, detect())
+    alone = [compiler.question(problem_at(layer, Size.parse(size), _dtype(), layout), prop, detect())
              for size in beside]
-    return [*_registry(name, direction, quick).questions, *alone]
+    return [*_registry(name, direction, quick, layout).questions, *alone]
 
 
 def measure(name: str, direction: str, quick: bool, sizes: Sequence[str], timed: Sequence[str],
-            beside: Sequence[str], budget_ms: float) -> Row:
-    """A row for each size: whether its result is exact, and host times; of those in ``timed`` host and
-    device times beside cuDNN's heuristics; of those in ``beside`` also beside the kernel for this size and
-    cuDNN's benchmark. Without sizes torch and the GPU are made ready."""
+            beside: Sequence[str], budget_ms: float, layout: str = "nhwc") -> Row:
+    """A row for each size, of tensors in a layout: whether its result is exact, and host times; of those
+    in ``timed`` host and device times beside cuDNN's heuristics; of those in ``beside`` also beside the
+    kernel for this size and cuDNN's benchmark. Without sizes torch and the GPU are made ready."""
     synchronize()
     if not sizes:
         return {"rows": []}
-    subject = Subject(_layer(name, quick), direction)
+    subject = Subject(_layer(name, quick), direction, layout)
     reference.settings(tf32=False, benchmark=False)
     rows = []
     with switched(sizes="any", compile="now", fallback="silent"), torch.no_grad():
-        registry = _registry(name, direction, quick)
+        registry = _registry(name, direction, quick, layout)
         _first_uses(subject, registry)
         for text in sizes:
-            p = problem_at(subject.layer, Size.parse(text), _dtype())
-            row = {"size": text, **_called(subject, registry, p, text in timed)}
+            p = problem_at(subject.layer, Size.parse(text), _dtype(), layout)
+            row = {"size": text, "layout": order(subject.layer, layout)}
+            row |= _called(subject, registry, p, text in timed)
             if text in timed:
                 row |= _device_times(subject, registry, p, text in beside, budget_ms)
             rows.append(row)
@@ -70,14 +72,15 @@ def _dtype() -> str:
     return "bf16" if device() == "cuda" else "f32"
 
 
-def _registry(name: str, direction: str, quick: bool) -> Registry:
+def _registry(name: str, direction: str, quick: bool, layout: str = "nhwc") -> Registry:
     """The registry that calls of a layer use: its plans are the same objects."""
-    if (name, direction) not in _registries:
+    about = name, direction, layout
+    if about not in _registries:
         layer = _layer(name, quick)
-        p = problem_at(layer, Size(2, tuple(16 * s for s in layer.shape.stride)), _dtype())
-        _registries[name, direction] = Registry(
+        p = problem_at(layer, Size(2, tuple(16 * s for s in layer.shape.stride)), _dtype(), layout)
+        _registries[about] = Registry(
             p, layer.prop(direction), detect(), Epilogue(), aligned=True, deterministic=False)
-    return _registries[name, direction]
+    return _registries[about]
 
 
 def _plans(registry: Registry) -> list[Compiled]:
@@ -89,13 +92,14 @@ def _first_uses(subject: Subject, registry: Registry) -> None:
     """Make the layer's plans, and on a GPU call it at the size that each was made for: kernels are loaded,
     and first results checked. Once in a process."""
     _plans(registry)
-    about = subject.layer.name, subject.direction
+    about = subject.layer.name, subject.direction, subject.layout
     if about in _used:
         return
     _used.add(about)
     for question in registry.questions:
         like = question.workload.problem
-        p = subject.layer.problem(_dtype()).at(like.mb, like.i, like.o)
+        p = subject.layer.problem(_dtype(), order(subject.layer, subject.layout))
+        p = p.at(like.mb, like.i, like.o)
         if device() == "cuda":
             subject.call("ours", p, subject.operands(p, 0))()
 

@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
+from bench.size_layers import Size
 from bench.tables import geometric_mean, markdown, two_digits
 from transconv.tuning.table import Row, number
 
 
 def sizes_table(rows: list[Row]) -> str:
     """A line for each layer and direction, and one for all. Ratios are the other's device time over that
-    of the kernel for any size: geometric mean and least."""
+    of the kernel for any size: geometric mean and least. Rows of ``--layout nchw`` have a table of their
+    own behind it."""
+    first = [r for r in rows if _channels_first(r)]
+    others = [r for r in rows if not _channels_first(r)]
+    parts = [_table(others)] if others or not first else []
+    if first:
+        parts += ["In torch's own order, channels first (`--layout nchw`):", _table(first)]
+    return "\n\n".join(parts)
+
+
+def _channels_first(row: Row) -> bool:
+    """Whether a row is of a run with ``--layout nchw``: the order of images of one side is no choice."""
+    return bool(row["layout"] == "nchw" and len(Size.parse(row["size"]).sides) > 1)
+
+
+def _table(rows: list[Row]) -> str:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row["layer"], row["direction"]), []).append(row)

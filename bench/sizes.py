@@ -1,6 +1,6 @@
 """``python -m bench sizes``: layers at drawn image sizes with kernels whose sizes are arguments, beside
-the kernels for these sizes and cuDNN. ``<gpu>_sizes.csv`` has a row for each layer, direction and size,
-``<gpu>_size_models.csv`` one for each side of six OCR layers and of a graph with symbolic sizes.
+the kernels for these sizes and cuDNN. ``<gpu>_sizes.csv`` has a row for each layer, direction, size and
+layout, ``<gpu>_size_models.csv`` one for each side of six OCR layers and of a graph with symbolic sizes.
 
 Processes without a GPU compile the plans of one layer and direction after another; what has all of its
 plans is measured meanwhile, by a process of its own. Results are compared with exact sums
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench import environment
 from bench.issues import short
-from bench.size_layers import Size, allowed, chosen, chunks, drawn
+from bench.size_layers import LAYOUTS, Size, allowed, chosen, chunks, drawn, order
 from bench.size_table import models_table, sizes_table
 from transconv.cli import ranges
 from transconv.conv import DIRECTIONS
@@ -29,11 +29,11 @@ from transconv.runtime.readiness import compiles
 from transconv.tuning.table import Row, Table
 from transconv.verify.pool import Group, Pool, Task
 
-COLUMNS = ("layer", "kind", "direction", "size", "seed", "wrong", "kernels", "compiled", "elsewhere",
-           "first_use", "first_us", "later_us", "cudnn_first_us", "cudnn_later_us", "us", "exact_us",
-           "cudnn_us", "benchmark_us", "schedule", "estimate_us", "exact_schedule", "device", "torch",
-           "triton", "commit")
-KEY = ("layer", "direction", "size", "device")
+COLUMNS = ("layer", "kind", "direction", "size", "layout", "seed", "wrong", "kernels", "compiled",
+           "elsewhere", "first_use", "first_us", "later_us", "cudnn_first_us", "cudnn_later_us", "us",
+           "exact_us", "cudnn_us", "benchmark_us", "schedule", "estimate_us", "exact_schedule", "device",
+           "torch", "triton", "commit")
+KEY = ("layer", "direction", "size", "layout", "device")
 MODEL_COLUMNS = ("case", "side", "sizes", "plans", "graphs", "prepare_s", "first_ms", "worst_ms", "stalls",
                  "later_ms", "later_worst_ms", "compiled", "native", "far", "device", "torch", "triton",
                  "commit")
@@ -60,6 +60,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
                         "joined by commas, in their names; models: the models alone, or one of them: "
                         "ocr, dynamic")
     parser.add_argument("--props", type=ranges.some_of(*DIRECTIONS), default=",".join(DIRECTIONS))
+    parser.add_argument("--layout", choices=LAYOUTS, default="nhwc",
+                        help="the order of all tensors, cuDNN's too: nhwc (channels last; 1D layers, for "
+                        "which torch has none, in nchw), or nchw (torch's own; without 1D layers and "
+                        "models, whose rows nhwc has). Default: nhwc")
     parser.add_argument("--quick", action="store_true", help="small layers, for Triton's interpreter")
     parser.add_argument("--limit", type=ranges.seconds, default=480, help="seconds in all (default: 480)")
     parser.add_argument("--chunk", type=ranges.at_least(1), default=20, help="sizes of one task")
@@ -70,11 +74,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """1 if a result is wrong or a task failed. Raises ValueError if no layer is selected, or if there is
-    no GPU for layers as they are."""
+    """1 if a result is wrong or a task failed. Raises ValueError if no layer is selected, if there is no
+    GPU for layers as they are, or for models in another layout."""
     versions = environment.versions()
     if versions["device"] == "cpu" and not options.quick:
         raise ValueError("there is no GPU; --quick has small layers for Triton's interpreter")
+    if options.only in CASES and options.layout != "nhwc":
+        raise ValueError(f"--only={options.only} with --layout={options.layout}: models have one order; "
+                         "expected no --layout")
     options.count = options.count or (3 if options.quick else 200)
     return Run(options, versions).go()
 
@@ -89,8 +96,10 @@ class Run:
         out = Path(options.out)
         self.table = Table(out / f"{name}_sizes.csv", COLUMNS, KEY)
         self.models = Table(out / f"{name}_size_models.csv", MODEL_COLUMNS, MODEL_KEY)
-        self.layers = [] if options.only in CASES else chosen(options.quick, options.only)
+        self.layers = ([] if options.only in CASES else
+                       chosen(options.quick, options.only, options.layout))
         self.sizes = {x.name: drawn(x, options.count, options.seed, options.quick) for x in self.layers}
+        self.cases = CASES.get(options.only or "models", ()) if options.layout == "nhwc" else ()
         self.lost = self.measured = 0
         on_cpu = versions["device"] == "cpu"
         self.variables = environment.worker_environment(options.cache) | (
@@ -115,7 +124,8 @@ class Run:
         """Layers and directions with the sizes that have no row yet."""
         for layer in self.layers:
             for direction in self.options.props.split(","):
-                about = {"layer": layer.name, "direction": direction, "device": self.versions["device"]}
+                about = {"layer": layer.name, "direction": direction, "device": self.versions["device"],
+                         "layout": order(layer, self.options.layout)}
                 left = [s for s in self.sizes[layer.name] if not self.table.has({**about, "size": s})]
                 if left:
                     yield (layer.name, direction), left
@@ -130,7 +140,8 @@ class Run:
 
         for (name, direction), sizes in pairs.items():
             alone = [s for s in self.beside(name) if s in map(str, sizes)]
-            for question in questions(name, direction, self.options.quick, alone):
+            for question in questions(name, direction, self.options.quick, alone,
+                                      self.options.layout):
                 if compiles(question.target):
                     yield Task("compile", {"job": question.job, "name": name, "direction": direction},
                                self.options.task_limit)
@@ -143,7 +154,8 @@ class Run:
             yield Task("measure", {
                 "name": name, "direction": direction, "quick": self.options.quick,
                 "sizes": [str(s) for s in piece], "timed": timed, "beside": self.beside(name),
-                "budget_ms": self.options.budget_ms}, self.options.task_limit)
+                "budget_ms": self.options.budget_ms, "layout": self.options.layout},
+                self.options.task_limit)
 
     def measure_layers(self, pairs: dict[Pair, list[Size]]) -> None:
         """Compile and measure. A pair is measured when its last plan is there, a chunk of sizes after one
@@ -158,7 +170,7 @@ class Run:
                                  for task in [next(waiting[pair])])
         first = Task("measure", {"name": "", "direction": "", "quick": self.options.quick, "sizes": [],
                                  "timed": [], "beside": [], "budget_ms": 0}, self.options.task_limit)
-        budget_s = self.left() - min(MODELS_S, self.left() / 4) * (not self.options.only)
+        budget_s = self.left() - min(MODELS_S, self.left() / 4) * bool(self.cases)
         print(f"{len(compiling)} plans of {len(pairs)} pairs of layer and direction, in at most "
               f"{budget_s:.0f} s", flush=True)
         for task, answer in pool.run([*compiling, first, *ready], budget_s):
@@ -189,8 +201,7 @@ class Run:
     def measure_models(self) -> None:
         """Each side in a process of its own, with caches that are empty, or that it shares with others of
         its name."""
-        cases = CASES.get(self.options.only or "models", ())
-        todo = [(case, side) for case, side in SIDES if case in cases and not self.models.has(
+        todo = [(case, side) for case, side in SIDES if case in self.cases and not self.models.has(
             {"case": case, "side": side, "device": self.versions["device"]})]
         with tempfile.TemporaryDirectory(prefix="bench-sizes-") as place:
             for case, side in todo:

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import reference, size_layers, size_measures, size_models
+from bench import environment, reference, size_layers, size_measures, size_models
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
 from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
+from bench.sizes import Run
 from transconv import knobs
 from transconv.conv import Epilogue, Prop, Registry
 from transconv.errors import ProblemError, Unsupported
@@ -34,15 +35,29 @@ def test_drawn_sizes_are_those_of_the_layer() -> None:
     assert len(LAYERS) == 12 and {k for k, _, _ in kinds} == {"dense", "first", "depthwise", "grouped"}
     assert {n for _, n, _ in kinds} == {1, 2, 3} and {t for *_, t in kinds} == {False, True}
     for layer in LAYERS:
-        sizes = size_layers.drawn(layer, 9, 1)
-        assert sizes == size_layers.drawn(layer, 9, 1) != size_layers.drawn(layer, 9, 2)
-        assert len({*sizes}) == 9 and [Size.parse(str(s)) for s in sizes] == sizes
+        sizes = size_layers.drawn(layer, 5, 1)
+        assert sizes == size_layers.drawn(layer, 5, 1) != size_layers.drawn(layer, 5, 2)
+        assert len({*sizes}) == 5 and [Size.parse(str(s)) for s in sizes] == sizes
         for size in sizes:
             p = size_layers.problem_at(layer, size, "bf16")
             assert 1 <= p.mb <= 16 and min(p.o) >= 1 and p.shapes["wei"] == layer.shape.shapes["wei"]
             assert 2 * (prod(p.shapes["src"]) + prod(p.shapes["dst"])) <= size_layers.MOST_BYTES
-    with pytest.raises(ValueError, match="no layer has this in its name"):
+    with pytest.raises(ValueError, match="no layer of --layout=nhwc has this in its name"):
         size_layers.chosen(False, "nothing")
+    first = size_layers.chosen(False, layout="nchw")
+    assert first == [x for x in LAYERS if x.shape.ndims > 1], "1D layers are in no list twice"
+
+
+@pytest.mark.parametrize("layout", size_layers.LAYOUTS)
+def test_all_tensors_lie_in_the_layout(layout: str) -> None:
+    """Those of both sides, as the problem of the kernels says."""
+    for layer in size_layers.chosen(False, layout=layout):
+        sides = tuple(n * s for n, s in zip(SMALL[layer.shape.ndims], layer.shape.stride, strict=True))
+        p = size_layers.problem_at(layer, Size(2, sides), "f32", layout)
+        form = reference.memory_format(p.ndims, layout) or torch.contiguous_format
+        for name, tensor in Subject(layer, "fwd", layout).operands(p, 0).items():
+            told = torch.empty_strided(tensor.shape, p.specs[name].layout.strides() or ())
+            assert tensor.is_contiguous(memory_format=form) and told.is_contiguous(memory_format=form)
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda x: x.name)
@@ -65,10 +80,12 @@ def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
 
 @interpreted
 def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["sizes", "--quick", "--out", str(tmp_path), "--only", "quick_dense", "--props", "fwd",
-             "--count", "2", "--share", "1", "--timed", "1", "--budget-ms", "1"]
+    words = ["sizes", "--quick", "--out", str(tmp_path), "--only", "quick_dense,quick_line", "--props",
+             "fwd", "--count", "2", "--share", "1", "--timed", "1", "--budget-ms", "1"]
+    plain, words = words, [*words, "--layout", "nchw"]
     assert main(words) == 0
     found = read(tmp_path / "cpu_sizes.csv")
+    assert {(r["layer"], r["layout"]) for r in found} == {("quick_dense", "nchw")}
     told = [(r["wrong"], r["compiled"], r["elsewhere"], r["kernels"]) for r in found]
     assert told == [("", "0", "0", "6")] * 2 and all(float(r["first_us"]) for r in found)
     assert [bool(r["exact_us"]) for r in found] == [True, False]
@@ -76,8 +93,14 @@ def test_a_quick_run_writes_rows_and_resumes(tmp_path: Path, capsys: pytest.Capt
     assert "measured quick_dense fwd: 2 of 2 sizes" in said
     assert "| quick_dense | fwd | 2 | 2 of 2 | 6 | 0 | 0 |" in said
     assert main(words) == 0 and read(tmp_path / "cpu_sizes.csv") == found
+    left = [dict(Run(understood(w)[1], environment.versions()).todo()) for w in (words, plain)]
+    assert left[0] == {} and [*left[1]] == [("quick_dense", "fwd"), ("quick_line", "fwd")]
+    for name, size, order in (("quick_dense", "mb1i4x5", "nhwc"), ("quick_line", "mb1i4", "nchw")):
+        (row,) = size_measures.measure(name, "fwd", True, [size], [], [], 0)["rows"]
+        assert (row["layout"], row["wrong"], row["elsewhere"]) == (order, "", 0)
     with pytest.raises(SystemExit):
         understood(["sizes", "--count", "0"])
+    assert main(["sizes", "--quick", "--only", "models", "--layout", "nchw"]) == 2
     if not torch.cuda.is_available():
         assert main(["sizes", "--out", str(tmp_path)]) == 2
 
@@ -148,13 +171,22 @@ def test_the_table_counts_first_uses_apart() -> None:
     rows = [{**row, "first_use": "1", "first_us": "9000", "later_us": "5", "us": "10", "exact_us": "8"},
             {**row, "first_use": "0", "first_us": "70", "later_us": "7", "us": "20", "exact_us": "20"},
             {**row, "first_use": "0", "first_us": "80", "later_us": "6", "wrong": "1 of 2"}]
+    last = {**row, "size": "mb2i9", "layout": "nchw"}  # whose layout is no choice
+    rows = [{**last, **r} for r in rows]
     line = sizes_table(rows).splitlines()[-1]
     assert line == "| a | fwd | 3 | 2 of 3 | 3 | 0 | 0 | 75 | 80 | 6 | - | 0.89, 0.80 (2) | - | - |"
+    own = [{**r, "size": "mb2i9x8", "layout": layout} for r in rows for layout in ("nhwc", "nchw")]
+    both, between, apart = (sizes_table([*rows, *own]).split("\n\n"))
+    assert "--layout nchw" in between and apart == sizes_table(rows)
+    assert both.splitlines()[-1].startswith("| a | fwd | 6 | 4 of 6 |")
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["whisper_l3_conv1", "x3d_m_dw3_54", "dcgan_up_512_256"])
-def test_calls_ask_for_the_plans_that_are_timed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name, layout", [
+    ("whisper_l3_conv1", "nhwc"), ("x3d_m_dw3_54", "nhwc"), ("dcgan_up_512_256", "nhwc"),
+    ("dcgan_up_512_256", "nchw"), ("rn50_l1_1x1_64_256", "nchw"), ("mbv2_dw3_384", "nchw")])
+def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry of a measurement has the questions of the calls' own."""
     asked: list[Registry] = []
     any_size.forget()
@@ -166,11 +198,11 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(Registry, "choose", choose)
     monkeypatch.setattr(decide._Call, "of_this_size", choose)
     monkeypatch.setattr(size_measures, "_registries", {})
-    subject = Subject(size_measures._layer(name, False), "fwd")
+    subject = Subject(size_measures._layer(name, False), "fwd", layout)
     sides = tuple(4 * s for s in subject.layer.shape.stride)
-    p = size_layers.problem_at(subject.layer, Size(1, sides), "f32")
+    p = size_layers.problem_at(subject.layer, Size(1, sides), "f32", layout)
     reference.settings(tf32=False)
     with switched(sizes="any", fallback="silent"), torch.no_grad():
-        found = size_measures._registry(name, "fwd", False)
+        found = size_measures._registry(name, "fwd", False, layout)
         subject.call("ours", p, subject.operands(p, 0))()  # computed by torch
     assert asked[0].questions == found.questions

@@ -42,13 +42,14 @@ def _anew() -> Iterator[None]:
 
 def sized(names: str, files: tuple[str, ...] = ("h200_sizes.csv", "h100_sizes.csv"),
           ) -> Iterator[tuple[Row, Schedule, tuple[Compute, ...], dict[str, int]]]:
-    """The timed kernels of layers whose sizes are arguments, their computations and sizes."""
+    """The timed kernels of layers whose sizes are arguments, channels last, their computations and
+    sizes."""
     of = {layer.name: layer for layer in chosen(False, names)}
     for row in (row for name in files for row in read(name)):
-        if row["layer"] not in of or not row["us"]:
+        if row["layer"] not in of or row["layout"] != "nhwc" or not row["us"]:
             continue
         layer, size = of[row["layer"]], Size.parse(row["size"])
-        example = problem_at(layer, Size(8, (56, 56)), "bf16")
+        example = problem_at(layer, Size(8, (56, 56)), "bf16", row["layout"])
         found = any_size(example, layer.prop(row["direction"]), every(example))
         at = dict(zip(("MB", "IH", "IW"), (size.images, *size.sides), strict=True))
         yield row, Schedule.parse(row["schedule"]), found, at
