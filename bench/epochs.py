@@ -14,12 +14,15 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 import transconv
 
 Tensor = torch.Tensor
 Step = Callable[[int], Tensor]  # the loss of an input, by its number
 EPOCHS = 3
+PROFILED = 20  # inputs
 # Filters, kernel and stride, after https://arxiv.org/abs/2006.11477
 ENCODER = ((512, 10, 5), *((512, 3, 2),) * 4, *((512, 2, 2),) * 2)
 NAMES = ("audio", "detection")
@@ -38,7 +41,7 @@ def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], 
     """Epochs of one side, no more than fit the seconds that are ``left``; tells how many inputs, the
     seconds of the first epoch and of the fastest later one, and the worst step of each in milliseconds.
     A first epoch that does not fit ends there, with as many ``inputs`` as it came to. ``prepares``:
-    transconv compiles kernels for all inputs before."""
+    transconv compiles kernels for all inputs before. On a GPU also how long it works in a step."""
     model, step_of, count = build(name, small, device)
     model = model.to(device)
     convert(model)
@@ -71,6 +74,18 @@ def measure(name: str, small: bool, device: str, convert: Callable[[nn.Module], 
         epochs.append([train(at) for at in range(count)])
         later = min(epochs[1:], key=sum)
         tell({"later_s": round(sum(later), 3), "later_worst_ms": round(max(later) * 1e3, 2)})
+    if len(epochs) > 1 and device == "cuda" and left() > sum(epochs[-1]):
+        tell({"busy_ms": round(busy_ms(train, min(count, PROFILED)), 3)})
+
+
+def busy_ms(train: Callable[[int], object], count: int) -> float:
+    """The milliseconds that a GPU works in a step, in the mean of the first ``count`` inputs."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for at in range(count):
+            train(at)
+    on_gpu = (e for e in found.key_averages() if e.device_type == DeviceType.CUDA
+              and not e.is_user_annotation)
+    return sum(e.self_device_time_total for e in on_gpu) / 1e3 / count
 
 
 class _Stepping(nn.Module):

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("model", "side", "start", "import_s", "prepare_s", "forward1_s", "step1_s", "step2_s",
            "step3_s", "settled_s", "handover_ms", "last_ms", "inputs", "epoch1_s", "worst_ms",
-           "later_s", "later_worst_ms", "elsewhere", "stopped", "cores", "device", "torch", "triton",
-           "commit")
+           "later_s", "later_worst_ms", "busy_ms", "elsewhere", "stopped", "cores", "device",
+           "torch", "triton", "commit")
 KEY = ("model", "side", "start", "device")
 TORCH = (("torch", "heuristics"), ("torch", "benchmark"))
 SIDES = (*TORCH, ("transconv", "background"), ("transconv", "cold"), ("transconv", "warm"),
@@ -91,7 +91,7 @@ def main(options: argparse.Namespace) -> int:
             found = one(name, options.small, row["side"], row["start"], f"{place}/{name}",
                         left * weights[0] / sum(weights), str(log) if options.log else "")
             failed += "error" in found
-            print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:20]
+            print(" ".join(f"{k}={v}" for k, v in {**row, **found}.items() if k in COLUMNS[:21]
                            or k == "error"), flush=True)
             if found.keys() - {"error", "stopped"}:
                 table.add({**row, **found, "stopped": found.get("stopped", found.get("error", ""))})

@@ -11,7 +11,8 @@ SHOWN = {"import_s": "import [s]", "prepare_s": "prepare [s]", "forward1_s": "fi
          "handover_ms": "slowest step until then [ms]", "last_ms": "last [ms]", "inputs": "inputs",
          "epoch1_s": "first epoch [s]",
          "worst_ms": "its worst step [ms]", "later_s": "later epoch [s]",
-         "later_worst_ms": "its worst step [ms]", "elsewhere": "results by torch", "cores": "cores"}
+         "later_worst_ms": "its worst step [ms]", "busy_ms": "GPU in a step [ms]",
+         "elsewhere": "results by torch", "cores": "cores"}
 
 
 def start_table(rows: list[Row]) -> str:
