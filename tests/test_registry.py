@@ -153,7 +153,7 @@ def test_sizes_of_other_multiples_are_other_questions(text: str) -> None:
         if problem.ndims == 1 or max(problem.k) > 1:
             assert shared == ([] if prop is Prop.BWD_W and max(problem.k) > 1 else ["iw%8"])
         else:
-            assert shared == ["ih%2", "iw%4", *(["iw%8"] if prop is not Prop.BWD_W else [])]
+            assert shared == ["ih%2", "iw%4"]
 
 
 def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
     middle, small, large                          at most 6 kernels
     others for images of a multiple of a stride   which boxes can write, or also read, as planes
-    another for rows of a multiple of 16 bytes    which boxes can write, in torch's order; and without a
-                                                  window another for such images, all in boxes
+    another for rows of a multiple of 16 bytes    which boxes can write, in torch's order; without a window
+                                                  for such images, whose tensors are all moved in boxes
     other proportions                             with a window: tiles with longer or shorter rows
 """
 
@@ -58,10 +58,8 @@ class Registry(runtime.Registry[Compiled]):
             ways.append((whole, OTHERS[problem.ndims][:room] if room > 1 else
                          (*sizes, ONE_IMAGE[problem.ndims])))
         if share := _share_of_rows(problem, prop, target):
-            shared = (planes_of, rows_of) if _is_pointwise(problem) and problem.ndims > 1 else (rows_of,)
-            shared = shared[:1] if prop is Prop.BWD_W else shared  # there are several kernels a plan
-            ways = [(every, sizes[:1]), *((partial(names, share=share), sizes[:1]) for names in shared),
-                    (every, sizes[1:])]
+            shared = planes_of if _is_pointwise(problem) and problem.ndims > 1 else rows_of
+            ways = [(every, sizes[:1]), (partial(shared, share=share), sizes[:1]), (every, sizes[1:])]
         questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
         count = len(phases(problem, prop))  # a schedule for each, and then one for all of them
