@@ -37,6 +37,7 @@ from transconv.ir import (
     Mutator,
     Node,
     Reduce,
+    Renamed,
     Spread,
     Stmt,
     View,
@@ -197,6 +198,11 @@ def nothing_done(before: Kernel, after: Kernel) -> Kernel:
     return before
 
 
+def rows_are_columns(before: Kernel, after: Kernel) -> Kernel:
+    return rewrite(after, lambda e: replace(e, new=e.new[::-1]) if isinstance(e, Renamed) and len(
+        e.new) > 1 else e)
+
+
 def wait_is_lost(before: Kernel, after: Kernel) -> Kernel:
     return changed(after, next((s for s in find(after, FuncCall) if s.func is WAIT), None), None)
 
@@ -228,6 +234,8 @@ PASSES = [
         problem="mb70000ic1ih256oc1oh256kh1 dt=f16", schedule="mb.oh.ow:64 | fma"),
     Bug("widen", "all lanes look at the first element", spread_of_zero, problem=DEPTHWISE,
         prop=Prop.BWD_W, schedule=f"kh:2 kw:3 {SLIDING} late=1"),
+    Bug("turn", "the rows of a square tile are taken for its columns", rows_are_columns,
+        problem="mb2ic16ih7oc16oh7kh1 dt=f16", schedule="mb.oh.ow:16 oc:16 ic:16 | mma | swap=1 stages=2"),
     Bug("final", "a quotient is not shifted back all the way", off_by_one,
         problem="mb1ic2iw9oc2ow5kw3sw2pw1", prop=Prop.BWD_D, switches={"simplify": False},
         schedule=""),

@@ -31,7 +31,8 @@ EXAMPLES: dict[int, Examples] = {
     2: ((8, 56), (1, 14), (16, 224), (1, (400, 100)), (8, (24, 200)), (16, 96)),
     3: ((4, 16), (1, 8), (8, 32), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24)))}
 SQUARE = 3  # of these
-ALONE = {1: (8, 16384), 2: (8, 112), 3: (4, 24)}  # where there is room for one: large images cost more
+# Where there is room for one: large images cost more, and tiles of several images waste half of one.
+ALONE = {1: (8, 16384), 2: (2, 160), 3: (2, 32)}
 # Those for images of a multiple of a stride, which may also take the plans for all images.
 OTHERS: dict[int, Examples] = {
     1: ((4, 8192), (2, 1024), (32, 8192)), 2: ((2, 96), (16, 96)), 3: ((2, 20), (8, 20))}
