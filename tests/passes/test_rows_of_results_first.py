@@ -1,4 +1,4 @@
-"""The pass ``turn``: which tiles are turned behind their sums, and what a compiler sees of neighbours."""
+"""The pass ``upright``: which tiles are turned behind sums, and what a compiler sees of neighbours."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def layer(text: str, epilogue: str = "", prop: Prop = Prop.FWD) -> Compute:
 def turns(compute: Compute, words: str) -> bool:
     """Whether the pass changes something."""
     kernels: dict[str, Kernel] = dict(lower(compute, Schedule.parse(words), SM90, "k"))
-    return kernels["turn"] != kernels["widen"]
+    return kernels["upright"] != kernels["widen"]
 
 
 @pytest.mark.parametrize("e, run, step", [

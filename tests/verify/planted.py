@@ -234,7 +234,7 @@ PASSES = [
         problem="mb70000ic1ih256oc1oh256kh1 dt=f16", schedule="mb.oh.ow:64 | fma"),
     Bug("widen", "all lanes look at the first element", spread_of_zero, problem=DEPTHWISE,
         prop=Prop.BWD_W, schedule=f"kh:2 kw:3 {SLIDING} late=1"),
-    Bug("turn", "the rows of a square tile are taken for its columns", rows_are_columns,
+    Bug("upright", "the rows of a square tile are taken for its columns", rows_are_columns,
         problem="mb2ic16ih7oc16oh7kh1 dt=f16", schedule="mb.oh.ow:16 oc:16 ic:16 | mma | swap=1 stages=2"),
     Bug("final", "a quotient is not shifted back all the way", off_by_one,
         problem="mb1ic2iw9oc2ow5kw3sw2pw1", prop=Prop.BWD_D, switches={"simplify": False},

@@ -30,8 +30,8 @@ from transconv.passes import (
     reuse,
     roles,
     simplification,
-    turn,
     unroll,
+    upright,
     widen,
 )
 from transconv.passes.names import Names, hidden, renamed
@@ -69,8 +69,8 @@ STAGES: tuple[Stage, ...] = (
          optional=False),
     Pass("widen", "operands are loaded along all lanes of their products",
          lambda k, c: widen.widen(k, c.schedule, c.compute), scheduled=True),
-    Pass("turn", "rows of results are the first dimension of their tiles",
-         lambda k, c: turn.turn(k, c.schedule), scheduled=True),
+    Pass("upright", "rows of results are the first dimension of their tiles",
+         lambda k, c: upright.upright(k, c.schedule), scheduled=True),
     Pass("final", "what the target spells differently",
          lambda k, c: final.final(k, c.target.upcast16), optional=False),
     Pass("quads", "bytes are multiplied four at a time",

@@ -1,5 +1,5 @@
-"""The pass ``turn``: behind the sum of a product whose sides are exchanged (``swap=1``), the rows of the
-result are the first dimension of the tile again.
+"""The pass ``upright``: behind the sum of a product whose sides are exchanged (``swap=1``), the rows of
+the result are the first dimension of the tile again.
 
     acc: f32[n:128, m:128] = 0                       acc: f32[n:128, m:128] = 0
     for step in ..: dot(acc, b, a)                   for step in ..: dot(acc, b, a)
@@ -47,15 +47,15 @@ from transconv.passes.neighbours import run_of, steps_of
 from transconv.schedule import Schedule
 
 
-def turn(kernel: Kernel, schedule: Schedule) -> Kernel:
+def upright(kernel: Kernel, schedule: Schedule) -> Kernel:
     """Turn what is behind sums, if the sides of their products are exchanged and Triton sees no neighbours
     where results are stored. Explicit kernels lay out their lanes themselves."""
     if not schedule.swap or schedule.via != "tl" or schedule.c == "box":
         return kernel
-    return _Turn(Names(kernel, taken={x.name for x in find(kernel, Lane)})).mutate(kernel)  # type: ignore[no-any-return]
+    return _Upright(Names(kernel, taken={x.name for x in find(kernel, Lane)})).mutate(kernel)  # type: ignore[no-any-return]
 
 
-class _Turn(Mutator):
+class _Upright(Mutator):
     """``lanes`` and ``values``: of the variables that are bound so far."""
 
     def __init__(self, names: Names) -> None:
