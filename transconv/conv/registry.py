@@ -1,6 +1,6 @@
 """The registry of a layer (runtime/registry.py), and the examples that its schedules are chosen for.
 
-    middle, small, large                          at most 6 kernels
+    middle, small, large (3D: large, small)       at most 6 kernels
     others for images of a multiple of a stride   which boxes can write, or also read, as planes
     another for rows of a multiple of 16 bytes    which boxes can write, in torch's order; without a window
                                                   for such images, whose tensors are all moved in boxes
@@ -29,7 +29,7 @@ Examples = tuple[tuple[int, int | tuple[int, ...]], ...]
 EXAMPLES: dict[int, Examples] = {
     1: ((8, 4096), (1, 256), (32, 32768)),
     2: ((8, 56), (1, 14), (16, 224), (1, (400, 100)), (8, (24, 200)), (16, 96)),
-    3: ((4, 16), (1, 8), (8, 32), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24)))}
+    3: ((4, 16), (8, 32), (1, 8), (1, (128, 64, 32)), (8, (12, 24, 96)), (1, (48, 96, 24)))}
 SQUARE = 3  # of these
 # Where there is room for one: large images cost more, and tiles of several images waste half of one.
 ALONE = {1: (8, 16384), 2: (2, 160), 3: (2, 32)}
