@@ -19,7 +19,8 @@ from transconv.conv.any_size import any_size
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
-from transconv.schedule import Schedule, shared_bytes, why_not
+from transconv.schedule import Schedule, legality_sliding, shared_bytes, why_not
+from transconv.target import versions
 from transconv.verify.case import Case
 
 MEASURED = Path(__file__).parent.parent / "bench" / "results" / "h200_slide_trials.csv"
@@ -120,6 +121,18 @@ def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: s
     (compute,) = computes(ConvProblem.parse(f"{text} dt=f16 tag=axb"), prop)
     told = why_not(Schedule.parse(schedule), compute, SM90)
     assert told is not None and reason in told, told
+
+
+@pytest.mark.parametrize("release, wide", [("3.6.0", True), ("3.7.1", True), ("3.8.0", False),
+                                           ("3.10.0+git1", False)])
+def test_releases_that_refuse_wide_views_share_nothing(release: str, wide: bool,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their compilers do: without the rule such a kernel is chosen, and torch computes in its place."""
+    for module in (versions, legality_sliding):
+        monkeypatch.setattr(module, "triton_version", lambda: release)
+    (compute,) = computes(ConvProblem.parse(f"{CASES[0][0]} dt=f16 tag=axb"), FWD)
+    told = why_not(Schedule.parse(CASES[0][2]), compute, SM90)
+    assert told is None if wide else told is not None and f"Triton {release}" in told
 
 
 def test_tiles_that_are_transposed_share_nothing() -> None:

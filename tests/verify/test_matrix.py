@@ -11,6 +11,7 @@ from tests.backend_triton import test_emit
 from transconv.__main__ import main
 from transconv.backend_triton.offline import BACKENDS, triton_version
 from transconv.cli.matrix import RECORD
+from transconv.conv.any_size import marked
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
@@ -47,8 +48,8 @@ def test_shares_make_the_whole() -> None:
 def test_every_golden_problem_is_in_it() -> None:
     """Those whose text is kept word for word are compiled as they are there."""
     for name, (text, way, schedule, _, _) in test_emit.CASES.items():
-        found = [c for c in CASES.values()
-                 if ConvProblem.parse(c.problem) == ConvProblem.parse(text)]
+        found = [c for c in CASES.values() if "?" not in c.problem
+                 and ConvProblem.parse(c.problem) == ConvProblem.parse(text)]
         assert any(c.schedules.get(Prop(way)) == schedule for c in found), name
 
 
@@ -67,7 +68,7 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
     for version in (pinned, newest):
         known = {(r.case, r.target) for r in rows.values() if r.triton == version}
         assert known == {(c.name, t.name) for c in CASES.values() for t in CHIPS
-                         if not any(map(t.why_not_held, ConvProblem.parse(c.problem).dtypes))}, version
+                         if not any(map(t.why_not_held, ConvProblem.parse(marked(c.problem)[0]).dtypes))}, version
 
 
 def test_the_page_is_current() -> None:

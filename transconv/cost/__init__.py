@@ -9,9 +9,10 @@ from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
 from transconv.cost.registers import spills
 from transconv.cost.spelled import Lines, Number
+from transconv.cost.tile_rows import aligned
 from transconv.cost.work import ASYNCHRONOUS, Work, count, is_small
 
 __all__ = [
-    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "along_sum", "count",
-    "estimate", "is_small", "spills", "within_groups",
+    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "aligned", "along_sum",
+    "count", "estimate", "is_small", "spills", "within_groups",
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from transconv.compute import Compute
 from transconv.schedule.counts import transposed_bytes
 from transconv.schedule.sliding import rows_of
-from transconv.target import Target
+from transconv.target import Target, has_wide_views, triton_version
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
@@ -22,6 +22,9 @@ def why_not_slide(c: Schedule, compute: Compute, target: Target) -> str | None:
         return None
     if c.via != "gluon":
         return f"slide={c.slide}: only explicit kernels (via=gluon) have shared memory of their own"
+    if not has_wide_views():
+        return (f"slide={c.slide}: Triton {triton_version()} refuses a view of shared memory that is larger "
+                "than what it is a view of; 3.7 takes it")
     if c.slide not in compute.sizes or compute.kind(c.slide) != "K" or c.block_of(c.slide) is not None:
         return f"slide={c.slide} names no axis that the sum runs through one by one"
     if c.order.split(".")[-1] != c.slide:

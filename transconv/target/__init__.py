@@ -15,9 +15,10 @@ from transconv.target.records import (
     unregister,
     why_no_switches,
 )
-from transconv.target.versions import DIRECT, is_direct, triton_version
+from transconv.target.versions import DIRECT, has_wide_views, is_direct, triton_version
 
 __all__ = [
-    "DIRECT", "L2_GBS", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect", "is_direct",
-    "of_card", "register", "triton_version", "unregister", "why_no_switches",
+    "DIRECT", "L2_GBS", "TARGETS", "Constants", "Issue", "Mma", "Rates", "Target", "detect",
+    "has_wide_views", "is_direct", "of_card", "register", "triton_version", "unregister",
+    "why_no_switches",
 ]

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from transconv.backend_triton import Job
-from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
+from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, marked
 from transconv.errors import ScheduleError
+from transconv.runtime import build
 from transconv.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target import Target
@@ -23,9 +24,9 @@ from transconv.verify.matrix.jobs import job_of
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A problem and how it is asked for. ``schedules``: of the directions that have a fixed one;
-    ``epilogue`` is the forward direction's; ``boxes``: whether the copy engine may be used (it may
-    not where a tensor is misaligned); ``ways``: the directions."""
+    """A problem, of any size where it has question marks, and how it is asked for. ``schedules``: of the
+    directions that have a fixed one; ``epilogue`` is the forward direction's; ``boxes``: whether the copy
+    engine may be used (it may not where a tensor is misaligned); ``ways``: the directions."""
 
     name: str
     problem: str
@@ -68,6 +69,14 @@ CASES: dict[str, Case] = {c.name: c for c in (
     Case("grouped", "g32mb32ic128ih56oc128oh56kh3ph1 dt=f16 tag=nhwc"),
     Case("volume_dilated", "g2mb2ic16id8oc32od8kd3pd2dd1 tag=ncdhw",
          {Prop.FWD: "mb.od.oh.ow:64 oc:16 ic:16 | mma | swap=1 stages=3 warps=4"}),
+    Case("any_size", "mb8?ic64ih56?oc64oh56kh3ph1 dt=bf16 tag=nhwc",
+         {Prop.FWD: "mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box c=box swap=1 programs=132 stages=4 "
+                    "warps=4",
+          Prop.BWD_D: "ih:8 iw:16 ic:64 oc:64 | mma | a=box b=box c=box swap=1 programs=132 consumers=2 "
+                      "stages=4 warps=4 via=gluon"}),
+    Case("any_size_nchw", "mb8?ic128ih56?oc512oh56kh1 dt=bf16",
+         {Prop.FWD: "mb.oh.ow:128 oc:128 ic:64 | mma | a=box b=box pack=a swap=1 programs=132 stages=4 "
+                    "warps=4"}),
     Case("beyond_32_bits", "mb4096ic64ih128oc64oh128kh1 dt=f16",
          {Prop.FWD: "mb.oh.ow:128 oc:64 ic:32 | mma | stages=3 warps=4"}),
 )}
@@ -91,13 +100,15 @@ def planned(case: Case, target: Target) -> list[Planned]:
     """Every kernel of a case for a chip, direction by direction; none where the chip has no such types.
     Raises Unsupported for a direction with no legal schedule at all."""
     made: list[Planned] = []
-    problem = ConvProblem.parse(case.problem)
+    plain, names = marked(case.problem)
+    problem = ConvProblem.parse(plain)
     if any(target.why_not_held(t) for t in problem.dtypes):
         return made
     if not case.boxes:
         target = replace(target, features=target.features - {"box"})
     for way in case.ways:
-        for step in _plan(case, problem, way, target).steps:
+        epilogue = Epilogue.parse(case.epilogue if way is Prop.FWD else "")
+        for step in _plan(case, ConvWorkload(problem, way, epilogue, names), target).steps:
             made.append(Planned(
                 case.name, way.value, step.compute.name, target.name, str(step.schedule),
                 target.shared_bytes, job_of(step, target),
@@ -105,17 +116,16 @@ def planned(case: Case, target: Target) -> list[Planned]:
     return made
 
 
-def _plan(case: Case, problem: ConvProblem, way: Prop, target: Target) -> Compiled:
-    epilogue = Epilogue.parse(case.epilogue if way is Prop.FWD else "")
+def _plan(case: Case, workload: ConvWorkload, target: Target) -> Compiled:
     # Not what was tuned or rejected on this machine: the record is the same everywhere.
     choose = heuristics.default
-    if way in case.schedules:
+    if workload.prop in case.schedules:
         try:
-            return compiler.build(problem, way, target, Schedule.parse(case.schedules[way]), epilogue,
-                                  choose)
+            schedule = Schedule.parse(case.schedules[workload.prop])
+            return build(workload, target, schedule, choose, False, Compiled)
         except ScheduleError:
             pass  # not legal on this chip, which chooses its own
-    return compiler.build(problem, way, target, None, epilogue, choose)
+    return build(workload, target, None, choose, False, Compiled)
 
 
 def share(names: Sequence[str], targets: Sequence[Target], part: int,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from transconv.compute import Compute, axis_strides
-from transconv.cost import ASYNCHRONOUS, count
+from transconv.cost import ASYNCHRONOUS, aligned, count
 from transconv.ir import View
 from transconv.schedule import Schedule
 from transconv.target import Target
@@ -107,7 +107,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
     vector = WIDEST // size
     while vector > 1 and any(s % vector for s in steps):
         vector //= 2
-    return vector * size
+    return min(vector, aligned(view, (along,), compute)) * size
 
 
 @dataclass(frozen=True, slots=True)
