@@ -68,7 +68,8 @@ def test_the_record_knows_every_pair_and_both_releases() -> None:
     for version in (pinned, newest):
         known = {(r.case, r.target) for r in rows.values() if r.triton == version}
         assert known == {(c.name, t.name) for c in CASES.values() for t in CHIPS
-                         if not any(map(t.why_not_held, ConvProblem.parse(marked(c.problem)[0]).dtypes))}, version
+                         if not any(map(t.why_not_held,
+                                        ConvProblem.parse(marked(c.problem)[0]).dtypes))}, version
 
 
 def test_the_page_is_current() -> None:
