@@ -23,8 +23,8 @@ def why_not_slide(c: Schedule, compute: Compute, target: Target) -> str | None:
     if c.via != "gluon":
         return f"slide={c.slide}: only explicit kernels (via=gluon) have shared memory of their own"
     if not has_wide_views():
-        return (f"slide={c.slide}: Triton {triton_version()} refuses views of shared memory that are larger "
-                "than what they are views of; 3.7 takes them")
+        return (f"slide={c.slide}: Triton {triton_version()} refuses views of shared memory larger than "
+                "what they are views of; 3.7 takes them")
     if c.slide not in compute.sizes or compute.kind(c.slide) != "K" or c.block_of(c.slide) is not None:
         return f"slide={c.slide} names no axis that the sum runs through one by one"
     if c.order.split(".")[-1] != c.slide:
