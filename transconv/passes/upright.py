@@ -52,7 +52,8 @@ def upright(kernel: Kernel, schedule: Schedule) -> Kernel:
     where results are stored. Explicit kernels lay out their lanes themselves."""
     if not schedule.swap or schedule.via != "tl" or schedule.c == "box":
         return kernel
-    return _Upright(Names(kernel, taken={x.name for x in find(kernel, Lane)})).mutate(kernel)  # type: ignore[no-any-return]
+    names = Names(kernel, taken={x.name for x in find(kernel, Lane)})
+    return _Upright(names).mutate(kernel)  # type: ignore[no-any-return]
 
 
 class _Upright(Mutator):
