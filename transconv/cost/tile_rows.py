@@ -25,9 +25,9 @@ def straddling(view: View, row: Row, unit: int, compute: Compute) -> float:
     each began at one: of runs of 16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere,
     7 of 16 end in the next sector; rows of 128 bytes at each multiple of 320 touch 1.5 lines."""
     size, strides = view.tensor.dtype.bytes, axis_strides(view, compute)
-    steps = [s * size for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
+    steps = [s for a, s in strides.items() if a not in row.axes and (not a or compute.size(a) > 1)]
     length = row.run * size
-    begins = gcd(unit, length, *steps)
+    begins = gcd(unit, length, *(s * size for s in (*steps, *_steps_of_any_size(view, row.axes, compute))))
     return (length + unit - begins) / unit / -(-length // unit)
 
 

@@ -172,11 +172,13 @@ def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
 
 
 def shared_bytes(c: Schedule, compute: Compute) -> int:
-    """Bytes of shared memory for the operands of a kernel that uses the matrix unit."""
-    extents = sides(c, compute)
-    need = transposed_bytes(c, compute) * max(1, c.stages)
+    """Bytes of shared memory for the operands of a kernel that uses the matrix unit. Triton has one place
+    for those of a sum of one step, whatever ``stages`` says: there is no loop in which steps overlap."""
+    extents, steps = sides(c, compute), k_steps(c, compute)
+    stages = 1 if steps == 1 and c.via == "tl" and not c.programs else max(1, c.stages)
+    need = transposed_bytes(c, compute) * stages
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
-        times = k_steps(c, compute) if letter == c.keep else max(1, c.stages)
+        times = steps if letter == c.keep else stages
         each = extents[kind] * extents["K"] * tiles_of_a_stage(view, c, compute)
         need += int(times * each * view.tensor.dtype.bytes) if view is not None else 0
     return need
