@@ -176,7 +176,7 @@ def test_a_condition_that_repeats_the_bounds_says_what_is_meant() -> None:
         assert [f"X: index {i} is out of bounds for dimension 0 with size 4" for i in left] == [
             t for t in told if t]
     diagonal = parse("compute p\n tensor X f32 [4, 4]\n axes n=4\n read x = X[n - 1, n - 1]\n"
-                     "store Y[n] = x")  # of both dimensions, and said once more by nobody
+                     "store Y[n] = x")  # both dimensions have the same bounds
     assert "where" not in str(diagonal) and parse(str(diagonal)) == diagonal
 
 

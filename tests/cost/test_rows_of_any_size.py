@@ -1,5 +1,6 @@
 """Estimates of 1x1 layers in torch's own order whose sizes are arguments: what is in shared memory at
-once, where rows begin, and what they choose among kernels that were timed on an H100."""
+once, where rows begin, and what they choose among kernels that were timed on an H100, by
+``python -m bench schedules bench/problems/nchw_trials.csv``."""
 
 from __future__ import annotations
 
@@ -10,16 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from transconv.compute import Compute
+from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, any_size, computes, marked
 from transconv.cost import estimate
 from transconv.cost.fetches import stored
-from transconv.schedule import Schedule, shared_bytes
+from transconv.schedule import Schedule, shared_bytes, why_not
 from transconv.target import Target
 
 SM90 = Target.parse("sm_90")
 ROWS = Path(__file__).parents[2] / "bench" / "results" / "h100_nchw_trials.csv"
 NEAR = 1.16  # of the fastest
+PRODUCT = parse("""compute product
+    sizes  M=64 in 1..640, N=64 in 1..640, K=32 in 8..640, K % 8 == 0
+    tensor A f16 [M, K]
+    tensor B f16 [N, K]
+    axes m=M n=N | k=K
+    read a = A[m, k]
+    read b = B[n, k]
+    store C[m, n] = sum(f32(a)*f32(b); k)""")
 
 
 @cache
@@ -40,6 +49,15 @@ def test_a_sum_of_one_step_has_one_place(words: str, places: int) -> None:
     depth = 64 if "ic:64" in words else 32
     compute = layer("mb8?ic64ih56?iw56?oc256oh56ow56kh1kw1 dt=bf16")
     assert shared_bytes(schedule, compute) == places * (64 + 128) * depth * 2
+
+
+@pytest.mark.parametrize("depth, reason", [(32, None), (128, "262144")])
+def test_a_sum_of_any_length_has_places_for_all_stages(depth: int, reason: str | None) -> None:
+    """Also where the example is one step: without them a kernel would be taken that has no room."""
+    schedule = Schedule.parse(f"m:128 n:128 k:{depth} | mma | stages=4 warps=4")
+    assert shared_bytes(schedule, PRODUCT) == 4 * 2 * 128 * depth * 2
+    told = why_not(schedule, PRODUCT, SM90)
+    assert told is None if reason is None else told is not None and reason in told
 
 
 def test_rows_of_any_size_begin_anywhere() -> None:

@@ -173,9 +173,11 @@ def _tiles(blocks: tuple[Block, ...], compute: Compute) -> dict[str, int]:
 
 def shared_bytes(c: Schedule, compute: Compute) -> int:
     """Bytes of shared memory for the operands of a kernel that uses the matrix unit. Triton has one place
-    for those of a sum of one step, whatever ``stages`` says: there is no loop in which steps overlap."""
+    for those of a sum of one step, whatever ``stages`` says: there is no loop in which steps overlap. A
+    sum whose length is an argument has a loop, also where the example is one step."""
     extents, steps = sides(c, compute), k_steps(c, compute)
-    stages = 1 if steps == 1 and c.via == "tl" and not c.programs else max(1, c.stages)
+    loop = steps > 1 or any(x.extent is not None for x in compute.axes_of("K"))
+    stages = max(1, c.stages) if loop or c.via != "tl" or c.programs else 1
     need = transposed_bytes(c, compute) * stages
     for letter, kind, view in (("a", "M", compute.a), ("b", "N", compute.b)):
         times = steps if letter == c.keep else stages
