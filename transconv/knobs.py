@@ -112,6 +112,14 @@ def _cache_folder(text: str) -> Path:
     return _folder(text) if text else Path(f"{home or '~/.cache'}/transconv").expanduser()
 
 
+def _key_file(text: str) -> Path:
+    home = os.environ.get("XDG_STATE_HOME", "")
+    path = Path(text or f"{home or '~/.local/state'}/transconv/key").expanduser()
+    if text and path.is_dir():
+        raise ValueError(text)
+    return path
+
+
 def _switch_or_file(text: str) -> str:
     try:
         if text in ("0", "1") or Path(text).is_file():
@@ -136,6 +144,9 @@ dump = Knob("TRANSCONV_DUMP", "a folder", "",
 cache = Knob("TRANSCONV_CACHE", "a folder", "",
              "where readable kernels and tuning results are kept; not set: transconv in the user's "
              "cache folder", _cache_folder)
+key = Knob("TRANSCONV_KEY", "a file", "",
+           "where the key lies with which records of the cache that are executed are sealed; it is made at "
+           "the first use; not set: transconv/key in the user's state folder", _key_file)
 verify = Knob("TRANSCONV_VERIFY", "0 or 1", "0",
               "1: check the well-formedness rules of the IR, and of its level, after each pass", _flag)
 schedule = Knob("TRANSCONV_SCHEDULE", "the text of a schedule", "",
@@ -168,7 +179,7 @@ interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
 KNOBS: tuple[Knob[object], ...] = (
-    debug, dump, cache, verify, schedule, fallback, compile, sizes, passes, features, trust,
+    debug, dump, cache, key, verify, schedule, fallback, compile, sizes, passes, features, trust,
     tuned, interpret)  # type: ignore[assignment]
 
 

@@ -26,8 +26,8 @@ try:
 except ImportError:  # Windows: several processes may build the same
     fcntl = None  # type: ignore[assignment]
 
-SCHEMA = 2
-DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14, lasting=False)
+SCHEMA = 3
+DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14, lasting=False, sealed=True)
 
 _there: set[str] = set()  # found by this process
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from transconv.disk_cache import Drawer
 
-DRAWER = Drawer("triton", 1, longest=1 << 18, lasting=False)
+DRAWER = Drawer("triton", 2, longest=1 << 18, lasting=False, sealed=True)
 PARTS = ("runtime/cache.py", "compiler", "backends", "language", "_C")  # what the hash is of
 
 _lock = threading.Lock()

@@ -10,6 +10,7 @@ import linecache
 from pathlib import Path
 from typing import Any
 
+from transconv.disk_cache import fields
 from transconv.disk_cache import files as keep
 
 
@@ -23,7 +24,10 @@ def load(source: str, function: str, path: Path | None = None) -> Any:
 
 
 def write(source: str, name: str) -> Path | None:
-    """Write a readable copy of a kernel to the cache; None when that failed."""
+    """Write a readable copy of a kernel to the cache; None when that failed. Raises ValueError for a name
+    that can be no kernel's, as a path."""
+    if not fields.is_name(name):
+        raise ValueError(f"{name!r} is no name of a kernel")
     folder = keep.folder()
     if folder is None:
         return None

@@ -11,6 +11,7 @@ Given numbers, ``us`` is a number; given texts of the counts (spelled.py), it is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,6 +28,8 @@ from transconv.schedule import Block, Schedule, Scheduled, k_steps, programs
 from transconv.target import Target
 
 HERE = "here_"  # what names in the texts of a formula begin with; they become its own where it is used
+OWN = re.compile(rf"{HERE}[a-z]+\d*")
+ARITHMETIC = re.compile(rf"\b(?:{OWN.pattern}|if|else|inf|\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b|[-+*/%<>=() ]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,13 @@ class Formula:
     counts: tuple[Expr, ...]
     lines: tuple[tuple[str, str], ...]
     us: str
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for texts that are more than arithmetic of such names: they become a function's,
+        and may come from a record on disk."""
+        for name, text in (*self.lines, (f"{HERE}us", self.us)):
+            if not OWN.fullmatch(name) or ARITHMETIC.sub("", text):
+                raise ValueError(f"{name} = {text:.80}; expected arithmetic of {HERE} names")
 
     def among(self, others: Lines, at: int, counts: Sequence[str]) -> str:
         """The text of the estimate as the ``at``-th in the text of a function, whose lines get those that

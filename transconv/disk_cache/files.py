@@ -1,13 +1,14 @@
 """The cache folder, and how text files are kept in it safely.
 
-Files are replaced whole, and are read only from a folder that the user owns and no other user can write
-to. When the disk fails, work continues without it: only ``replace_text`` and ``replace_data`` raise
+Files are replaced whole. They are read only if they are the user's, no other user can write to them or to
+their folder, and none decides which folder that is. When the disk fails, work continues without it: only ``replace_text`` and ``replace_data`` raise
 OSError; elsewhere the logger ``transconv.cache`` reports it once. Records are in ``records.py``.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import stat
@@ -48,7 +49,8 @@ def folder(*inside: str) -> Path | None:
     """The cache folder, or a folder inside of it, made with mode 0700 where it is missing.
 
     None, and one message, when it cannot be had or cannot be trusted: it must belong to the user
-    and be writable by no other user, and no link on the way to it may be another user's.
+    and be writable by no other user; folders and links on the way to it must be the user's or root's, and
+    nobody else may rename what lies there.
     """
     try:
         at = knobs.cache()
@@ -72,32 +74,74 @@ def folder(*inside: str) -> Path | None:
 def why_untrusted(at: Path) -> str:
     """Why the content of a folder may be another user's, or empty. Raises OSError."""
     status = at.stat()
-    if hasattr(os, "geteuid"):
-        for link in _links(at):
-            if (owner := link.lstat().st_uid) not in (os.geteuid(), 0):
-                return f"is reached through {link}, a link of user {owner}"
-        if status.st_uid != os.geteuid():
-            return f"belongs to user {status.st_uid}"
-    if status.st_mode & 0o022:
-        return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):04o}; " \
-               f"chmod 700 makes it yours alone)"
+    return why_reached(at, of=-1) or why_foreign(status, " (mode {:04o}; chmod 700 makes it yours alone)")
+
+
+def why_reached(at: Path, of: int | None = None) -> str:
+    """Why another user decides where a path leads, or empty: a link or a folder on the way belongs to one,
+    or others may rename what lies in it. ``of``: where the way ends, -1 before its last place. Raises
+    OSError."""
+    if not hasattr(os, "geteuid"):
+        return ""
+    trusted = {os.geteuid(), 0}
+    for here, status in [*_way(at)][:of]:
+        if here == "/":
+            trusted.add(status.st_uid)  # in a user namespace of its own, a container's root is nobody
+        is_link = stat.S_ISLNK(status.st_mode)
+        if status.st_uid not in trusted:
+            return (f"is reached through {here}, a link of user {status.st_uid}" if is_link else
+                    f"is reached through {here}, which belongs to user {status.st_uid}")
+        writers = 0 if is_link or status.st_mode & stat.S_ISVTX else status.st_mode & 0o022
+        if writers & 0o002 or writers and not _is_private(status.st_gid):
+            return (f"is reached through {here}, where others can replace it (mode "
+                    f"{stat.S_IMODE(status.st_mode):04o}; chmod go-w {here} ends that)")
     return ""
 
 
-def _links(at: Path) -> Iterator[Path]:
-    """The links in the path of a folder, those in the paths of links included. Raises OSError."""
-    done, todo = Path("/"), list(reversed(at.absolute().parts[1:]))
-    for _ in range(1000):  # at.stat() has refused links in a circle
+def why_foreign(status: os.stat_result, written: str = " (mode {:04o})", also: tuple[int, ...] = ()) -> str:
+    """Why another user may have written what has this status, or empty. ``written``: what follows on the
+    words that others can write to it; ``also``: owners who may besides the user."""
+    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), *also):
+        return f"belongs to user {status.st_uid}"
+    if os.name == "posix" and status.st_mode & 0o022:
+        return f"can be written to by others{written.format(stat.S_IMODE(status.st_mode))}"
+    return ""
+
+
+def _way(at: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """The folders and links in a path, from the root on and the path itself last, with those in the paths
+    of links. Raises OSError."""
+    here, todo = "/", str(at.absolute()).split("/")[::-1]
+    yield here, os.lstat(here)
+    for _ in range(1000):  # links in a circle have no end
         if not todo:
             return
-        here = done / todo.pop()
-        if here.is_symlink():
-            yield here
-            to = here.readlink()
-            done = Path("/") if to.is_absolute() else done
-            todo += reversed(to.parts[1:] if to.is_absolute() else to.parts)
+        name = todo.pop()
+        if name in ("", "."):
+            continue
+        found = os.path.dirname(here) if name == ".." else os.path.join(here, name)
+        status = os.lstat(found)
+        yield found, status
+        if stat.S_ISLNK(status.st_mode):
+            to = os.readlink(found)
+            here = "/" if to.startswith("/") else here
+            todo += to.split("/")[::-1]
         else:
-            done = done.parent if here.name == ".." else here
+            here = found
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(at))
+
+
+@functools.lru_cache(maxsize=16)
+def _is_private(group: int) -> bool:
+    """Whether a group is the user's own, as many systems make one for each user."""
+    try:
+        import grp
+        import pwd
+
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except (ImportError, KeyError):
+        return False
+    return group == user.pw_gid and found.gr_name == user.pw_name and {*found.gr_mem} <= {user.pw_name}
 
 
 def words(error: OSError) -> str:
@@ -153,7 +197,8 @@ def leave_text(folder: Path, name: str, text: str) -> None:
 
 
 def read_text(path: Path, longest: int) -> str | None:
-    """The text of a regular file; None where there is none that this module could have written."""
+    """The text of a regular file of the user's, to which no other user can write; None where there is
+    none. The file is opened once, and what is open is looked at: nobody can change it meanwhile."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
         handle = os.open(path, flags)
@@ -165,8 +210,10 @@ def read_text(path: Path, longest: int) -> str | None:
         return None
     try:
         with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                tell(path, "is no plain file, and is not read")
+            status = os.fstat(file.fileno())
+            reason = why_foreign(status) if stat.S_ISREG(status.st_mode) else "is no plain file"
+            if reason:
+                tell(path, f"{reason}, and is not read")
                 return None
             data = file.read(longest + 1)
     except OSError as error:

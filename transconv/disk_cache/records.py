@@ -1,8 +1,9 @@
-"""Records in the cache folder, such as verdicts and tuning results, each with a checksum.
+"""Records in the cache folder, such as verdicts, plans and tuning results, each with a checksum or a seal.
 
 A ``Drawer`` is a folder in the cache with a small JSON file for each key (see ``files.py`` for how a
-file is written and read). Files carry a checksum. Records are never executed; their readers
-check the content.
+file is written and read). Records whose content is executed, or names what is, are sealed (``seals.py``);
+the others carry a checksum, which finds damage alone, and are choices. The readers of both check the
+content (``fields.py``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from transconv.disk_cache import seals
 from transconv.disk_cache.files import folder, keep_text, read_text, tell, words
 
 try:
@@ -36,19 +38,22 @@ class Drawer:
     ``schema`` is the version of their form; another version lives in another folder. A file longer
     than ``longest`` bytes is not read. Keys are of ``A-Za-z0-9_.-``, at most 120 characters. Records that
     can be made again are not ``lasting``: nobody waits until the disk has them, and the few that a
-    machine without power damages are ignored for their checksums.
+    machine without power damages are ignored for their checksums. ``sealed``: only who has the user's key
+    can write one that is read; without a key there are none.
     """
 
-    def __init__(self, kind: str, schema: int, longest: int = 1 << 23, lasting: bool = True) -> None:
+    def __init__(self, kind: str, schema: int, longest: int = 1 << 23, lasting: bool = True,
+                 sealed: bool = False) -> None:
         self.name, self.longest, self.lasting = f"{kind}-{schema}", longest, lasting
+        self.sealed = sealed
 
     def path(self, key: str) -> Path | None:
-        """Where a record is kept; None when there is no trusted folder. Raises ValueError for a
-        key that can be no name of a file."""
+        """Where a record is kept; None when there is no trusted folder, or no key for its seal. Raises
+        ValueError for a key that can be no name of a file."""
         if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}", key):
             raise ValueError(f"{key!r} cannot name a record of {self.name}")
         at = folder(self.name)
-        return at and at / f"{key}.json"
+        return None if self.sealed and seals.key() is None else at and at / f"{key}.json"
 
     def get(self, key: str) -> Content | None:
         """A record; None when there is none, or none that is whole."""
@@ -106,8 +111,14 @@ class Drawer:
             except OSError as error:
                 tell(path, f"cannot be removed ({words(error)})")
 
+    def why_ignored(self, key: str) -> str:
+        """Why a record that is there is not read, or empty: for somebody who asks."""
+        path = self.path(key)
+        text = path and read_text(path, self.longest)
+        return "cannot be read" if text is None else self._parse(key, text)[0]
+
     def _text(self, key: str, content: Content) -> str:
-        whole = {"drawer": self.name, "key": key, "checksum": _checksum(content),
+        whole = {"drawer": self.name, "key": key, self._mark: self._marked(key, content),
                  "content": content}
         return json.dumps(whole, indent=1, sort_keys=True) + "\n"
 
@@ -118,11 +129,31 @@ class Drawer:
         except (ValueError, RecursionError):
             return "is damaged", None
         content = found.get("content") if isinstance(found, dict) else None
-        if not isinstance(content, dict) or found.get("checksum") != _checksum(content):
-            return "is damaged or was changed by hand", None
+        if not isinstance(content, dict) or not self._is_marked(key, content, found.get(self._mark)):
+            return ("is not sealed with this user's key" if self.sealed else
+                    "is damaged or was changed by hand"), None
         if (found.get("drawer"), found.get("key")) != (self.name, key):
             return "speaks of something else", None
         return "", content
+
+    @property
+    def _mark(self) -> str:
+        return "seal" if self.sealed else "checksum"
+
+    def _marked(self, key: str, content: Content) -> str:
+        """The checksum of a content, or its seal in the place of a key."""
+        if not self.sealed:
+            return _checksum(content)
+        secret = seals.key()
+        if secret is None:
+            raise RuntimeError(f"{self.name}: there is no key")
+        return seals.seal(secret, self.name, key, _text(content))
+
+    def _is_marked(self, key: str, content: Content, found: object) -> bool:
+        if not self.sealed:
+            return found == _checksum(content)
+        secret = seals.key()
+        return secret is not None and seals.is_sealed(found, secret, self.name, key, _text(content))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -160,7 +191,11 @@ def _lock(handle: int) -> str:
             return f"files cannot be locked ({words(error)})"
 
 
+def _text(content: Content) -> str:
+    """A record's content, whatever the order of its keys."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
 def _checksum(content: Content) -> str:
-    """Of a record, whatever the order of its keys. It finds damage, not malice."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    """Of a record. It finds damage, not malice."""
+    return hashlib.blake2b(_text(content).encode(), digest_size=16).hexdigest()

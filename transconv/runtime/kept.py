@@ -3,15 +3,16 @@
 Choosing schedules and running the passes take most of the time of a start. A record has what launches
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
 key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
-like Triton's machine code they are as safe as their folder, and nothing is read from a folder that others
-can write to (``disk_cache``).
+records are sealed with a key of the user's (``disk_cache``), and each field is judged as it is read. What a
+record says is compared with what the passes make in ``recompiling.py``.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -19,18 +20,21 @@ from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import Formula
-from transconv.disk_cache import Content, Drawer
+from transconv.disk_cache import Content, Drawer, fields
 from transconv.ir import DTYPES, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import verdicts
 from transconv.runtime.plans import Lowered, Plan, Step
+from transconv.runtime.questions import Question
 from transconv.runtime.steps import digest_of
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import files_digest, stamp
 from transconv.target import Target, triton_version
 
-SCHEMA = 2
-DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False)
+SCHEMA = 3
+DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False, sealed=True)
+MOST_PROGRAMS = (1 << 31) - 1  # of a launch
+TEXT = 1 << 20  # characters of a kernel's text
 Made = TypeVar("Made", bound=Plan)
 Again = Callable[[], Plan]  # makes the plan by running the passes
 
@@ -56,14 +60,19 @@ def keep(plan: Plan) -> None:
     """Write a plan to disk; not one of a given schedule."""
     name = key(plan.workload, plan.target, plan.deterministic)
     if name and not plan.fixed:
-        DRAWER.put(name, {
-            "files": files_digest(), "target": plan.target.name,
-            "problem": plan.workload.text, "direction": plan.workload.direction, "why": plan.why,
-            "schedule": str(plan.schedule), "rejected": plan.rejected, "tuned": plan.tuned,
-            "workspaces": [_told(t) for t in plan.workspaces.values()],
-            "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us]
-                          for f in plan.formulas()] if plan.required else [],
-            "steps": [_step(s) for s in plan.steps]})
+        DRAWER.put(name, content_of(plan))
+
+
+def content_of(plan: Plan) -> Content:
+    """What the record of a plan has."""
+    return {
+        "files": files_digest(), "target": plan.target.name, "why": plan.why,
+        "question": Question(plan.workload, plan.target, plan.deterministic).job,
+        "schedule": str(plan.schedule), "rejected": plan.rejected, "tuned": plan.tuned,
+        "workspaces": [_told(t) for t in plan.workspaces.values()],
+        "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us]
+                      for f in plan.formulas()] if plan.required else [],
+        "steps": [_step(s) for s in plan.steps]}
 
 
 def find(workload: Workload, target: Target, deterministic: bool, kind: type[Made],
@@ -74,20 +83,35 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
     content = DRAWER.get(name) if name else None
     if content is None:
         return None
-    made = functools.cache(again)
     try:
-        steps = tuple(_read(s, target, made, at) for at, s in enumerate(content["steps"]))
-        sizes = next((s.launcher.sizes for s in steps if isinstance(s.launcher, SizedLauncher)), None)
-        spaces = [_tensor(t, sizes) for t in content["workspaces"]]
-        plan = kind(workload, target, Schedule.parse(content["schedule"]), steps,
-                    {t.name: t for t in spaces}, rejected=int(content["rejected"]),
-                    why=str(content["why"]), tuned=content["tuned"] is True,
-                    deterministic=deterministic)
-        if plan.required:
-            plan.estimated = tuple([_formula(f, plan.required.sizes) for f in content["estimated"]])
+        plan = read(content, workload, target, deterministic, kind, functools.cache(again))
     except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
         return None
     return None if any(verdicts.is_wrong(s.digest) for s in plan.steps) else plan
+
+
+def read(content: Content, workload: Workload, target: Target, deterministic: bool, kind: type[Made],
+         again: Again) -> Made:
+    """The plan of a record's content, each field of which is judged by its type and range and against the
+    others. Raises ValueError, KeyError, TypeError and AttributeError for what is not as ``keep`` writes
+    it."""
+    if content["target"] != target.name or content["files"] != files_digest():
+        raise ValueError(f"{content['target']!r:.80}; expected a plan of this version for {target.name}")
+    listed, sizes = fields.several(content["steps"]), None
+    if sized := next((s["sizes"] for s in listed if s["sizes"] is not None), None):
+        sizes = sizes_of(fields.text(sized))
+    spaces = {t.name: t for t in [_tensor(t, sizes) for t in fields.several(content["workspaces"])]}
+    given = {t.name: t for t in workload.tensors}
+    if given.keys() & spaces.keys() or len(spaces) < len(content["workspaces"]):
+        raise ValueError(f"workspaces {', '.join(spaces)}; expected names of their own")
+    steps = tuple([_read(s, target, again, at, given | spaces) for at, s in enumerate(listed)])
+    plan = kind(workload, target, Schedule.parse(fields.text(content["schedule"])), steps, spaces,
+                rejected=fields.whole(content["rejected"], most=1 << 16), why=fields.text(content["why"]),
+                tuned=fields.flag(content["tuned"]), deterministic=deterministic)
+    if plan.required:
+        plan.estimated = tuple([_formula(f, plan.required.sizes)
+                                for f in fields.several(content["estimated"])])
+    return plan
 
 
 def _step(step: Step) -> Content:
@@ -98,40 +122,71 @@ def _step(step: Step) -> Content:
             "function": run.function, "grid": run.grid, "warps": run.warps, "stages": run.stages,
             "boxes": [b and [_told(b[0]), list(b[1])] for b in run.boxes], "explicit": run.explicit,
             "early": run.early, "params": list(step.params), "types": list(run.types),
-            "digest": step.digest, "zero": None if step.zero is None else _told(step.zero)}
+            "digest": step.digest, "zero": step.zero and step.zero.name}
 
 
-def _read(kept: Content, target: Target, again: Again, at: int) -> Step:
-    schedule, source, function = Schedule.parse(kept["schedule"]), str(kept["source"]), kept["function"]
+def _read(kept: Content, target: Target, again: Again, at: int, known: Mapping[str, Tensor]) -> Step:
+    """A step; ``known``: the tensors of the call and the plan's workspaces, by name."""
+    schedule, source = Schedule.parse(fields.text(kept["schedule"])), fields.text(kept["source"], TEXT)
+    function = fields.name(kept["function"])
     if kept["digest"] != digest_of(source, schedule, target):
         raise ValueError(f"{function}: the text is another")
-    sizes = sizes_of(kept["sizes"]) if kept["sizes"] else None
+    if not re.search(rf"^def {function}\(", source, re.MULTILINE):
+        raise ValueError(f"{function}: the text defines no such function")
+    if (kept["warps"], kept["stages"]) != (schedule.warps, schedule.stages):
+        raise ValueError(f"{function}: warps and stages are not those of {schedule}")
+    sizes = sizes_of(fields.text(kept["sizes"])) if kept["sizes"] is not None else None
     if unspecialised(source) != (sizes.names if sizes else ()):
         raise ValueError(f"{function}: it takes other sizes")
-    boxes = tuple(b and (_tensor(b[0], sizes), tuple(b[1])) for b in kept["boxes"])
-    path = write(source, function)
-    words, types = (kept["warps"], kept["stages"]), tuple(kept["types"])
+    params = tuple([known[fields.name(n)] for n in fields.several(kept["params"])])
+    types = tuple([t.dtype.torch for t in params])
+    if not params or kept["types"] != [*types]:
+        raise ValueError(f"{function}: its tensors are of other types")
+    boxes = _boxes(kept["boxes"], params, sizes)
+    explicit, early = fields.flag(kept["explicit"]), fields.flag(kept["early"])
+    path, words = write(source, function), (schedule.warps, schedule.stages)
     if sizes:
-        run: Launcher = SizedLauncher(source, function, path, of_sizes(kept["programs"], sizes), sizes,
-                                      *words, kept["early"], types, kept["digest"], boxes,
-                                      kept["explicit"], requires=replace(
-                                          sizes, where=tuple([of_sizes(c, sizes) for c in kept["where"]])))
+        where = tuple([of_sizes(fields.text(c), sizes) for c in fields.several(kept["where"])])
+        run: Launcher = SizedLauncher(source, function, path, of_sizes(fields.text(kept["programs"]), sizes),
+                                      sizes, *words, early, types, kept["digest"], boxes, explicit,
+                                      requires=replace(sizes, where=where))
     else:
-        run = Launcher(source, function, path, kept["grid"], *words, boxes, kept["explicit"],
-                       kept["early"], types, kept["digest"])
+        run = Launcher(source, function, path, fields.whole(kept["grid"], most=MOST_PROGRAMS), *words, boxes,
+                       explicit, early, types, kept["digest"])
 
     def lowered() -> Lowered:
         step = again().steps[at]
         return Lowered(step.compute, step.kernel)
 
-    zero = None if kept["zero"] is None else _tensor(kept["zero"])
-    return Step(str(kept["does"]), schedule, lowered, source, path, run, tuple(kept["params"]),
-                kept["digest"], zero)
+    zero = None if kept["zero"] is None else known[fields.name(kept["zero"])]
+    return Step(fields.name(kept["does"]), schedule, lowered, source, path, run,
+                tuple([t.name for t in params]), kept["digest"], zero)
+
+
+def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[Any, ...]:
+    """The boxes of a step: for each tensor None, or as what it is seen and the extents, within its
+    memory."""
+    listed = fields.several(kept)
+    if listed and len(listed) != len(params):
+        raise ValueError(f"{len(listed)} boxes of {len(params)} tensors")
+    made: list[Any] = []
+    for box, tensor in zip(listed, params, strict=False):
+        if box is None:
+            made.append(None)
+            continue
+        seen, extents = box
+        view, extents = _tensor(seen, sizes), [fields.whole(n, 1, 1 << 16) for n in fields.several(extents)]
+        if (view.name, view.dtype) != (tensor.name, tensor.dtype) or len(extents) != len(view.dims) or (
+                not sizes and view.layout.span > tensor.layout.span):
+            raise ValueError(f"a box of {view}; expected one of {tensor}")
+        made.append((view, tuple(extents)))
+    return tuple(made)
 
 
 def _formula(kept: Any, sizes: Sizes) -> Formula:
     counts, lines, us = kept
-    return Formula(tuple([of_sizes(c, sizes) for c in counts]), tuple([(n, t) for n, t in lines]), us)
+    return Formula(tuple([of_sizes(fields.text(c), sizes) for c in fields.several(counts)]),
+                   tuple([(n, t) for n, t in fields.several(lines)]), us)
 
 
 def _told(tensor: Tensor) -> Content:
@@ -145,11 +200,17 @@ def _told(tensor: Tensor) -> Content:
 
 
 def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
-    blocks = tuple(LayoutBlock(*b) for b in kept["blocks"])
-    layout = Layout(DTYPES[kept["dtype"]], len(kept["dims"]), blocks, kept["offset"])
-    near = kept["near"] and DTYPES[kept["near"]]
-    extents, pitches = (tuple(of_sizes(e, sizes) for e in kept[name]) if sizes else ()
-                        for name in ("extents", "pitches"))
-    return Tensor(kept["name"], tuple(kept["dims"]), tuple(kept["shape"]), layout, near,
-                  kept["copy_of"], kept["parts_of"], kept["planes"], extents, pitches,
-                  every=tuple(kept["every"]))
+    dims = tuple([fields.name(d) for d in fields.several(kept["dims"], 64)])
+    shape = tuple([fields.whole(n) for n in fields.several(kept["shape"])])
+    blocks = tuple([LayoutBlock(fields.whole(d, most=len(dims) - 1), fields.whole(size),
+                                fields.whole(stride)) for d, size, stride in fields.several(kept["blocks"])])
+    every = tuple([fields.whole(n, 1) for n in fields.several(kept["every"])])
+    if len(shape) != len(dims) or len(every) not in (0, len(dims)):
+        raise ValueError(f"{len(shape)} sizes of {len(dims)} dims")
+    layout = Layout(DTYPES[kept["dtype"]], len(dims), blocks, fields.whole(kept["offset"]))
+    near = None if kept["near"] is None else DTYPES[kept["near"]]
+    extents, pitches = (tuple([of_sizes(fields.text(e), sizes) for e in fields.several(kept[name])])
+                        if sizes else () for name in ("extents", "pitches"))
+    return Tensor(fields.name(kept["name"]), dims, shape, layout, near,
+                  *[kept[n] and fields.name(kept[n]) for n in ("copy_of", "parts_of")],
+                  fields.flag(kept["planes"]), extents, pitches, every=every)
