@@ -95,6 +95,13 @@ def manifest(**changes: Any) -> Callable[[dict[str, bytes]], None]:
     return change
 
 
+def with_seal(**changes: Any) -> Callable[[dict[str, bytes]], None]:
+    def change(members: dict[str, bytes]) -> None:
+        told = json.loads(members["manifest.json"]) | changes
+        members["manifest.json"] = json.dumps(told | {"seal": carried._sealed(told)}).encode()
+    return change
+
+
 def code(members: dict[str, bytes]) -> None:
     members[f"triton/{FOLDER}/f.cubin"] += b"\x90"
 
@@ -111,7 +118,11 @@ def outside(members: dict[str, bytes]) -> None:
     (code, "was changed or is damaged"), (outside, "is no name of a member"),
     (lambda m: m.update({"more": b""}), "not those of its manifest"),
     (lambda m: m.pop("manifest.json"), "this is no packed cache"),
-    (manifest(format=99), "not those of its manifest")])
+    (manifest(format=99), "not those of its manifest"),
+    (manifest(transconv="another"), "was packed with another key"),
+    (manifest(seal="0" * 64), "was packed with another key"),
+    (manifest(seal=None), "was packed with another key"),
+    (manifest(seal="\u00e9"), "was packed with another key")])
 def test_a_file_that_was_tampered_with_is_refused(caches: Callable[[str], Path], packed: Path, why: str,
                                                   change: Callable[[dict[str, bytes]], None]) -> None:
     altered(packed, change)
@@ -123,7 +134,7 @@ def test_a_file_that_was_tampered_with_is_refused(caches: Callable[[str], Path],
 
 def test_another_version_is_ignored_with_one_line(caches: Callable[[str], Path], packed: Path,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
-    altered(packed, manifest(triton="3.5.0"))
+    altered(packed, with_seal(triton="3.5.0"))
     place = caches("second")
     assert main(["cache", "unpack", str(packed)]) == 0
     assert "ignored: all of kernels.zip, which is of triton 3.5.0 (here " in capsys.readouterr().out
@@ -144,11 +155,29 @@ def test_what_others_can_write_is_not_read(caches: Callable[[str], Path], packed
     if os.geteuid() == 0:
         place.chmod(0o700)
         os.chown(packed, 12345, -1)
-        assert carried.why_foreign(packed) == "belongs to user 12345"
+        assert carried.why_odd(packed.stat()) == "belongs to user 12345"
+
+
+def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], packed: Path, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    """As on another machine: the digest that ``pack`` prints says that this is the file."""
+    assert main(["cache", "pack", str(packed)]) == 0
+    digest = capsys.readouterr().out.splitlines()[-1].removeprefix("digest ")
+    monkeypatch.setenv("TRANSCONV_KEY", str(tmp_path / "elsewhere" / "key"))
+    caches("second")
+    assert main(["cache", "unpack", str(packed)]) == 2
+    assert "was packed with another key" in capsys.readouterr().err
+    assert main(["cache", "unpack", str(packed), "--digest", "0" * 64]) == 2
+    assert "its digest is another" in capsys.readouterr().err
+    assert not list(kept.DRAWER.items())
+    assert main(["cache", "unpack", str(packed), "--target", "sm_90", "--digest", digest]) == 0
+    assert len(list(kept.DRAWER.items())) == 1 and carried.info().plans == {"sm_90": 1}
 
 
 @pytest.mark.parametrize("words", [
-    ["cache"], ["cache", "burn"], ["cache", "pack"], ["cache", "info", "x"],
+    ["cache"], ["cache", "info", "--verify"], ["cache", "pack", "/tmp/x", "--digest", "a"],
+    ["cache", "--verify", "--digest", "a"], ["cache", "burn"], ["cache", "pack"], ["cache", "info", "x"],
     ["cache", "unpack", "/none/x"],
     ["cache", "pack", "/dev/null/x"], ["cache", "unpack", __file__, "--target", "sm_1"],
     ["cache", "unpack", __file__]])

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transconv.backend_triton import absent, reloaded
-from transconv.disk_cache import Drawer
+from transconv.disk_cache import Drawer, fields
 from transconv.target import triton_version
 
 try:
@@ -98,9 +98,13 @@ def folder() -> Path:
 
 
 def lies_in(found: dict[str, Any]) -> bool:
-    """Whether Triton's cache still has the kernel of a record."""
-    place = os.path.join(folder(), str(found.get("folder")))
-    return os.path.isfile(os.path.join(place, f"__grp__{str(found.get('function'))[:150]}.json"))
+    """Whether Triton's cache still has the kernel of a record; not of one whose names are none."""
+    try:
+        digest_of(fields.text(found.get("folder"), 64))
+        name = fields.name(found.get("function"))
+    except ValueError:
+        return False
+    return os.path.isfile(os.path.join(folder(), found["folder"], f"__grp__{name[:150]}.json"))
 
 
 def build_start(kernel: Any, patient: bool) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ try:
 except ImportError:  # Windows: writers then do not wait for each other
     fcntl = None  # type: ignore[assignment]
 
+KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}")
 PATIENCE = 5.0  # seconds to wait for another writer
 
 Content = dict[str, Any]
@@ -50,7 +51,7 @@ class Drawer:
     def path(self, key: str) -> Path | None:
         """Where a record is kept; None when there is no trusted folder, or no key for its seal. Raises
         ValueError for a key that can be no name of a file."""
-        if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,119}", key):
+        if not KEY.fullmatch(key):
             raise ValueError(f"{key!r} cannot name a record of {self.name}")
         at = folder(self.name)
         return None if self.sealed and seals.key() is None else at and at / f"{key}.json"
@@ -90,17 +91,20 @@ class Drawer:
 
     def items(self) -> Iterator[tuple[str, Content]]:
         """All records that are whole, by key."""
+        for key in self.keys():
+            content = self.get(key)
+            if content is not None:
+                yield key, content
+
+    def keys(self) -> list[str]:
+        """The keys of all files that may be records, whole or not."""
         at = folder(self.name)
         try:
             names = sorted(p.stem for p in at.glob("[!.]*.json")) if at else []
         except OSError as error:
             tell(at or self.name, f"cannot be listed ({words(error)})")
-            return
-        for key in names:
-            with suppress(ValueError):  # not the name of a record
-                content = self.get(key)
-                if content is not None:
-                    yield key, content
+            return []
+        return [n for n in names if KEY.fullmatch(n)]
 
     def drop(self, key: str) -> None:
         """Remove a record, if it is there."""

@@ -23,15 +23,16 @@ from transconv.runtime.readiness import (
     state,
     withdraw,
 )
+from transconv.runtime.recompilation import Compared, compare
 from transconv.runtime.recording import collect, collecting, is_collecting
 from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Copy", "Kernels", "NEVER",
+    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Compared", "Copy", "Kernels", "NEVER",
     "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
     "begin_processes", "beside", "build", "build_compute", "check_indices", "collect", "collecting",
-    "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",
+    "compare", "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",
     "is_collecting", "is_estimated", "is_ready", "kernel_name", "pack", "plan",
     "plan_steps", "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
     "Waiting",

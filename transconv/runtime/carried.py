@@ -3,13 +3,15 @@ kernels, and which kernels are known to be wrong.
 
 The file is a zip archive: ``manifest.json`` with versions and a digest of every other member, records as
 JSON, and machine code by its folder in Triton's cache. The digests find damage, not malice: like a
-library, the file has code that is executed. So it must belong to the user or to root, and nobody else may
-be able to write to it.
+library, the file has code that is executed. So it must belong to the user or to root, nobody else may be
+able to write to it, and it must be known who packed it: the manifest is sealed with the user's key, and of
+a file that was packed with another one the reader names the digest.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import re
@@ -17,12 +19,12 @@ import stat
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from transconv.backend_triton import compiled
-from transconv.disk_cache import replace_data, why_untrusted
+from transconv.disk_cache import replace_data, seals, why_foreign, why_untrusted
 from transconv.runtime import kept, verdicts
 from transconv.selection import files_digest
 from transconv.target import triton_version
@@ -41,17 +43,19 @@ GROUP = "__grp__"  # the prefix of Triton's list of the files of a kernel, with 
 @dataclass(frozen=True)
 class Carried:
     """The contents of the caches, or of a file: number of plans by chip, of compiled kernels and of bytes.
-    ``ignored``: what was left out and why, a line each."""
+    ``ignored``: what was left out and why, a line each; ``digest``: of a file that was packed, SHA-256."""
 
     plans: dict[str, int]
     kernels: int
     bytes: int
     ignored: tuple[str, ...] = ()
+    digest: str = ""
 
     def __str__(self) -> str:
         chips = ", ".join(f"{n} plans for {chip}" for chip, n in sorted(self.plans.items())) or "no plans"
         head = f"{chips}; {self.kernels} compiled kernels, {self.bytes / 1e6:.1f} megabytes"
-        return "\n".join([head, *(f"ignored: {line}" for line in self.ignored)])
+        return "\n".join([head, *(f"ignored: {line}" for line in self.ignored),
+                          *([f"digest {self.digest}"] if self.digest else [])])
 
 
 def versions() -> dict[str, str]:
@@ -69,6 +73,7 @@ def pack(path: Path) -> Carried:
     members = _members()
     manifest = {"format": FORMAT, **versions(),
                 "members": {name: _digest(data) for name, data in members.items()}}
+    manifest["seal"] = _sealed(manifest)
     fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     try:
         with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -76,23 +81,32 @@ def pack(path: Path) -> Carried:
             for name, data in members.items():
                 archive.writestr(name, data)
         fresh.chmod(0o644)
+        with fresh.open("rb") as file:
+            digest = _sha256(file)
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
-    return _summed(members)
+    return replace(_summed(members), digest=digest)
 
 
-def unpack(path: Path, chip: str = "") -> Carried:
-    """Put the contents of a file into the caches of this user, for one ``chip`` or for all. A file of
-    another version is ignored, with one line. Raises OSError, and ValueError for a file that is not a
-    packed cache, is damaged, or that another user could have written."""
-    if reason := why_foreign(path):
-        raise ValueError(f"{path}: {reason}; nothing is read from it")
+def unpack(path: Path, chip: str = "", digest: str = "") -> Carried:
+    """Put the contents of a file into the caches of this user, for one ``chip`` or for all. ``digest``: what
+    ``pack`` said of the file, which is needed where that was done with another key than this user's. A file
+    of another version is ignored, with one line. Raises OSError, and ValueError for a file that is not a
+    packed cache, is damaged, or that another user could have written or packed."""
     place = compiled.folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if reason := why_untrusted(place):
         raise ValueError(f"{place}: {reason}; nothing is put there")
-    manifest, members = _read(path)
+    with path.open("rb") as file:  # opened once: another file of its name may be there afterwards
+        if reason := why_odd(os.fstat(file.fileno())):
+            raise ValueError(f"{path}: {reason}; nothing is read from it")
+        if digest and not hmac.compare_digest(_sha256(file), digest.lower().removeprefix("sha256:")):
+            raise ValueError(f"{path}: its digest is another than {digest}; nothing is read from it")
+        manifest, members = _read(path, file)
+    if not digest and not _is_sealed(manifest):
+        raise ValueError(f"{path}: was packed with another key than this user's, and has kernels that your "
+                         "GPU would run; give the digest that cache pack printed (--digest)")
     here = versions()
     if other := [f"{n} {manifest.get(n)} (here {v})" for n, v in here.items() if manifest.get(n) != v]:
         return Carried({}, 0, 0, (f"all of {path.name}, which is of {', '.join(other)}",))
@@ -115,16 +129,9 @@ def unpack(path: Path, chip: str = "") -> Carried:
     return _summed(wanted, ignored)
 
 
-def why_foreign(path: Path) -> str:
-    """Why another user could have written a file; empty if none could. Raises OSError."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        return "is no plain file"
-    if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), 0):
-        return f"belongs to user {status.st_uid}"
-    if status.st_mode & 0o022:
-        return f"can be written to by others (mode {stat.S_IMODE(status.st_mode):04o})"
-    return ""
+def why_odd(status: os.stat_result) -> str:
+    """Why what has this status is no file of the user's or root's alone; empty if it is."""
+    return "is no plain file" if not stat.S_ISREG(status.st_mode) else why_foreign(status, also=(0,))
 
 
 # -- the caches ------------------------------------------------------------------------------------
@@ -135,14 +142,14 @@ def _members() -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     here = files_digest()
     for name, plan in kept.DRAWER.items():
-        if plan.get("files") != here:
+        if plan.get("files") != here:  # of another version, though found under this one's
             continue
         made[f"records/plans/{name}.json"] = _json(plan)
         for step in plan["steps"]:
             for aligned in (True, False):
                 key = compiled.name_of(str(step["digest"]), aligned)
                 found = compiled.DRAWER.get(key)
-                if found is not None and compiled.lies_in(found):
+                if found is not None and compiled.lies_in(found):  # whose folder is judged
                     made[f"records/compiled/{key}.json"] = _json(found)
                     made |= dict(_machine_code(str(found["folder"])))
     for name, verdict in verdicts.DRAWER.items():
@@ -165,6 +172,32 @@ def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+def _sha256(file: IO[bytes]) -> str:
+    """The digest of an open file, in hexadecimal digits."""
+    seen = hashlib.sha256()
+    file.seek(0)
+    while data := file.read(1 << 20):
+        seen.update(data)
+    return seen.hexdigest()
+
+
+def _sealed(manifest: dict[str, Any]) -> str:
+    """The seal of a manifest with this user's key; empty if there is none."""
+    secret = seals.key()
+    return "" if secret is None else seals.seal(secret, *_signed(manifest))
+
+
+def _is_sealed(manifest: dict[str, Any]) -> bool:
+    """Whether a manifest is sealed with this user's key."""
+    secret = seals.key()
+    return secret is not None and seals.is_sealed(manifest.get("seal"), secret, *_signed(manifest))
+
+
+def _signed(manifest: dict[str, Any]) -> tuple[str, str]:
+    told = {name: said for name, said in manifest.items() if name != "seal"}
+    return "packed", json.dumps(told, sort_keys=True)
+
+
 def _summed(members: dict[str, bytes], ignored: tuple[str, ...] = ()) -> Carried:
     plans = Counter(str(json.loads(d).get("target")) for n, d in members.items()
                     if n.startswith("records/plans/"))
@@ -175,10 +208,10 @@ def _summed(members: dict[str, bytes], ignored: tuple[str, ...] = ()) -> Carried
 # -- a file ----------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+def _read(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
     """The manifest and its members. Raises ValueError if one is missing or damaged."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             infos = {i.filename: i for i in archive.infolist()}
             if sum(i.file_size for i in infos.values()) > MOST or any(
                     i.file_size > LONGEST for i in infos.values()):

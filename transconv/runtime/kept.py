@@ -4,7 +4,7 @@ Choosing schedules and running the passes take most of the time of a start. A re
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
 key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
 records are sealed with a key of the user's (``disk_cache``), and each field is judged as it is read. What a
-record says is compared with what the passes make in ``recompiling.py``.
+record says is compared with what the passes make in ``recompilation.py``.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
         seen, extents = box
         view, extents = _tensor(seen, sizes), [fields.whole(n, 1, 1 << 16) for n in fields.several(extents)]
         if (view.name, view.dtype) != (tensor.name, tensor.dtype) or len(extents) != len(view.dims) or (
-                not sizes and view.layout.span > tensor.layout.span):
+                not sizes and not view.planes and view.layout.span > tensor.layout.span):
             raise ValueError(f"a box of {view}; expected one of {tensor}")
         made.append((view, tuple(extents)))
     return tuple(made)

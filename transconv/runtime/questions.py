@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transconv.compute import Workload
 from transconv.errors import Unsupported
+from transconv.selection import workload_of
 from transconv.target import Target
 
 COMPILING = "compiling"
@@ -34,6 +36,17 @@ class Question:
                 "behind": w.behind, "target": t.name, "features": sorted(t.features),
                 "counts": {n: getattr(t, n) for n in counts},
                 "deterministic": self.deterministic, "aligned": self.aligned}
+
+    @staticmethod
+    def of_job(job: dict[str, Any]) -> Question:
+        """The request of a JSON object (``job``), whose module registers the parser of its texts. Raises
+        ValueError for a text that cannot be read back, and as ``Target.parse``."""
+        importlib.import_module(job["front"])
+        workload = workload_of(job["problem"], job["direction"], job["behind"])
+        if workload is None:
+            raise ValueError(f"{job['problem']} cannot be read back")
+        target = replace(Target.parse(job["target"]), features=frozenset(job["features"]), **job["counts"])
+        return Question(workload, target, job["deterministic"], job["aligned"])
 
     def __str__(self) -> str:
         return f"{self.workload.title} for {self.target}"

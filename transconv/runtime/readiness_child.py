@@ -9,7 +9,6 @@ import itertools
 import os
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import IO, Any
 
 from transconv.backend_triton import Miscompiled, pretend, reason_of, serve
@@ -18,8 +17,8 @@ from transconv.errors import TransconvError, Unsupported
 from transconv.runtime import compiler, verdicts
 from transconv.runtime.estimates import estimated
 from transconv.runtime.plans import Plan, Step
-from transconv.runtime.questions import Room
-from transconv.selection import files_digest, workload_of
+from transconv.runtime.questions import Question, Room
+from transconv.selection import files_digest
 from transconv.target import Target
 
 NICE = 5  # lower priority than the program that runs meanwhile
@@ -105,12 +104,8 @@ def _look_for_cycles() -> None:
 
 
 def _request(job: dict[str, Any]) -> tuple[Workload, Target]:
-    importlib.import_module(job["front"])  # registers the front end's parser
-    workload = workload_of(job["problem"], job["direction"], job["behind"])
-    if workload is None:
-        raise ValueError(f"{job['problem']} cannot be read back")
-    return workload, replace(Target.parse(job["target"]), features=frozenset(job["features"]),
-                             **job["counts"])
+    question = Question.of_job(job)
+    return question.workload, question.target
 
 
 def _rehearse(job: dict[str, Any]) -> None:

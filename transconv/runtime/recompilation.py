@@ -1,0 +1,104 @@
+"""Beside the compiler. Plans on disk compared with what the passes make of their questions now.
+
+A record (``kept.py``) has the question that it answers. The plan is made again, its schedules chosen and
+its kernels lowered, and every field of the record has to be as it would be written now.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transconv.disk_cache import Content
+from transconv.errors import StageError, TransconvError
+from transconv.runtime import compiler, kept, verdicts
+from transconv.runtime.plans import Plan
+from transconv.runtime.questions import Question
+from transconv.selection import files_digest
+
+MOST = 5  # differences of one record that are told
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Plans on disk: how many are as the passes make them, and a line for each that differs or that nobody
+    may read (``wrong``), and for each that cannot be compared here (``left``)."""
+
+    same: int
+    wrong: tuple[str, ...]
+    left: tuple[str, ...]
+
+    def __str__(self) -> str:
+        head = (f"{self.same} plans are as the passes make them; {len(self.wrong)} are not; "
+                f"{len(self.left)} are not compared")
+        return "\n".join([head, *(f"wrong: {line}" for line in self.wrong),
+                          *(f"not compared: {line}" for line in self.left)])
+
+
+def compare() -> Compared:
+    """Make all plans on disk again. Raises ValueError where this process keeps none."""
+    if not kept.keeps():
+        raise ValueError("plans are neither read nor kept with TRANSCONV_VERIFY, TRANSCONV_DUMP, "
+                         "TRANSCONV_DEBUG=2, TRANSCONV_SCHEDULE, or with passes or words from outside")
+    same, wrong, left = 0, list[str](), list[str]()
+    for name in kept.DRAWER.keys():
+        if reason := kept.DRAWER.why_ignored(name):
+            wrong.append(f"{name}: {reason}; it is never executed")
+            continue
+        content = kept.DRAWER.get(name) or {}
+        try:
+            question = _question(name, content)
+        except (KeyError, TypeError, ValueError, AttributeError, ImportError, TransconvError) as error:
+            left.append(f"{name}: {error}")
+            continue
+        about = f"{name}: {question}".splitlines()[0]
+        told = _told(content, question)
+        wrong += [f"{about}: {line}" for line in told[:MOST]]
+        wrong += [f"{about}: and {len(told) - MOST} more"] if len(told) > MOST else []
+        same += not told
+    return Compared(same, tuple(wrong), tuple(left))
+
+
+def _question(name: str, content: Content) -> Question:
+    """The question of a record. Raises ValueError, with the reason, for one that has no answer here."""
+    if content["files"] != files_digest():
+        raise ValueError("it is of another version of transconv")
+    job = content["question"]
+    if job["front"] not in sys.modules and not job["front"].startswith("transconv."):
+        raise ValueError(f"its front end {job['front']} is not loaded")
+    found = Question.of_job(job)
+    if kept.key(found.workload, found.target, found.deterministic) != name:
+        raise ValueError("it was made with other settings, tuned rows or versions: no call here reads it")
+    if any(verdicts.is_wrong(str(s["digest"])) for s in content["steps"]):
+        raise ValueError("one of its kernels is known to be wrong: no call reads it")
+    return found
+
+
+def _told(content: Content, question: Question) -> list[str]:
+    """Where a record differs from the plan that is made now."""
+    try:
+        made = compiler.build(question.workload, question.target, None, None, question.deterministic, Plan)
+        kept.read(content, question.workload, question.target, question.deterministic, Plan, lambda: made)
+    except (KeyError, TypeError, ValueError, AttributeError, TransconvError, StageError) as error:
+        return [f"it is no plan, or none can be made: {error}".splitlines()[0]]
+    return [*_apart("", content, json.loads(json.dumps(kept.content_of(made))))]
+
+
+def _apart(at: str, found: Any, made: Any) -> Iterator[str]:
+    """The places in which two JSON values differ."""
+    if isinstance(found, dict) and isinstance(made, dict):
+        for key in sorted({*found, *made}):
+            yield from _apart(f"{at}.{key}" if at else key, found.get(key), made.get(key))
+    elif isinstance(found, list) and isinstance(made, list) and len(found) == len(made):
+        for n, pair in enumerate(zip(found, made, strict=True)):
+            yield from _apart(f"{at}[{n}]", *pair)
+    elif found != made:
+        yield f"{at} is {_short(found)}, the passes make {_short(made)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
