@@ -22,7 +22,8 @@ if not torch.cuda.is_available():
 # Workers inherit the environment of the process that starts them, but each needs a cache of its own.
 if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
-    os.environ["TRANSCONV_CACHE"] = FOLDER.name
+    os.environ["TRANSCONV_CACHE"] = f"{FOLDER.name}/cache"
+    os.environ["TRANSCONV_KEY"] = f"{FOLDER.name}/key"
 
 ROOT = Path(__file__).parent.parent
 # Files that take longest, more than about 3 s of a processor, from the longest on. Workers get them first,

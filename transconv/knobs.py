@@ -114,10 +114,7 @@ def _cache_folder(text: str) -> Path:
 
 def _key_file(text: str) -> Path:
     home = os.environ.get("XDG_STATE_HOME", "")
-    path = Path(text or f"{home or '~/.local/state'}/transconv/key").expanduser()
-    if text and path.is_dir():
-        raise ValueError(text)
-    return path
+    return Path(text or f"{home or '~/.local/state'}/transconv/key").expanduser()
 
 
 def _switch_or_file(text: str) -> str:

@@ -105,6 +105,9 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
     if given.keys() & spaces.keys() or len(spaces) < len(content["workspaces"]):
         raise ValueError(f"workspaces {', '.join(spaces)}; expected names of their own")
     steps = tuple([_read(s, target, again, at, given | spaces) for at, s in enumerate(listed)])
+    if missing := [n for n in workload.results if 0 not in given[n].shape and all(
+            n not in s.params for s in steps)]:
+        raise ValueError(f"no kernel stores {missing[0]}")
     plan = kind(workload, target, Schedule.parse(fields.text(content["schedule"])), steps, spaces,
                 rejected=fields.whole(content["rejected"], most=1 << 16), why=fields.text(content["why"]),
                 tuned=fields.flag(content["tuned"]), deterministic=deterministic)

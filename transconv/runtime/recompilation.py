@@ -24,18 +24,19 @@ MOST = 5  # differences of one record that are told
 
 @dataclass(frozen=True)
 class Compared:
-    """Plans on disk: how many are as the passes make them, and a line for each that differs or that nobody
-    may read (``wrong``), and for each that cannot be compared here (``left``)."""
+    """Plans on disk: how many are as the passes make them; those that are not, or that nobody reads as
+    others may have written them, each with what is wrong (``wrong``); those that cannot be compared here,
+    each with the reason (``left``)."""
 
     same: int
-    wrong: tuple[str, ...]
-    left: tuple[str, ...]
+    wrong: tuple[tuple[str, tuple[str, ...]], ...]
+    left: tuple[tuple[str, str], ...]
 
     def __str__(self) -> str:
         head = (f"{self.same} plans are as the passes make them; {len(self.wrong)} are not; "
                 f"{len(self.left)} are not compared")
-        return "\n".join([head, *(f"wrong: {line}" for line in self.wrong),
-                          *(f"not compared: {line}" for line in self.left)])
+        return "\n".join([head, *(f"wrong: {name}: {line}" for name, lines in self.wrong for line in lines),
+                          *(f"not compared: {name}: {why}" for name, why in self.left)])
 
 
 def compare() -> Compared:
@@ -43,22 +44,23 @@ def compare() -> Compared:
     if not kept.keeps():
         raise ValueError("plans are neither read nor kept with TRANSCONV_VERIFY, TRANSCONV_DUMP, "
                          "TRANSCONV_DEBUG=2, TRANSCONV_SCHEDULE, or with passes or words from outside")
-    same, wrong, left = 0, list[str](), list[str]()
+    same, wrong, left = 0, list[tuple[str, tuple[str, ...]]](), list[tuple[str, str]]()
     for name in kept.DRAWER.keys():
         if reason := kept.DRAWER.why_ignored(name):
-            wrong.append(f"{name}: {reason}; it is never executed")
+            wrong.append((name, (f"{reason}; it is never executed",)))
             continue
         content = kept.DRAWER.get(name) or {}
         try:
             question = _question(name, content)
         except (KeyError, TypeError, ValueError, AttributeError, ImportError, TransconvError) as error:
-            left.append(f"{name}: {error}")
+            left.append((name, str(error)))
             continue
-        about = f"{name}: {question}".splitlines()[0]
         told = _told(content, question)
-        wrong += [f"{about}: {line}" for line in told[:MOST]]
-        wrong += [f"{about}: and {len(told) - MOST} more"] if len(told) > MOST else []
-        same += not told
+        if told:
+            more = [f"and {len(told) - MOST} more"] if len(told) > MOST else []
+            wrong.append((f"{name}: {question}".splitlines()[0], (*told[:MOST], *more)))
+        else:
+            same += 1
     return Compared(same, tuple(wrong), tuple(left))
 
 
@@ -72,14 +74,14 @@ def _question(name: str, content: Content) -> Question:
     found = Question.of_job(job)
     if kept.key(found.workload, found.target, found.deterministic) != name:
         raise ValueError("it was made with other settings, tuned rows or versions: no call here reads it")
-    if any(verdicts.is_wrong(str(s["digest"])) for s in content["steps"]):
-        raise ValueError("one of its kernels is known to be wrong: no call reads it")
     return found
 
 
 def _told(content: Content, question: Question) -> list[str]:
     """Where a record differs from the plan that is made now."""
     try:
+        if any(verdicts.is_wrong(str(s["digest"])) for s in content["steps"]):
+            return []  # no call reads it, and the next one that asks replaces it
         made = compiler.build(question.workload, question.target, None, None, question.deterministic, Plan)
         kept.read(content, question.workload, question.target, question.deterministic, Plan, lambda: made)
     except (KeyError, TypeError, ValueError, AttributeError, TransconvError, StageError) as error:
