@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from transconv.errors import ProblemError
 from transconv.kernel import Group
+from transconv.kernel_trials.grammar import check
 
 END = ";;"
 CANARY = -77
@@ -44,7 +46,9 @@ def scoped_of_sub_group(sg, x):
 def scoped_of_item(item, x):
     return x * 2.0 + item.local_id()[0]"""}
 IMPORTED = ("Group", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "kernel")
-ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)")
+ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)", re.ASCII)
+NUMBERS = re.compile(r"\d{1,18}(,\d{1,18})*", re.ASCII)
+MOST = 1 << 24  # elements of an array
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +93,15 @@ class KernelTrial:
 
     @staticmethod
     def parse(line: str) -> KernelTrial:
-        """Read a line. Raises ProblemError, one sentence."""
+        """Read a line. Raises ProblemError, one sentence, also for statements that do more than compute with
+        the trial's arrays (grammar.py): they are executed."""
         head, *lines = (part.strip() for part in line.split(END))
         word, _, rest = head.partition(" ")
         said: dict[str, tuple[int, ...]] = {}
         arrays: list[tuple[str, Drawn]] = []
         for part in rest.split():
             name, _, value = part.partition("=")
-            if name in ("work", "group", "seed", "sub") and re.fullmatch(r"\d+(,\d+)*", value):
+            if name in ("work", "group", "seed", "sub") and NUMBERS.fullmatch(value):
                 said[name] = _numbers(value)
             elif found := ARRAY.fullmatch(part):
                 arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]))))
@@ -106,8 +111,12 @@ class KernelTrial:
         if word != "kernel" or {*said, "sub"} != {"work", "group", "seed", "sub"} or not lines:
             raise ProblemError(f"the trial '{line[:80]}'; expected kernel work= group= seed=, arrays, and "
                                f"statements behind {END}")
-        return KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines),
+        made = KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines),
                            said.get("sub", (0,))[0])
+        if len(dict(arrays)) < len(arrays) or any(prod(a.shape) > MOST for _, a in arrays):
+            raise ProblemError(f"the arrays of '{line[:80]}'; expected each once, of at most {MOST} elements")
+        check(made.function(), list(dict(arrays)), [*FUNCTIONS])
+        return made
 
     @property
     def ragged(self) -> bool:
@@ -132,18 +141,22 @@ class KernelTrial:
             said[name] = "yes" if any(w in whole for w in words) else "no"
         return said
 
-    def kernel(self) -> str:
-        """The kernel's source."""
+    def function(self) -> str:
+        """The function of its statements."""
         names = ", ".join(["group", *(n for n, _ in self.arrays)])
         lines = []
         for line in self.lines:
             deep = len(line) - len(line.lstrip(">"))
             lines.append("    " * (deep + 1) + line.lstrip("> "))
+        return "\n".join([f"def drawn({names}):", *lines]) + "\n"
+
+    def kernel(self) -> str:
+        """The kernel's source."""
         head = ["import numpy as np", f"from transconv.kernel import {', '.join(IMPORTED)}", ""]
         for name, text in FUNCTIONS.items():
             if f"{name}(" in "".join(self.lines):
                 head += [*text.split("\n"), ""]
-        return "\n".join([*head, "@kernel", f"def drawn({names}):", *lines]) + "\n"
+        return "\n".join([*head, "@kernel", self.function()])
 
     @property
     def launch(self) -> Group:
