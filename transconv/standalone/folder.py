@@ -23,8 +23,12 @@ def check(directory: Path, force: bool) -> None:
 
 def write(directory: Path, files: Mapping[str, bytes], force: bool = False) -> None:
     """Write files by their paths in a folder, which is made. They are written elsewhere first, so that a
-    folder with half of them is never seen. Raises as ``check``, OSError where nothing can be written."""
+    folder with half of them is never seen. Raises as ``check``, ValueError for a path out of the folder,
+    OSError where nothing can be written."""
     check(directory, force)
+    for name in files:
+        if not name or os.path.isabs(name) or {"", ".", ".."} & {*name.replace(os.sep, "/").split("/")}:
+            raise ValueError(f"{name!r} is no path in the folder '{directory}'")
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))

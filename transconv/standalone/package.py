@@ -9,6 +9,7 @@ from typing import Any
 
 from transconv.backend_triton import is_explicit
 from transconv.compute import Alone
+from transconv.disk_cache import fields
 from transconv.errors import Unsupported
 from transconv.ir import DType, Layout, Tensor
 from transconv.runtime import Plan, Step
@@ -126,8 +127,12 @@ def packaged(plan: Plan) -> Package:
     workload = plan.workload
     written = {w.view.tensor.name for c in workload.computations for w in c.writes}
     tensors = tuple(Operand.of(t, t.name in written) for t in workload.tensors)
+    for named in (_name(plan), *(t.name for t in (*tensors, *plan.workspaces.values()))):
+        if not fields.is_name(named):
+            raise Unsupported("export:name", f"{named!r} cannot be a name in an exported file; expected a word "
+                              "of letters, digits and underscores")
     return Package(
-        _name(plan), workload.title, _about(plan), plan.target, tensors,
+        _name(plan), _said(workload.title), _about(plan), plan.target, tensors,
         tuple(Operand.of(t) for t in plan.workspaces.values()), tuple(map(_launch, plan.steps)), plan,
         tuple(plan.padding))
 
@@ -160,13 +165,19 @@ def _name(plan: Plan) -> str:
 
 
 def _about(plan: Plan) -> tuple[str, ...]:
-    """The schedule of each kernel, and the workload, for people."""
+    """The schedule of each kernel, and the workload, for people, as lines of comments."""
     workload = plan.workload
     said = list(str(workload.compute).splitlines()) if isinstance(workload, Alone) else []
     for step in plan.steps:
         what = "copies" if is_copy(step.compute) else "computes"
         said.append(f"{step.compute.name} {what}: {step.schedule}")
-    return tuple(said)
+    return tuple(map(_said, said))
+
+
+def _said(text: str) -> str:
+    """A text as it may stand in a comment of Python or C: it ends neither, and escapes nothing."""
+    plain = "".join(c if c.isprintable() else " " for c in text).rstrip()
+    return plain.replace("\\", "/").replace('""', "''").replace("*/", "* /").replace("/*", "/ *")
 
 
 def described(package: Package) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+import keyword
 import operator
+import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -43,15 +45,15 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     The model must be in eval mode and traceable by torch.fx. Chains that are used more than once,
     whose parts have other users or hooks, whose weights are read elsewhere, or over which something
     is written in place are left as they are. RuntimeError in training mode; fx's own errors for
-    control flow that depends on values; TypeError for what is no module.
+    control flow that depends on values; ValueError for a name of a module, a parameter or a buffer that
+    means something else in Python; TypeError for what is no module.
     """
     exchange.expect_module(model, "fold")
     if model.training:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
                            "only there; call model.eval() first")
-    model = copy.deepcopy(model)
-    graph = Tracer().trace(model)
-    traced = fx.GraphModule(model, graph)
+    traced = traced_module(copy.deepcopy(model))
+    graph = traced.graph
     _without_identities(traced)
     uses = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")
     for node in list(graph.nodes):
@@ -65,6 +67,26 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     graph.lint()
     traced.recompile()
     return traced
+
+
+def traced_module(model: torch.nn.Module) -> fx.GraphModule:
+    """A model as torch.fx traces it. Raises ValueError for names that Python would read as something else:
+    fx writes those of modules, parameters and buffers into the text of its function, and executes it."""
+    graph = Tracer().trace(model)
+    for node in graph.nodes:
+        if node.op in ("call_module", "get_attr", "call_method") and (
+                odd := next((part for part in str(node.target).split(".") if not _is_plain(part)), None)):
+            raise ValueError(f"the name {odd!r} in '{str(node.target)!r:.200}' of the model means something "
+                             "else in the text that torch.fx executes; expected a word, without quotes, "
+                             "backslashes or control characters; give the module or parameter another name")
+    return fx.GraphModule(model, graph)
+
+
+def _is_plain(part: str) -> bool:
+    """Whether a part of a name is itself in a text of Python: a word, or what may stand in quotes."""
+    if part.isidentifier():
+        return not keyword.iskeyword(part) and unicodedata.normalize("NFKC", part) == part
+    return part.isprintable() and not {*part} & {'"', "'", "\\"}
 
 
 def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:
