@@ -188,7 +188,9 @@ def keep_text(path: Path, text: str, lasting: bool = True) -> bool:
 
 def leave_text(folder: Path, name: str, text: str) -> None:
     """Write a file for people into a folder that they named; a failure of the disk is logged. A link of
-    that name is replaced, not followed."""
+    that name is replaced, not followed. Raises ValueError for a name that is a path."""
+    if name in ("", ".", "..") or os.path.basename(name) != name:
+        raise ValueError(f"{name!r} is no name of a file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(folder / name, text)

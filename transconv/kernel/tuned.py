@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transconv import knobs
-from transconv.disk_cache import Drawer
+from transconv.disk_cache import Drawer, fields
 from transconv.ir import For, find
 from transconv.kernel.arguments import Arguments
 from transconv.kernel.declared import Asked, Tunable
@@ -71,13 +71,15 @@ def recorded(key: str, tunables: Mapping[str, Tunable]) -> Found | None:
     if content is None:
         return None
     try:
-        words = Words(content["warps"], content["stages"], tuple(sorted(content["numbers"].items())))
-        found = Found(words, float(content["us"]), float(content["before_us"]), int(content["tried"]))
+        numbers = tuple(sorted((str(n), fields.whole(v, -fields.LARGEST)) for n, v in content["numbers"].items()))
+        warps, stages = (content[n] if content[n] is None else fields.whole(content[n])
+                         for n in ("warps", "stages"))
+        found = Found(Words(warps, stages, numbers), float(content["us"]), float(content["before_us"]),
+                      fields.whole(content["tried"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    fits = words.warps in (None, *WARPS) and (words.stages is None or words.stages in STAGES)
-    return found if fits and all(n in tunables and v in tunables[n].values
-                                 for n, v in words.numbers) else None
+    fits = warps in (None, *WARPS) and stages in (None, *STAGES)
+    return found if fits and all(n in tunables and v in tunables[n].values for n, v in numbers) else None
 
 
 def record(key: str, found: Found) -> None:
