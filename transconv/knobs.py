@@ -142,8 +142,8 @@ cache = Knob("TRANSCONV_CACHE", "a folder", "",
              "where readable kernels and tuning results are kept; not set: transconv in the user's "
              "cache folder", _cache_folder)
 key = Knob("TRANSCONV_KEY", "a file", "",
-           "where the key lies with which records of the cache that are executed are sealed; it is made at "
-           "the first use; not set: transconv/key in the user's state folder", _key_file)
+           "where the key lies with which records of the cache that are executed are sealed; it is made "
+           "at the first use; not set: transconv/key in the user's state folder", _key_file)
 verify = Knob("TRANSCONV_VERIFY", "0 or 1", "0",
               "1: check the well-formedness rules of the IR, and of its level, after each pass", _flag)
 schedule = Knob("TRANSCONV_SCHEDULE", "the text of a schedule", "",

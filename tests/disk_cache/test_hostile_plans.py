@@ -1,5 +1,5 @@
-"""Plans on disk that somebody else wrote, moved or altered: none is executed, none leaves the cache folder,
-and the answer is made anew."""
+"""Plans on disk that somebody else wrote, moved or altered: none is executed, none leaves the cache
+folder, and the answer is made anew."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def test_an_altered_plan_is_never_executed(plan_file: Path) -> None:
     """A right mode and owner, a right checksum: the seal is missing, or that of another text."""
     told = with_evil_text(content(plan_file))
     whole = json.loads(plan_file.read_text())
-    for text in (checksummed(kept.DRAWER.name, plan_file.stem, told), json.dumps(whole | {"content": told}),
+    for text in (checksummed(kept.DRAWER.name, plan_file.stem, told),
+                 json.dumps(whole | {"content": told}),
                  json.dumps(whole | {"content": told, "seal": seals.seal(b"guessed", "", "")}),
                  json.dumps(whole | {"content": told, "seal": None}),
                  json.dumps(whole | {"content": told, "seal": "\u00e9"}),
@@ -151,7 +152,8 @@ def test_what_others_own_or_write_is_not_read(plan_file: Path, spoil: Callable[[
     answers_anew()
 
 
-def test_a_file_of_another_user_as_any_user_sees_it(plan_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_another_user_as_any_user_sees_it(plan_file: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner of what is open counts, whatever the path said before."""
     real = os.fstat
 
@@ -284,9 +286,9 @@ def test_no_field_may_be_what_it_is_not(plan_file: Path) -> None:
 
 @pytest.mark.parametrize(("field", "value"), [
     ("function", "../../evil"), ("function", "evil"), ("grid", -1), ("grid", 1 << 31), ("grid", True),
-    ("params", ["src", "wei"]), ("params", ["src", "wei", "dst", "dst"]), ("params", ["src", "wei", "dat"]),
-    ("params", "src"), ("types", ["float32", "float32", "float64"]), ("warps", 64), ("stages", 99),
-    ("zero", "nothing"), ("digest", "0" * 32), ("boxes", [None]), ("does", "a b"), ("early", 1),
+    ("params", ["src", "wei"]), ("params", ["src", "wei", "dst", "dst"]), ("params", "src"),
+    ("params", ["src", "wei", "dat"]), ("types", ["float32", "float32", "float64"]), ("warps", 64),
+    ("stages", 99), ("zero", "nothing"), ("digest", "0" * 32), ("boxes", [None]), ("does", "a b"), ("early", 1),
     ("sizes", "N=8 in 1..64"), ("source", "x = 1\n")])
 def test_fields_of_a_step(plan_file: Path, field: str, value: Any, tmp_path: Path) -> None:
     told = content(plan_file)
@@ -309,7 +311,8 @@ def test_kernels_have_names_of_files(plan_file: Path, name: str) -> None:
         module.write("x = 1\n", name)
 
 
-@pytest.mark.parametrize("text", [EVIL, "here_v0.real", "__import__('os')", "here_v0(1)[0]", "x", "0 or x"])
+@pytest.mark.parametrize("text", [EVIL, "here_v0.real", "__import__('os')", "here_v0(1)[0]", "x",
+                                  "0 or x"])
 def test_an_estimate_is_arithmetic(text: str) -> None:
     from transconv.cost import Formula
 
@@ -329,7 +332,7 @@ TEXTS = ("mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "mb2ic16ih9oc8oh5kh3sh2ph
 @pytest.mark.slow
 @pytest.mark.parametrize("open_", [frozenset(), frozenset({"mb", "ih", "iw"})], ids=["exact", "any"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_is_written_is_read(text: str, open_: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_is_read(text: str, open_: frozenset[str]) -> None:
     """What judges fields refuses no plan of the compiler's own: boxes, planes, copies, phases."""
     from transconv.runtime import build
 
@@ -360,9 +363,11 @@ def test_with_another_key_plans_are_made_again(plan_file: Path, spoil: Callable[
 
 
 @pytest.mark.parametrize(("spoil", "why"), [
-    (lambda k: k.chmod(0o640), "can be read by others"), (lambda k: k.chmod(0o604), "can be read by others"),
+    (lambda k: k.chmod(0o640), "can be read by others"),
+    (lambda k: k.chmod(0o604), "can be read by others"),
     (lambda k: k.chmod(0o620), "others"), (lambda k: k.write_text(""), "is damaged"),
-    (lambda k: k.write_text("x" * 64), "is damaged"), (lambda k: (k.unlink(), k.mkdir()), "Is a directory"),
+    (lambda k: k.write_text("x" * 64), "is damaged"),
+    (lambda k: (k.unlink(), k.mkdir()), "Is a directory"),
     (lambda k: (k.unlink(), os.mkfifo(k, 0o600)), "is no plain file"),
     (lambda k: k.parent.chmod(0o777), "where others can replace it"),
     pytest.param(lambda k: os.chown(k, 65534, 65534), "user 65534", marks=as_root),

@@ -158,7 +158,8 @@ def test_what_others_can_write_is_not_read(caches: Callable[[str], Path], packed
         assert carried.why_odd(packed.stat()) == "belongs to user 12345"
 
 
-def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], packed: Path, tmp_path: Path,
+def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], packed: Path,
+                                                tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch,
                                                 capsys: pytest.CaptureFixture[str]) -> None:
     """As on another machine: the digest that ``pack`` prints says that this is the file."""

@@ -15,9 +15,9 @@ def add_to(verbs: object) -> None:
         verbs, "cache", "pack the caches into a file, unpack one, or verify the plans",
         "info says what is kept for this version: plans, compiled kernels. pack writes it into a file,\n"
         "unpack puts a file's content into the caches of this user. What another version of transconv\n"
-        "or Triton made is ignored with a line; a file that is damaged, that others can write to, or that\n"
-        "was not packed with this user's key is refused: of one from another machine, give the digest that\n"
-        "pack printed there. --verify makes all plans that are kept again, and exits with 1 if one differs.",
+        "or Triton made is ignored with a line; a file that is damaged, or that others can write to, is\n"
+        "refused, and one that was packed with another user's key needs the digest that pack printed.\n"
+        "--verify makes all plans that are kept again, and exits with 1 if one differs.",
         ("cache info", "cache pack kernels.zip", "cache unpack kernels.zip --target sm_90",
          "cache --verify"), run)
     made.add_argument("what", nargs="?", choices=("info", "pack", "unpack"))

@@ -42,8 +42,8 @@ class Formula:
     us: str
 
     def __post_init__(self) -> None:
-        """Raise ValueError for texts that are more than arithmetic of such names: they become a function's,
-        and may come from a record on disk."""
+        """Raise ValueError for texts that are more than arithmetic of such names: they become a
+        function's, and may come from a record on disk."""
         for name, text in (*self.lines, (f"{HERE}us", self.us)):
             if not OWN.fullmatch(name) or ARITHMETIC.sub("", text):
                 raise ValueError(f"{name} = {text:.80}; expected arithmetic of {HERE} names")

@@ -1,8 +1,8 @@
 """The cache folder, and how text files are kept in it safely.
 
-Files are replaced whole. They are read only if they are the user's, no other user can write to them or to
-their folder, and none decides which folder that is. When the disk fails, work continues without it: only ``replace_text`` and ``replace_data`` raise
-OSError; elsewhere the logger ``transconv.cache`` reports it once. Records are in ``records.py``.
+Files are replaced whole. They are read only if they are the user's, no other user can write to them or
+to their folder, and none decides which folder that is. When the disk fails, work continues without it:
+only ``replace_text`` and ``replace_data`` raise OSError; elsewhere the logger ``transconv.cache`` reports it once. Records are in ``records.py``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def why_reached(at: Path, of: int | None = None) -> str:
     return ""
 
 
-def why_foreign(status: os.stat_result, written: str = " (mode {:04o})", also: tuple[int, ...] = ()) -> str:
+def why_foreign(status: os.stat_result, written: str = " (mode {:04o})",
+                also: tuple[int, ...] = ()) -> str:
     """Why another user may have written what has this status, or empty. ``written``: what follows on the
     words that others can write to it; ``also``: owners who may besides the user."""
     if hasattr(os, "geteuid") and status.st_uid not in (os.geteuid(), *also):

@@ -118,7 +118,7 @@ class Drawer:
     def why_ignored(self, key: str) -> str:
         """Why a record that is there is not read, or empty: for somebody who asks."""
         path = self.path(key)
-        text = path and read_text(path, self.longest)
+        text = None if path is None else read_text(path, self.longest)
         return "cannot be read" if text is None else self._parse(key, text)[0]
 
     def _text(self, key: str, content: Content) -> str:

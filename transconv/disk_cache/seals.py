@@ -1,4 +1,4 @@
-"""Seals of records that are executed: HMAC-SHA256 under a key of the user's, which lies outside of the cache.
+"""Seals of records that are executed: HMAC-SHA256 under a key of the user's, outside of the cache.
 
 Whoever can write into the cache folder but cannot read the key can make no record that is read. The key is
 made at the first use, in a file of mode 0600 (``TRANSCONV_KEY``). Where there is none, sealed records are
@@ -80,8 +80,8 @@ def _read_or_make(path: Path) -> tuple[str, bytes | None]:
         if reason := why_foreign(status):
             return reason, None
         if os.name == "posix" and status.st_mode & 0o077:
-            return (f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}; remove it, and another "
-                    "is made)"), None
+            return (f"can be read by others (mode {stat.S_IMODE(status.st_mode):04o}; remove it, and "
+                    "another is made)"), None
         text = file.read(100).decode("ascii", "replace").strip()
     if not re.fullmatch("[0-9a-f]{64}", text):
         return "is damaged (remove it, and another is made)", None

@@ -71,7 +71,8 @@ def recorded(key: str, tunables: Mapping[str, Tunable]) -> Found | None:
     if content is None:
         return None
     try:
-        numbers = tuple(sorted((str(n), fields.whole(v, -fields.LARGEST)) for n, v in content["numbers"].items()))
+        numbers = tuple(sorted((str(n), fields.whole(v, -fields.LARGEST))
+                               for n, v in content["numbers"].items()))
         warps, stages = (content[n] if content[n] is None else fields.whole(content[n])
                          for n in ("warps", "stages"))
         found = Found(Words(warps, stages, numbers), float(content["us"]), float(content["before_us"]),

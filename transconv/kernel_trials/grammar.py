@@ -1,5 +1,5 @@
-"""What the statements of a trial may say. A trial is read from a command line or a file and then executed as
-Python: its text is parsed first, and only what computes with its own arrays passes.
+"""What the statements of a trial may say. A trial is read from a command line or a file and then executed
+as Python: its text is parsed first, and only what computes with its own arrays passes.
 
 Names are the trial's own, or words of the kernel language; attributes are methods of tiles, groups and
 items; of NumPy there are functions of elements, types and what is listed. There are no imports, texts,
@@ -19,13 +19,13 @@ LONGEST = 1 << 16  # characters
 PYTHON = ("abs", "all", "any", "bool", "float", "int", "len", "max", "min", "range", "round", "sum")
 LANGUAGE = ("atomic_ref", "create_mapping", "group", "np")
 SCOPES = ("subgroups", "workitems")
-NUMPY = ("all", "amax", "amin", "any", "arange", "argmax", "argmin", "array", "astype", "clip", "cumsum", "full",
-         "max", "mean", "min", "ones", "prod", "sum", "transpose", "where", "zeros")
+NUMPY = ("all", "amax", "amin", "any", "arange", "argmax", "argmin", "array", "astype", "clip", "cumsum",
+         "full", "max", "mean", "min", "ones", "prod", "sum", "transpose", "where", "zeros")
 ATTRIBUTES = ("T", "all", "any", "argmax", "argmin", "astype", "copy", "cumsum", "dot", "dtype", "empty",
-              "filled", "full", "get_group_id", "global_id", "group_id", "id", "load", "local_id", "mask", "max",
-              "mean", "min", "ndim", "ones", "prod", "reshape", "shape", "size", "std", "store", "subgroup_id",
-              "sum", "transpose", "var", "vec", "vempty", "vfull", "vload", "vones", "vzeros", "work_offset",
-              "work_shape", "zeros")
+              "filled", "full", "get_group_id", "global_id", "group_id", "id", "load", "local_id", "mask",
+              "max", "mean", "min", "ndim", "ones", "prod", "reshape", "shape", "size", "std", "store",
+              "subgroup_id", "sum", "transpose", "var", "vec", "vempty", "vfull", "vload", "vones",
+              "vzeros", "work_offset", "work_shape", "zeros")
 STATEMENTS = (ast.Assign, ast.AugAssign, ast.For, ast.If, ast.Expr, ast.FunctionDef, ast.Return, ast.Pass)
 EXPRESSIONS = (ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Attribute, ast.Subscript,
                ast.Slice, ast.Name, ast.Constant, ast.Tuple, ast.List, ast.IfExp, ast.Lambda)
@@ -52,12 +52,12 @@ def check(text: str, given: Sequence[str], functions: Sequence[str]) -> None:
     own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     own |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
     if taken := own & {*PYTHON, *LANGUAGE, *functions}:
-        raise ProblemError(f"'{min(taken)}' in a trial of a kernel means something else; expected a name of "
-                           "its own")
+        raise ProblemError(f"'{min(taken)}' in a trial of a kernel means something else; expected a name "
+                           "of its own")
     for node in nodes:
         if reason := _why_not(node, {*own, *given, *functions, *PYTHON, *LANGUAGE}):
-            raise ProblemError(f"{reason} in a trial of a kernel; expected statements that compute with its "
-                               "arrays")
+            raise ProblemError(f"{reason} in a trial of a kernel; expected statements that compute with "
+                               "its arrays")
 
 
 def _why_not(node: ast.AST, known: set[str]) -> str:

@@ -93,8 +93,8 @@ class KernelTrial:
 
     @staticmethod
     def parse(line: str) -> KernelTrial:
-        """Read a line. Raises ProblemError, one sentence, also for statements that do more than compute with
-        the trial's arrays (grammar.py): they are executed."""
+        """Read a line. Raises ProblemError, one sentence, also for statements that do more than compute
+        with the trial's arrays (grammar.py): they are executed."""
         head, *lines = (part.strip() for part in line.split(END))
         word, _, rest = head.partition(" ")
         said: dict[str, tuple[int, ...]] = {}
@@ -114,7 +114,8 @@ class KernelTrial:
         made = KernelTrial(said["work"], said["group"], said["seed"][0], tuple(arrays), tuple(lines),
                            said.get("sub", (0,))[0])
         if len(dict(arrays)) < len(arrays) or any(prod(a.shape) > MOST for _, a in arrays):
-            raise ProblemError(f"the arrays of '{line[:80]}'; expected each once, of at most {MOST} elements")
+            raise ProblemError(f"the arrays of '{line[:80]}'; expected each once, of at most {MOST} "
+                               "elements")
         check(made.function(), list(dict(arrays)), [*FUNCTIONS])
         return made
 

@@ -29,8 +29,8 @@ from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Compared", "Copy", "Kernels", "NEVER",
-    "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
+    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Compared", "Copy", "Kernels",
+    "NEVER", "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
     "begin_processes", "beside", "build", "build_compute", "check_indices", "collect", "collecting",
     "compare", "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",
     "is_collecting", "is_estimated", "is_ready", "kernel_name", "pack", "plan",

@@ -90,10 +90,10 @@ def pack(path: Path) -> Carried:
 
 
 def unpack(path: Path, chip: str = "", digest: str = "") -> Carried:
-    """Put the contents of a file into the caches of this user, for one ``chip`` or for all. ``digest``: what
-    ``pack`` said of the file, which is needed where that was done with another key than this user's. A file
-    of another version is ignored, with one line. Raises OSError, and ValueError for a file that is not a
-    packed cache, is damaged, or that another user could have written or packed."""
+    """Put the contents of a file into the caches of this user, for one ``chip`` or for all. ``digest``:
+    what ``pack`` said of the file, which is needed where that was done with another key than this user's.
+    A file of another version is ignored, with one line. Raises OSError, and ValueError for a file that is
+    not a packed cache, is damaged, or that another user could have written or packed."""
     place = compiled.folder()
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if reason := why_untrusted(place):
@@ -105,8 +105,8 @@ def unpack(path: Path, chip: str = "", digest: str = "") -> Carried:
             raise ValueError(f"{path}: its digest is another than {digest}; nothing is read from it")
         manifest, members = _read(path, file)
     if not digest and not _is_sealed(manifest):
-        raise ValueError(f"{path}: was packed with another key than this user's, and has kernels that your "
-                         "GPU would run; give the digest that cache pack printed (--digest)")
+        raise ValueError(f"{path}: was packed with another key than this user's, and has kernels that "
+                         "your GPU would run; give the digest that cache pack printed (--digest)")
     here = versions()
     if other := [f"{n} {manifest.get(n)} (here {v})" for n, v in here.items() if manifest.get(n) != v]:
         return Carried({}, 0, 0, (f"all of {path.name}, which is of {', '.join(other)}",))
@@ -123,9 +123,10 @@ def unpack(path: Path, chip: str = "", digest: str = "") -> Carried:
                 RECORDS[kind].put(rest.removesuffix(".json"), content)
     for name, data in sorted(wanted.items(), key=lambda m: GROUP in m[0]):  # a list of files comes last
         if name.startswith("triton/"):
-            _, folder, file = name.split("/")
+            _, folder, member = name.split("/")
             (place / folder).mkdir(mode=0o700, exist_ok=True)
-            replace_data(place / folder / file, _placed(data, place / folder) if GROUP in file else data)
+            replace_data(place / folder / member,
+                         _placed(data, place / folder) if GROUP in member else data)
     return _summed(wanted, ignored)
 
 

@@ -3,8 +3,8 @@
 Choosing schedules and running the passes take most of the time of a start. A record has what launches
 need, so that neither is done again; the kernels' IR is made again only when it is asked for. A record's
 key is a digest of all that the plan depends on, including this package's files. Its texts are executed:
-records are sealed with a key of the user's (``disk_cache``), and each field is judged as it is read. What a
-record says is compared with what the passes make in ``recompilation.py``.
+records are sealed with a key of the user's (``disk_cache``), and each field is judged as it is read. What
+a record says is compared with what the passes make in ``recompilation.py``.
 """
 
 from __future__ import annotations
@@ -150,12 +150,13 @@ def _read(kept: Content, target: Target, again: Again, at: int, known: Mapping[s
     path, words = write(source, function), (schedule.warps, schedule.stages)
     if sizes:
         where = tuple([of_sizes(fields.text(c), sizes) for c in fields.several(kept["where"])])
-        run: Launcher = SizedLauncher(source, function, path, of_sizes(fields.text(kept["programs"]), sizes),
-                                      sizes, *words, early, types, kept["digest"], boxes, explicit,
+        count = of_sizes(fields.text(kept["programs"]), sizes)
+        run: Launcher = SizedLauncher(source, function, path, count, sizes, *words, early, types,
+                                      kept["digest"], boxes, explicit,
                                       requires=replace(sizes, where=where))
     else:
-        run = Launcher(source, function, path, fields.whole(kept["grid"], most=MOST_PROGRAMS), *words, boxes,
-                       explicit, early, types, kept["digest"])
+        grid = fields.whole(kept["grid"], most=MOST_PROGRAMS)
+        run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"])
 
     def lowered() -> Lowered:
         step = again().steps[at]
@@ -178,7 +179,8 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
             made.append(None)
             continue
         seen, extents = box
-        view, extents = _tensor(seen, sizes), [fields.whole(n, 1, 1 << 16) for n in fields.several(extents)]
+        view = _tensor(seen, sizes)
+        extents = [fields.whole(n, 1, 1 << 16) for n in fields.several(extents)]
         if (view.name, view.dtype) != (tensor.name, tensor.dtype) or len(extents) != len(view.dims) or (
                 not sizes and not view.planes and view.layout.span > tensor.layout.span):
             raise ValueError(f"a box of {view}; expected one of {tensor}")
@@ -205,8 +207,8 @@ def _told(tensor: Tensor) -> Content:
 def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
     dims = tuple([fields.name(d) for d in fields.several(kept["dims"], 64)])
     shape = tuple([fields.whole(n) for n in fields.several(kept["shape"])])
-    blocks = tuple([LayoutBlock(fields.whole(d, most=len(dims) - 1), fields.whole(size),
-                                fields.whole(stride)) for d, size, stride in fields.several(kept["blocks"])])
+    blocks = tuple([LayoutBlock(fields.whole(d, most=len(dims) - 1), fields.whole(n), fields.whole(step))
+                    for d, n, step in fields.several(kept["blocks"])])
     every = tuple([fields.whole(n, 1) for n in fields.several(kept["every"])])
     if len(shape) != len(dims) or len(every) not in (0, len(dims)):
         raise ValueError(f"{len(shape)} sizes of {len(dims)} dims")
@@ -214,6 +216,6 @@ def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
     near = None if kept["near"] is None else DTYPES[kept["near"]]
     extents, pitches = (tuple([of_sizes(fields.text(e), sizes) for e in fields.several(kept[name])])
                         if sizes else () for name in ("extents", "pitches"))
-    return Tensor(fields.name(kept["name"]), dims, shape, layout, near,
-                  *[kept[n] and fields.name(kept[n]) for n in ("copy_of", "parts_of")],
+    copy_of, parts_of = (kept[n] and fields.name(kept[n]) for n in ("copy_of", "parts_of"))
+    return Tensor(fields.name(kept["name"]), dims, shape, layout, near, copy_of, parts_of,
                   fields.flag(kept["planes"]), extents, pitches, every=every)

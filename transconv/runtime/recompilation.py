@@ -35,7 +35,8 @@ class Compared:
     def __str__(self) -> str:
         head = (f"{self.same} plans are as the passes make them; {len(self.wrong)} are not; "
                 f"{len(self.left)} are not compared")
-        return "\n".join([head, *(f"wrong: {name}: {line}" for name, lines in self.wrong for line in lines),
+        told = [f"wrong: {name}: {line}" for name, lines in self.wrong for line in lines]
+        return "\n".join([head, *told,
                           *(f"not compared: {name}: {why}" for name, why in self.left)])
 
 

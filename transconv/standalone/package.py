@@ -127,10 +127,10 @@ def packaged(plan: Plan) -> Package:
     workload = plan.workload
     written = {w.view.tensor.name for c in workload.computations for w in c.writes}
     tensors = tuple(Operand.of(t, t.name in written) for t in workload.tensors)
-    for named in (_name(plan), *(t.name for t in (*tensors, *plan.workspaces.values()))):
+    for named in (_name(plan), *(t.name for t in tensors), *plan.workspaces):
         if not fields.is_name(named):
-            raise Unsupported("export:name", f"{named!r} cannot be a name in an exported file; expected a word "
-                              "of letters, digits and underscores")
+            raise Unsupported("export:name", f"{named!r} cannot be a name in an exported file; expected a "
+                              "word of letters, digits and underscores")
     return Package(
         _name(plan), _said(workload.title), _about(plan), plan.target, tensors,
         tuple(Operand.of(t) for t in plan.workspaces.values()), tuple(map(_launch, plan.steps)), plan,

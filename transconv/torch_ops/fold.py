@@ -76,9 +76,9 @@ def traced_module(model: torch.nn.Module) -> fx.GraphModule:
     for node in graph.nodes:
         if node.op in ("call_module", "get_attr", "call_method") and (
                 odd := next((part for part in str(node.target).split(".") if not _is_plain(part)), None)):
-            raise ValueError(f"the name {odd!r} in '{str(node.target)!r:.200}' of the model means something "
-                             "else in the text that torch.fx executes; expected a word, without quotes, "
-                             "backslashes or control characters; give the module or parameter another name")
+            raise ValueError(f"the name {odd!r:.200} of a module, a parameter or a method means something "
+                             "else in the text that torch.fx executes; expected no quotes, backslashes, "
+                             "control characters and keywords; give it another name")
     return fx.GraphModule(model, graph)
 
 
