@@ -288,8 +288,8 @@ def test_no_field_may_be_what_it_is_not(plan_file: Path) -> None:
     ("function", "../../evil"), ("function", "evil"), ("grid", -1), ("grid", 1 << 31), ("grid", True),
     ("params", ["src", "wei"]), ("params", ["src", "wei", "dst", "dst"]), ("params", "src"),
     ("params", ["src", "wei", "dat"]), ("types", ["float32", "float32", "float64"]), ("warps", 64),
-    ("stages", 99), ("zero", "nothing"), ("digest", "0" * 32), ("boxes", [None]), ("does", "a b"), ("early", 1),
-    ("sizes", "N=8 in 1..64"), ("source", "x = 1\n")])
+    ("stages", 99), ("zero", "nothing"), ("digest", "0" * 32), ("boxes", [None]), ("does", "a b"),
+    ("early", 1), ("sizes", "N=8 in 1..64"), ("source", "x = 1\n")])
 def test_fields_of_a_step(plan_file: Path, field: str, value: Any, tmp_path: Path) -> None:
     told = content(plan_file)
     told["steps"][0][field] = value

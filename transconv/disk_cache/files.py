@@ -2,7 +2,8 @@
 
 Files are replaced whole. They are read only if they are the user's, no other user can write to them or
 to their folder, and none decides which folder that is. When the disk fails, work continues without it:
-only ``replace_text`` and ``replace_data`` raise OSError; elsewhere the logger ``transconv.cache`` reports it once. Records are in ``records.py``.
+only ``replace_text`` and ``replace_data`` raise OSError; elsewhere the logger ``transconv.cache`` reports
+it once. Records are in ``records.py``.
 """
 
 from __future__ import annotations
