@@ -1,14 +1,15 @@
 """What the statements of a trial may say. A trial is read from a command line or a file and then executed
 as Python: its text is parsed first, and only what computes with its own arrays passes.
 
-Names are the trial's own, or words of the kernel language; attributes are methods of tiles, groups and
-items; of NumPy there are functions of elements, types and what is listed. There are no imports, texts,
-or names that begin with an underscore, and so no way to anything else.
+Names are the trial's own, words of the kernel language, or nobody's; attributes are methods of tiles,
+groups and items; of NumPy there are functions of elements, types and what is listed. There are no
+imports, texts, or names that begin with an underscore, and so no way to anything else.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -33,9 +34,10 @@ PARTS = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast
          ast.arg)
 
 
-def check(text: str, given: Sequence[str], functions: Sequence[str]) -> None:
-    """Raise ProblemError, one sentence, unless a text is one function whose statements compute with the
-    arrays ``given``. ``functions``: others that it may call."""
+def check(text: str, functions: Sequence[str], others: Sequence[str]) -> None:
+    """Raise ProblemError, one sentence, unless a text is one function whose statements compute with its
+    arguments. ``functions``: those that it may call; ``others``: what else its module knows. A name that
+    nobody knows is an error when it runs: simpler programs lack the statement that made it."""
     if len(text) > LONGEST:
         raise ProblemError(f"a trial of {len(text)} characters; expected at most {LONGEST}")
     try:
@@ -51,19 +53,20 @@ def check(text: str, given: Sequence[str], functions: Sequence[str]) -> None:
     own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     own |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
-    if taken := own & {*PYTHON, *LANGUAGE, *functions}:
+    refused = {*dir(builtins), *others} - {*functions, *PYTHON, *LANGUAGE}
+    if taken := own & {*refused, *PYTHON, *LANGUAGE, *functions}:
         raise ProblemError(f"'{min(taken)}' in a trial of a kernel means something else; expected a name "
                            "of its own")
     for node in nodes:
-        if reason := _why_not(node, {*own, *given, *functions, *PYTHON, *LANGUAGE}):
+        if reason := _why_not(node, refused):
             raise ProblemError(f"{reason} in a trial of a kernel; expected statements that compute with "
                                "its arrays")
 
 
-def _why_not(node: ast.AST, known: set[str]) -> str:
+def _why_not(node: ast.AST, refused: set[str]) -> str:
     """What is wrong with one node, or empty."""
     if isinstance(node, ast.Name):
-        return "" if node.id in known and not node.id.startswith("_") else f"the name '{node.id}'"
+        return f"the name '{node.id}'" if node.id in refused or node.id.startswith("_") else ""
     if isinstance(node, ast.Attribute):
         of_numpy = isinstance(node.value, ast.Name) and node.value.id == "np"
         allowed = _is_numpys(node.attr) if of_numpy else node.attr in (*ATTRIBUTES, *SCOPES)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from transconv.errors import ProblemError
 from transconv.kernel_trials.trial import Drawn, KernelTrial
 from transconv.verify.shrink import less
 
@@ -17,8 +18,16 @@ ASSIGNED = re.compile(r"(>*) ?(v\d+) = (.*)")
 def simpler(trial: KernelTrial) -> Iterator[KernelTrial]:
     """Programs that differ from this one in one respect, and define every value that they use."""
     for made in _ways(trial):
-        if made != trial and made.lines and _defined(made.lines):
-            yield _unused(made)
+        if made != trial and made.lines and _defined(made.lines) and _is_read(made := _unused(made)):
+            yield made
+
+
+def _is_read(trial: KernelTrial) -> bool:
+    """Whether its line is one: a part of an expression may be none."""
+    try:
+        return KernelTrial.parse(str(trial)) == trial
+    except ProblemError:
+        return False
 
 
 def _ways(trial: KernelTrial) -> Iterator[KernelTrial]:

@@ -116,7 +116,7 @@ class KernelTrial:
         if len(dict(arrays)) < len(arrays) or any(prod(a.shape) > MOST for _, a in arrays):
             raise ProblemError(f"the arrays of '{line[:80]}'; expected each once, of at most {MOST} "
                                "elements")
-        check(made.function(), list(dict(arrays)), [*FUNCTIONS])
+        check(made.function(), [*FUNCTIONS], [*IMPORTED, "drawn"])
         return made
 
     @property
