@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import transconv
@@ -22,7 +23,7 @@ from tests import programs
 from tests.distributed import cases, processes
 from tests.shown import ROOT, blocks
 from transconv.conv import ConvProblem, ConvWorkload, Prop
-from transconv.distributed import agreement
+from transconv.distributed import agreement, windows
 from transconv.selection import choice, rows, store
 from transconv.target.records import TARGETS
 
@@ -84,6 +85,7 @@ def sample() -> dict[str, Any]:
             torch.nn.Conv2d(1, 1, 1), mesh, plan))
     found["rounded once"] = refusal(lambda: _rounded_once(mesh, rank))
     found["unbatched"] = refusal(lambda: _unbatched(mesh))
+    found["norms and pools"] = [told for axis in "nhw" for told in _normed(mesh, axis)]
     found["schedules"] = chosen(mesh, rank)
     os.environ["TRANSCONV_SCHEDULE"] = found["schedules"][rank]
     found["other schedules"] = refusal(lambda: agreement.agree_on_schedules(mesh))
@@ -165,6 +167,38 @@ def _rounded_once(mesh: Any, rank: int) -> None:
     assert torch.equal(b.grad.to_local(), want)  # type: ignore[union-attr, attr-defined]
 
 
+def _normed(mesh: Any, axis: str) -> list[str]:
+    """What differs from one process of a step through batch norms and max pools over rows of several ranks,
+    of which one has more; of the gradients, the running statistics, and what follows in eval mode. Most
+    values are below 0, so that a border that counts is seen."""
+    def made() -> nn.Sequential:
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.BatchNorm2d(4), nn.MaxPool2d(3, 2, 1), nn.BatchNorm2d(4, momentum=None),
+                              nn.MaxPool2d((2, 3), 1, (1, 0), (1, 2))).double()
+        for norm in (model[0], model[2]):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias, -4.0)
+        return model
+
+    whole, model = made(), transconv.distributed.parallelize(made(), mesh, {axis: 0})
+    x = torch.randn(3, 4, 9, 11, generator=torch.Generator().manual_seed(3)).double()
+    a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard("nchw".index(axis))]).requires_grad_()
+    assert all(windows.forward_of(m) in (windows.batch_norm, windows.pool) for m in model)
+    want, got = whole(a), model(b)
+    found = [] if got.placements[0].is_shard() else [f"{axis}: {got.placements}"]
+    grad = torch.randn(want.shape, generator=torch.Generator().manual_seed(5)).to(want)
+    want.backward(grad)
+    got.backward(distribute_tensor(grad, mesh, got.placements))
+    pairs = {"result": (got, want), "gradient": (b.grad, a.grad)}
+    pairs |= {f"gradient of {n}": (p.grad, q.grad) for (n, p), q in zip(
+        model.named_parameters(), whole.parameters(), strict=True)}
+    pairs |= {n: (p, q) for (n, p), q in zip(model.named_buffers(), whole.buffers(), strict=True)}
+    with torch.no_grad():
+        pairs["inference"] = model.eval()(b), whole.eval()(a)
+    return found + [f"{axis}: {name}" for name, (p, q) in pairs.items()
+                    if not torch.allclose(p.full_tensor() if isinstance(p, DTensor) else p, q)]
+
+
 def _unbatched(mesh: Any) -> None:
     x, w = torch.randn(4, 8, 8), torch.randn(4, 4, 3, 3)
     made = transconv.conv2d(distribute_tensor(x, mesh, [Shard(1)]),
@@ -185,6 +219,7 @@ def test_a_pair() -> None:
         assert all(f"rank {at} has " in said and f"TRANSCONV_SCHEDULE='{text}'" in said
                    for at, text in enumerate((first, second))), said
         assert found.pop("calls") == [] and found.pop("aten") == []
+        assert found.pop("norms and pools") == []
         for name, words in {"disagree": "disagree about a sharded convolution",
                             "agree again": "no error", "plain": "plain tensor of size [4, 4, 3, 3]",
                             "meshes": "DTensors of 2 meshes", "fused": "no error",
