@@ -208,6 +208,54 @@ def test_a_tampered_copy_is_never_executed(cache: Path) -> None:
     assert module.write(made.source, path.stem) == path and path.read_text() == made.source
 
 
+@interpreted
+@pytest.mark.parametrize("spoil", ["planted", "given away", "open to a group", "a path", "an open parent"])
+def test_a_plan_of_somebody_else_is_not_executed(spoil: str, cache: Path, tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right checksum and a folder of mode 0700 say nothing of who wrote a file in it."""
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    monkeypatch.setenv("EVIL", str(tmp_path / "evil"))
+    p = ConvProblem.parse("mb1ic4ih6oc4oh6kh3ph1")
+    compiler.forget()
+    compiler.plan(p, Prop.FWD, TARGETS["interpreter"])
+    (path,) = cache.glob("plans-*/*.json")
+    whole = json.loads(path.read_text())
+    step = whole["content"]["steps"][0]
+    if spoil == "a path":
+        step["function"] = "../../evil"
+    else:
+        step["source"] = f"open(__import__('os').environ['EVIL'], 'w').close()\n{step['source']}"
+        step["digest"] = runtime.steps.digest_of(
+            step["source"], runtime.steps.Schedule.parse(step["schedule"]), TARGETS["interpreter"])
+    path.write_text(json.dumps(whole | {"checksum": drawer._checksum(whole["content"])}))
+    if spoil == "given away" and is_root:
+        os.chown(path, 65534, 65534)
+    path.chmod(0o660 if spoil == "open to a group" else 0o600)
+    tmp_path.chmod(0o777 if spoil == "an open parent" else 0o700)
+    cache.chmod(0o700)
+    compiler.forget()
+    keep.forget()
+    src, wei, dst = torch.ones(p.shapes["src"]), torch.ones(p.shapes["wei"]), torch.zeros(p.shapes["dst"])
+    compiler.plan(p, Prop.FWD, TARGETS["interpreter"]).launch(src=src, wei=wei, dst=dst)
+    compiler.forget()
+    assert dst[0, 0, 2, 2] == 36
+    assert not list(tmp_path.rglob("evil*"))
+
+
+@pytest.mark.skipif(not is_root, reason="only root can give files away")
+@pytest.mark.parametrize("spoil", [
+    lambda p: os.chown(p, 65534, 65534), lambda p: p.chmod(0o622), lambda p: p.parents[2].chmod(0o777),
+    lambda p: os.chown(p.parents[2], 65534, 65534)], ids=["file", "open file", "open parent", "parent"])
+def test_records_of_others_are_not_read(spoil: Callable[[Path], None]) -> None:
+    """Choices, too."""
+    DRAWER.put("a", {"n": 1})
+    path = DRAWER.path("a")
+    assert path is not None and DRAWER.get("a") == {"n": 1}
+    keep.forget()
+    spoil(path)
+    assert DRAWER.get("a") is None
+
+
 # -- folders ---------------------------------------------------------------------------------------
 
 

@@ -168,9 +168,9 @@ def _rounded_once(mesh: Any, rank: int) -> None:
 
 
 def _normed(mesh: Any, axis: str) -> list[str]:
-    """What differs from one process of a step through batch norms and max pools over rows of several ranks,
-    of which one has more; of the gradients, the running statistics, and what follows in eval mode. Most
-    values are below 0, so that a border that counts is seen."""
+    """What differs from one process of a step through batch norms and max pools over rows of several
+    ranks, of which one has more; of the gradients, the running statistics, and what follows in eval mode.
+    Most values are below 0, so that a border that counts is seen."""
     def made() -> nn.Sequential:
         torch.manual_seed(7)
         model = nn.Sequential(nn.BatchNorm2d(4), nn.MaxPool2d(3, 2, 1), nn.BatchNorm2d(4, momentum=None),
@@ -182,7 +182,8 @@ def _normed(mesh: Any, axis: str) -> list[str]:
 
     whole, model = made(), transconv.distributed.parallelize(made(), mesh, {axis: 0})
     x = torch.randn(3, 4, 9, 11, generator=torch.Generator().manual_seed(3)).double()
-    a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, [Shard("nchw".index(axis))]).requires_grad_()
+    place = [Shard("nchw".index(axis))]
+    a, b = x.clone().requires_grad_(), distribute_tensor(x, mesh, place).requires_grad_()
     assert all(windows.forward_of(m) in (windows.batch_norm, windows.pool) for m in model)
     want, got = whole(a), model(b)
     found = [] if got.placements[0].is_shard() else [f"{axis}: {got.placements}"]
