@@ -242,9 +242,9 @@ def test_sticky_parents_are_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "public").chmod(0o777)
     assert "where others can replace it (mode 0777; chmod go-w" in files.why_untrusted(mine)
     (tmp_path / "public").chmod(0o775)
-    monkeypatch.setattr(files, "_is_private", lambda group: True)
+    monkeypatch.setattr(files, "_is_private", lambda *_: True)
     assert files.why_untrusted(mine) == ""  # a group of this user alone
-    monkeypatch.setattr(files, "_is_private", lambda group: False)
+    monkeypatch.setattr(files, "_is_private", lambda *_: False)
     assert "where others can replace it" in files.why_untrusted(mine)
 
 
@@ -295,7 +295,7 @@ def test_no_field_may_be_what_it_is_not(plan_file: Path) -> None:
             inside[at[-1]] = value
             try:
                 plan = kept.read(told, WORKLOAD, TARGET, False, Plan, lambda: pytest.fail("passes"))
-            except (KeyError, TypeError, ValueError, AttributeError):
+            except kept.UNREADABLE:
                 refused += 1
                 continue
             assert any(at[:len(h)] == h for h in harmless), (at, value)
@@ -325,7 +325,7 @@ def test_a_plan_without_steps_is_none(plan_file: Path) -> None:
         assert found() is None
 
 
-@pytest.mark.parametrize("name", ["../evil", "a/b", "", "a b", "a\n", "é", "1a", "class", "x" * 200])
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", "a b", "a\n", "xª", "1a", "class", "a.b"])
 def test_kernels_have_names_of_files(plan_file: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is no name of a kernel"):
         module.write("x = 1\n", name)

@@ -176,6 +176,14 @@ def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], p
     assert len(list(kept.DRAWER.items())) == 1 and carried.info().plans == {"sm_90": 1}
 
 
+def test_a_pipe_is_not_waited_for(caches: Callable[[str], Path], tmp_path: Path,
+                                  capsys: pytest.CaptureFixture[str]) -> None:
+    caches("second")
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["cache", "unpack", str(tmp_path / "pipe")]) == 2
+    assert "is no plain file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [
     ["cache"], ["cache", "info", "--verify"], ["cache", "pack", "/tmp/x", "--digest", "a"],
     ["cache", "--verify", "--digest", "a"], ["cache", "burn"], ["cache", "pack"], ["cache", "info", "x"],

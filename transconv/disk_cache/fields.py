@@ -7,17 +7,17 @@ Python's bool is an int, and JSON's numbers have any size: neither passes for wh
 from __future__ import annotations
 
 import keyword
-import re
+import unicodedata
 from typing import Any
 
 LARGEST = (1 << 63) - 1  # of what a kernel counts
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,119}")
 
 
 def is_name(text: object) -> bool:
-    """Whether it is a name that a generated text or a file may have: a word of Python in ASCII, which is
-    no path and no code."""
-    return isinstance(text, str) and bool(_NAME.fullmatch(text)) and not keyword.iskeyword(text)
+    """Whether it is a name that a generated text or a file may have: a word that Python reads as it is
+    written, which is no path and no code."""
+    return (isinstance(text, str) and text.isidentifier() and not keyword.iskeyword(text)
+            and unicodedata.is_normalized("NFKC", text))
 
 
 def name(value: Any) -> str:
@@ -52,11 +52,4 @@ def several(value: Any, most: int = 1 << 12) -> list[Any]:
     """A list of at most so many items."""
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"{value!r:.80}; expected a list of at most {most} items")
-    return value
-
-
-def mapping(value: Any, *keys: str) -> dict[str, Any]:
-    """An object with exactly these keys."""
-    if not isinstance(value, dict) or {*value} != {*keys}:
-        raise ValueError(f"{value!r:.80}; expected an object with {', '.join(keys)}")
     return value

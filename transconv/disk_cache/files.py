@@ -93,7 +93,7 @@ def why_reached(at: Path, of: int | None = None) -> str:
             return (f"is reached through {here}, a link of user {status.st_uid}" if is_link else
                     f"is reached through {here}, which belongs to user {status.st_uid}")
         writers = 0 if is_link or status.st_mode & stat.S_ISVTX else status.st_mode & 0o022
-        if writers & 0o002 or writers and not _is_private(status.st_gid):
+        if writers & 0o002 or writers and not _is_private(status.st_gid, os.geteuid()):
             return (f"is reached through {here}, where others can replace it (mode "
                     f"{stat.S_IMODE(status.st_mode):04o}; chmod go-w {here} ends that)")
     return ""
@@ -134,13 +134,13 @@ def _way(at: Path) -> Iterator[tuple[str, os.stat_result]]:
 
 
 @functools.lru_cache(maxsize=16)
-def _is_private(group: int) -> bool:
-    """Whether a group is the user's own, as many systems make one for each user."""
+def _is_private(group: int, owner: int) -> bool:
+    """Whether a group is a user's own, as many systems make one for each."""
     try:
         import grp
         import pwd
 
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, found = pwd.getpwuid(owner), grp.getgrgid(group)
     except (ImportError, KeyError):
         return False
     return group == user.pw_gid and found.gr_name == user.pw_name and {*found.gr_mem} <= {user.pw_name}

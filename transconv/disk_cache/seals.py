@@ -35,8 +35,9 @@ def key() -> bytes | None:
     if path not in _keys:
         try:
             reason, _keys[path] = _read_or_make(path)
-        except OSError as error:
-            reason, _keys[path] = f"cannot be made or read ({words(error)})", None
+        except (OSError, RuntimeError) as error:  # links in a circle; there is no home
+            why = words(error) if isinstance(error, OSError) else error
+            reason, _keys[path] = f"cannot be made or read ({why})", None
         if reason:
             tell(path, f"the key {reason}; {WITHOUT}")
     return _keys[path]

@@ -11,7 +11,6 @@ a file that was packed with another one the reader names the digest.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import os
 import re
@@ -94,14 +93,16 @@ def unpack(path: Path, chip: str = "", digest: str = "") -> Carried:
     what ``pack`` said of the file, which is needed where that was done with another key than this user's.
     A file of another version is ignored, with one line. Raises OSError, and ValueError for a file that is
     not a packed cache, is damaged, or that another user could have written or packed."""
-    place = compiled.folder()
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if reason := why_untrusted(place):
-        raise ValueError(f"{place}: {reason}; nothing is put there")
-    with path.open("rb") as file:  # opened once: another file of its name may be there afterwards
-        if reason := why_odd(os.fstat(file.fileno())):
+    # Opened once, as another file of its name may be there afterwards; a pipe has nobody wait.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        if reason := why_odd(os.fstat(handle)):
             raise ValueError(f"{path}: {reason}; nothing is read from it")
-        if digest and not hmac.compare_digest(_sha256(file), digest.lower().removeprefix("sha256:")):
+        place = compiled.folder()
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if reason := why_untrusted(place):
+            raise ValueError(f"{place}: {reason}; nothing is put there")
+        if digest and _sha256(file) != digest.lower().removeprefix("sha256:"):
             raise ValueError(f"{path}: its digest is another than {digest}; nothing is read from it")
         manifest, members = _read(path, file)
     if not digest and not _is_sealed(manifest):
@@ -143,14 +144,14 @@ def _members() -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     here = files_digest()
     for name, plan in kept.DRAWER.items():
-        if plan.get("files") != here:  # of another version, though found under this one's
+        if plan.get("files") != here:
             continue
         made[f"records/plans/{name}.json"] = _json(plan)
         for step in plan["steps"]:
             for aligned in (True, False):
                 key = compiled.name_of(str(step["digest"]), aligned)
                 found = compiled.DRAWER.get(key)
-                if found is not None and compiled.lies_in(found):  # whose folder is judged
+                if found is not None and compiled.lies_in(found):
                     made[f"records/compiled/{key}.json"] = _json(found)
                     made |= dict(_machine_code(str(found["folder"])))
     for name, verdict in verdicts.DRAWER.items():

@@ -35,6 +35,8 @@ SCHEMA = 3
 DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False, sealed=True)
 MOST_PROGRAMS = (1 << 31) - 1  # of a launch
 TEXT = 1 << 20  # characters of a kernel's text
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a record that is none may raise; errors of schedules and computations are ValueErrors."""
 Made = TypeVar("Made", bound=Plan)
 Again = Callable[[], Plan]  # makes the plan by running the passes
 
@@ -85,7 +87,7 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
         return None
     try:
         plan = read(content, workload, target, deterministic, kind, functools.cache(again))
-    except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
+    except UNREADABLE:
         return None
     return None if any(verdicts.is_wrong(s.digest) for s in plan.steps) else plan
 
@@ -93,8 +95,7 @@ def find(workload: Workload, target: Target, deterministic: bool, kind: type[Mad
 def read(content: Content, workload: Workload, target: Target, deterministic: bool, kind: type[Made],
          again: Again) -> Made:
     """The plan of a record's content, each field of which is judged by its type and range and against the
-    others. Raises ValueError, KeyError, TypeError and AttributeError for what is not as ``keep`` writes
-    it."""
+    others. Raises what is ``UNREADABLE`` for what is not as ``keep`` writes it."""
     if content["target"] != target.name or content["files"] != files_digest():
         raise ValueError(f"{content['target']!r:.80}; expected a plan of this version for {target.name}")
     listed, sizes = fields.several(content["steps"]), None
@@ -205,7 +206,7 @@ def _told(tensor: Tensor) -> Content:
 
 
 def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
-    dims = tuple([fields.name(d) for d in fields.several(kept["dims"], 64)])
+    dims = tuple([fields.text(d) for d in fields.several(kept["dims"], 64)])
     shape = tuple([fields.whole(n) for n in fields.several(kept["shape"])])
     blocks = tuple([LayoutBlock(fields.whole(d, most=len(dims) - 1), fields.whole(n), fields.whole(step))
                     for d, n, step in fields.several(kept["blocks"])])

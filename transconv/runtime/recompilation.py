@@ -53,7 +53,7 @@ def compare() -> Compared:
         content = kept.DRAWER.get(name) or {}
         try:
             question = _question(name, content)
-        except (KeyError, TypeError, ValueError, AttributeError, ImportError, TransconvError) as error:
+        except (*kept.UNREADABLE, ImportError, TransconvError) as error:
             left.append((name, str(error)))
             continue
         told = _told(content, question)
@@ -85,7 +85,7 @@ def _told(content: Content, question: Question) -> list[str]:
             return []  # no call reads it, and the next one that asks replaces it
         made = compiler.build(question.workload, question.target, None, None, question.deterministic, Plan)
         kept.read(content, question.workload, question.target, question.deterministic, Plan, lambda: made)
-    except (KeyError, TypeError, ValueError, AttributeError, TransconvError, StageError) as error:
+    except (*kept.UNREADABLE, TransconvError, StageError) as error:
         return [f"it is no plan, or none can be made: {error}".splitlines()[0]]
     return [*_apart("", content, json.loads(json.dumps(kept.content_of(made))))]
 

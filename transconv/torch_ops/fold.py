@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-import keyword
 import operator
-import unicodedata
 from collections import Counter
 from typing import Any
 
@@ -15,6 +13,7 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.compute import OPS, named
+from transconv.disk_cache import fields
 from transconv.torch_ops import exchange, fused_modules, modules, quantized_fused
 from transconv.torch_ops.quantized_modules import Quantised
 from transconv.torch_ops.writes import is_hooked, stays
@@ -85,7 +84,7 @@ def traced_module(model: torch.nn.Module) -> fx.GraphModule:
 def _is_plain(part: str) -> bool:
     """Whether a part of a name is itself in a text of Python: a word, or what may stand in quotes."""
     if part.isidentifier():
-        return not keyword.iskeyword(part) and unicodedata.normalize("NFKC", part) == part
+        return fields.is_name(part)
     return part.isprintable() and not {*part} & {'"', "'", "\\"}
 
 
