@@ -40,7 +40,7 @@ COMPARE: dict[type, Callable[[Expr, Expr], Expr]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: eq, ast.NotEq: ne}
 LARGEST_POWER = 8
-PRINTED = {"nearest": "round"}  # operations that print as the function that they call
+PRINTED = {"nearest": "round", "ndtr_wide": "ndtr"}  # operations that print as the function that they call
 WHOLE = ("nearest_small",)  # functions of floats that give integers
 
 
