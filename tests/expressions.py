@@ -61,4 +61,6 @@ class Draw:
             return self.rng.choice(COMPARE)(kind(depth - 1), kind(depth - 1))
         if self.rng.random() < 0.2:
             return ir.Not(self.truth(depth - 1))
+        if self.rng.random() < 0.15:
+            return self.rng.choice((ir.Eq, ir.Ne))(self.truth(depth - 1), self.truth(depth - 1))
         return self.rng.choice((ir.And, ir.Or))(self.truth(depth - 1), self.truth(depth - 1))

@@ -33,10 +33,10 @@ def shapes() -> list[Shape]:
     return found
 
 
-def problem_of(shape: Shape) -> tuple[ConvProblem, int]:
+def problem_of(shape: Shape, ic: int = 3, oc: int = 4) -> tuple[ConvProblem, int]:
     size, k, s, d, before, behind = shape
     out = (size + before + behind - d * (k - 1) - 1) // s + 1
-    return ConvProblem.parse(f"mb2ic3iw{size}oc4ow{out}kw{k}sw{s}dw{d - 1}pw{before}"), out
+    return ConvProblem.parse(f"mb2ic{ic}iw{size}oc{oc}ow{out}kw{k}sw{s}dw{d - 1}pw{before}"), out
 
 
 def torchs(shape: Shape, x: torch.Tensor, w: torch.Tensor, out: int) -> torch.Tensor:
@@ -45,14 +45,16 @@ def torchs(shape: Shape, x: torch.Tensor, w: torch.Tensor, out: int) -> torch.Te
     return F.conv1d(padded, w, stride=s, dilation=d)[:, :, :out]
 
 
+@pytest.mark.parametrize(("ic", "oc"), [(3, 4), (8, 2)], ids=["many", "few"])
 @pytest.mark.parametrize("prop", list(Prop), ids=str)
-def test_computations_are_torchs(prop: Prop) -> None:
-    """Of every padding of each side: what is read outside is 0."""
+def test_computations_are_torchs(prop: Prop, ic: int, oc: int) -> None:
+    """Of every padding of each side: what is read outside is 0. With few channels of the result the weight
+    gradient has another form."""
     for shape in shapes():
-        problem, out = problem_of(shape)
+        problem, out = problem_of(shape, ic, oc)
         random = np.random.default_rng(3)
         x, w, g = (torch.from_numpy(random.integers(-4, 5, n).astype(np.float64)).requires_grad_()
-                   for n in ((2, 3, shape[0]), (4, 3, shape[1]), (2, 4, out)))
+                   for n in ((2, ic, shape[0]), (oc, ic, shape[1]), (2, oc, out)))
         y = torchs(shape, x, w, out)
         dx, dw = torch.autograd.grad(y, (x, w), g.detach())
         given = {"src": x, "wei": w, "dst": g, "diff_dst": g, "src_diff": x}

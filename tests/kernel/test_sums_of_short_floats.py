@@ -70,9 +70,17 @@ def test_reductions_are_rounded_once(kind: str) -> None:
 
 
 def test_products_of_tiles_are_added_in_float32() -> None:
+    """And stay so: 4097 is no number of 16 bits."""
     a, b = np.ones((ROWS, MANY), np.float16), np.ones((MANY, 16), np.float16)
+    b[0] = 2
     for found in ways(multiplied, Group(ROWS, 2), a, b, np.zeros((ROWS, 16), np.float32)):
-        assert (found[2] == MANY).all()
+        assert (found[2] == MANY + 1).all()
+
+
+def test_means_of_what_adds_up_beyond_16_bits() -> None:
+    x = np.full((ROWS, MANY), 60.0, np.float16)
+    for found in ways(reduced, Group(ROWS, 2), x, np.zeros((4, ROWS), np.float16)):
+        assert (found[1][1] == 60).all() and np.isinf(found[1][0]).all()
 
 
 @pytest.mark.parametrize(("value", "sums"), [(1.0, 4096.0), (2.0, 8192.0), (0.25, 1024.0)])
