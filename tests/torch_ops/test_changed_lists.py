@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional, quantized
+from transconv.conv import registry
 from transconv.torch_ops import warm
 
 X1, X2, X3 = (torch.randn(2, 4, *[8] * n) for n in (1, 2, 3))
@@ -127,3 +128,21 @@ def test_quantised_calls_of_any_number_of_quantities(name: str, words: dict[str,
     for _ in range(warm.PATIENCE + (3 if n < 3 else 1)):
         torch.testing.assert_close(getattr(quantized, name)(x, w, **words).float(), want)
     assert bool(transconv.stats().fallback) is (cpu == "fallback")
+
+
+def test_a_list_that_changes_between_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of many sizes of one weight have one entry for all."""
+    monkeypatch.setattr(registry, "EXAMPLES", {n: e[:1] for n, e in registry.EXAMPLES.items()})
+    transconv.config.cpu, transconv.config.sizes = "interpret", "any"
+    w, padding = torch.randint(-2, 3, (8, 4, 3, 3)).float(), [1, 1]
+    try:
+        for n in range(3, 3 + warm.PATIENCE + 4):
+            x = torch.randint(-2, 3, (1, 4, n, n)).float()
+            assert torch.equal(transconv.conv2d(x, w, padding=padding), F.conv2d(x, w, padding=padding))
+        padding[:] = [0, 0]
+        for n in range(4, 8):
+            x = torch.randint(-2, 3, (1, 4, n, n)).float()
+            assert torch.equal(transconv.conv2d(x, w, padding=padding), F.conv2d(x, w, padding=padding))
+        assert transconv.stats().native
+    finally:
+        transconv.config.sizes = "exact"
