@@ -1,4 +1,4 @@
-"""Numbers that a caller has in a list, and changes after the call: no entry, cache or module keeps them."""
+"""Numbers that a caller has in a list, and changes after the call: no entry, cache or module keeps it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional, quantized
-from transconv.conv import registry
-from transconv.torch_ops import warm
+from transconv.torch_ops import known_layers, sized_entries, warm
 
 X1, X2, X3 = (torch.randn(2, 4, *[8] * n) for n in (1, 2, 3))
 WEIGHTS = [torch.randn(4, 4, *[3] * n) for n in (1, 2, 3)]
@@ -31,9 +30,11 @@ def convolutions() -> dict[str, tuple[Function, Function, list[int], list[int]]]
                 found[f"{name} {word}"] = (
                     lambda v, f=ours, x=x, w=w, k=word: f(x, w, **{k: v}),
                     lambda v, f=theirs, x=x, w=w, k=word: f(x, w, **{k: v}), [before] * n, [after] * n)
-        found[f"conv_transpose{n}d output_padding"] = (
-            lambda v, f=getattr(transconv, f"conv_transpose{n}d"), x=x, w=w: f(x, w, None, 2, 0, v),
-            lambda v, f=getattr(F, f"conv_transpose{n}d"), x=x, w=w: f(x, w, None, 2, 0, v), [0] * n, [1] * n)
+        name = f"conv_transpose{n}d"
+        ours, theirs = getattr(transconv, name), getattr(F, name)
+        found[f"{name} output_padding"] = (
+            lambda v, f=ours, x=x, w=w: f(x, w, None, 2, 0, v),
+            lambda v, f=theirs, x=x, w=w: f(x, w, None, 2, 0, v), [0] * n, [1] * n)
     return found
 
 
@@ -41,10 +42,11 @@ def of_bytes() -> dict[str, tuple[Function, Function, list[int], list[int]]]:
     found: dict[str, Any] = {}
     x, w = (torch.randint(-9, 9, t.shape, dtype=torch.int8) for t in (X2, WEIGHTS[1]))
     for name in ("conv2d", "conv_transpose2d"):
+        ours, theirs = getattr(quantized, name), getattr(F, name)
         for word, before, after in (("stride", 1, 2), ("padding", 0, 1), ("dilation", 1, 2)):
             found[f"quantized.{name} {word}"] = (
-                lambda v, f=getattr(quantized, name), k=word: f(x, w, **{k: v}),
-                lambda v, f=getattr(F, name), k=word: f(x.double(), w.double(), **{k: v}).float(),
+                lambda v, f=ours, k=word: f(x, w, **{k: v}),
+                lambda v, f=theirs, k=word: f(x.double(), w.double(), **{k: v}).float(),
                 [before] * 2, [after] * 2)
     return found
 
@@ -52,10 +54,12 @@ def of_bytes() -> dict[str, tuple[Function, Function, list[int], list[int]]]:
 def functions() -> dict[str, tuple[Function, Function, list[int], list[int]]]:
     one = torch.ones(8, 8)
     return {
-        "max_pool2d": (lambda v: functional.max_pool2d(X2, v), lambda v: F.max_pool2d(X2, v), [2, 2], [3, 1]),
+        "max_pool2d": (lambda v: functional.max_pool2d(X2, v), lambda v: F.max_pool2d(X2, v), [2, 2],
+                       [3, 1]),
         "max_pool2d stride": (lambda v: functional.max_pool2d(X2, 3, v), lambda v: F.max_pool2d(X2, 3, v),
                               [1, 1], [2, 3]),
-        "avg_pool2d": (lambda v: functional.avg_pool2d(X2, v), lambda v: F.avg_pool2d(X2, v), [2, 2], [4, 1]),
+        "avg_pool2d": (lambda v: functional.avg_pool2d(X2, v), lambda v: F.avg_pool2d(X2, v), [2, 2],
+                       [4, 1]),
         "adaptive_avg_pool2d": (lambda v: functional.adaptive_avg_pool2d(X2, v),
                                 lambda v: F.adaptive_avg_pool2d(X2, v), [2, 2], [4, 1]),
         "pad": (lambda v: functional.pad(X2, v), lambda v: F.pad(X2, v), [1, 1], [2, 0]),
@@ -130,19 +134,16 @@ def test_quantised_calls_of_any_number_of_quantities(name: str, words: dict[str,
     assert bool(transconv.stats().fallback) is (cpu == "fallback")
 
 
-def test_a_list_that_changes_between_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of many sizes of one weight have one entry for all."""
-    monkeypatch.setattr(registry, "EXAMPLES", {n: e[:1] for n, e in registry.EXAMPLES.items()})
-    transconv.config.cpu, transconv.config.sizes = "interpret", "any"
-    w, padding = torch.randint(-2, 3, (8, 4, 3, 3)).float(), [1, 1]
-    try:
-        for n in range(3, 3 + warm.PATIENCE + 4):
-            x = torch.randint(-2, 3, (1, 4, n, n)).float()
-            assert torch.equal(transconv.conv2d(x, w, padding=padding), F.conv2d(x, w, padding=padding))
-        padding[:] = [0, 0]
-        for n in range(4, 8):
-            x = torch.randint(-2, 3, (1, 4, n, n)).float()
-            assert torch.equal(transconv.conv2d(x, w, padding=padding), F.conv2d(x, w, padding=padding))
-        assert transconv.stats().native
-    finally:
-        transconv.config.sizes = "exact"
+@pytest.mark.parametrize("padding", [[1, 1], (1, 1)], ids=["list", "tuple"])
+def test_entries_of_any_size_keep_no_list(padding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They compare numbers by identity, so they are made for those alone that cannot change."""
+    made: list[Any] = []
+    monkeypatch.setattr(warm, "due", lambda *_: 1)
+    monkeypatch.setattr(warm, "begin", lambda *given: made.append(given))
+    monkeypatch.setattr(known_layers, "find", lambda _: known_layers)
+    monkeypatch.setattr(sized_entries, "_entry", lambda *given: given)
+    monkeypatch.setattr(sized_entries, "only_on", lambda *_: None)
+    x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
+    sized_entries.note(None, (x, w, None), (x, w, None), (1, padding, 0, 1, 1), None, None, None,  # type: ignore[arg-type]
+                       True, None)
+    assert bool(made) is isinstance(padding, tuple)
