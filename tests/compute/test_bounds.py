@@ -78,7 +78,7 @@ def test_the_derivative_of_a_quotient_needs_no_square(a: float, b: float, right:
     assert np.allclose(got, right, rtol=1e-6, atol=0)
 
 
-KERNELS = {"absolute": "abs", "negative": "neg", "rint": "round"}
+KERNELS = {"absolute": "abs", "fabs": "abs", "negative": "neg", "rint": "round"}
 EXACT = {"positive", "sign", "square", "reciprocal", "isnan", "logical_not", "invert"}
 
 

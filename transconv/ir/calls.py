@@ -170,6 +170,29 @@ def erf(x):
     return found
 '''
 
+# A quotient has the digits of one number: what it leaves of the dividend is exact, and smaller by as many
+# digits. A quotient of 2**254 takes twelve such steps; the first half of them by a larger divisor, of
+# which no quotient is infinite. In f64 a quotient of 2**2046 takes 42.
+REST = '''
+@{jit}
+def rest(a, b):
+    """a - b q, exactly, with the whole number q towards 0 from a / b: the sign is that of a."""
+    a, b = {tl}.cast(a, {tl}.float32), {tl}.abs({tl}.cast(b, {tl}.float32))
+    far = {tl}.where(b < 1.0, b * 8.507059173023462e37, b)
+    left = {tl}.abs(a)
+    for step in range(12):
+        by = {tl}.where(step < 6, far, b)
+        left = {tl}.fma(-{tl}.floor({tl}.div_rn(left, by)), by, left)
+    left = {tl}.where(left < 0, left + b, left)
+    left = {tl}.where(left >= b, left - b, left)
+    left = {tl}.where(({tl}.abs(a) < b) & (b == float("inf")), {tl}.abs(a), left)
+    return {tl}.where(a < 0, -left, left)
+'''
+REST_WIDE = (REST.replace("rest(", "rest_wide(").replace("float32", "float64")
+             .replace("range(12)", "range(42)").replace("step < 6", "step < 21")
+             .replace("8.507059173023462e37", "4.49423283715579e307")
+             .replace("{tl}.div_rn(left, by)", "left / by"))
+
 # From 2**23 on (2**52 in f64) floats are whole; below, a sum with that number is rounded to a whole one.
 NEAREST = '''
 @{jit}
@@ -241,7 +264,7 @@ def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float 
 
 def _below(x: Array) -> Array:
     """The share of the standard normal distribution below each x."""
-    return np.asarray(0.5 * _erfc(x * -(0.5**0.5)))
+    return np.asarray(0.5 * _erfc(np.asarray(x, np.float64) * -(0.5**0.5)))
 
 
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
@@ -267,6 +290,9 @@ CALLS: dict[str, Callee] = {
                   flushes=True, instructions=22.0),
     "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))",
                       off=9.0, inside=2.0, instructions=8.0),
+    "rest": Callee(2, np.fmod, "rest", "rest", helper=REST, floats=(32,), off=0.0, instructions=150.0),
+    "rest_wide": Callee(2, np.fmod, "rest_wide", "rest_wide", helper=REST_WIDE, floats=(64,), off=0.0,
+                        instructions=400.0),
     "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True, off=0.0),
     "floor": _same("floor", np.floor, off=0.0),
     "ceil": _same("ceil", np.ceil, off=0.0),

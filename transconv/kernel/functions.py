@@ -16,6 +16,8 @@ import numpy as np
 
 from transconv.compute import OPS
 from transconv.ir import (
+    FALSE,
+    TRUE,
     Call,
     Cast,
     Const,
@@ -67,11 +69,34 @@ def _const(value: float, like: Expr) -> Const:
 
 
 def _floor_divided(a: Expr, b: Expr) -> Expr:
-    return FloorDiv(a, b) if a.dtype.is_integer else Call("floor", (a / b,))
+    return FloorDiv(a, b) if a.dtype.is_integer else _quotient_of_floats(a, b)
 
 
 def _remainder(a: Expr, b: Expr) -> Expr:
-    return Mod(a, b) if a.dtype.is_integer else Call("fma", (-Call("floor", (a / b,)), b, a))
+    return Mod(a, b) if a.dtype.is_integer else _rest_of_floats(a, b)
+
+
+def _rest(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """What a division of floats towards 0 leaves, exactly, and whether one towards less leaves more."""
+    left = Call("rest_wide" if promote(a.dtype, b.dtype) is f64 else "rest", (a, b))
+    zero = _const(0.0, left)
+    return left, ne(left, zero) & ne(select(left < zero, TRUE, FALSE), select(b < zero, TRUE, FALSE))
+
+
+def _rest_of_floats(a: Expr, b: Expr) -> Expr:
+    left, less = _rest(a, b)
+    return select(less, left + b, left)
+
+
+def _quotient_of_floats(a: Expr, b: Expr) -> Expr:
+    """NumPy's: the whole number nearest to the quotient of what is divided without a rest, the lower one of
+    two."""
+    left, less = _rest(a, b)
+    one, zero = _const(1.0, left), _const(0.0, left)
+    exact = (a - left) / b - select(less, one, zero)
+    low = Call("floor", (exact,))
+    whole = low + select(exact - low > _const(0.5, left), one, zero)
+    return select(eq(b, zero), a / b, whole)
 
 
 def _inverted(x: Expr) -> Expr:
