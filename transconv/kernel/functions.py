@@ -89,7 +89,7 @@ def _rest_of_floats(a: Expr, b: Expr) -> Expr:
 
 
 def _quotient_of_floats(a: Expr, b: Expr) -> Expr:
-    """NumPy's: the whole number nearest to the quotient of what is divided without a rest, the lower one of
+    """NumPy's: the whole number nearest to the quotient of what is divided without a rest, the lower of
     two."""
     left, less = _rest(a, b)
     one, zero = _const(1.0, left), _const(0.0, left)
