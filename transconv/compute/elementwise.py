@@ -297,7 +297,7 @@ BINARY_ROWS = (
        derivative=lambda a, b: (_const(1.0, a), _const(-1.0, b))),
     Op("mul", 2, lambda a, b: a * b, "torch.mul", exact=True, derivative=lambda a, b: (b, a)),
     Op("div", 2, lambda a, b: a / b, "torch.div",
-       derivative=lambda a, b: (_const(1.0, b) / b, -(a / b) / b)),
+       derivative=lambda a, b: (_const(1.0, b) / b, -(a / b) / b)),  # b*b would overflow
     Op("max", 2, maximum, "torch.maximum", exact=True,
        derivative=lambda a, b: _extremum(a > b, a, b)),
     Op("min", 2, minimum, "torch.minimum", exact=True,
