@@ -144,7 +144,7 @@ BOUNDS = {
     "log": Bound(np.log, 2, positive=True), "log'": Bound(lambda x: 1 / x, 2, positive=True),
     "log2": Bound(np.log2, 2, positive=True),
     "log2'": Bound(lambda x: 1 / np.log(L(2)) / x, 2, positive=True),
-    "sqrt": Bound(np.sqrt, 1, positive=True),
+    "sqrt": Bound(np.sqrt, 2, positive=True),
     "sqrt'": Bound(lambda x: L(0.5) / np.sqrt(x), 3, positive=True),
     "rsqrt": Bound(lambda x: 1 / np.sqrt(x), 2, positive=True),
     "rsqrt'": Bound(lambda x: L(-0.5) / np.sqrt(x) / x, 4, positive=True),

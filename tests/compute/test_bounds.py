@@ -8,10 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
+import transconv
 from tests.bounds import BOUNDS, emitted, excess, interpreted, points
 from transconv import ir
 from transconv.compute import OPS
+from transconv.kernel import Group, kernel
 from transconv.kernel.functions import FUNCTIONS
 
 Value = Callable[[ir.Expr], ir.Expr]
@@ -60,6 +64,45 @@ def test_nothing_cancels_or_overflows(name: str, x: float, right: float) -> None
         given = np.resize(np.array([x], dtype.numpy), 4096)
         for how in (interpreted, emitted):
             assert np.allclose(how(rows()[name], given, dtype), right, rtol=3e-6, atol=0)
+
+
+INPUTS = [("tanh", 1e-9, 1e-9), ("elu", -1e-8, -1e-8), ("mish", -20.0, -4.122307236e-8),
+          ("expm1", 1e-9, 1e-9), ("gelu", -5.0, -1.433257861e-6)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("name", "x", "right"), INPUTS)
+def test_of_a_text_and_of_a_graph(name: str, x: float, right: float, dtype: torch.dtype) -> None:
+    transconv.config.cpu = "interpret"
+    kind = "f64" if dtype is torch.float64 else "f32"
+    text = f"compute c\n tensor X {kind} [5]\n axes n=5\n read x = X[n]\n store Y[n] = {name}(x)"
+    given, want = torch.full((5,), x, dtype=dtype), torch.full((5,), right, dtype=torch.float64)
+    transconv.stats(reset=True)
+    found = transconv.computation(text)(given)
+    torch.testing.assert_close(found.double(), want, rtol=3e-6, atol=0)
+    assert transconv.stats().native and not transconv.stats().fallback
+    function = {"tanh": torch.tanh, "expm1": torch.expm1}.get(name) or getattr(F, name)
+    torch._dynamo.reset()
+    made = torch.compile(lambda v: function(v) * 1.0, backend="transconv")
+    torch.testing.assert_close(made(given).double(), want, rtol=3e-6, atol=0)
+
+
+@kernel
+def functions(group, X, Y):  # type: ignore[no-untyped-def]
+    i, = group.work_offset()
+    x = group.load(X[i:], shape=group.shape)
+    group.store(Y[0, i:], np.expm1(x))
+    group.store(Y[1, i:], np.tanh(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_of_a_kernel(dtype: torch.dtype) -> None:
+    transconv.config.cpu = "interpret"
+    x = torch.tensor([1e-9, -1e-9, 1e-30, -0.3, 0.49999, 0.50001, 3.0, -80.0], dtype=dtype)
+    found = torch.zeros(2, 8, dtype=dtype)
+    functions(Group(8, 8), x, found)
+    want = torch.stack([torch.expm1(x), torch.tanh(x)])
+    torch.testing.assert_close(found, want, rtol=4e-7 if dtype is torch.float32 else 1e-15, atol=0)
 
 
 def test_whole_powers_of_numbers_below_zero() -> None:
