@@ -17,7 +17,7 @@ from transconv.kernel import quick
 from transconv.runtime import starting
 from transconv.torch_ops import quantized_warm
 
-COUNTS = (0, 1, 2, 5)
+COUNTS = (0, 1, 3)
 
 
 def every(*of: Any) -> list[tuple[Any, ...]]:
@@ -49,7 +49,7 @@ def test_starts_of_kernels(many: int, numbers: int) -> None:
     assert seen.pop()[13:] == wanted
 
 
-@pytest.mark.parametrize(("tensors", "sizes", "spaces", "steps"), every((0, 1, 3), (0, 1, 3), (0, 1, 2),
+@pytest.mark.parametrize(("tensors", "sizes", "spaces", "steps"), every((0, 2), (0, 2), (0, 1),
                                                                          (0, 1, 2)))
 def test_plans_of_any_size(tensors: int, sizes: int, spaces: int, steps: int) -> None:
     seen: list[tuple[Any, ...]] = []

@@ -34,6 +34,7 @@ def test_every_operation_of_one_value_has_a_bound() -> None:
     assert set(rows()) == set(BOUNDS)
 
 
+@pytest.mark.every(3)  # of both types in turn
 @pytest.mark.parametrize("dtype", [ir.f32, ir.f64], ids=str)
 @pytest.mark.parametrize("name", sorted(BOUNDS))
 def test_operations_are_within_their_bounds(name: str, dtype: ir.DType) -> None:
@@ -70,6 +71,7 @@ INPUTS = [("tanh", 1e-9, 1e-9), ("elu", -1e-8, -1e-8), ("mish", -20.0, -4.122307
           ("expm1", 1e-9, 1e-9), ("gelu", -5.0, -1.433257861e-6)]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(("name", "x", "right"), INPUTS)
 def test_of_a_text_and_of_a_graph(name: str, x: float, right: float, dtype: torch.dtype) -> None:

@@ -59,7 +59,7 @@ def drawn(count: int, seed: int) -> list[str]:
 @pytest.mark.parametrize("role", sorted(PLAIN))
 def test_a_name_of_a_text_is_plain_or_refused(role: str) -> None:
     """What is read has exactly the name that the text has, by the one rule."""
-    for name in drawn(500, 1):
+    for name in drawn(200, 1):
         text = TEXT.format(**PLAIN | {role: name})
         try:
             made = parse(text)
@@ -75,7 +75,7 @@ def test_a_name_of_a_text_is_plain_or_refused(role: str) -> None:
 
 @pytest.mark.parametrize("role", ["title", "tensor", "axis", "value"])
 def test_a_name_of_a_kernel_is_plain_or_refused(role: str) -> None:
-    for name in drawn(400, 2):
+    for name in drawn(150, 2):
         text = IR.format(**{"title": "k", "tensor": "X", "axis": "p", "value": "v"} | {role: name})
         try:
             made = parse_kernel(text)
@@ -92,8 +92,7 @@ def test_reserved_names_give_the_right_numbers(role: str) -> None:
     """Also those that Triton's launches have, in every place of a text."""
     transconv.config.cpu = "interpret"
     x, i = torch.randn(6), torch.arange(6, dtype=torch.int32)
-    for name in ("num_warps", "num_stages", "options", "debug", "grid", "match", "print", "self", "_",
-                 "tanh", "range"):
+    for name in ("num_warps", "num_stages", "options", "debug", "_", "tanh"):
         run = transconv.computation(TEXT.format(**PLAIN | {role: name}))
         transconv.stats(reset=True)
         torch.testing.assert_close(run(x, i), x - i)

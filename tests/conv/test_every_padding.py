@@ -73,7 +73,7 @@ def test_computations_are_torchs(prop: Prop, ic: int, oc: int) -> None:
 @pytest.mark.parametrize("prop", list(Prop), ids=str)
 def test_kernels_keep_their_masks(prop: Prop) -> None:
     """After all passes, of some of these, among them padding only behind of dilated layers."""
-    drawn = random.Random(2).sample(shapes(), 6)
+    drawn = random.Random(2).sample(shapes(), 3)
     for shape in [(8, 3, 1, 2, 0, 2), (9, 3, 2, 2, 0, 3), (7, 2, 1, 2, 0, 1), *drawn]:
         problem, _ = problem_of(shape)
         for made in computes(problem, prop):
@@ -91,7 +91,7 @@ def test_output_padding_of_every_stride_and_dilation(n: int) -> None:
     cases = [(s, d, o) for s in (1, 2, 3) for d in (1, 2, 3) for o in range(max(s, d))]
     x, w = torch.randn(1, 2, *[4] * n), torch.randn(2, 3, *[2] * n)
     transconv.stats(reset=True)
-    few = drawn.sample(cases, 7) if n == 1 else drawn.sample(cases, 2)
+    few = drawn.sample(cases, 4) if n == 1 else drawn.sample(cases, 1)
     for case in [(1, 2, 1), (1, 3, 2), *few]:
         other = drawn.choice(cases) if n == 2 else case
         stride, dilation, over = (tuple(p)[:n] for p in zip(case, other, strict=True))

@@ -81,6 +81,7 @@ def functions() -> dict[str, tuple[Function, Function, list[int], list[int]]]:
 CASES = {**convolutions(), **of_bytes(), **functions()}
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_a_list_that_changes_is_read_at_every_call(name: str) -> None:
     """Also once its values have been seen so often that a call like the one before takes the short way."""
@@ -114,6 +115,7 @@ def test_numbers_of_a_module_are_its_own(kind: Any) -> None:
     torch.testing.assert_close(made(X2), plain(X2))
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
                                   "conv_transpose3d"])
 @pytest.mark.parametrize("words", [{}, {"input_scale": 0.5}, {"input_scale": torch.tensor(0.5)},
