@@ -135,7 +135,7 @@ ROWS = (
     Function("subtract", 2, np.subtract, _op("sub"), others=(operator.sub,)),
     Function("multiply", 2, np.multiply, _op("mul"), others=(operator.mul,)),
     Function("divide", 2, np.divide, _op("div"), "float", True, others=(operator.truediv,)),
-    Function("floor_divide", 2, np.floor_divide, _floor_divided, wide=True,
+    Function("floor_divide", 2, np.floor_divide, _floor_divided, wide=True, often=True,
              others=(operator.floordiv,)),
     Function("remainder", 2, np.remainder, _remainder, wide=True, often=True, others=(operator.mod,)),
     Function("power", 2, np.power, _power, "float", True, often=True, others=(operator.pow,)),
