@@ -123,7 +123,7 @@ def test_the_page_of_words(given: list[str], capsys: pytest.CaptureFixture[str])
     ("via=cuda", "via=cuda, expected tl or gluon"),
     ("keep=c", "keep=c, expected a or b"),
     ("order=kh,kw", "order=kh,kw, expected axes joined by dots, such as kh.kw.c"),
-    ("stages=²", "stages=², expected a whole number"),
+    ("stages=²", "stages=²': found '²' (0xb2), expected letters"),
     ("oc:0", "'oc:0' is neither a block"),
 ])
 def test_values_out_of_range(said: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:

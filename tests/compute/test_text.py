@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -130,3 +131,44 @@ def test_words_of_truth_are_conditions(word: str) -> None:
     made = parse(f"compute never\n axes n=4\n read x = X[n] where {word}\n store Y[n] = x + 1")
     assert after_every_pass(made, build_compute(made, Target.parse("sm_90")))[-1][1].problem == ""
     assert execute(made, {"X": np.ones(4)})["Y"].value.tolist() == [1.0 + (word == "True")] * 4
+
+
+def drawn(rng: random.Random, depth: int, kind: str = "float") -> str:
+    """The text of an expression of x, y (floats), i (integers) and n (a position)."""
+    if kind == "truth":
+        if depth and rng.random() < 0.4:
+            one, two = (drawn(rng, depth - 1, kind) for _ in range(2))
+            return rng.choice((f"(not {one})", f"({one} and {two})", f"({one} or {two})"))
+        of = rng.choice(("float", "whole"))
+        sign = rng.choice(("<", "<=", ">", ">=", "==", "!="))
+        return f"({drawn(rng, depth - 1, of)} {sign} {drawn(rng, depth - 1, of)})"
+    if depth <= 0:
+        return rng.choice(("x", "y", "0.5", "3.0") if kind == "float" else ("i", "n", "2", "3"))
+    one, two = (drawn(rng, depth - 1, kind) for _ in range(2))
+    if rng.random() < 0.2:
+        return f"where({drawn(rng, depth - 1, 'truth')}, {one}, {two})"
+    if rng.random() < 0.15:
+        return f"({rng.choice(('min', 'max'))}({one}, {two}))"
+    sign = rng.choice("+-*" if kind == "float" else ("+", "-", "*", "//", "%"))
+    made = f"{one} {sign} {two if sign in '+-*' else rng.choice('235')}"
+    return rng.choice((made, f"({made})", f"-({made})", f"-{one}"))
+
+
+def test_drawn_texts_mean_what_python_says() -> None:
+    """And print as texts of the same meaning, with as few brackets as they need."""
+    x, y = (np.random.default_rng(s).integers(-9, 10, 12) / 4 for s in (1, 2))
+    i = np.random.default_rng(3).integers(-7, 8, 12)
+    words = {"where": lambda c, a, b: a if c else b, "min": min, "max": max}
+    for seed in range(120):
+        kind = ("float", "whole", "truth")[seed % 3]
+        value = drawn(random.Random(seed), 1 + seed % 4, kind)
+        text = ("compute d\n tensor I i64 [12]\n tensor Z f64 [12]\n axes n=12\n read x = X[n]\n"
+                f" read y = Z[n]\n read i = I[n]\n store Y[n] = {value}\n tensor Y f64 [12]")
+        made = parse(text)
+        want = [float(eval(value, {**words, "x": x[k], "y": y[k], "i": int(i[k]), "n": k}))
+                for k in range(12)]
+        for each in (made, parse(str(made))):
+            got = execute(each, {"X": x, "Z": y, "I": i})["Y"].value
+            np.testing.assert_allclose(got, want, rtol=1e-12, err_msg=value)
+        again = parse(str(made))
+        assert str(parse(str(again))) == str(again)

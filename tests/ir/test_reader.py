@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as draw
 
+from tests.expressions import Draw
 from tests.stages import PHASES, small_schedules
 from tests.strategies import problems
 from tests.test_explicit import CASES as EXPLICIT
@@ -17,6 +18,7 @@ from transconv.compute import Compute
 from transconv.conv import Epilogue, compiler, computes
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.errors import KernelError
+from transconv.ir.reader import parse_kernel
 from transconv.passes import lower
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
@@ -228,3 +230,16 @@ def test_one_line_says_what_was_found(old: str, new: str, said: str) -> None:
 def test_nothing_is_no_kernel() -> None:
     with pytest.raises(KernelError, match="^line 1: found nothing, expected 'kernel name"):
         ir.Kernel.parse("")
+
+
+def test_drawn_expressions_read_back() -> None:
+    """Of every operation with a sign, inside each other."""
+    tensor = ir.Tensor("t", ("n",), (8,), ir.Layout.dense(ir.f64, (8,)))
+    names = [ir.Var(n, ir.index if n in "abc" else ir.f64) for n in "abcxyz"]
+    for seed in range(150):
+        kind = ("whole", "float", "truth")[seed % 3]
+        e = Draw(seed, names).of(kind, 1 + seed % 5)
+        lets = [ir.Let(v, ir.Const(1, v.dtype) if v.dtype.is_integer else ir.Const(1.5, v.dtype))
+                for v in names]
+        made = ir.Kernel("k", (tensor,), ir.seq(*lets, ir.Let(ir.Var("e", e.dtype), e)))
+        assert parse_kernel(str(made)) == made

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
+from tests.expressions import Draw
 from transconv import ir
 from transconv.ir.reading import readable
 
@@ -40,3 +43,33 @@ def test_only_products_of_f32_say_how_they_are_rounded() -> None:
             ir.Var("acc", ir.f32), ir.Var("x", t), ir.Var("y", t))))
     assert product(ir.bf16) == "dot(acc, x, y)"
     assert product(ir.f32) == "dot[precision=tf32](acc, x, y)"
+
+
+WORDS = {"min": min, "max": max, "select": lambda cond, yes, no: yes if cond else no, "abs": abs}
+VALUES: dict[str, int | float] = {"a": 3, "b": -5, "c": 2, "x": 0.75, "y": -2.5, "z": 4.0}
+
+
+class Logical(ast.NodeTransformer):
+    """``~`` of conditions, which are Python's own here."""
+
+    def visit_UnaryOp(self, at: ast.UnaryOp) -> ast.UnaryOp:
+        self.generic_visit(at)
+        return ast.UnaryOp(ast.Not(), at.operand) if isinstance(at.op, ast.Invert) else at
+
+
+def computed(text: str) -> object:
+    tree = Logical().visit(ast.parse(text.replace(":f64", ""), mode="eval"))
+    return eval(compile(ast.fix_missing_locations(tree), "text", "eval"), {**WORDS, **VALUES})
+
+
+@pytest.mark.parametrize("kind", ["whole", "float", "truth"])
+def test_drawn_expressions_mean_what_they_are(kind: str) -> None:
+    """To Python, whose precedence people have in mind; numbers may have their types behind them."""
+    leaves = [ir.Var(n, ir.index if n in "abc" else ir.f64) for n in VALUES]
+    for seed in range(300):
+        e = Draw(seed, leaves, bits=False, calls=seed % 2 == 0).of(kind, 1 + seed % 5)
+        try:
+            want = computed(str(e))
+        except ZeroDivisionError:
+            continue
+        assert computed(readable(e)) == want, f"{e}\n{readable(e)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,13 @@ import torch
 
 from tests.standalone.alone import load
 from tests.standalone.cases import compute, computed_here, conv, run_alone
+from transconv import ir
+from transconv.compute import OPS
 from transconv.errors import Unsupported
 from transconv.runtime import Plan
 from transconv.standalone import files_of, packaged
 from transconv.standalone.python_file import python_text
+from transconv.standalone.reference import TORCHS
 from transconv.standalone.sources import joined
 
 SOFTMAX = """compute softmax
@@ -164,3 +169,13 @@ def test_functions_of_one_name_and_two_texts_are_told_apart() -> None:
 def test_nothing_to_export_is_said() -> None:
     with pytest.raises(Unsupported, match="the result has no elements"):
         packaged(conv("mb0ic4ih4oc4oh4kh3ph1", "fwd"))
+
+
+def test_torch_has_every_function_of_the_table() -> None:
+    """And of the derivatives, in f32 and f64."""
+    for row, dtype in itertools.product(OPS.values(), (ir.f32, ir.f64)):
+        if row.arity == 1:
+            x = ir.Var("x", dtype)
+            made = [row(x), *(row.derivative(x) if row.derivative is not None else ())]
+            for name in {c.name for e in made if e is not None for c in ir.find(e, ir.Call)} - {"fma"}:
+                assert callable(operator.attrgetter(TORCHS.get(name, name))(torch)), name

@@ -19,6 +19,7 @@ from transconv.backend_triton.versions import LOOKED_UP
 from transconv.ir import (
     CALLS,
     DTYPES,
+    LAUNCH,
     REDUCERS,
     Barrier,
     Buffer,
@@ -58,7 +59,7 @@ def distinct(kernel: Kernel) -> Kernel:
             other += "_"
         made |= dict.fromkeys(called[name], other)
         held.add(other)
-    taken |= held
+    taken |= held | LAUNCH
     rings: list[Buffer | Barrier] = [*find(kernel, Buffer), *find(kernel, Barrier)]
     for x in (*rings, *kernel.params):
         other = x.name

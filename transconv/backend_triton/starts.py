@@ -164,12 +164,12 @@ def encoded(order: tuple[int, ...], count: int) -> Callable[..., Callable[..., N
     """``written_out`` for a kernel with boxes, which also takes, before the numbers, how to find the
     arguments of calls that are kept, the encoder, and how tensors lie."""
     numbers = "".join(f", n{at}" for at in range(count))
-    addresses = ", ".join(f"given[{int(at)}].data_ptr()" for at in order)
+    arguments = [f"given[{int(at)}].data_ptr()" for at in order] + [f"n{at}" for at in range(count)]
     made: Callable[..., Callable[..., None]] = defined(
         "def made(raw, grid, function, packed, early, device, stream, known, encode, places"
         f"{numbers}):\n"
         "    def run(*given):\n"
-        f"        at = ({addresses}{numbers},)\n"
+        f"        at = ({''.join(f'{a}, ' for a in arguments)})\n"
         "        raw(grid, 1, 1, stream(device), function, False, early, None, None, packed, None,\n"
         "            None, None, *(known(at) or encode(at, places)))\n"
         "    return run", "made")

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from transconv.compute.applied import CONDITIONS, Operation, Pointwise, Ref
+from transconv.compute.expressions import expression_tree
 from transconv.compute.ops import OPS
 from transconv.errors import ComputeError
 
@@ -20,10 +21,8 @@ NEUTRAL = {("add", 0.0), ("sub", 0.0), ("mul", 1.0), ("div", 1.0)}  # with this 
 def pointwise(text: str, numbers: Mapping[str, float] | None = None) -> Pointwise:
     """Read the text of a function; ``numbers``: names that are numbers. Names for values come before it:
     ``t = acc + res; t * sigmoid(t)``. Raises ComputeError."""
-    try:
-        lines = ast.parse(text.strip()).body
-    except (SyntaxError, ValueError, RecursionError):
-        lines = []
+    tree = expression_tree(text, "exec")
+    lines = tree.body if isinstance(tree, ast.Module) else []
     reader = _Reader(numbers or {})
     for line in lines[:-1]:
         match line:

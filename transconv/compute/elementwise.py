@@ -32,9 +32,16 @@ def _where(cond: Expr, x: Expr, yes: float = 1.0, no: float = 0.0) -> Expr:
     return select(cond, _const(yes, x), _const(no, x))
 
 
+def _decayed(x: Expr) -> Expr:
+    """exp(-|x|), which never overflows."""
+    return _call("exp", -_call("abs", x))
+
+
 def _slope(x: Expr) -> Expr:
-    """The derivative of sigmoid."""
-    return _sigmoid(x) * (_const(1.0, x) - _sigmoid(x))
+    """The derivative of sigmoid. 1 - sigmoid(x) would lose the digits of what is left of 1."""
+    t = _decayed(x)
+    whole = _const(1.0, x) + t
+    return t / (whole * whole)
 
 
 # -- activations -----------------------------------------------------------------------------------
@@ -42,13 +49,13 @@ def _slope(x: Expr) -> Expr:
 GELU_SCALE = 1.5957691216057308  # 2 sqrt(2/pi): tanh(u) is 2 sigmoid(2 u) - 1
 
 
-def _gelu(x: Expr) -> Expr:
-    return x * _const(0.5, x) * (_const(1.0, x) + _call("erf", x * _const(0.5**0.5, x)))
+def _ndtr(x: Expr) -> Expr:
+    return _call("ndtr_wide" if x.dtype is f64 else "ndtr", x)
 
 
-def _gelu_slope(x: Expr) -> Expr:
-    below = _const(0.5, x) * (_const(1.0, x) + _call("erf", x * _const(0.5**0.5, x)))
-    return below + x * _call("exp", x * x * _const(-0.5, x)) * _const((2 * pi)**-0.5, x)
+def _density(x: Expr) -> Expr:
+    """The density of the standard normal distribution."""
+    return _call("exp", x * x * _const(-0.5, x)) * _const((2 * pi)**-0.5, x)
 
 
 def _gelu_inner(x: Expr) -> Expr:
@@ -56,13 +63,15 @@ def _gelu_inner(x: Expr) -> Expr:
 
 
 def _gelu_tanh_slope(x: Expr) -> Expr:
-    inner = _gelu_inner(x)
-    grows = (_const(1.0, x) + x * x * _const(3 * 0.044715, x)) * _const(GELU_SCALE, x)
-    return _sigmoid(inner) + x * _slope(inner) * grows
+    """The second term is 0 where x * x may overflow."""
+    near = minimum(maximum(x, _const(-40.0, x)), _const(40.0, x))
+    grows = (_const(1.0, x) + near * near * _const(3 * 0.044715, x)) * _const(GELU_SCALE, x)
+    return _sigmoid(_gelu_inner(x)) + near * _slope(_gelu_inner(near)) * grows
 
 
 def _hardswish(x: Expr) -> Expr:
-    return x * minimum(maximum(x + _const(3.0, x), _const(0.0, x)), _const(6.0, x)) * _const(1 / 6, x)
+    six = minimum(maximum(x + _const(3.0, x), _const(0.0, x)), _const(6.0, x))
+    return x * (six * _const(1 / 6, x))  # x * six may overflow
 
 
 def _hardswish_slope(x: Expr) -> Expr:
@@ -71,8 +80,11 @@ def _hardswish_slope(x: Expr) -> Expr:
                   select(x >= _const(3.0, x), _const(1.0, x), middle))
 
 
-def _tanh(x: Expr) -> Expr:
-    return _sigmoid(x * _const(2.0, x)) * _const(2.0, x) - _const(1.0, x)
+def _tanh_slope(x: Expr) -> Expr:
+    """1 - tanh(x)**2 without the difference: 4 t / (1 + t)**2 with t = exp(-2 |x|)."""
+    t = _call("exp", _call("abs", x) * _const(-2.0, x))
+    whole = _const(1.0, x) + t
+    return _const(4.0, x) * t / (whole * whole)
 
 
 def _number(value: float | Expr, like: Expr) -> Expr:
@@ -94,17 +106,23 @@ def _softplus(x: Expr, beta: float | Expr = 1.0) -> Expr:
     return select(scaled > _const(20.0, x), x, found) if x.dtype is f64 else found
 
 
+def _softplus_slope(x: Expr, beta: float | Expr = 1.0) -> Expr:
+    scaled = x if _is(beta, 1.0) else x * _number(beta, x)
+    found = _sigmoid(scaled)
+    return select(scaled > _const(20.0, x), _const(1.0, x), found) if x.dtype is f64 else found
+
+
 def _softplus_1(x: Expr) -> Expr:
     """max(x, 0) + log(1 + t) with t = exp(-|x|), which never overflows. 1 + t loses the digits of a small
     t; log(u) t / (u - 1) with u = 1 + t does not (Goldberg 1991, theorem 4)."""
-    t = _call("exp", -_call("abs", x))
+    t = _decayed(x)
     u = _const(1.0, x) + t
     near = select(eq(u, _const(1.0, x)), t, _call("log", u) * t / (u - _const(1.0, x)))
     return maximum(x, _const(0.0, x)) + near
 
 
 def _elu(x: Expr, alpha: float | Expr = 1.0) -> Expr:
-    below = _call("exp", x) - _const(1.0, x)
+    below = _call("expm1", x)
     return select(x > _const(0.0, x), x, below if _is(alpha, 1.0) else _number(alpha, x) * below)
 
 
@@ -127,9 +145,24 @@ def _leaky(x: Expr, slope: float | Expr = 0.01) -> Expr:
     return select(x > _const(0.0, x), x, x * _number(slope, x))
 
 
+def _mish_parts(x: Expr) -> tuple[Expr, Expr, Expr]:
+    """(t, n, s) with t = exp(-|x|) and tanh(softplus(x)) = n / (n + s), which neither cancels nor
+    overflows: (1 + 2t) / (1 + 2t + 2t**2) above 0, t (t + 2) / (t (t + 2) + 2) below."""
+    t, two, above = _decayed(x), _const(2.0, x), x > _const(0.0, x)
+    return (t, select(above, t * two + _const(1.0, x), t * (t + two)), select(above, t * t * two, two))
+
+
+def _mish(x: Expr) -> Expr:
+    _, n, s = _mish_parts(x)
+    return x * (n / (n + s))
+
+
 def _mish_slope(x: Expr) -> Expr:
-    t = _tanh(_softplus_1(x))
-    return t + x * (_const(1.0, x) - t * t) * _sigmoid(x)
+    """With h = n / (n + s): h + x (1 - h**2) sigmoid(x), and 1 - h**2 = s (2n + s) / (n + s)**2."""
+    t, n, s = _mish_parts(x)
+    whole = n + s
+    rest = (s / whole) * ((n * _const(2.0, x) + s) / whole)
+    return n / whole + x * rest * _sigmoid(x)
 
 
 MOST_MULTIPLIED = 8  # the largest power that is computed by multiplications
@@ -141,6 +174,9 @@ def _power(x: Expr, exponent: float | Expr = 2.0) -> Expr:
     if e < 0:
         return _const(1.0, x) / _power(x, -e)
     whole, rest = int(e), e - int(e)
+    if rest == 0 and whole > MOST_MULTIPLIED:  # of numbers below 0 there are whole powers
+        size = _call("exp2", _call("log2", _call("abs", x)) * _const(e, x))
+        return select(x < _const(0.0, x), -size, size) if whole % 2 else size
     if rest not in (0.0, 0.5) or whole > MOST_MULTIPLIED:
         return _call("exp2", _call("log2", x) * _const(e, x))
     made = [x] * whole + [_call("sqrt", x)] * (rest == 0.5)
@@ -171,13 +207,13 @@ ACTIVATION_ROWS = (
     Op("silu", 1, lambda x: x * _sigmoid(x), f"{FUNCTIONAL}.silu", activation=True,
        derivative=lambda x: (_sigmoid(x) + x * _slope(x),), onednn=(("swish", 1, None),),
        spelled=("torch.nn.SiLU",)),
-    Op("tanh", 1, _tanh, "torch.tanh", activation=True,
-       derivative=lambda x: (_const(1.0, x) - _tanh(x) * _tanh(x),),
+    Op("tanh", 1, lambda x: _call("tanh", x), "torch.tanh", activation=True,
+       derivative=lambda x: (_tanh_slope(x),),
        gradient=f"{ATEN}.tanh_backward.default", onednn=(("tanh", None, None),),
        spelled=("torch.nn.Tanh", f"{FUNCTIONAL}.tanh", ".tanh")),
-    Op("gelu", 1, _gelu, f"{FUNCTIONAL}.gelu", options=(("approximate", "none"),), activation=True,
-       derivative=lambda x: (_gelu_slope(x),), onednn=(("gelu_erf", None, None),),
-       spelled=("torch.nn.GELU",)),
+    Op("gelu", 1, lambda x: x * _ndtr(x), f"{FUNCTIONAL}.gelu", options=(("approximate", "none"),),
+       activation=True, derivative=lambda x: (_ndtr(x) + x * _density(x),),
+       onednn=(("gelu_erf", None, None),), spelled=("torch.nn.GELU",)),
     Op("gelu_tanh", 1, lambda x: x * _sigmoid(_gelu_inner(x)), f"{FUNCTIONAL}.gelu",
        options=(("approximate", "tanh"),), activation=True,
        derivative=lambda x: (_gelu_tanh_slope(x),), onednn=(("gelu_tanh", None, None),),
@@ -186,8 +222,7 @@ ACTIVATION_ROWS = (
        derivative=lambda x: (_hardswish_slope(x),), onednn=(("hardswish", 1 / 6, 0.5),),
        spelled=("torch.nn.Hardswish",)),
     Op("softplus", 1, _softplus, f"{FUNCTIONAL}.softplus", numbers=(("beta", 1.0),),
-       derivative=lambda x, beta=1.0: (
-           _sigmoid(x if _is(beta, 1.0) else x * _number(beta, x)),)),
+       derivative=lambda x, beta=1.0: (_softplus_slope(x, beta),)),
     Op("elu", 1, _elu, f"{FUNCTIONAL}.elu", numbers=(("alpha", 1.0),),
        derivative=lambda x, alpha=1.0: (_elu_slope(x, alpha),)),
     Op("leaky_relu", 1, _leaky, f"{FUNCTIONAL}.leaky_relu", numbers=(("negative_slope", 0.01),),
@@ -196,8 +231,7 @@ ACTIVATION_ROWS = (
            select(x > _const(0.0, x), _const(1.0, x), _number(slope, x)),)),
     Op("clamp", 1, _clamp, "torch.clamp", numbers=(("min", -inf), ("max", inf)), exact=True,
        derivative=lambda x, low=-inf, high=inf: (_clamp_slope(x, low, high),)),
-    Op("mish", 1, lambda x: x * _tanh(_softplus_1(x)), f"{FUNCTIONAL}.mish",
-       derivative=lambda x: (_mish_slope(x),)),
+    Op("mish", 1, _mish, f"{FUNCTIONAL}.mish", derivative=lambda x: (_mish_slope(x),)),
     Op("pow", 1, _power, "torch.pow", numbers=(("exponent", 2.0),),
        derivative=lambda x, exponent=2.0: (_power_slope(x, exponent),)),
 )
@@ -215,6 +249,7 @@ def _function(name: str, derivative: float | None = None) -> Op:
     """The row of a function in ``ir.CALLS``; ``derivative``: if it is a constant."""
     slopes = {
         "exp": lambda x: _call("exp", x),
+        "expm1": lambda x: _call("exp", x),
         "exp2": lambda x: _call("exp2", x) * _const(log(2), x),
         "log": lambda x: _const(1.0, x) / x,
         "log2": lambda x: _const(1 / log(2), x) / x,
@@ -231,8 +266,9 @@ def _function(name: str, derivative: float | None = None) -> Op:
 
 
 FUNCTION_ROWS = (
-    *map(_function, ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")),
+    *map(_function, ("abs", "exp", "exp2", "expm1", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf")),
     _function("floor", 0.0), _function("ceil", 0.0),
+    Op("ndtr", 1, _ndtr, "torch.special.ndtr", derivative=lambda x: (_density(x),)),
     Op("neg", 1, lambda x: -x, "torch.neg", exact=True, derivative=lambda x: (_const(-1.0, x),)),
     Op("round", 1, lambda x: _call("nearest", x), "torch.round", exact=True,  # halves to the even number
        derivative=lambda x: (_const(0.0, x),)),
@@ -261,7 +297,7 @@ BINARY_ROWS = (
        derivative=lambda a, b: (_const(1.0, a), _const(-1.0, b))),
     Op("mul", 2, lambda a, b: a * b, "torch.mul", exact=True, derivative=lambda a, b: (b, a)),
     Op("div", 2, lambda a, b: a / b, "torch.div",
-       derivative=lambda a, b: (_const(1.0, b) / b, -a / (b * b))),
+       derivative=lambda a, b: (_const(1.0, b) / b, -(a / b) / b)),  # b*b would overflow
     Op("max", 2, maximum, "torch.maximum", exact=True,
        derivative=lambda a, b: _extremum(a > b, a, b)),
     Op("min", 2, minimum, "torch.minimum", exact=True,

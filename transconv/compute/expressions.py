@@ -6,6 +6,7 @@ import ast
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from transconv.compute.coordinates import COORDINATES
 from transconv.compute.ops import OPS
@@ -31,6 +32,8 @@ from transconv.ir import (
     minimum,
     ne,
     promote,
+    why_not_depth,
+    why_not_text,
 )
 
 BINARY: dict[type, Callable[[Expr, Expr], Expr]] = {
@@ -40,7 +43,8 @@ COMPARE: dict[type, Callable[[Expr, Expr], Expr]] = {
     ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
     ast.Eq: eq, ast.NotEq: ne}
 LARGEST_POWER = 8
-PRINTED = {"nearest": "round"}  # operations that print as the function that they call
+LONGEST_SAID = 160  # characters of a text in an error
+PRINTED = {"nearest": "round", "ndtr_wide": "ndtr"}  # operations that print as the function that they call
 WHOLE = ("nearest_small",)  # functions of floats that give integers
 
 
@@ -79,11 +83,26 @@ class Scope:
 def expression(text: str, scope: Scope) -> Expr:
     """The expression of a text. Values of other float types are cast to ``scope.type``. Raises
     ComputeError."""
+    return _read(expression_tree(text, "eval").body, scope)  # type: ignore[attr-defined]
+
+
+def expression_tree(text: str, mode: Literal["eval", "exec"]) -> ast.AST:
+    """The tree of a Python text, of ASCII and not too deep. Raises ComputeError."""
+    if reason := why_not_text(text):
+        raise ComputeError(f"{shortened(text)}: {reason}")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
-        raise ComputeError(f"'{text}' cannot be read; expected a Python expression") from None
-    return _read(tree, scope)
+        tree: ast.AST = ast.parse(text.strip(), mode=mode)
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise ComputeError(f"{shortened(text)} cannot be read; expected a Python expression") from None
+    for part in [tree] if mode == "eval" else ast.iter_child_nodes(tree):
+        if reason := why_not_depth(part):
+            raise ComputeError(f"{shortened(text)} has {reason}")
+    return tree
+
+
+def shortened(text: str) -> str:
+    """A text in quotes, of at most some hundred characters."""
+    return f"'{text}'" if len(text) <= LONGEST_SAID else f"'{text[:LONGEST_SAID]}...'"
 
 
 def _read(at: ast.expr, scope: Scope) -> Expr:
@@ -103,12 +122,18 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
                 whole = whole * base
             return whole
         case ast.BinOp(left, op, right) if type(op) in BINARY:
-            return BINARY[type(op)](*_alike(_read(left, scope), _read(right, scope), scope))
+            a, b = _alike(_number(_read(left, scope)), _number(_read(right, scope)), scope)
+            if isinstance(op, ast.Div) and not scope.whole:
+                a, b = _float(a, scope), _float(b, scope)
+            elif isinstance(op, (ast.FloorDiv, ast.Mod)) and a.dtype.kind == "float":
+                raise ComputeError(f"'{ast.unparse(at)}' is of floats; expected whole numbers, or "
+                                   "floor(a / b)")
+            return BINARY[type(op)](a, b)
         case ast.UnaryOp(ast.USub(), x):
-            given = _read(x, scope)
+            given = _number(_read(x, scope))
             return Const(-given.value, given.type) if isinstance(given, Const) else Neg(given)
         case ast.UnaryOp(ast.Not() | ast.Invert(), x):
-            return Not(_read(x, scope))
+            return Not(_condition(_read(x, scope), x))
         case ast.Compare(left, [op], [right]) if type(op) in COMPARE:
             exact = scope if scope.whole else replace(scope, whole=i64)
             a, b = _read(left, exact), _read(right, exact)
@@ -119,7 +144,7 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
             tail = ast.Compare(middle, ops, rest)
             return _read(ast.Compare(left, [first], [middle]), scope) & _read(tail, scope)
         case ast.BoolOp(op, values):
-            made = [_read(v, scope) for v in values]
+            made = [_condition(_read(v, scope), v) for v in values]
             whole = made[0]
             for part in made[1:]:
                 whole = whole & part if isinstance(op, ast.And) else whole | part
@@ -128,6 +153,20 @@ def _read(at: ast.expr, scope: Scope) -> Expr:
             return _call(name, [_read(a, scope) for a in args], scope)
     raise ComputeError(f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
                        "`and`, `or`, `not` between them, and calls of operations")
+
+
+def _condition(e: Expr, at: ast.expr) -> Expr:
+    """The operand of a logical operation. Raises ComputeError unless it is a condition."""
+    if e.dtype.kind != "bool":
+        raise ComputeError(f"'{ast.unparse(at)}' is no condition; expected a comparison such as x > 0")
+    return e
+
+
+def _number(e: Expr) -> Expr:
+    """An operand of arithmetic, where conditions are 0 and 1."""
+    if e.dtype.kind != "bool":
+        return e
+    return Const(int(e.value), i32) if isinstance(e, Const) else Cast(e, i32)
 
 
 def _name(name: str, scope: Scope) -> Expr:
@@ -158,7 +197,12 @@ def _alike(a: Expr, b: Expr, scope: Scope) -> tuple[Expr, Expr]:
 
 
 def _whole(e: Expr, dtype: DType) -> Expr:
-    return e if e.dtype is dtype else Const(e.value, dtype) if isinstance(e, Const) else Cast(e, dtype)
+    """An integer in another type. Raises ComputeError for a number that the type does not have."""
+    if e.dtype is dtype or not isinstance(e, Const):
+        return e if e.dtype is dtype else Cast(e, dtype)
+    if dtype.kind == "int" and not dtype.limits[0] <= e.value <= dtype.limits[1]:
+        raise ComputeError(f"{e.value} is no {dtype}; expected a smaller number, or i64(...) beside it")
+    return Const(e.value, dtype)
 
 
 def _float(e: Expr, scope: Scope) -> Expr:
@@ -171,6 +215,9 @@ def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
     if name in DTYPES and len(args) == 1:
         return args[0] if args[0].dtype is DTYPES[name] else Cast(args[0], DTYPES[name])
     if name == "where" and len(args) == 3:
+        if args[0].dtype.kind != "bool":
+            raise ComputeError("where(...) chooses by what is no condition; expected a comparison such as "
+                               "x > 0")
         return Select(args[0], *_alike(args[1], args[2], scope))
     if name in ("min", "max") and len(args) == 2:
         return (minimum if name == "min" else maximum)(*_alike(args[0], args[1], scope))

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import count
 
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.ir import DTYPES, Const, Expr, Select, Var, View, free_vars
+from transconv.ir import DTYPES, Const, Expr, Select, Var, View, free_vars, why_not_name
 
 # Names that generated kernels use.
 RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "group_size", "turn", "share",
@@ -20,6 +20,13 @@ RESERVED = {"pid", "program", "step", "part", "tile", "group", "in_group", "grou
 def is_word(name: str) -> bool:
     """Whether a name means something else in a generated kernel."""
     return name in RESERVED or keyword.iskeyword(name)
+
+
+def why_not_named(name: str) -> str:
+    """Why nothing in a computation can have this name; empty if it can."""
+    if is_word(name):
+        return f"'{name}' is a word of generated kernels; expected another name"
+    return f"'{name}' is not a valid name: {reason}" if (reason := why_not_name(name)) else ""
 
 
 def counted(stem: str) -> Iterator[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from transconv.ir import Expr, Rows
+from transconv.ir import Expr, Rows, why_not_name
 
 Expression = Callable[..., Expr]
 Partials = Callable[..., tuple[Expr | None, ...]]
@@ -101,7 +101,7 @@ def register(op: Op) -> Op:
     """Add a row to all tables and return it. ValueError for a name that is not an identifier, that is
     taken, or that another row had before in this process, because cached kernels have operations by
     name."""
-    if not op.name.isidentifier() or op.name in RESERVED:
+    if why_not_name(op.name) or op.name in RESERVED:
         raise ValueError(f"'{op.name}' cannot name an operation; expected a Python name other than "
                          f"{' and '.join(RESERVED)}")
     if _used.get(op.name, op) is not op or op.name in OPS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from transconv.compute.compute import Compute
-from transconv.compute.expressions import Scope
+from transconv.compute.expressions import Scope, shortened
 from transconv.compute.named_sizes import of_sizes, sizes_of
 from transconv.compute.prologues import with_prologues
 from transconv.compute.roles import with_roles
@@ -14,6 +14,7 @@ from transconv.compute.steps import Axis, Step
 from transconv.errors import ComputeError, LayoutError
 from transconv.ir import (
     DTYPES,
+    LAUNCH,
     Const,
     Div,
     DType,
@@ -41,7 +42,8 @@ class Reader:
         self.axes: dict[str, int] = {}
         self.extents: dict[str, Expr] = {}  # of axes whose sizes are arguments
         self.tensors: dict[str, Tensor] = {}
-        self.steps: list[tuple[str, str]] = []  # parsed after all tensors are known
+        self.number = 1  # of the line
+        self.steps: list[tuple[str, str, int]] = []  # parsed after all tensors are known
 
     def line_compute(self, rest: str) -> None:
         if self.name:
@@ -59,7 +61,9 @@ class Reader:
             raise ComputeError("sizes stand in one line, before tensors and axes")
         self.named = sizes_of(rest)
         for name in self.named.names:
-            named(name, "a size")
+            if named(name, "a size") in LAUNCH:  # sizes are parameters, and keep their names
+                raise ComputeError(f"'{name}' is a word of Triton's launches; expected another name for a "
+                                   "size")
 
     def extent(self, text: str) -> tuple[int, Expr]:
         """A size as a number (the example if it has names) and as an expression of names."""
@@ -106,13 +110,13 @@ class Reader:
         self.tensors[named(found[1], "a tensor")] = Tensor(found[1], dims, shape, layout, extents=sized)
 
     def line_read(self, rest: str) -> None:
-        self.steps.append(("read", rest))
+        self.steps.append(("read", rest, self.number))
 
     def line_let(self, rest: str) -> None:
-        self.steps.append(("let", rest))
+        self.steps.append(("let", rest, self.number))
 
     def line_store(self, rest: str) -> None:
-        self.steps.append(("store", rest))
+        self.steps.append(("store", rest, self.number))
 
     # -- the whole -------------------------------------------------------------------------------
 
@@ -120,16 +124,17 @@ class Reader:
         """The computation. Raises ComputeError."""
         if not self.axes:
             raise ComputeError("there are no axes; expected a line such as: axes m=64 n=32 | k=128")
-        if not any(word == "store" for word, _ in self.steps):
+        if not any(word == "store" for word, _, _ in self.steps):
             raise ComputeError("nothing is stored; expected a line such as: store y[m, n] = s")
-        given = frozenset(rest.partition("=")[0].strip() for word, rest in self.steps if word != "store")
+        given = frozenset(rest.partition("=")[0].strip() for word, rest, _ in self.steps
+                          if word != "store")
         scope = Scope(self.axes, self._type(), given=given, extents=self.extents, named=self.named)
         steps, reader = list[Step](), StepReader(scope, self.tensors)
-        for word, rest in self.steps:
+        for word, rest, number in self.steps:
             try:
                 steps += getattr(reader, word)(rest)
             except ComputeError as error:
-                raise ComputeError(f"{word} '{rest}': {error}") from None
+                raise ComputeError(f"line {number}: {word} {shortened(rest)}: {error}") from None
         axes = tuple(Axis(n, size, "", self.extents.get(n)) for n, size in self.axes.items())
         return with_roles(with_prologues(
             Compute(self.name, axes, tuple(steps), self.math, named=self.named)))

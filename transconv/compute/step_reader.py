@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 from transconv.compute.expressions import Scope, expression
 from transconv.compute.extrema import EXTREMA, where_first
-from transconv.compute.names import is_word
+from transconv.compute.names import why_not_named
 from transconv.compute.shapes import coordinates_of, sized, viewed
 from transconv.compute.statistics import STATISTICS
 from transconv.compute.steps import Read, Reduction, Step, Value, Write
 from transconv.errors import ComputeError
 from transconv.ir import REDUCERS, Cast, DType, Expr, Select, Tensor, Var, f32
 
-NAME = re.compile(r"[A-Za-z_]\w*")
 # = or +=, sum= and the like, but not the comparisons in a condition before it
 STORED = re.compile(rf"(\+|\b(?:{'|'.join(STATISTICS)}))?(?<![=<>!])=(?!=)")
 NUMBERS = {"inf": float("inf"), "-inf": float("-inf")}
@@ -173,10 +172,8 @@ def _stored(value: Expr, dtype: DType) -> Expr:
 
 def named(text: str, what: str) -> str:
     """A name. Raises ComputeError for text that is none, with what it was to name."""
-    if is_word(text):
-        raise ComputeError(f"'{text}' is a word of generated kernels; expected another name for {what}")
-    if not NAME.fullmatch(text):
-        raise ComputeError(f"'{text}' is not a valid name for {what}; expected letters, digits and _")
+    if reason := why_not_named(text):
+        raise ComputeError(f"{reason} for {what}" if reason.endswith("name") else f"{reason} ({what})")
     return text
 
 

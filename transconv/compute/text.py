@@ -44,6 +44,7 @@ from transconv.ir import (
     i64,
     readable,
     rewrite,
+    why_not_text,
 )
 
 SELECTION = re.compile(r"\bselect\(")
@@ -63,8 +64,11 @@ def parse(text: str) -> Compute:
     for number, line in lines:
         word, _, rest = line.partition(" ")
         try:
+            if reason := why_not_text(line):
+                raise ComputeError(reason)
             if word not in WORDS:
                 raise ComputeError(f"'{word}' is unknown; expected one of {' '.join(WORDS)}")
+            reader.number = number
             getattr(reader, f"line_{word}")(rest.strip())
         except ComputeError as error:
             raise ComputeError(f"line {number}: {error}") from None

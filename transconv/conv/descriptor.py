@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 from transconv.errors import ProblemError
+from transconv.ir import why_not_text
 
 SPATIAL = "dhw"
 KEYS = ("g", "mb", "ic", "oc", *(role + x for role in "iokspd" for x in SPATIAL))
@@ -68,6 +69,8 @@ class _Axis:
 
 def parse_descriptor(text: str) -> Descriptor:
     """Read one descriptor (without spaces). Raises ProblemError with the position of the mistake."""
+    if not text.isascii():  # other alphabets have digits, too
+        raise ProblemError(f"problem '{text}': {why_not_text(text)}")
     given, name = _scan(text)
     for key in ("ic", "oc"):
         if given.get(key, 0) <= 0:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from transconv.compute import IDENTITY, OPS, Pointwise, number, pointwise
 from transconv.errors import ComputeError, ScheduleError
-from transconv.ir import DType, f32, i8, type_named
+from transconv.ir import DType, f32, i8, type_named, why_not_text
 
 ALL = -1
 """The mask of a tensor of the result's shape."""
@@ -65,6 +65,8 @@ class PostOp:
 def post_op(text: str, first: int = 0) -> PostOp | None:
     """Read a word, whose operands are numbered from ``first``; None for one of an unknown name. Raises
     ScheduleError, one line, for a known one with wrong arguments."""
+    if not text.isascii():
+        raise ScheduleError(f"post-op '{text}': {why_not_text(text)}")
     name, *arguments = text.split(":")
     plain = name.removesuffix("_dst")
     if plain not in (name, *OF_RESULTS):

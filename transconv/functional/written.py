@@ -96,7 +96,7 @@ def entry(route: Any, run: Callable[..., Any], others: Callable[..., Any], check
 
 def _same(checked: Sequence[str], addressed: Sequence[str], aligned: bool, device: int | None) -> str:
     """The condition that tensors are like those of the guard, under the same switches."""
-    bits = " | ".join(f"{name}.data_ptr()" for name in addressed)
+    bits = " | ".join(f"{name}.data_ptr()" for name in addressed) or "0"
     return (f"check({_listed(checked)}) and forward_ad._current_level < 0 "
             "and _get_deterministic_algorithms() is deterministic"
             + (f" and not ({bits}) {ALIGNED}" if aligned else f" and ({bits}) {ALIGNED}")

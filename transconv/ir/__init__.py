@@ -86,6 +86,7 @@ from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
+from transconv.ir.names import LAUNCH, why_not_depth, why_not_name, why_not_text
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.quads import BYTES, PRODUCTS, SHIFTED
@@ -148,7 +149,8 @@ __all__ = [
     "Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
     "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of",
     "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXACT_TERMS", "EXPECT", "FALSE",
-    "FENCE", "FUNCS", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer", "Fetch",
+    "FENCE", "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer",
+    "Fetch",
     "Piece", "Put", "Role", "Roles", "Rounding", "Rows", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
@@ -169,4 +171,5 @@ __all__ = [
     "strictest",
     "substitute",
     "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
+    "why_not_depth", "why_not_name", "why_not_text",
 ]

@@ -5,13 +5,12 @@ Each rule has the signature ``verify.Rule``.
 
 from __future__ import annotations
 
-import keyword
-import re
 from collections.abc import Iterator
 
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
+from transconv.ir.names import why_not_name
 from transconv.ir.node import Node
 from transconv.ir.sites import Site, title
 from transconv.ir.tensor import Tensor
@@ -93,6 +92,5 @@ def names_are_identifiers(site: Site) -> Iterator[str]:
         case st.Let(var) | st.For(var):
             names.append(var.name)
     for name in dict.fromkeys(names):
-        word = keyword.iskeyword(name) or name in ("inf", "nan")
-        if word or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", name):
-            yield f"{name!r} is not a name of at most 64 letters, digits and underscores"
+        if reason := why_not_name(name):
+            yield f"{name!r} is no name: {reason}"

@@ -77,18 +77,74 @@ class Callee:
         return f"takes {taken}, not {dtype}"
 
 
-# The rational approximation of the Cephes library's tanh.c (S. Moshier), with an error of a few ulp, also
-# in f64. For large |x| the exponential underflows to 0, so nothing overflows.
+# In f64 the rational approximation of the Cephes library's tanh.c (S. Moshier), in f32 a polynomial of
+# tanh(x)/x - 1, both with errors of a few ulp. For large |x| the exponential underflows to 0, so nothing
+# overflows.
 TANH = '''
 @{jit}
 def tanh(x):
-    """The hyperbolic tangent. Near zero, where 1 - t would cancel, x + x**3 P(x**2) / Q(x**2)."""
+    """The hyperbolic tangent. Near zero, where 1 - t would cancel, x + x**3 P(x**2)."""
     z = x * x
-    p = (z * -9.64399179425052238628e-1 - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
-    q = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+    if x.dtype.primitive_bitwidth == 64:
+        p = (z * -9.64399179425052238628e-1 - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
+        q = ((z + 1.12811678491631932402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+        p = p / q
+    else:
+        p = ((z * -5.7216504831597e-3 + 2.0655239605354935e-2) * z - 5.374515207326248e-2) * z
+        p = (p + 1.3331515275607771e-1) * z - 3.3333285079544797e-1
     t = {tl}.exp({tl}.abs(x) * -2.0)
     far = (1.0 - t) / (1.0 + t)
-    return {tl}.where(z < 0.390625, x + x * z * (p / q), {tl}.where(x < 0, -far, far))
+    return {tl}.where(z < 0.390625, x + x * z * p, {tl}.where(x < 0, -far, far))
+'''
+
+# Near zero a polynomial of (exp(x) - 1 - x) / x**2 in f32; in f64 the digits that 1 takes from exp(x) are
+# given back by the same in its logarithm (W. Kahan; D. Goldberg 1991, theorem 4).
+EXPM1 = '''
+@{jit}
+def expm1(x):
+    """exp(x) - 1, also near zero, where the difference would cancel."""
+    whole = {tl}.exp(x)
+    if x.dtype.primitive_bitwidth == 64:
+        near = {tl}.where(whole == 1.0, x, (whole - 1.0) * (x / {tl}.log(whole)))
+    else:
+        p = ((x * 1.9993132876608085e-4 + 1.3997392242244664e-3) * x + 8.333072144920186e-3) * x
+        p = ((p + 4.166531770724501e-2) * x + 1.6666668020570097e-1) * x + 5.000000415124607e-1
+        near = x * x * p + x
+    return {tl}.where({tl}.abs(x) < 0.5, near, whole - 1.0)
+'''
+
+# Below zero u 2**(P(v) - x**2 log2(e)/2) with u = 1 / (1 + a |x|) and v = 2 u - 1, where P is fitted to
+# the logarithm: a sum with erf(x / sqrt(2)) would cancel. Above it is what is left of 1.
+NDTR = '''
+@{jit}
+def ndtr(x):
+    """The share of the standard normal distribution below x."""
+    t = {tl}.abs(x)
+    u = 1.0 / (t * 0.4 + 1.0)
+    v = u * 2.0 - 1.0
+    p = ((v * 1.070092994060072e-3 - 2.3990859009041937e-3) * v - 2.986804527723396e-3) * v
+    p = ((p + 1.378384219011157e-2) * v + 3.2380162921481076e-3) * v - 7.303842700284986e-2
+    p = ((p * v - 2.2358351851077094e-3) * v + 8.854151230839468e-1) * v - 1.8228467983879364
+    far = {tl}.exp2(p - t * t * 7.213475204444817e-1) * u
+    return {tl}.where(x < 0, far, 1.0 - far)
+'''
+NDTR_WIDE = '''
+@{jit}
+def ndtr_wide(x):
+    """The share of the standard normal distribution below x, of 64 bits."""
+    t = {tl}.abs(x)
+    u = 1.0 / (t * 0.35 + 1.0)
+    v = u * 2.0 - 1.0
+    p = ((v * -1.7109354366594825e-8 + 4.528039524930071e-8) * v + 8.418216278335085e-8) * v
+    p = ((p - 4.042906994909915e-7) * v + 9.947828320182011e-8) * v + 1.6209332817630936e-6
+    p = ((p * v - 2.444075699364922e-6) * v - 3.0399432487105286e-6) * v + 1.2613322038049513e-5
+    p = ((p * v - 3.7851119146880565e-6) * v - 4.015247164139002e-5) * v + 5.448361972347992e-5
+    p = ((p * v + 8.542482954492375e-5) * v - 2.625411969808508e-4) * v - 7.686769443524789e-5
+    p = ((p * v + 9.654587126075573e-4) * v - 3.730816173038987e-4) * v - 3.2889595344574103e-3
+    p = ((p * v + 2.9723725214821977e-3) * v + 1.2346901798527756e-2) * v - 1.557752419573229e-2
+    p = ((p * v - 6.663488642835161e-2) * v + 7.423733533640349e-2) * v + 9.769857249428525e-1
+    far = {tl}.exp2(p * v - 1.9813984612874838 - t * t * 7.213475204444817e-1) * u
+    return {tl}.where(x < 0, far, 1.0 - far)
 '''
 
 # Polynomials fitted to erf(x)/x - 1 below 0.9 and to log2(1 - erf(x)) above, whose leading coefficient is
@@ -113,6 +169,29 @@ def erf(x):
         found = {tl}.where(t < 0.9, p * x + x, {tl}.where(x < 0, -far, far))
     return found
 '''
+
+# A quotient has the digits of one number: what it leaves of the dividend is exact, and smaller by as many
+# digits. A quotient of 2**254 takes twelve such steps; the first half of them by a larger divisor, of
+# which no quotient is infinite. In f64 a quotient of 2**2046 takes 42.
+REST = '''
+@{jit}
+def rest(a, b):
+    """a - b q, exactly, with the whole number q towards 0 from a / b: the sign is that of a."""
+    a, b = {tl}.cast(a, {tl}.float32), {tl}.abs({tl}.cast(b, {tl}.float32))
+    far = {tl}.where(b < 1.0, b * 8.507059173023462e37, b)
+    left = {tl}.abs(a)
+    for step in range(12):
+        by = {tl}.where(step < 6, far, b)
+        left = {tl}.fma(-{tl}.floor({tl}.div_rn(left, by)), by, left)
+    left = {tl}.where(left < 0, left + b, left)
+    left = {tl}.where(left >= b, left - b, left)
+    left = {tl}.where(({tl}.abs(a) < b) & (b == float("inf")), {tl}.abs(a), left)
+    return {tl}.where(a < 0, -left, left)
+'''
+REST_WIDE = (REST.replace("rest(", "rest_wide(").replace("float32", "float64")
+             .replace("range(12)", "range(42)").replace("step < 6", "step < 21")
+             .replace("8.507059173023462e37", "4.49423283715579e307")
+             .replace("{tl}.div_rn(left, by)", "left / by"))
 
 # From 2**23 on (2**52 in f64) floats are whole; below, a sum with that number is rounded to a whole one.
 NEAREST = '''
@@ -183,6 +262,13 @@ def _same(name: str, function: Callable[..., Array], arity: int = 1, off: float 
     return Callee(arity, function, name, name, off=off, inside=inside, flushes=arity == 1)
 
 
+def _below(x: Array) -> Array:
+    """The share of the standard normal distribution below each x."""
+    return np.asarray(0.5 * _erfc(np.asarray(x, np.float64) * -(0.5**0.5)))
+
+
+_erfc = np.vectorize(math.erfc, otypes=[np.float64])
+
 CALLS: dict[str, Callee] = {
     "exp": _same("exp", np.exp, inside=2.0),
     "exp2": _same("exp2", np.exp2),
@@ -193,11 +279,20 @@ CALLS: dict[str, Callee] = {
     "sin": _same("sin", np.sin),
     "cos": _same("cos", np.cos),
     "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0,
-                   instructions=30.0),
+                   instructions=26.0),
+    "expm1": Callee(1, np.expm1, "expm1", "expm1", helper=EXPM1, off=6.0, inside=2.0, flushes=True,
+                    instructions=14.0),
+    "ndtr": Callee(1, _below, "ndtr", "ndtr", helper=NDTR, floats=(32,), off=12.0, inside=2.0,
+                   instructions=24.0),
+    "ndtr_wide": Callee(1, _below, "ndtr_wide", "ndtr_wide", helper=NDTR_WIDE, floats=(64,), off=12.0,
+                        inside=2.0, instructions=60.0),
     "erf": Callee(1, np.vectorize(math.erf, otypes=[np.float64]), "erf", "erf", helper=ERF,
                   flushes=True, instructions=22.0),
     "sigmoid": Callee(1, lambda x: 1 / (1 + np.exp(-x)), "sigmoid", "1.0 / (1.0 + gl.exp(-{}))",
                       off=9.0, inside=2.0, instructions=8.0),
+    "rest": Callee(2, np.fmod, "rest", "rest", helper=REST, floats=(32,), off=0.0, instructions=150.0),
+    "rest_wide": Callee(2, np.fmod, "rest_wide", "rest_wide", helper=REST_WIDE, floats=(64,), off=0.0,
+                        instructions=400.0),
     "abs": Callee(1, np.abs, "abs", "abs", floats=(16, 32, 64), ints=True, off=0.0),
     "floor": _same("floor", np.floor, off=0.0),
     "ceil": _same("ceil", np.ceil, off=0.0),

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from transconv.errors import LayoutError
+from transconv.ir.names import why_not_text
 
 Triple = tuple[int, int, int]  # dimension, size, stride in elements
 Parsed = tuple[int, list[Triple], int]  # number of dims, blocks, offset
@@ -54,6 +55,8 @@ def layout_tag(blocks: Sequence[Triple], ndims: int, letters: str) -> str | None
 
 def parse_blocks(text: str, shape: Sequence[int] | None, letters: str | None) -> Parsed:
     """Read any of the forms. Raises LayoutError, with a message of one line."""
+    if not text.isascii():
+        raise LayoutError(f"layout '{text}': {why_not_text(text)}")
     body, offset = text.strip(), 0
     if found := _OFFSET.fullmatch(body):
         body, offset = found.group(1), int(found.group(2))

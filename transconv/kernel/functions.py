@@ -16,6 +16,8 @@ import numpy as np
 
 from transconv.compute import OPS
 from transconv.ir import (
+    FALSE,
+    TRUE,
     Call,
     Cast,
     Const,
@@ -67,11 +69,34 @@ def _const(value: float, like: Expr) -> Const:
 
 
 def _floor_divided(a: Expr, b: Expr) -> Expr:
-    return FloorDiv(a, b) if a.dtype.is_integer else Call("floor", (a / b,))
+    return FloorDiv(a, b) if a.dtype.is_integer else _quotient_of_floats(a, b)
 
 
 def _remainder(a: Expr, b: Expr) -> Expr:
-    return Mod(a, b) if a.dtype.is_integer else Call("fma", (-Call("floor", (a / b,)), b, a))
+    return Mod(a, b) if a.dtype.is_integer else _rest_of_floats(a, b)
+
+
+def _rest(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """What a division of floats towards 0 leaves, exactly, and whether one towards less leaves more."""
+    left = Call("rest_wide" if promote(a.dtype, b.dtype) is f64 else "rest", (a, b))
+    zero = _const(0.0, left)
+    return left, ne(left, zero) & ne(select(left < zero, TRUE, FALSE), select(b < zero, TRUE, FALSE))
+
+
+def _rest_of_floats(a: Expr, b: Expr) -> Expr:
+    left, less = _rest(a, b)
+    return select(less, left + b, left)
+
+
+def _quotient_of_floats(a: Expr, b: Expr) -> Expr:
+    """NumPy's: the whole number nearest to the quotient of what is divided without a rest, the lower of
+    two."""
+    left, less = _rest(a, b)
+    one, zero = _const(1.0, left), _const(0.0, left)
+    exact = (a - left) / b - select(less, one, zero)
+    low = Call("floor", (exact,))
+    whole = low + select(exact - low > _const(0.5, left), one, zero)
+    return select(eq(b, zero), a / b, whole)
 
 
 def _inverted(x: Expr) -> Expr:
@@ -110,7 +135,7 @@ ROWS = (
     Function("subtract", 2, np.subtract, _op("sub"), others=(operator.sub,)),
     Function("multiply", 2, np.multiply, _op("mul"), others=(operator.mul,)),
     Function("divide", 2, np.divide, _op("div"), "float", True, others=(operator.truediv,)),
-    Function("floor_divide", 2, np.floor_divide, _floor_divided, wide=True,
+    Function("floor_divide", 2, np.floor_divide, _floor_divided, wide=True, often=True,
              others=(operator.floordiv,)),
     Function("remainder", 2, np.remainder, _remainder, wide=True, often=True, others=(operator.mod,)),
     Function("power", 2, np.power, _power, "float", True, often=True, others=(operator.pow,)),
@@ -141,13 +166,13 @@ ROWS = (
     Function("where", 3, np.where, select, "choice"),
     _wide("exp", np.exp, None, math.exp),
     _wide("exp2", np.exp2),
-    _wide("expm1", np.expm1, lambda x: Call("exp", (x,)) - _const(1, x)),
+    _wide("expm1", np.expm1, None, math.expm1),
     _wide("log", np.log, None, math.log),
     _wide("log2", np.log2, None, math.log2),
     _wide("sqrt", np.sqrt, None, math.sqrt),
     _wide("sin", np.sin, None, math.sin),
     _wide("cos", np.cos, None, math.cos),
-    _wide("tanh", np.tanh, lambda x: Call("tanh", (x,)), math.tanh),
+    _wide("tanh", np.tanh, None, math.tanh),
     _wide("erf", np.vectorize(math.erf, otypes=[np.float64]), None, math.erf),
     _wide("reciprocal", np.reciprocal, lambda x: _const(1, x) / x),
     _wide("floor", np.floor),

@@ -69,7 +69,7 @@ def _spelled(arrays: tuple[int, ...]) -> Any:
              "            return False",
              *(f"        if p{i} < p{k} + s{k} and p{k} < p{i} + s{i}: return False"
                for i in rank for k in rank if i < k),
-             f"        start = far if ({' | '.join(f'p{i}' for i in rank)}) & 15 else near",
+             f"        start = far if ({' | '.join(f'p{i}' for i in rank) or 0}) & 15 else near",
              "        if start is None:",
              "            return False",
              "        start(*args)",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from transconv.errors import KernelError
+from transconv.ir import why_not_depth, why_not_name
 from transconv.kernel.refusals import Place
 
 
@@ -36,11 +37,33 @@ class Source:
                               "is defined by def in a file") from None
         text = textwrap.dedent("".join(lines))
         file = inspect.getsourcefile(function) or "<unknown>"
-        tree = ast.parse(text).body[0]
+        try:
+            tree = ast.parse(text).body[0]
+        except RecursionError:
+            raise KernelError(f"{Path(file).name}:{first}: more operations inside one another than Python "
+                              "reads; expected parts of them with names") from None
         if not isinstance(tree, ast.FunctionDef):
             raise KernelError(f"{Path(file).name}:{first}: found {type(tree).__name__}; expected a "
                               "function that is defined by def")
-        return Source(function, tree, file, tuple(lines), first - 1)
+        found = Source(function, tree, file, tuple(lines), first - 1)
+        found.check()
+        return found
+
+    def check(self) -> None:
+        """Raise KernelError, with the line, for a name that no kernel's text has, and for an expression
+        that is too deep for the passes behind."""
+        for at in ast.walk(self.tree):
+            match at:
+                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.FunctionDef(name=name):
+                    reason = f"'{name}' is no name here: {why}" if (why := why_not_name(name)) else ""
+                case ast.stmt():
+                    parts = (why_not_depth(e) for e in ast.iter_child_nodes(at) if isinstance(e, ast.expr))
+                    reason = next(filter(None, parts), "")
+                case _:
+                    continue
+            if reason:
+                line = self.first + getattr(at, "lineno", 1)
+                raise KernelError(f"{Path(self.file).name}:{line}: {reason}")
 
     @property
     def name(self) -> str:

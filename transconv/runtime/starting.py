@@ -3,7 +3,7 @@ other call of Python but for memory, addresses and the starts themselves.
 
     def at(sizes):                                      of a copy, and of a kernel that reads it
         n0, n1, = sizes
-        (g0, p0), (g1, p1), (s0, ) = numbers(n0, n1)
+        (g0, p0), (g1, p1), (s0, ), = numbers(n0, n1)
         def run(x0, x1, x2):
             x3 = empty(s0, (1,), t0)
             a0, a1, a2, a3, = x0.data_ptr(), x1.data_ptr(), x2.data_ptr(), x3.data_ptr(),
@@ -73,7 +73,7 @@ def _written(count: int, sizes: int, spaces: int, kinds: tuple[Kind, ...]) -> Ca
     rooms = f"({_listed('s', range(spaces))})" if spaces else "_"
     lines = ["def at(sizes):"]
     lines += [f"    {n}= sizes"] if sizes else []
-    lines += [f"    {''.join(f'(g{at}, p{at}), ' for at in each)}{rooms} = numbers({n})"]
+    lines += [f"    {''.join(f'(g{at}, p{at}), ' for at in each)}{rooms}, = numbers({n})"]
     lines += [f"    b{at} = bind{at}(sizes, g{at}, p{at})" for at in each if kinds[at].way == "bind"]
     lines += [f"    def run({_listed('x', range(count))}):",
               *(f"        x{count + at} = empty(s{at}, (1,), t{at})" for at in range(spaces))]
@@ -83,6 +83,7 @@ def _written(count: int, sizes: int, spaces: int, kinds: tuple[Kind, ...]) -> Ca
                   "        on = stream(device)"]
     for at, kind in enumerate(kinds):
         lines += [f"        {line}" for line in _start(at, kind, n, count + spaces)]
+    lines += ["        return None"] if not kinds else []
     text = "\n    ".join([f"def made({', '.join(bound)}):", *lines, "    return run", "return at"])
     made: Callable[..., StarterAt] = defined(text, "made")
     return made

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from transconv.errors import ScheduleError
+from transconv.ir import why_not_text
 from transconv.schedule.packing import letters
 from transconv.schedule.word import Value
 from transconv.schedule.words import WORDS, by_name, renamed, words
@@ -123,6 +124,8 @@ class Schedule(_Hashed):
     def parse(text: str) -> Schedule:
         """Read the one-line form. Words may be left out, for their default, and come in any order. Raises
         ScheduleError."""
+        if not text.isascii():
+            raise ScheduleError(f"schedule '{text}': {why_not_text(text)}")
         blocks: list[Block] = []
         said: dict[str, Value] = {}
         table = by_name()

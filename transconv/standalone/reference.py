@@ -48,6 +48,8 @@ SIGNS: dict[type, str] = {
     Le: "<=", Eq: "==", Ne: "!=", And: "&", Or: "|", Xor: "^"}
 REDUCED = {"sum": "{}.sum({}, keepdim=True)", "prod": "product({}, {})",
            "max": "{}.amax({}, keepdim=True)", "min": "{}.amin({}, keepdim=True)"}
+# Functions that torch has under other names.
+TORCHS = {"nearest": "round", "ndtr": "special.ndtr", "ndtr_wide": "special.ndtr"}
 # Names that the text of an exported file uses itself.
 TAKEN = frozenset({
     "torch", "triton", "tl", "gl", "gluon", "sys", "check", "on", "device", "draw", "read", "stored",
@@ -158,7 +160,7 @@ class _Writer:
         given = [self.text(a) for a in e.args]
         if e.name == "fma":
             return f"(({given[0]}) * ({given[1]}) + ({given[2]}))"
-        return f"torch.{e.name}(tensor({', '.join(given)}))"
+        return f"torch.{TORCHS.get(e.name, e.name)}(tensor({', '.join(given)}))"
 
 
 def _number(value: float | int | bool) -> str:

@@ -116,7 +116,7 @@ def made(others, check, function, stride, padding, output_padding, dilation, gro
         if (p is padding and s is stride and g is groups and d is dilation and f is function
                 and o is output_padding and b is {'not ' * biased}None and tuple(q) == names and same()
                 and (device is None or device == current())):
-            {', '.join(values)}{',' * (len(values) == 1)} = q.values()
+            [{', '.join(values)}] = q.values()
             if (check({', '.join(seen)}){fixed}
                     and (not ({pointers}) & alignment) is aligned):
                 {lines}

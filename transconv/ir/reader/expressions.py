@@ -11,9 +11,10 @@ from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir.dtype import DTYPES
 from transconv.ir.header import Header
+from transconv.ir.names import NAME
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.printer import INFIX, LITERAL
-from transconv.ir.reader.words import NAME, NUMBER, Words
+from transconv.ir.reader.words import NUMBER, Words
 from transconv.ir.reductions import REDUCERS
 from transconv.ir.tensor import Tensor
 from transconv.ir.tile_expr import Reduce, Renamed, Spread

@@ -10,6 +10,7 @@ from transconv.ir.dtype import DTYPES, DType
 from transconv.ir.expr import Expr, Lane
 from transconv.ir.layout import Layout
 from transconv.ir.layout_text import LETTERS
+from transconv.ir.names import DEEPEST, why_not_text
 from transconv.ir.reader.expressions import Expressions, Scope
 from transconv.ir.reader.statements import Line, block, comment, located
 from transconv.ir.reader.words import Words
@@ -72,6 +73,9 @@ def _nested(text: str) -> list[Line]:
         if odd or deep >= len(path):
             raise KernelError(f"line {number}: found {len(line) - len(body)} spaces before '{body}', "
                               f"expected a multiple of {STEP}, at most {(len(path) - 1) * STEP}")
+        if deep > DEEPEST:
+            raise KernelError(f"line {number}: found a block inside {deep} others, expected {DEEPEST} at "
+                              "most")
         del path[deep + 1:]
         path[-1].below.append(Line(number, body))
         path.append(path[-1].below[-1])
@@ -90,12 +94,14 @@ def _notes(lines: list[Line]) -> tuple[str, ...]:
 
 def _title(words: Words) -> tuple[str, dict[str, DType]]:
     words.expect("kernel")
-    name, types = words.name(), dict[str, DType]()
+    name, types = words.new_name(), dict[str, DType]()
     words.expect("(")
     while not words.accept(")"):
         if types:
             words.expect(",")
-        tensor = words.name("a tensor")
+        tensor = words.new_name("a tensor")
+        if tensor in types:
+            raise KernelError(f"found '{tensor}' twice, expected tensors of different names")
         words.expect(":")
         types[tensor] = words.type()
     words.expect(":")
@@ -114,7 +120,7 @@ def _sizes(line: Line, scope: Scope) -> Sizes:
         if words.next(1) != "=":
             where.append(reader.expression())
             continue
-        name = words.name("a size")
+        name = words.new_name("a size")
         words.expect("=")
         like = words.count()
         words.expect("in")
@@ -141,6 +147,8 @@ def _tensors(lines: list[Line], types: dict[str, DType], title: Line,
 
 
 def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
+    if reason := why_not_text(text):
+        raise KernelError(reason)
     found = TENSOR.fullmatch(text)
     if found is None or found[1] != name:
         raise KernelError(f"found '{text}', expected '# {name}: layout [dim=size ...]'")

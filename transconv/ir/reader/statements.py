@@ -12,9 +12,10 @@ from transconv.ir import stmt as st
 from transconv.ir.dtype import index
 from transconv.ir.expr import TRUE, Expr, Lane, Var
 from transconv.ir.func import FUNCS, Func
+from transconv.ir.names import NAME
 from transconv.ir.node import Node
 from transconv.ir.reader.expressions import Expressions, Scope
-from transconv.ir.reader.words import NAME, Words
+from transconv.ir.reader.words import Words
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class Statement(Expressions):
     # ---- names and structure ----
 
     def line_let(self) -> st.Stmt:
-        name = self.words.name()
+        name = self.words.new_name()
         dtype = self.words.type() if self.words.accept(":") else None
         origin = self.words.name("an origin") if self.words.accept("from") else ""
         self.words.expect("=")
@@ -115,7 +116,7 @@ class Statement(Expressions):
         return st.Let(self.scope.bind(Var(name, dtype or value.dtype)), value, origin)
 
     def line_for(self) -> st.Stmt:
-        name = self.words.name()
+        name = self.words.new_name()
         var = Var(name, self.words.type() if self.words.accept(":") else index)
         self.words.expect("in")
         start = self.expression()
@@ -142,7 +143,7 @@ class Statement(Expressions):
         return st.Seq(sequence(self.line.below, self.scope))
 
     def line_register(self) -> st.Stmt:
-        return self.allocated("register", self.words.name())
+        return self.allocated("register", self.words.new_name())
 
     def allocated(self, place: str, name: str) -> st.Stmt:
         self.words.expect(":")
@@ -182,7 +183,7 @@ class Statement(Expressions):
         return st.BoxStore(tensor, corner, within, extents, value)
 
     def line_shared(self) -> st.Stmt:
-        name = self.words.name()
+        name = self.words.new_name()
         if not self.words.accept("["):
             return self.allocated("shared", name)
         slots = self.words.count()
@@ -197,7 +198,7 @@ class Statement(Expressions):
         return xp.Shared(buffer)
 
     def line_barrier(self) -> st.Stmt:
-        name = self.words.name()
+        name = self.words.new_name()
         self.words.expect("[")
         slots = self.words.count()
         self.words.expect("]")
@@ -241,7 +242,7 @@ class Statement(Expressions):
         return xp.Roles(roles)
 
     def line_role(self) -> st.Stmt:
-        name = self.words.name()
+        name = self.words.new_name()
         self.words.expect("warps", "=")
         warps = self.words.count()
         registers = self.words.count() if self.words.accept("registers", "=") else 0

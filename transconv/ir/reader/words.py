@@ -6,19 +6,25 @@ import re
 
 from transconv.errors import KernelError
 from transconv.ir.dtype import DTYPES, DType
+from transconv.ir.names import DEEPEST, NAME, why_not_name, why_not_text
 
-NAME = re.compile(r"[A-Za-z_]\w*")
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 WORD = re.compile(rf"\s*({NUMBER.pattern}|{NAME.pattern}|\.\.|->|//|<<|>>|<=|==|!=|\S)")
 END = "the end of the line"
 
 
 class Words:
-    """The unread words of a line. Methods raise KernelError with what was found and what was expected."""
+    """The unread words of a line. Methods raise KernelError with what was found and what was expected, and
+    so does the constructor, for a character that no text has and for too many open parentheses."""
 
     def __init__(self, text: str) -> None:
+        if not text.startswith("#") and (reason := why_not_text(text)):
+            raise KernelError(reason)
         self.words = [found[1] for found in WORD.finditer(text)]
         self.at = 0
+        if _depth(self.words) > 2 * DEEPEST:  # casts are operations here
+            raise KernelError(f"found more than {2 * DEEPEST} operations inside one another, expected "
+                              "fewer")
 
     def next(self, ahead: int = 0) -> str:
         """The next word, or the one ``ahead`` words after it; empty beyond the end."""
@@ -53,9 +59,17 @@ class Words:
             raise self.unlike(END)
 
     def name(self, what: str = "a name") -> str:
+        """A word that may name something."""
         if not NAME.fullmatch(self.next()):
             raise self.unlike(what)
         return self.take()
+
+    def new_name(self, what: str = "a name") -> str:
+        """A name that the text gives to something."""
+        name = self.name(what)
+        if reason := why_not_name(name):
+            raise KernelError(f"found '{name}', which cannot name anything: {reason}")
+        return name
 
     def type(self) -> DType:
         if self.next() not in DTYPES:
@@ -82,3 +96,13 @@ class Words:
                 self.expect(",")
             found.append(self.count())
         return tuple(found)
+
+
+def _depth(words: list[str]) -> int:
+    """The most parentheses and signs that are open at once."""
+    depth = signs = deepest = 0
+    for word in words:
+        signs = signs + 1 if word in ("-", "~") else 0
+        depth += (word == "(") - (word == ")")
+        deepest = max(deepest, depth + signs)
+    return deepest

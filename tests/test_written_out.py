@@ -1,0 +1,170 @@
+"""Functions that are written out as text: each generator, for none, one and many of what it lists."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from transconv import ir
+from transconv.backend_triton import starts
+from transconv.functional import written
+from transconv.functional.traced import Trace
+from transconv.graph import running
+from transconv.kernel import quick
+from transconv.runtime import starting
+from transconv.torch_ops import quantized_warm
+
+COUNTS = (0, 1, 3)
+
+
+def every(*of: Any) -> list[tuple[Any, ...]]:
+    return [*itertools.product(*of)]
+
+
+@pytest.mark.parametrize(("many", "sizes"), every(COUNTS, (1, 2, 3)))
+def test_expressions_of_sizes(many: int, sizes: int) -> None:
+    names = [f"N{i}" for i in range(sizes)]
+    made = ir.values_of([ir.Var(names[i % sizes]) * (i + 2) + 1 for i in range(many)], names)
+    assert made(*range(3, 3 + sizes)) == tuple((3 + i % sizes) * (i + 2) + 1 for i in range(many))
+
+
+@pytest.mark.parametrize(("many", "numbers"), every(COUNTS, COUNTS))
+def test_starts_of_kernels(many: int, numbers: int) -> None:
+    """The arguments are the addresses, then the numbers, in both kinds of starts."""
+    tensors = [torch.zeros(4) for _ in range(many)]
+    seen: list[tuple[Any, ...]] = []
+
+    def raw(*given: Any) -> None:
+        seen.append(given)
+
+    order = tuple(range(many))[::-1]
+    wanted = (*(tensors[i].data_ptr() for i in order), *range(numbers))
+    starts.written_out(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, *range(numbers))(*tensors)
+    assert seen.pop()[13:] == wanted
+    starts.encoded(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, lambda at: None,
+                                   lambda at, places: at, None, *range(numbers))(*tensors)
+    assert seen.pop()[13:] == wanted
+
+
+@pytest.mark.parametrize(("tensors", "sizes", "spaces", "steps"), every((0, 2), (0, 2), (0, 1),
+                                                                         (0, 1, 2)))
+def test_plans_of_any_size(tensors: int, sizes: int, spaces: int, steps: int) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def bind(given: Any, grid: Any, params: Any) -> Any:
+        return lambda *x: seen.append((given, grid, params, len(x)))
+
+    def numbers(*given: int) -> tuple[Any, ...]:
+        assert given == tuple(range(sizes))
+        return (*((i, i + 1) for i in range(steps)), tuple((8,) for _ in range(spaces)))
+
+    made = starting.starter(numbers, lambda shape, strides, kind: torch.zeros(shape), 0, tensors, sizes,
+                            [torch.float32] * spaces, [(bind, (), None)] * steps)
+    made(tuple(range(sizes)))(*[torch.zeros(2)] * tensors)
+    assert seen == [(tuple(range(sizes)), i, i + 1, tensors + spaces) for i in range(steps)]
+
+
+@pytest.mark.parametrize("many", COUNTS)
+def test_traced_functions_of_numbers(many: int) -> None:
+    trace = Trace()
+    given = trace.numbers("n", range(2, 2 + many))
+    made = trace.function({"n": many}, tuple(n * 3 for n in given))
+    assert made(tuple(range(2, 2 + many))) == tuple(3 * n for n in range(2, 2 + many))
+
+
+@pytest.mark.parametrize(("operands", "results", "saved"), every(COUNTS, (1, 2), (None, 0, 1, 2)))
+def test_launches(operands: int, results: int, saved: int | None) -> None:
+    names = [f"x{i}" for i in range(operands)]
+    made = [f"y{i}" for i in range(results)]
+    begun = written.Begun(lambda *given: seen.append(len(given)), tuple(names), tuple(made),
+                          tuple(written.Memory((2,), (1,), torch.float32) for _ in made))
+    seen: list[int] = []
+    kept = None if saved is None else [*names, *made][:saved]
+    run = written.launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
+
+    class Context:
+        to_save: Any = None
+
+    context = [Context()] if saved is not None else []
+    found = run(*context, *[torch.ones(2)] * operands)
+    assert seen == [operands + results] and (results == 1) is isinstance(found, torch.Tensor)
+    assert not context or len(context[0].to_save) == len(kept or ())
+
+
+@pytest.mark.parametrize(("tensors", "numbers", "results", "grads", "finish"), every(
+    (1, 2, 4), COUNTS, (1, 2), (None, True), (False, True)))
+def test_entries_of_calls(tensors: int, numbers: int, results: int, grads: bool | None,
+                          finish: bool) -> None:
+    class Route:
+        calls = 0
+
+    given = (torch.zeros(64), *[torch.zeros(64)] * (tensors - 2), *[None] * (tensors > 1))
+    there = [t is not None for t in given]
+    route = Route()
+    run = written.entry(
+        route, lambda *x: [t + 1 for t in x][:1] * results if results > 1 else x[0] + 1,
+        lambda *x: "others", lambda *x: True, there, [int] * numbers, grads, True, None,
+        (lambda t, n, found: found[0]) if finish else None, results)
+    found = run(None, given, tuple(range(numbers)))
+    assert torch.equal(found, torch.ones(64)) and route.calls == 1
+    assert not numbers or run(None, given, (True,) * numbers) == "others"
+
+
+@pytest.mark.parametrize(("tensors", "launches"), every((1, 2), (0, 1, 2)))
+def test_gradients(tensors: int, launches: int) -> None:
+    class Route:
+        calls_back = 0
+
+    saved = [f"s{i}" for i in range(tensors)]
+    begun = [written.Begun(lambda *given: given[-1].fill_(3.0), ("G",), (f"r{i}",),
+                           (written.Memory((2,), (1,), torch.float32),)) for i in range(launches)]
+    made = written.gradients(Route(), lambda shape, strides, kind: torch.zeros(shape), lambda *x: True,
+                             saved, begun, [f"r{i}" for i in range(launches)], True, None)
+    with torch.no_grad():
+        found = made(*[torch.zeros(64)] * (tensors + 1))
+    assert found is not None and [float(t.sum()) for t in found] == [6.0] * launches
+
+
+@pytest.mark.parametrize("many", COUNTS)
+def test_regions_of_no_launch(many: int) -> None:
+    pieces = [object() for _ in range(many)]
+    made = running.written(pieces, [], [(p, None) for p in pieces], torch.empty_strided)  # type: ignore[arg-type]
+    given = [torch.full((1,), float(i)) for i in range(many)]
+    assert [float(t) for t in made([*given])] == [float(i) for i in range(many)]
+
+
+@pytest.mark.parametrize(("quantities", "biased", "operands", "first"), every(
+    COUNTS, (False, True), (None, 0, 2), (0, 1)))
+def test_entries_of_quantised_calls(quantities: int, biased: bool, operands: int | None,
+                                    first: int) -> None:
+    """Those with some quantities that are tensors, and some that are not."""
+    if first and operands is None:
+        return
+    names = ("x",) * first
+    kinds = tuple(i % 2 == 0 for i in range(quantities))
+    told = None if operands is None else tuple(f"r{i}" for i in range(operands))
+    made = quantized_warm._spelled(kinds, biased, told, names, None)
+    values = [torch.zeros(64) if k else i for i, k in enumerate(kinds)]
+    words = {f"q{i}": v for i, v in enumerate(values)}
+
+    class Route:
+        def run(self, x: Any, w: Any, b: Any, q: Any) -> str:
+            return "run"
+
+    call = made("others", lambda *x: True, "f", 1, 0, 0, 1, 1, tuple(words), lambda: True, None, None,
+                None, True, 15, Route(), lambda *x: "run", lambda *x: None, lambda *x: x, (),
+                *[None if k else v for k, v in zip(kinds, values, strict=True)], *[None] * (operands or 0))
+    x, bias = torch.zeros(64), torch.zeros(64) if biased else None
+    assert call("f", x, x, bias, 1, 0, 0, 1, 1, words) == "run"
+
+
+@pytest.mark.parametrize("many", COUNTS)
+def test_known_calls_of_kernels(many: int) -> None:
+    seen: list[tuple[Any, ...]] = []
+    spelled = quick._spelled(tuple(range(many)))
+    made = spelled((None, lambda *x: seen.append(x)), 0, lambda: 0, *[256] * many)
+    given = tuple(torch.zeros(64) for _ in range(many))
+    assert made(given) is True and len(seen[0]) == many
