@@ -1,0 +1,109 @@
+"""Drawn graphs in torch.compile at several shapes, under each way that torch has with sizes that change.
+
+    python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true,false
+
+Each is called with one set of inputs after the other; what it gives, and the gradients, are held to the
+function itself in torch. Kernels run in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.graph.draw import Draw, Drawn, smaller
+from tests.graph.meant import compare
+from tests.graph.shaken import F64, movements
+from transconv import knobs
+from transconv.graph import backend, report
+
+MODES = {"none": None, "true": True, "false": False}
+MOST = 1e-8
+
+
+@dataclass
+class Ran:
+    """What came of a graph: ``problem``, empty if all is torch's; the ``kernels`` that answered; those of
+    them that have their sizes as ``names``."""
+
+    problem: str = ""
+    kernels: int = 0
+    names: int = 0
+
+
+def ran(drawn: Drawn, dynamic: bool | None) -> Ran:
+    """A graph by the backend at each of its sets of inputs, beside torch."""
+    sets = [given for given in (drawn.inputs, *drawn.others) if _is_graph(drawn, given)]
+    torch._dynamo.reset()
+
+    def function(*given: Any) -> Any:
+        return drawn(*given)
+    run = torch.compile(function, backend=backend, dynamic=dynamic, options={"rest": "eager"})
+    try:
+        for given in sets:
+            shapes = " ".join(str(list(x.shape)) for x in given)
+            try:
+                compare(drawn, run, given, MOST)
+            except AssertionError as error:
+                if "off by" not in str(error):
+                    return Ran(f"at {shapes}: {error}")
+                try:
+                    compare(drawn, run, given, MOST + 4 * max(movements(drawn, given, F64)))
+                except AssertionError as wrong:
+                    return Ran(f"at {shapes}: {wrong}")
+    except Exception as error:  # any error is a failure that the caller shows
+        return Ran(f"at {shapes}: {type(error).__name__}: {error}")
+    kernels = [k for g in report(run).graphs for k in g.kernels]
+    return Ran("", len(kernels), sum("sizes  S" in k.text and not k.numbers for k in kernels))
+
+
+def _is_graph(drawn: Drawn, given: tuple[torch.Tensor, ...]) -> bool:
+    """Whether torch computes it: a graph with an operation less may be none."""
+    try:
+        with torch.no_grad():
+            drawn(*given)
+    except (RuntimeError, IndexError, ValueError):
+        return False
+    return True
+
+
+def wrong(seed: int, count: int, dynamic: str, gradients: bool | None = None) -> tuple[Ran, Drawn]:
+    """A drawn graph, and what came of it. Gradients: of every third by default."""
+    drawn = Draw(seed, count).drawn(seed % 3 == 0 if gradients is None else gradients)
+    return ran(drawn, MODES[dynamic]), drawn
+
+
+def least(drawn: Drawn, dynamic: str) -> tuple[str, Drawn]:
+    """A wrong graph made smaller, and what is wrong with it."""
+    made = smaller(drawn, lambda d: bool(ran(d, MODES[dynamic]).problem))
+    return ran(made, MODES[dynamic]).problem, made
+
+
+def at_shapes(options: argparse.Namespace) -> None:
+    """Draw graphs until all are done, or the time is over; show each wrong one, shrunk."""
+    import transconv
+
+    knobs.use_interpreter()
+    torch.set_num_threads(1)
+    transconv.config.cpu, transconv.config.fallback = "interpret", "error"
+    counts: Counter[str] = Counter()
+    began = time.perf_counter()
+    for seed in range(options.seed, options.seed + options.n):
+        if time.perf_counter() - began > options.time_budget:
+            break
+        for dynamic in options.dynamic.split(","):
+            found, drawn = wrong(seed, options.shapes, dynamic)
+            counts.update(graphs=1, kernels=found.kernels, names=found.names, wrong=bool(found.problem))
+            if found.problem:
+                why, made = least(drawn, dynamic)
+                print(f"seed {seed} dynamic={dynamic}: {found.problem}\n{made}\n{why}\n", flush=True)
+    print(f"{counts['graphs']} graphs at {options.shapes} shapes, {counts['kernels']} kernels, "
+          f"{counts['names']} of them for any sizes, {counts['wrong']} wrong, "
+          f"{time.perf_counter() - began:.0f} s", flush=True)
+    if counts["wrong"]:
+        raise SystemExit(1)
