@@ -9,6 +9,7 @@ function itself in torch. Kernels run in Triton's interpreter.
 from __future__ import annotations
 
 import argparse
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -80,8 +81,14 @@ def wrong(seed: int, count: int, dynamic: str, gradients: bool | None = None) ->
 
 def least(drawn: Drawn, dynamic: str) -> tuple[str, Drawn]:
     """A wrong graph made smaller, and what is wrong with it."""
-    made = smaller(drawn, lambda d: bool(ran(d, MODES[dynamic]).problem))
+    kind = _kind(ran(drawn, MODES[dynamic]).problem)
+    made = smaller(drawn, lambda d: _kind(ran(d, MODES[dynamic]).problem) == kind)
     return ran(made, MODES[dynamic]).problem, made
+
+
+def _kind(problem: str) -> str:
+    """What goes wrong, without where: a graph made smaller has to go wrong in the same way."""
+    return re.sub(r"^at [^:]*: |\d.*", "", problem.partition("\n\nSet")[0], flags=re.DOTALL)[:60]
 
 
 def at_shapes(options: argparse.Namespace) -> None:
