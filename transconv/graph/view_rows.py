@@ -19,7 +19,7 @@ from transconv.graph.pieces import (
     Seen,
 )
 from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
-from transconv.graph.sizes import Length, Size, like
+from transconv.graph.sizes import Fraction, Length, Size, like
 from transconv.ir import ZERO, Expr, all_of, as_expr, eq
 
 
@@ -133,7 +133,8 @@ def _pad(call: Call) -> Piece:
         before[rank - 1 - i] = sides[2 * i]
     move = moves.shifted(before)
     value = call.arg(2, "value", 0)
-    held = float(value) if kind(x.dtype) == "float" else int(value)
+    held = value if isinstance(value, (Size, Fraction)) else (
+        float(value) if kind(x.dtype) == "float" else int(value))
     if kind(x.dtype) == "bool":
         raise NotOurs("truths are padded")
     number(held)
@@ -199,7 +200,7 @@ def _upsample(call: Call) -> Piece:
     given = [v for v in (*call.args[2:], *call.kwargs.values())]
     listed = [v for v in given if isinstance(v, (list, tuple))]
     scales = list(listed[0]) if listed else [v for v in given if v is not None]
-    if len(scales) != rank or any(isinstance(s, Size) for s in scales):  # these are sizes
+    if len(scales) != rank or any(isinstance(s, (Size, Fraction)) for s in scales):  # sizes tell them
         scales = [None] * rank
     steps = [1.0 / s if s else n / m for s, n, m in zip(scales, x.shape[2:], call.shape[2:], strict=True)]
     move = moves.scaled(x.shape[2:], call.shape[2:], steps)
