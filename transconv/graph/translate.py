@@ -74,7 +74,7 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
         found = known[whole][place]
         if found is None:
             raise NotOurs("a result that is not computed")
-        return _as_torch(found, symbols.result(node.meta["val"]))
+        return _aliasing(_as_torch(found, symbols.result(node.meta["val"])), node)
     rule = ROWS.get(node.target)
     if rule is None:
         raise NotOurs(why_no_row(node.target))
@@ -98,11 +98,25 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
         return made
     made.values = values
     assert isinstance(val, torch.Tensor) and results[0] is not None
-    found = _as_torch(made, results[0])
-    if isinstance(found, Seen) and isinstance(node.args[0], fx.Node):
-        base = node.args[0].meta.get("val")
-        found.alias = isinstance(base, torch.Tensor) and _same_memory(base, val)
-    return found
+    return _aliasing(_as_torch(made, results[0]), node)
+
+
+def base_of(node: fx.Node) -> fx.Node | None:
+    """The node that another one may be a view of: its first operand, or that of the call of which it is
+    one of several results."""
+    first = node.args[0] if node.args else None
+    if node.target is operator.getitem and isinstance(first, fx.Node):
+        first = first.args[0] if first.args else None
+    return first if isinstance(first, fx.Node) else None
+
+
+def _aliasing(made: Piece, node: fx.Node) -> Piece:
+    """The piece of a node, of which it is known whether torch's result is the memory of its operand."""
+    base = base_of(node)
+    val, whole = node.meta["val"], base.meta.get("val") if base is not None else None
+    if isinstance(made, Seen) and base is not None:
+        made.alias = isinstance(whole, torch.Tensor) and _same_memory(whole, val)
+    return made
 
 
 MOST_KNOWN = 1 << 14  # elements of what is computed ahead
