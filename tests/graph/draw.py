@@ -1,7 +1,7 @@
 """Draws small graphs of operations that the table has, and makes a failing one smaller.
 
     python -m tests.graph.draw --n 500 --seed 1
-    python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true,false      the function in torch.compile
+    python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true,false    the function in torch.compile
 
 A graph is a list of operations, each with the numbers of its operands: the inputs first, then results. It
 may have several sets of inputs, of other sizes: an operation is drawn that all of them allow, and takes the
@@ -400,6 +400,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--shapes", type=int, default=1, help="sets of inputs, of other sizes")
     parser.add_argument("--dynamic", default="none,true", help="of torch.compile: none, true, false")
+    parser.add_argument("--meaning", action="store_true",
+                        help="of --shapes: texts are executed in NumPy, which is faster; else kernels run")
     parser.add_argument("--device", default="", help="cuda: kernels run there; else texts are executed")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1,
                         help="of --device (default: one for each core)")

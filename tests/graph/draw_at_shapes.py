@@ -3,7 +3,7 @@
     python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true,false
 
 Each is called with one set of inputs after the other; what it gives, and the gradients, are held to the
-function itself in torch. Kernels run in Triton's interpreter.
+function itself in torch. Kernels run in Triton's interpreter; with ``--meaning`` their texts are executed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import argparse
 import re
 import time
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tests.graph.draw import Draw, Drawn, smaller
-from tests.graph.meant import compare
+from tests.graph.meant import by_meaning, compare
 from tests.graph.shaken import F64, movements
 from transconv import knobs
 from transconv.graph import backend, report
@@ -100,15 +101,16 @@ def at_shapes(options: argparse.Namespace) -> None:
     transconv.config.cpu, transconv.config.fallback = "interpret", "error"
     counts: Counter[str] = Counter()
     began = time.perf_counter()
-    for seed in range(options.seed, options.seed + options.n):
-        if time.perf_counter() - began > options.time_budget:
-            break
-        for dynamic in options.dynamic.split(","):
-            found, drawn = wrong(seed, options.shapes, dynamic)
-            counts.update(graphs=1, kernels=found.kernels, names=found.names, wrong=bool(found.problem))
-            if found.problem:
-                why, made = least(drawn, dynamic)
-                print(f"seed {seed} dynamic={dynamic}: {found.problem}\n{made}\n{why}\n", flush=True)
+    with by_meaning() if options.meaning else nullcontext():
+        for seed in range(options.seed, options.seed + options.n):
+            if time.perf_counter() - began > options.time_budget:
+                break
+            for dynamic in options.dynamic.split(","):
+                found, drawn = wrong(seed, options.shapes, dynamic)
+                counts.update(graphs=1, kernels=found.kernels, names=found.names, wrong=bool(found.problem))
+                if found.problem:
+                    why, made = least(drawn, dynamic)
+                    print(f"seed {seed} dynamic={dynamic}: {found.problem}\n{made}\n{why}\n", flush=True)
     print(f"{counts['graphs']} graphs at {options.shapes} shapes, {counts['kernels']} kernels, "
           f"{counts['names']} of them for any sizes, {counts['wrong']} wrong, "
           f"{time.perf_counter() - began:.0f} s", flush=True)
