@@ -15,6 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from transconv.compute import OPS, named
 from transconv.torch_ops import exchange, fused_modules, modules, quantized_fused
 from transconv.torch_ops.quantized_modules import Quantised
+from transconv.torch_ops.tracer import WriteTracer
 from transconv.torch_ops.writes import is_hooked, stays
 
 FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
@@ -30,7 +31,9 @@ _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNor
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
-class Tracer(fx.Tracer):
+class Tracer(WriteTracer):
+    """Ends at layers that have fused forms, and at activations."""
+
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
         ours = type(m) in FUSED or issubclass(type(m), Quantised)
         return ours or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
@@ -42,16 +45,18 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
 
     The model must be in eval mode and traceable by torch.fx. Chains that are used more than once,
     whose parts have other users or hooks, whose weights are read elsewhere, or over which something
-    is written in place are left as they are. RuntimeError in training mode; fx's own errors for
-    control flow that depends on values; TypeError for what is no module.
+    is written in place are left as they are. RuntimeError in training mode, and for what the graph would
+    lose: writes to attributes of tensors and modules, random numbers, an autocast inside, hooks of the
+    model itself. fx's own errors for control flow that depends on values; TypeError for what is no
+    module.
     """
     exchange.expect_module(model, "fold")
     if model.training:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
                            "only there; call model.eval() first")
     model = copy.deepcopy(model)
-    graph = Tracer().trace(model)
-    traced = fx.GraphModule(model, graph)
+    traced = Tracer().traced(model)
+    graph = traced.graph
     _without_identities(traced)
     uses = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")
     for node in list(graph.nodes):

@@ -51,7 +51,7 @@ def chains(model: torch.nn.Module, found: Mapping[str, torch.nn.Module]) -> dict
     if model.training or not found:
         return {}
     try:
-        traced = fx.GraphModule(model, Tracer().trace(model))
+        traced = Tracer().traced(model)
     except Exception as error:  # what a model's code raises on proxies is not known
         log.debug("nothing is folded: torch.fx cannot trace the model: %s", error)
         return {}
