@@ -116,13 +116,15 @@ def _converted_weight(call: Call) -> Piece:
 
 
 def params(rest: Sequence[Any]) -> Params:
-    """The numbers of a convolution's call, from its strides on."""
+    """The numbers of a convolution's call, from its strides on. Sizes among them are assumed to be the
+    example's."""
     stride, padding, dilation, transposed, output_padding, groups = rest[:6]
     n = len(stride)
 
     def ints(given: Any) -> tuple[int, ...]:
-        return tuple(given) * (n if len(given) == 1 else 1)
-    return Params(ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding), groups)
+        return tuple(map(int, given)) * (n if len(given) == 1 else 1)
+    return Params(ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding),
+                  int(groups))
 
 
 def _dense(shape: Shape, named: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:

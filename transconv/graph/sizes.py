@@ -284,6 +284,22 @@ def divides(a: Length, b: Length) -> bool:
     return rest == 0
 
 
+def packed(shape: Sequence[Length], strides: Sequence[Length]) -> list[int] | None:
+    """The dims of more than one element of a tensor that has no gaps for any size, the innermost first;
+    None for one with gaps."""
+    left = [d for d, n in enumerate(shape) if n != 1]
+    found: list[int] = []
+    step: Length = 1
+    while left:
+        inner = next((d for d in left if strides[d] == step), None)
+        if inner is None:
+            return None
+        left.remove(inner)
+        found.append(inner)
+        step = step * shape[inner]
+    return found
+
+
 NOTHING = Facts()
 
 

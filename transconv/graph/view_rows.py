@@ -19,7 +19,7 @@ from transconv.graph.pieces import (
     Seen,
 )
 from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
-from transconv.graph.sizes import Fraction, Length, Size, like
+from transconv.graph.sizes import Fraction, Length, Size, packed
 from transconv.ir import ZERO, Expr, all_of, as_expr, eq
 
 
@@ -70,12 +70,8 @@ def _as_strided(call: Call) -> Piece:
     x, _, strides = call.args[:3]
     if x.strides is None:
         raise NotOurs("where its operand lies in memory is not known")
-    order = sorted((d for d, n in enumerate(x.shape) if n != 1), key=lambda d: like(x.strides[d]))
-    step: Length = 1
-    for d in order:
-        if x.strides[d] != step:
-            raise NotOurs("its operand has gaps")
-        step *= x.shape[d]
+    if packed(x.shape, x.strides) is None:
+        raise NotOurs("its operand has gaps")
     begin = call.arg(3, "storage_offset") or 0
 
     def move(at: Index) -> Index:
