@@ -1,7 +1,7 @@
 """Draws small graphs of operations that the table has, and makes a failing one smaller.
 
     python -m tests.graph.draw --n 500 --seed 1
-    python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true,false    the function in torch.compile
+    python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true    the function in torch.compile
 
 A graph is a list of operations, each with the numbers of its operands: the inputs first, then results. It
 may have several sets of inputs, of other sizes: an operation is drawn that all of them allow, and takes the
@@ -61,7 +61,8 @@ class Drawn:
 
     def __str__(self) -> str:
         n = len(self.inputs)
-        lines = [f"x{i}: {', '.join(str(list(y.shape)) for y in (x, *(given[i] for given in self.others)))} "
+        sets = [self.inputs, *self.others]
+        lines = [f"x{i}: {', '.join(str(list(given[i].shape)) for given in sets)} "
                  f"{str(x.dtype).removeprefix('torch.')}" for i, x in enumerate(self.inputs)]
         lines += [f"x{n + i} = {s.says} of {' '.join(f'x{k}' for k in s.of)}"
                   for i, s in enumerate(self.steps)]
@@ -247,7 +248,8 @@ class Draw:
         dims = sorted(self.chance.sample(range(rank), self.chance.randint(1, rank)))
         keep = self.chance.random() < 0.5
         # Which of two values is greater is not compared where they differ in their last bits alone.
-        places = [(f"argmax {d}", lambda x: x.argmax(d)), (f"argmin {d} of it twice", lambda x: (x * 2).argmin(d)),
+        places = [(f"argmax {d}", lambda x: x.argmax(d)),
+                  (f"argmin {d} of it twice", lambda x: (x * 2).argmin(d)),
                   ("argmax of all", lambda x: x.argmax()), (f"maximum along {d}", lambda x: x.max(d)[0]),
                   (f"place of the minimum along {d}", lambda x: x.min(d)[1])]
         less = self.chance.choice([0, 1, 2])
@@ -257,8 +259,10 @@ class Draw:
             (f"amax {dims} {keep}", lambda x: x.amax(dims, keepdim=keep)),
             (f"var {dims} {keep}", lambda x: x.var(dims, keepdim=keep, correction=0)),
             (f"std {dims} {keep} less {less}", lambda x: x.std(dims, keepdim=keep, correction=less)),
-            (f"normalized along {d}", lambda x: (x - x.mean(d, keepdim=True)) / (x.std(d, keepdim=True) + 0.1)),
-            (f"all but the mean along {d}", lambda x: x - torch.std_mean(x, d, keepdim=True, correction=0)[1]),
+            (f"normalized along {d}",
+             lambda x: (x - x.mean(d, keepdim=True)) / (x.std(d, keepdim=True) + 0.1)),
+            (f"without the mean along {d}",
+             lambda x: x - torch.std_mean(x, d, keepdim=True, correction=0)[1]),
             (f"softmax {d}", lambda x: x.softmax(d)), (f"log_softmax {d}", lambda x: x.log_softmax(d)),
             (f"logsumexp {d}", lambda x: x.logsumexp(d))]))
 
@@ -292,7 +296,8 @@ class Draw:
             stride, k = self.chance.choice([1, 1, 2]), self.chance.choice([1, 3])
             if self.chance.random() < 0.2:
                 return Step((i, self.asked(i, lambda x: (x.shape[1], 2, k, k))), lambda x, w: (
-                    F.conv_transpose2d(x, w, stride=stride, padding=k // 2)), f"conv_transpose {k} {stride}")
+                    F.conv_transpose2d(x, w, stride=stride, padding=k // 2)),
+                    f"conv_transpose {k} {stride}")
             if self.chance.random() < 0.2:
                 return Step((i, self.asked(i, lambda x: (x.shape[1], 1, k, k))), lambda x, w: F.conv2d(
                     x, w, stride=stride, padding=k // 2, groups=x.shape[1]), f"depthwise {k} {stride}")

@@ -107,12 +107,19 @@ def at_shapes(options: argparse.Namespace) -> None:
                 break
             for dynamic in options.dynamic.split(","):
                 found, drawn = wrong(seed, options.shapes, dynamic)
-                counts.update(graphs=1, kernels=found.kernels, names=found.names, wrong=bool(found.problem))
+                counts.update(graphs=1, kernels=found.kernels, names=found.names,
+                              wrong=bool(found.problem))
                 if found.problem:
                     why, made = least(drawn, dynamic)
                     print(f"seed {seed} dynamic={dynamic}: {found.problem}\n{made}\n{why}\n", flush=True)
+            if seed % 25 == 0:
+                _say(counts, options, began)
+    _say(counts, options, began)
+    if counts["wrong"]:
+        raise SystemExit(1)
+
+
+def _say(counts: Counter[str], options: argparse.Namespace, began: float) -> None:
     print(f"{counts['graphs']} graphs at {options.shapes} shapes, {counts['kernels']} kernels, "
           f"{counts['names']} of them for any sizes, {counts['wrong']} wrong, "
           f"{time.perf_counter() - began:.0f} s", flush=True)
-    if counts["wrong"]:
-        raise SystemExit(1)

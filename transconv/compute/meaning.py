@@ -104,7 +104,8 @@ class _Takers:
         """Whether the value is taken at each point."""
         if v not in self.known:
             taken = [self.by(step, v) for step in self.run.compute.steps if v in used(step)]
-            self.known[v] = np.asarray(np.logical_or.reduce(np.broadcast_arrays(np.zeros(1, bool), *taken)))
+            wide = np.broadcast_arrays(np.zeros(1, bool), *taken)
+            self.known[v] = np.asarray(np.logical_or.reduce(wide))
         return self.known[v]
 
     def by(self, step: Step, v: Var) -> Array:

@@ -66,15 +66,15 @@ class WriteTracer(fx.Tracer):
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """A node. Raises RuntimeError inside of an autocast that the model enters itself."""
         if self.cast and self.cast != _casts():
-            raise RuntimeError("the model enters or leaves an autocast, which torch.fx loses; expected one "
-                               "around the call of the model")
+            raise RuntimeError("the model enters or leaves an autocast, which torch.fx loses; expected "
+                               "one around the call of the model")
         return super().create_node(*args, **kwargs)
 
     def traced(self, model: torch.nn.Module) -> fx.GraphModule:
         """The model as a graph. Raises RuntimeError for what that would lose, and fx's errors."""
         if is_hooked(model):
-            raise RuntimeError("the model has hooks or a forward of its own, which torch.fx loses; expected "
-                               "them on modules inside of it, or none")
+            raise RuntimeError("the model has hooks or a forward of its own, which torch.fx loses; "
+                               "expected them on modules inside of it, or none")
         self.cast = _casts()
         held, drawn = dict(_held(model)), _drawn()
         graph = self.trace(model)
