@@ -37,13 +37,15 @@ class Step:
 @dataclass(frozen=True)
 class Drawn:
     """A function of tensors. ``leaves``: whether reductions leave with products, whatever it costs;
-    ``others``: further sets of inputs, of other sizes."""
+    ``others``: further sets of inputs, of other sizes; ``batched``: how many inputs, the first ones, have
+    images along their first dim, which no operation joins."""
 
     inputs: tuple[Tensor, ...]
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
     leaves: bool = False
     others: tuple[tuple[Tensor, ...], ...] = ()
+    batched: int = 0
 
     def __call__(self, *given: Any) -> Any:
         values = list(given)
@@ -80,12 +82,14 @@ class Draw:
         self.steps: list[Step] = []
         self.known: list[list[Tensor]] = []
 
-    def drawn(self, gradients: bool = True) -> Drawn:
-        self.gradients = gradients
+    def drawn(self, gradients: bool = True, together: bool = True) -> Drawn:
+        """``together``: whether an operation may join the images of a batch."""
+        self.gradients, self.together = gradients, together
         shapes = self.shapes(self.chance.choice([2, 3, 4, 4]))
         self.input(*shapes)
         if self.chance.random() < 0.5:
             self.input(*shapes)
+        self.images = {*range(1000, 1000 + len(self.inputs))}
         count, tries = self.chance.randint(3, 12), 0
         while len(self.steps) < count and tries < 100:
             tries += 1
@@ -101,12 +105,15 @@ class Draw:
         others = self.chance.sample(range(total), self.chance.randint(0, min(2, total - 1)))
         outputs = tuple(first + i for i in dict.fromkeys([*others, total - 1]))
         given, *more = zip(*self.inputs, strict=True)
-        return Drawn(given, steps, outputs, self.chance.random() < 0.5, tuple(more))
+        return Drawn(given, steps, outputs, self.chance.random() < 0.5, tuple(more),
+                     0 if together else sum(i >= 1000 for i in self.images))
 
     def shapes(self, rank: int) -> list[list[int]]:
         """Of each set; most dims differ from set to set."""
         found = [[self.chance.choice([2, 3, 4]) for _ in range(2)] + [
             self.chance.choice([4, 5, 6]) for _ in range(rank - 2)]]
+        if not self.together:
+            found[0][0] = self.chance.choice([4, 6])
         if self.count > 1:
             moves = [d == 0 or self.chance.random() < (0.3 if d == 1 and rank > 2 else 0.8)
                      for d in range(rank)]
@@ -155,9 +162,23 @@ class Draw:
         except (RuntimeError, IndexError, ValueError):
             return
         if all(0 < x.numel() <= MOST and bool(torch.isfinite(x).all()) and x.abs().max() < 1e4
-               for x in made):
+               for x in made) and (self.together or self.is_apart(step, made[0])):
+            self.images.add(len(self.steps))
             self.steps.append(step)
             self.known.append(made)
+
+    def is_apart(self, step: Step, made: Tensor) -> bool:
+        """Whether an operation gives the same of each half of a batch."""
+        count = self.inputs[0][0].shape[0]
+        try:
+            with torch.no_grad():
+                halves = [step.does(*[self.value(i).chunk(2)[half] if i in self.images else self.value(i)
+                                      for i in step.of]) for half in (0, 1)]
+        except (RuntimeError, IndexError, ValueError):
+            return False
+        return made.dim() > 0 and made.shape[0] == count and all(
+            h.dim() == made.dim() and 2 * h.shape[0] == count for h in halves) and bool(
+            torch.allclose(torch.cat(halves).double(), made.double()))
 
     def step(self, i: int) -> Step | None:
         kinds = [self.pointwise, self.pair, self.view, self.view, self.pad, self.joined, self.reduction,

@@ -12,6 +12,7 @@ import argparse
 import re
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from tests.graph.draw import Draw, Drawn, smaller
-from tests.graph.meant import by_meaning, compare
+from tests.graph.meant import by_meaning, compare, near
 from tests.graph.shaken import F64, movements
 from transconv import knobs
 from transconv.graph import backend, report
@@ -62,6 +63,39 @@ def ran(drawn: Drawn, dynamic: bool | None) -> Ran:
         return Ran(f"at {shapes}: {type(error).__name__}: {error}")
     kernels = [k for g in report(run).graphs for k in g.kernels]
     return Ran("", len(kernels), sum("sizes  S" in k.text and not k.numbers for k in kernels))
+
+
+def _run(drawn: Drawn) -> Callable[..., Any]:
+    """The backend's function of a graph, for any sizes."""
+    def function(*given: Any) -> Any:
+        return drawn(*given)
+    torch._dynamo.reset()
+    return torch.compile(function, backend=backend, dynamic=True, options={"rest": "eager"})
+
+
+def halved(drawn: Drawn) -> str:
+    """How a graph of a batch differs from those of its halves; empty if it does not."""
+    run, n = _run(drawn), drawn.batched
+    parts = zip(*(x.chunk(2) for x in drawn.inputs[:n]), strict=True)
+    halves = [run(*part, *drawn.inputs[n:]) for part in parts]
+    return _apart([torch.cat(made) for made in zip(*halves, strict=True)], run(*drawn.inputs))
+
+
+def permuted(drawn: Drawn) -> str:
+    """How a graph of a batch in another order differs from its results in that order."""
+    run, n = _run(drawn), drawn.batched
+    order = torch.randperm(len(drawn.inputs[0]), generator=torch.Generator().manual_seed(1))
+    moved = run(*(x[order] for x in drawn.inputs[:n]), *drawn.inputs[n:])
+    return _apart(moved, [made[order] for made in run(*drawn.inputs)])
+
+
+def _apart(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> str:
+    try:
+        for i, (a, b) in enumerate(zip(some, others, strict=True)):
+            near(a, b, MOST, f"result {i}")
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 def _is_graph(drawn: Drawn, given: tuple[torch.Tensor, ...]) -> bool:
