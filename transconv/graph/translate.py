@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +25,11 @@ from transconv.graph import (
 )
 from transconv.graph.counting import told_by_place
 from transconv.graph.pieces import TYPES, Counted, Piece, Seen, Source
-from transconv.graph.rows import ROWS, Call, NotOurs, Result, why_no_row
+from transconv.graph.rows import ROWS, Call, NotOurs, Result, is_bug, why_no_row
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
+
+log = logging.getLogger("transconv.graph")
 
 # Imported for their rows.
 TABLES = (map_rows, filling_rows, view_rows, cat_rows, reduction_rows, pool_rows, product_rows,
@@ -94,6 +97,11 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
         if values is None or (found := counted(values)) is None:
             raise
         made = found
+    except Exception as error:
+        if not is_bug(error):
+            raise
+        log.warning("the row of %s has a bug: %s", node.target, error, exc_info=True)
+        raise NotOurs(f"its row has a bug: {type(error).__name__}: {error}") from error
     if isinstance(made, tuple):
         return made
     made.values = values
