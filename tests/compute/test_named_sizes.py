@@ -110,7 +110,7 @@ def test_the_example_is_in_no_step() -> None:
         text = draw_any_size.text(Random(seed))
         compute = parse(text)
         for sizes in any_size.drawn(compute, 3, seed):
-            other = re.sub(r"\b(\w+)=\d+ in ", lambda n: f"{n[1]}={sizes[n[1]]} in ", text)
+            other = re.sub(r"\b(\w+)=\d+ in ", lambda n, to=sizes: f"{n[1]}={to[n[1]]} in ", text)
             made = parse(other)
             assert made.named is not None and made.named.like == sizes
             assert str(made).splitlines()[2:] == str(compute).splitlines()[2:]

@@ -1,7 +1,7 @@
 """Draws small graphs of operations that the table has, and makes a failing one smaller.
 
     python -m tests.graph.draw --n 500 --seed 1
-    python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true    the function in torch.compile
+    python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true    by torch.compile, at several shapes
 
 A graph is a list of operations, each with the numbers of its operands: the inputs first, then results. It
 may have several sets of inputs, of other sizes: an operation is drawn that all of them allow, and takes the

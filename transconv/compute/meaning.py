@@ -74,8 +74,8 @@ def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
     elements are indices, or what these are made of."""
     run = Run(compute, given, {x.name: range(x.size) for x in compute.axes})
     with np.errstate(all="ignore"):
-        for step in compute.names.placing:
-            run.evaluate(step)
+        for made in compute.names.placing:
+            run.evaluate(made)
     for step in compute.steps:
         if not isinstance(step, Read):
             continue
@@ -120,7 +120,7 @@ class _Takers:
         later = self.of(step.var)
         if isinstance(step, Reduction) and later.ndim == len(self.run.names):
             over = tuple(i for i, name in enumerate(self.run.names) if name in step.axes)
-            later = later.any(axis=over, keepdims=True)
+            later = np.asarray(later.any(axis=over, keepdims=True))
         return self.within(step.value, v) & later
 
     def within(self, e: Expr, v: Var) -> Array:

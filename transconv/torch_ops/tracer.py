@@ -38,7 +38,7 @@ class Writable(fx.Proxy):
         return WritableAttribute(self, name)
 
 
-class WritableAttribute(Writable, fx.proxy.Attribute):  # type: ignore[misc]
+class WritableAttribute(Writable, fx.proxy.Attribute):
     """An attribute of such a proxy."""
 
 
