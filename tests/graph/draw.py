@@ -4,8 +4,8 @@
     python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true    by torch.compile, at several shapes
 
 A graph is a list of operations, each with the numbers of its operands: the inputs first, then results. It
-may have several sets of inputs, of other sizes: an operation is drawn that all of them allow, and takes the
-sizes that it needs from its operands.
+may have several sets of inputs, of other sizes: an operation is drawn that all of them allow, and takes
+the sizes that it needs from its operands.
 """
 
 from __future__ import annotations
