@@ -224,7 +224,7 @@ class Size:
     __repr__ = __str__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Fraction:
     """A number made of sizes, as a text has it. It has no order: that would be one of the example."""
 
@@ -266,6 +266,8 @@ class Fraction:
 
     def __str__(self) -> str:
         return self.text
+
+    __repr__ = __str__
 
 
 def like(n: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from transconv.compute import COORDINATES
 from transconv.graph import moves
 from transconv.graph.counting import told_by_place
+from transconv.graph.filling_rows import filled
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -18,7 +19,7 @@ from transconv.graph.pieces import (
     Piece,
     Seen,
 )
-from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
+from transconv.graph.rows import Call, NotOurs, expanded, kind, row
 from transconv.graph.sizes import Fraction, Length, Size, packed
 from transconv.ir import ZERO, Expr, all_of, as_expr, eq
 
@@ -129,11 +130,9 @@ def _pad(call: Call) -> Piece:
         before[rank - 1 - i] = sides[2 * i]
     move = moves.shifted(before)
     value = call.arg(2, "value", 0)
-    held = value if isinstance(value, (Size, Fraction)) else (
-        float(value) if kind(x.dtype) == "float" else int(value))
     if kind(x.dtype) == "bool":
         raise NotOurs("truths are padded")
-    number(held)
+    held = filled(value, x.dtype)
     beyond = Constant(shape=call.shape, dtype=x.dtype, value=held)
     dims = [d for d in range(rank) if call.shape[d] != x.shape[d] or before[d]]
     return Chosen(shape=call.shape, dtype=x.dtype, label="pad", parts=(
