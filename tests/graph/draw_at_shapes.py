@@ -42,11 +42,7 @@ class Ran:
 def ran(drawn: Drawn, dynamic: bool | None) -> Ran:
     """A graph by the backend at each of its sets of inputs, beside torch."""
     sets = [given for given in (drawn.inputs, *drawn.others) if _is_graph(drawn, given)]
-    torch._dynamo.reset()
-
-    def function(*given: Any) -> Any:
-        return drawn(*given)
-    run = torch.compile(function, backend=backend, dynamic=dynamic, options={"rest": "eager"})
+    run = compiled(drawn, dynamic)
     try:
         for given in sets:
             shapes = " ".join(str(list(x.shape)) for x in given)
@@ -65,25 +61,25 @@ def ran(drawn: Drawn, dynamic: bool | None) -> Ran:
     return Ran("", len(kernels), sum("sizes  S" in k.text and not k.numbers for k in kernels))
 
 
-def _run(drawn: Drawn) -> Callable[..., Any]:
-    """The backend's function of a graph, for any sizes."""
+def compiled(drawn: Drawn, dynamic: bool | None) -> Callable[..., Any]:
+    """The backend's function of a graph, in a way that torch has with sizes that change."""
     def function(*given: Any) -> Any:
         return drawn(*given)
     torch._dynamo.reset()
-    return torch.compile(function, backend=backend, dynamic=True, options={"rest": "eager"})
+    return torch.compile(function, backend=backend, dynamic=dynamic, options={"rest": "eager"})
 
 
-def halved(drawn: Drawn) -> str:
+def halved(drawn: Drawn, run: Callable[..., Any]) -> str:
     """How a graph of a batch differs from those of its halves; empty if it does not."""
-    run, n = _run(drawn), drawn.batched
+    n = drawn.batched
     parts = zip(*(x.chunk(2) for x in drawn.inputs[:n]), strict=True)
     halves = [run(*part, *drawn.inputs[n:]) for part in parts]
     return _apart([torch.cat(made) for made in zip(*halves, strict=True)], run(*drawn.inputs))
 
 
-def permuted(drawn: Drawn) -> str:
+def permuted(drawn: Drawn, run: Callable[..., Any]) -> str:
     """How a graph of a batch in another order differs from its results in that order."""
-    run, n = _run(drawn), drawn.batched
+    n = drawn.batched
     order = torch.randperm(len(drawn.inputs[0]), generator=torch.Generator().manual_seed(1))
     moved = run(*(x[order] for x in drawn.inputs[:n]), *drawn.inputs[n:])
     return _apart(moved, [made[order] for made in run(*drawn.inputs)])
