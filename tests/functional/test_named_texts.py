@@ -50,7 +50,7 @@ def drawn(compute: Compute, seed: int) -> dict[str, np.ndarray]:
             else random.integers(-3, 4, t.shape).astype(float) for t in compute.tensors}
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("name", [*CASES, *MORE])
 def test_the_text_with_names_means_the_text_with_numbers(name: str, met: list[Any]) -> None:
     for shape in ((2, 4, 5, 6), (3, 2, 7, 5), (5, 6, 4, 9)):
