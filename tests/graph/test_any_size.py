@@ -19,8 +19,9 @@ import transconv
 from tests.graph import networks
 from tests.graph.meant import by_meaning, compare, near
 from transconv.graph import backend, report
+from transconv.graph.groups import refined
 from transconv.graph.sized_text import SizedText
-from transconv.graph.sizes import Known, Size, divides, same
+from transconv.graph.sizes import Fraction, Known, Size, divides, packed, same
 from transconv.ir import Expr, Var, eq
 
 Tensor = torch.Tensor
@@ -244,9 +245,32 @@ def test_arithmetic() -> None:
     assert isinstance(down, Size) and down.like == 10 and 2 * down == ((h - 1) // 2) * 2 + 2
     assert same((h, w, 3), (1 * h, w // 1, 3)) and not same((h,), (w,)) and h != 20
     assert divides(w, h * w * 3) and not divides(h, w) and (h * w * 6) // (w * 2) == h * 3
-    assert {h: 1}[h * 1] == 1 and h / 2 == 10.0 and 40 / h == 2.0 and h * 0.5 == 10.0
-    assert not known.assumed
+    assert {h: 1}[h * 1] == 1 and not known.assumed
     assert eq(Var("S0"), 2) is not None and isinstance(down.expr, Expr)
+
+
+def test_no_arithmetic_gives_a_number_of_the_example() -> None:
+    known = Known()
+    h = known.made(known.name(20, 2, 2**20))
+    assert isinstance(h, Size) and h - 1.0 == h - 1 and 2.0 * h == h * 2  # whole numbers
+    for made in (h / 2, 40 / h, h * 0.5, h - 0.5, 1 - h / 3, (h + 0.5) * h):
+        assert isinstance(made, Fraction) and "S0" in str(made) and "20" not in str(made)
+        assert eval(str(made), {"S0": 7}) == eval(str(made).replace("S0", "7"))
+    assert eval(str((h + 0.5) * h), {"S0": 7}) == 52.5
+    for compared in (lambda: h < 0.5, lambda: h / 2 < h):
+        with pytest.raises(TypeError):
+            compared()
+    assert not known.assumed
+
+
+def test_the_order_of_dims_is_not_that_of_the_example() -> None:
+    """A size of 1 in the example stands beside others of which it is a factor."""
+    known = Known()
+    a, b = (known.made(known.name(n, 1, 2**20)) for n in (1, 3))
+    assert refined((b, a), [(a,)]) == [b, a] and refined((a * b,), [(b, a), (b, a)]) == [b, a]
+    assert refined((a * b, 3), [(b, a * 3)]) == [b, a, 3] and not known.assumed
+    assert packed((a, b), (b, 1)) == [1, 0] and packed((a, b), (1, a)) == [0, 1]
+    assert packed((a, b), (1, b)) is None and packed((b, 1, a), (a, 5, 1)) == [2, 0]
 
 
 def test_texts_of_names_and_of_numbers() -> None:

@@ -148,3 +148,32 @@ def test_what_nothing_needs_is_freed_behind_its_last_reader(monkeypatch: pytest.
             assert torch.allclose(got, want, rtol=1e-4)
     # The caller holds x, which is read before the first kernel runs.
     assert len(most) == 10 and max(most) == 2, most
+
+
+# -- bugs of ours ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["row", "text", "plan", "launch"])
+def test_a_program_does_not_stop_for_a_bug(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted where errors of ours could reach a user: torch computes what the kernel would have."""
+    from transconv.functional.launches import Launch
+    from transconv.graph import region_calls, rows, text
+
+    def planted(*_: Any, **__: Any) -> Any:
+        raise KeyError("S7")
+    if where == "row":
+        monkeypatch.setitem(rows.ROWS, torch.ops.aten.sin.default, planted)
+    else:
+        owner, name = {"text": (text.Writer, "written"), "plan": (region_calls, "launch"),
+                       "launch": (Launch, "start")}[where]
+        monkeypatch.setattr(owner, name, planted)
+    x = torch.randn(3, 5)
+    run: Any = torch.compile(lambda x: x.sin().sum(1), backend=backend, options={"rest": "eager"})
+    with pytest.raises(Exception, match="S7"):
+        run(x)
+    transconv.config.fallback = "silent"
+    torch._dynamo.reset()
+    run = torch.compile(lambda x: x.sin().sum(1), backend=backend, options={"rest": "eager"})
+    for _ in range(2):
+        torch.testing.assert_close(run(x), x.sin().sum(1))
+    assert "KeyError" in str(report(run))

@@ -194,3 +194,115 @@ def test_a_folded_model_of_no_tensor_is_torchs_error() -> None:
     chain = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.SiLU()).requires_grad_(False).eval()
     with pytest.raises(TypeError, match="invalid combination"):
         transconv.fold(chain)(None)
+
+
+# -- writes -----------------------------------------------------------------------------------------
+
+
+class Writes(torch.nn.Module):
+    """A convolution whose result is written in a way."""
+
+    def __init__(self, does: Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.conv, self.does = torch.nn.Conv2d(4, 4, 3, padding=1), does
+        self.norm, self.last, self.kept = torch.nn.BatchNorm2d(4), None, list[torch.Tensor]()
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.does(self, x)
+
+
+def _aliased(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x
+    y += m.conv(x)
+    return torch.relu(y) + x
+
+
+def _view(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = x[:, :2]
+    y *= 2
+    return m.conv(x).relu() + x
+
+
+def _of_result(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = z = m.norm(m.conv(x))
+    z -= x
+    return y.relu()
+
+
+def _into_residual(m: Any, x: torch.Tensor) -> torch.Tensor:
+    r = x * 1
+    y = m.conv(x)
+    y += r
+    r += 1
+    return y.relu() + r
+
+
+def _method(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.conv(x)
+    x.mul_(0.5)
+    return y.relu() + x
+
+
+def _size(m: Any, x: torch.Tensor) -> torch.Tensor:
+    n = x.shape[0]
+    n += 1
+    return m.conv(x).relu() * n
+
+
+@pytest.mark.parametrize("does", [_aliased, _view, _of_result, _into_residual, _method, _size])
+def test_writes_are_kept(does: Any) -> None:
+    model = Writes(does).eval()
+    x = torch.randn(2, 4, 5, 5)
+    folded = transconv.fold(model)
+    assert any(type(m).__module__.startswith("transconv") for m in folded.modules()) or does is not _size
+    given = [x.clone(), x.clone()]
+    with torch.no_grad():
+        torch.testing.assert_close(folded(given[1]), model(given[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(given[1], given[0])
+
+
+def _attribute(m: Any, x: torch.Tensor) -> torch.Tensor:
+    y = m.conv(x)
+    y.data = x
+    return y
+
+
+def _remembered(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.last = m.conv(x)
+    return m.last.relu()
+
+
+def _appended(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.kept.append(m.conv(x))
+    return m.kept[-1].relu()
+
+
+def _counted(m: Any, x: torch.Tensor) -> torch.Tensor:
+    m.count += 1
+    return m.conv(x).relu() * m.count
+
+
+def _noise(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return m.conv(x).relu() + torch.randn(4, 1, 1)
+
+
+def _cast(m: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return m.conv(x).relu()
+
+
+@pytest.mark.parametrize(("does", "why"), [
+    (_attribute, "attribute data"), (_remembered, "its last"), (_appended, "its kept"),
+    (_counted, "its count"), (_noise, "random"), (_cast, "autocast")])
+def test_what_a_graph_would_lose_is_refused(does: Any, why: str) -> None:
+    model = Writes(does).eval()
+    with pytest.raises(RuntimeError, match=why):
+        transconv.fold(model)
+
+
+def test_hooks_of_the_model_itself_are_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3), torch.nn.ReLU()).eval()
+    model.register_forward_hook(lambda m, given, made: made + 1)
+    with pytest.raises(RuntimeError, match="hooks"):
+        transconv.fold(model)

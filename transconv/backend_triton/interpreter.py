@@ -35,11 +35,13 @@ def prepare_interpreter() -> None:
 
     It combines the elements of a reduction one at a time unless it knows the function.
 
+    It adds up integers in 64 bits, and refuses a sum that 32 bits do not hold: on chips it wraps around.
+
     It lacks the instructions of ``early.py``. Kernels run one after another here, so a wait does nothing.
     It lacks ``map_elementwise``, too: functions of numbers are functions of tiles here.
     """
     from triton.language import bfloat16, float32, int1
-    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
+    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
     spread, cast = InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl
     cast_any = InterpreterBuilder.create_fp_to_fp
@@ -70,6 +72,8 @@ def prepare_interpreter() -> None:
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     ReduceOps.generic_reduce = reduce_in_pairs
+    ReduceOps.sum = sum_in_own_type
+    ScanOps.cumsum, ScanOps.cumprod = scan_in_own_type(np.cumsum), scan_in_own_type(np.cumprod)
     if knobs.interpret():  # else the next kernel is compiled
         cuda = import_module(INSTRUCTIONS)
         cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
@@ -94,6 +98,20 @@ def reduce_in_pairs(self: Any, given: Any) -> list[Any]:
     if not self.keep_dims:
         parts = [x.item() if self.axis is None else x.squeeze(axis) for x in parts]
     return [self.to_tensor(x, t.dtype) for x, t in zip(parts, tensors, strict=True)]
+
+
+def sum_in_own_type(self: Any, given: Any) -> Any:
+    """The sum of a tensor along an axis; of integers it wraps around."""
+    x = given.handle.data
+    return self.to_tensor(np.sum(x, axis=self.axis, keepdims=self.keep_dims, dtype=x.dtype), given.dtype)
+
+
+def scan_in_own_type(scan: Any) -> Any:
+    """A scan of NumPy's, of which each number has the type of its operands."""
+    def scanned(self: Any, given: Any) -> list[Any]:
+        x = given.handle.data
+        return [self.to_tensor(scan(x, axis=self.axis, dtype=x.dtype), dtype=given.dtype)]
+    return scanned
 
 
 def nearest_bf16(x: Array) -> Array:

@@ -66,6 +66,11 @@ class Scope:
     extents: dict[str, Expr] = field(default_factory=dict)
     named: Sizes | None = None
 
+    @property
+    def lengths(self) -> dict[str, Expr]:
+        """The size of each axis: a number, or an expression of names."""
+        return {name: self.extents.get(name, Const(n)) for name, n in self.axes.items()}
+
     def new(self, name: str) -> str:
         """The name. Raises ComputeError if it is taken."""
         if name in self.axes or name in self.values or self.named and name in self.named.names:

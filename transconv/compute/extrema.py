@@ -4,7 +4,8 @@
                                                   let i = min(where(x == i_top or x != x, k, 768); k)
 
 Elements are numbered over the axes in the order in which they are named, the last one fastest. As in
-torch, the first of equal elements counts, and NaN is greater and less than all other numbers.
+torch, the first of equal elements counts, and NaN is greater and less than all other numbers. Sizes that
+are arguments stay names: ``min(where(x == i_top or x != x, i32(k), i32(K)); k)``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from transconv.compute.steps import Reduction
-from transconv.ir import Cast, Const, Expr, Select, Var, eq, i32, i64, ne
+from transconv.ir import Cast, Const, Expr, Select, Var, as_expr, eq, i32, i64, ne
+from transconv.simplify import Facts, range_of, simplify
 
 EXTREMA = {"argmax": "max", "argmin": "min"}
 
@@ -23,13 +25,16 @@ def is_extreme(x: Expr, top: Expr) -> Expr:
     return eq(x, top) | ne(x, x)
 
 
-def where_first(name: str, x: Expr, top: Var, axes: Sequence[str], sizes: Mapping[str, int]) -> Reduction:
-    """The reduction that gives the number of the first element equal to ``top``, as i32 (i64 for more than
-    2^31 elements)."""
-    count = prod(sizes[a] for a in axes)
-    whole = i32 if count <= i32.limits[1] else i64
+def where_first(name: str, x: Expr, top: Var, axes: Sequence[str], sizes: Mapping[str, Expr],
+                facts: Facts) -> Reduction:
+    """The reduction that gives the number of the first element equal to ``top``, as i32 (i64 where the
+    facts do not tell that there are fewer than 2^31 elements)."""
+    count = simplify(prod((sizes[a] for a in axes), start=as_expr(1)), facts)
+    most = range_of(count, facts).hi
+    whole = i32 if most is not None and most <= i32.limits[1] else i64
     place: Expr = Var(axes[0])
     for a in axes[1:]:
         place = place * sizes[a] + Var(a)
-    hit = Select(is_extreme(x, top), Cast(place, whole), Const(count, whole))
+    none = Const(count.value, whole) if isinstance(count, Const) else Cast(count, whole)
+    hit = Select(is_extreme(x, top), Cast(place, whole), none)
     return Reduction(name, "min", hit, tuple(axes))

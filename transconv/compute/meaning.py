@@ -19,8 +19,9 @@ import numpy as np
 from transconv.compute import errors, roundings
 from transconv.compute.compute import Compute
 from transconv.compute.gathered import Gathered
+from transconv.compute.names import used
 from transconv.compute.shapes import conditions
-from transconv.compute.steps import Read, Reduction, Value, Write
+from transconv.compute.steps import Read, Reduction, Step, Value, Write
 from transconv.ir import (
     REDUCERS,
     Array,
@@ -30,6 +31,7 @@ from transconv.ir import (
     Expr,
     Memory,
     Mul,
+    Select,
     Tensor,
     Var,
     View,
@@ -67,9 +69,13 @@ def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) ->
 
 
 def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
-    """torch's error message for the first index that is out of bounds and that no ``where`` excludes; None
-    if there is none. ``given``: the tensors whose elements are indices."""
+    """torch's error message for the first index that is out of bounds and that no ``where`` excludes, of
+    the read itself or of what takes its element; None if there is none. ``given``: the tensors whose
+    elements are indices, or what these are made of."""
     run = Run(compute, given, {x.name: range(x.size) for x in compute.axes})
+    with np.errstate(all="ignore"):
+        for made in compute.names.placing:
+            run.evaluate(made)
     for step in compute.steps:
         if not isinstance(step, Read):
             continue
@@ -78,13 +84,58 @@ def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
         for i, (dim, size) in enumerate(zip(step.view.dims, tensor.shape, strict=True)):
             if told & free_vars(dim.coord):
                 at = run.at.compute(dim.coord)
-                if (bad := ((at < 0) | (at >= size)) & meant).any():
+                bad = ((at < 0) | (at >= size)) & meant
+                if bad.any() and (bad := bad & _Takers(run).of(step.var)).any():
                     found = np.broadcast_to(at, bad.shape)[bad][0]
                     return (f"{tensor.name}: index {found} is out of bounds for dimension {i} with "
                             f"size {size}")
-        if step.var in compute.names.indices:
-            run.at.env[step.var] = run.read(step)
     return None
+
+
+class _Takers:
+    """At which points something takes the value of a name, as far as axes and indices tell: a choice by
+    them takes one of its branches."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.known: dict[Var, Array] = {}
+
+    def of(self, v: Var) -> Array:
+        """Whether the value is taken at each point."""
+        if v not in self.known:
+            taken = [self.by(step, v) for step in self.run.compute.steps if v in used(step)]
+            wide = np.broadcast_arrays(np.zeros(1, bool), *taken)
+            self.known[v] = np.asarray(np.logical_or.reduce(wide))
+        return self.known[v]
+
+    def by(self, step: Step, v: Var) -> Array:
+        """Whether a step that mentions the value takes it."""
+        if isinstance(step, Read):
+            return np.ones(1, bool)  # a coordinate
+        if isinstance(step, Write):
+            inside = self.told(step.view.mask())
+            told = v in {x for d in step.view.dims for x in free_vars(d.coord)}
+            own = np.ones(1, bool) if told else self.within(step.value, v)
+            return own if inside is None else own & inside
+        later = self.of(step.var)
+        if isinstance(step, Reduction) and later.ndim == len(self.run.names):
+            over = tuple(i for i, name in enumerate(self.run.names) if name in step.axes)
+            later = np.asarray(later.any(axis=over, keepdims=True))
+        return self.within(step.value, v) & later
+
+    def within(self, e: Expr, v: Var) -> Array:
+        """Whether an expression takes it."""
+        if v not in free_vars(e):
+            return np.zeros(1, bool)
+        if isinstance(e, Select) and (first := self.told(e.cond)) is not None:
+            return np.asarray((first & self.within(e.yes, v)) | (~first & self.within(e.no, v)))
+        parts = [self.within(x, v) for x in e.children() if isinstance(x, Expr)]
+        return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*parts))) if parts else np.ones(1, bool)
+
+    def told(self, e: Expr) -> Array | None:
+        """A condition of axes and indices; None for one of other values."""
+        known = free_vars(e) <= self.run.at.env.keys()
+        return np.asarray(self.run.at.compute(e)).astype(bool) if known else None
 
 
 def _parts(compute: Compute) -> list[dict[str, range]]:

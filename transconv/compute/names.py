@@ -108,6 +108,16 @@ class Names:
         return frozenset(v for s in self.steps if isinstance(s, (Read, Write)) for v in self.told(s.view))
 
     @cached_property
+    def placing(self) -> tuple[Read | Value | Reduction, ...]:
+        """The steps that make the values that coordinates mention."""
+        found, wanted = list[Read | Value | Reduction](), {*self.indices}
+        for s in reversed(self.steps):
+            if not isinstance(s, Write) and s.var in wanted:
+                found.append(s)
+                wanted |= used(s)
+        return tuple(reversed(found))
+
+    @cached_property
     def chosen_from(self) -> tuple[Read, ...]:
         """The reads that values are chosen from."""
         values = [s.var for s in self.steps if isinstance(s, Value)]

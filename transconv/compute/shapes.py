@@ -72,7 +72,8 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _facts(scope: Scope) -> Facts:
+def facts_of_scope(scope: Scope) -> Facts:
+    """The ranges of the axes of a text."""
     return facts_of_axes(scope.axes, scope.extents, scope.named)
 
 
@@ -90,7 +91,7 @@ def facts_of_axes(axes: Mapping[str, int], extents: Mapping[str, Expr], named: S
 def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
     """A dense tensor of the smallest shape that contains all coordinates. Raises ComputeError if it is not
     bounded."""
-    facts = _facts(scope)
+    facts = facts_of_scope(scope)
     shape = []
     extents: list[Expr] = []
     for coord in coords:
@@ -133,7 +134,7 @@ def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) ->
     if len(coords) != len(tensor.shape):
         raise ComputeError(f"{tensor.name} has {len(tensor.shape)} dimensions, {len(coords)} "
                            "coordinates are given; expected one for each")
-    return masked(tensor, coords, condition, _facts(scope))
+    return masked(tensor, coords, condition, facts_of_scope(scope))
 
 
 def masked(tensor: Tensor, coords: list[Expr], condition: Expr, facts: Facts) -> View:

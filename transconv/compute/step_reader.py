@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from transconv.compute.expressions import Scope, expression
 from transconv.compute.extrema import EXTREMA, where_first
 from transconv.compute.names import why_not_named
-from transconv.compute.shapes import coordinates_of, sized, viewed
+from transconv.compute.shapes import coordinates_of, facts_of_scope, sized, viewed
 from transconv.compute.statistics import STATISTICS
 from transconv.compute.steps import Read, Reduction, Step, Value, Write
 from transconv.errors import ComputeError
@@ -109,7 +109,7 @@ class StepReader:
             top = Reduction(scope.unnamed(f"{name}_top"), EXTREMA[op], term, over)
             scope.values[top.name] = top.var
             yield top
-        found = where_first(name, term, top.var, over, scope.axes)
+        found = where_first(name, term, top.var, over, scope.lengths, facts_of_scope(scope))
         scope.values[name] = found.var
         yield found
 

@@ -55,7 +55,10 @@ from transconv.simplify import simplify
 def transposed(compute: Compute, of: str, into: Tensor, given: Tensor, adds: bool = False) -> Compute:
     """The computation of ``into``, the gradient of the tensor ``of``, from ``given``, the gradient of the
     first result. ``adds``: use ``+=`` also if the coordinates can be inverted. Raises ComputeError if the
-    result is not a linear function of the tensor."""
+    result is not a linear function of the tensor, and for sizes that are arguments: positions are
+    enumerated."""
+    if compute.named is not None:
+        raise ComputeError(f"{compute.name}: sizes that are arguments ({compute.named}); expected numbers")
     reads = [r for r in compute.reads if r.view.tensor.name == of]
     if len(reads) != 1:
         raise ComputeError(f"{of} is read {len(reads)} times in {compute.name}; expected once")

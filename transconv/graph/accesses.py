@@ -14,7 +14,7 @@ from math import prod
 from transconv.graph.moves import flattened
 from transconv.graph.pieces import TYPES, Piece
 from transconv.graph.sized_text import braced
-from transconv.graph.sizes import Length, Size, like
+from transconv.graph.sizes import Length, Size, like, packed
 from transconv.ir import TRUE, ZERO, Expr, Var, free_vars, readable
 from transconv.simplify import Facts, simplify
 
@@ -45,12 +45,13 @@ class Access:
 
     def order(self) -> str | None:
         """The dims of a dense tensor as letters, outermost first; None for one with gaps."""
-        order = sorted(range(len(self.shape)), key=lambda d: (like(self.strides[d]), like(self.shape[d])))
-        step: Length = 1
-        for d in order:
-            if self.shape[d] != 1 and self.strides[d] != step:
-                return None
-            step *= self.shape[d]
+        inner = packed(self.shape, self.strides)
+        if inner is None:
+            return None
+        alone = [d for d, n in enumerate(self.shape) if n == 1]
+        order = sorted([*inner, *alone], key=lambda d: (like(self.strides[d]), like(self.shape[d])))
+        if [d for d in order if d in inner] != inner:  # the order of the example is another one
+            order = [*alone, *inner]
         return "".join("abcdefghijklmnopqrstuvwxyz"[d] for d in reversed(order))
 
     def written(self, words: str) -> str:

@@ -30,6 +30,7 @@ from transconv.graph.region_calls import Handed, Launches
 from transconv.graph.sizes import Known, same
 from transconv.graph.symbols import Symbols
 from transconv.graph.text import Writer, Written
+from transconv.graph.translate import base_of
 from transconv.graph.written_factors import held, why_apart
 from transconv.graph.written_factors import weighed as apart_or_not
 from transconv.runtime import Question, rank
@@ -132,8 +133,8 @@ def _handed(node: fx.Node, region: Region, symbols: Symbols) -> Handed:
     piece: Piece = region.pieces[node]
     val = node.meta["val"]
     at = node
-    while isinstance(piece, Seen) and piece.alias and isinstance(at.args[0], fx.Node):
-        at, piece = at.args[0], piece.of
+    while isinstance(piece, Seen) and piece.alias and (base_node := base_of(at)) is not None:
+        at, piece = base_node, piece.of
     if at is node:
         return Handed(piece, None)
     if at.meta.get(saved.MOVED):  # its views were traced of other memory

@@ -62,7 +62,7 @@ def _instead(call: Call, x: Piece, w: Piece, p: Params, finished: bool) -> Inste
     """A convolution of the image that is made larger before this one. Sums in a narrow weight are rounded
     once more: no more often than torch rounds a result to which a bias is added behind (``finished``)."""
     found = upsampled.small(x)
-    other = found and upsampled.params(p, found, [like(k) for k in w.shape[2:]])
+    other = found and upsampled.params(p, found, [int(k) for k in w.shape[2:]])
     if found is None or other is None:
         return None
     try:
@@ -116,18 +116,21 @@ def _converted_weight(call: Call) -> Piece:
 
 
 def params(rest: Sequence[Any]) -> Params:
-    """The numbers of a convolution's call, from its strides on."""
+    """The numbers of a convolution's call, from its strides on. Sizes among them are assumed to be the
+    example's."""
     stride, padding, dilation, transposed, output_padding, groups = rest[:6]
     n = len(stride)
 
     def ints(given: Any) -> tuple[int, ...]:
-        return tuple(given) * (n if len(given) == 1 else 1)
-    return Params(ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding), groups)
+        return tuple(map(int, given)) * (n if len(given) == 1 else 1)
+    return Params(ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding),
+                  int(groups))
 
 
-def _dense(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """A shape, of the example where sizes are names, and strides."""
-    numbers = tuple([int(like(n)) for n in shape])
+def _dense(shape: Shape, named: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A shape and strides; of the example, where the relation has names for the sizes of an image and of a
+    batch (``named``). A number of features or taps is assumed to be the example's."""
+    numbers = tuple([int(like(n) if named and d != 1 else n) for d, n in enumerate(shape)])
     return numbers, torch.empty(numbers, device="meta").stride()
 
 
@@ -148,7 +151,7 @@ def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dty
               math: str | None = None) -> _Relation:
     """``math``: torch's for the type by default. Raises NotOurs."""
     try:
-        problem = describe(dtype, _dense(near), _dense(weight), _dense(far), p,
+        problem = describe(dtype, _dense(near, True), _dense(weight), _dense(far, True), p,
                            math or flags(each(dtype)[0]).math)
         src = far if p.transposed else near
         named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)

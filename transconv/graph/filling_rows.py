@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from transconv.graph.pieces import Constant, Counted, Piece
 from transconv.graph.rows import Call, NotOurs, computed, kind, number, row
 from transconv.graph.sizes import Fraction, Size
@@ -19,10 +21,18 @@ def _full(call: Call) -> Piece:
         call.arg(2, "fill_value") if "new_full" in name else call.arg(1, "fill_value"))
     if kind(call.dtype) == "bool":
         raise NotOurs("a tensor of one truth")
-    held = value if isinstance(value, (Size, Fraction)) else (
-        float(value) if kind(call.dtype) == "float" else int(value))
-    number(held)
+    held = filled(value, call.dtype)
     return Constant(shape=call.shape, dtype=call.dtype, value=held, label="full")
+
+
+def filled(value: Any, dtype: torch.dtype) -> Any:
+    """A number as a tensor of a type has it. Raises NotOurs."""
+    if isinstance(value, Fraction) and kind(dtype) != "float":
+        raise NotOurs("a broken number made of sizes is cast to a whole one")
+    held = value if isinstance(value, (Size, Fraction)) else (
+        float(value) if kind(dtype) == "float" else int(value))
+    number(held)
+    return held
 
 
 @row("empty.memory_format", "empty_permuted", "empty_strided", "empty_like", "new_empty",

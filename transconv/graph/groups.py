@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
 from transconv.compute import counted
 from transconv.graph.moves import reshape
 from transconv.graph.pieces import Index, Piece, Product, Reduced
-from transconv.graph.sizes import Length, divides, facts_of, like, with_axis
+from transconv.graph.sizes import Length, divides, facts_of, with_axis
 from transconv.ir import Expr, Var, free_vars
 from transconv.simplify import Facts, simplify
 
@@ -119,14 +120,32 @@ class Group:
 def refined(shape: Sequence[Length], others: Sequence[Sequence[Length]]) -> list[Length]:
     """A shape whose dims are those of this one, cut where the dims of others end: so that each of them is
     some neighbouring dims. Others that do not fit are left out."""
-    cuts = {prod(shape[d:]) for d in range(len(shape) + 1)}
+    cuts = _ends(shape)
     for other in others:
-        own = {prod(other[d:]) for d in range(len(other) + 1)}
-        both = sorted(cuts | own, key=like)
-        if all(divides(a, b) for a, b in zip(both, both[1:], strict=False)):
-            cuts |= own
-    ordered = sorted(cuts, key=like, reverse=True)
-    return [a // b for a, b in zip(ordered, ordered[1:], strict=False)] or [1]
+        cuts = _together(cuts, _ends(other)) or cuts
+    return [a // b for b, a in reversed([*pairwise(cuts)])] or [1]
+
+
+def _ends(shape: Sequence[Length]) -> list[Length]:
+    """How many elements there are between the ends of dims and the last element, the fewest first."""
+    return [prod(shape[d:]) for d in reversed(range(len(shape) + 1)) if d == len(shape) or shape[d] != 1]
+
+
+def _together(one: Sequence[Length], other: Sequence[Length]) -> list[Length]:
+    """All of two lists in which each number divides the next; empty where they have no such order for all
+    sizes."""
+    found, left, right = list[Length](), [*one], [*other]
+    while left and right:
+        a, b = left[0], right[0]
+        equal = a == b
+        if not equal and not divides(a, b) and not divides(b, a):
+            return []
+        first = equal or divides(a, b)
+        found.append(left.pop(0) if first else right.pop(0))
+        if equal:
+            right.pop(0)
+    found += [*left, *right]
+    return found if all(divides(a, b) for a, b in pairwise(found)) else []
 
 
 def named(sizes: Sequence[Length]) -> list[tuple[str, Length]]:

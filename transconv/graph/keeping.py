@@ -144,7 +144,7 @@ def weigh_windows(piece: Piece, user: Reduced, planner: Planner) -> None:
     if views is piece or views.size == 0 or views in planner.plan.stored or isinstance(
             views, (Source, Constant)):
         return
-    _weigh_visits(views, user, piece.size / views.size, 0.0, planner)
+    _weigh_visits(views, user, like(piece.size) / like(views.size), 0.0, planner)
 
 
 def step(product: Product, stored: Container[Piece], reason: str) -> Step:

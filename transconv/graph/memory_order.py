@@ -15,7 +15,7 @@ from math import prod
 
 from transconv.conv import Prop
 from transconv.graph.pieces import Chosen, Mapped, Piece, Product, Seen
-from transconv.graph.sizes import Length, like
+from transconv.graph.sizes import Length, like, packed
 
 ALIGNED = 16  # bytes of which the rows of boxes are multiples
 
@@ -31,14 +31,7 @@ def memory_of(piece: Piece) -> tuple[Length, ...]:
     dense = tuple(prod(piece.shape[d + 1:]) for d in range(len(piece.shape)))
     if piece.strides is None:
         return dense
-    order = sorted(((s, n) for s, n in zip(piece.strides, piece.shape, strict=True) if n != 1),
-                   key=lambda pair: (like(pair[0]), like(pair[1])))
-    step: Length = 1
-    for s, n in order:
-        if s != step:
-            return dense
-        step *= n
-    return piece.strides
+    return piece.strides if packed(piece.shape, piece.strides) is not None else dense
 
 
 def aliased(piece: Piece) -> Piece:

@@ -29,7 +29,7 @@ from transconv.graph.rows import (
     reshaped,
     row,
 )
-from transconv.graph.sizes import Length, Size, like
+from transconv.graph.sizes import Length, Size
 from transconv.ir import Expr, maximum
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.quantized_operator import QUANTITIES
@@ -81,7 +81,7 @@ def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Pi
         raise NotOurs("it has a kernel of its own: no input_zero_sums tell what the zero point adds")
     if any(isinstance(n, Size) for n in x.shape[2:]):
         raise NotOurs("it has a kernel of its own: zero points beside sizes that are names")
-    if sums.shape != zero_sums_shape(int(like(total.shape[1])), p.pad_lo, p.pad_hi):
+    if sums.shape != zero_sums_shape(int(total.shape[1]), p.pad_lo, p.pad_hi):
         raise NotOurs(f"it has a kernel of its own: input_zero_sums have the shape {sums.shape}")
     ends = zip(p.stride, p.pad_lo, p.dilation, w.shape[2:], x.shape[2:], strict=True)
     axes = [(s, low, (k - 1) * d - low - (n - 1)) for s, low, d, k, n in ends]

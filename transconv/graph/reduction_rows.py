@@ -11,6 +11,7 @@ import torch
 from transconv.graph.casts import cast
 from transconv.graph.pieces import Constant, Piece, Reduced
 from transconv.graph.rows import Call, NotOurs, computed, expanded, kind, mapped, reshaped, row
+from transconv.graph.sizes import Fraction
 
 
 def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
@@ -132,10 +133,12 @@ def _moments(call: Call) -> tuple[Piece, Piece]:
     given = call.kwargs.get("correction", 1)
     count = prod(x.shape[d] for d in dims)
     least = count - (1 if given is None else given)
-    if least <= 0:
+    if isinstance(least, Fraction):  # torch's, where the correction is more than the count
+        least = f"max({least}, 0.0)"
+    elif least <= 0:
         raise NotOurs("the variance of one number")
     mean, squares = _centred(x, dims, wide(call.dtype))
-    var = mapped(f"{{}} / {least!r}".format, squares, dtype=call.dtype, label="var")
+    var = mapped(f"{{}} / {least}".format, squares, dtype=call.dtype, label="var")
     return reshaped(var, call.shape), reshaped(mean, call.shape)
 
 

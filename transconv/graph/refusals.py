@@ -21,7 +21,7 @@ class Refused(Exception):
         self.kernel, self.nodes, self.reason, self.message = kernel, nodes, reason, message
 
 
-def refusal(group: Group, plan: Plan, region: Region, error: TransconvError) -> Refused:
+def refusal(group: Group, plan: Plan, region: Region, error: Exception) -> Refused:
     """Of the kernel of a group, for a reason."""
     memory = {p for p, by in plan.stored.items() if by.number != group.number}
     computed = {x for p in group.stores for x in price.inside(p, memory)} - memory
@@ -30,7 +30,8 @@ def refusal(group: Group, plan: Plan, region: Region, error: TransconvError) -> 
                  and (at := plan.places.get(p)) is not None}
     nodes = frozenset(node.name for piece, node in origins.items() if piece in computed)
     reason = error.reason if isinstance(error, Unsupported) else f"error:{type(error).__name__}"
-    message = error.message or reason if isinstance(error, Unsupported) else str(error)
+    message = error.message or reason if isinstance(error, Unsupported) else str(error) if isinstance(
+        error, TransconvError) else f"a bug: {type(error).__name__}: {error}"
     return Refused(group.name, nodes, reason, message)
 
 

@@ -33,6 +33,7 @@ from transconv.graph.pieces import Piece, Source
 from transconv.graph.placing import Slices
 from transconv.graph.plan import Plan
 from transconv.graph.refusals import refusal
+from transconv.graph.rows import is_bug
 from transconv.graph.running import Line, Place, Run, alike, never, written
 from transconv.graph.sizes import Length, Size
 from transconv.ir import value_at
@@ -182,8 +183,10 @@ class Launches:
         def start(*tensors: Tensor) -> None:
             try:
                 by.start(tensors)
-            except Unsupported as error:
-                raise refusal(kernel.group, self.plan, self.region, error) from error
+            except Exception as error:
+                if isinstance(error, Unsupported) or is_bug(error):
+                    raise refusal(kernel.group, self.plan, self.region, error) from error
+                raise
         return start
 
     def here(self) -> AbstractContextManager[object]:
@@ -208,8 +211,9 @@ class Launches:
                         raise
                     self.numbered.add(kernel)
             return launch(kernel.sized.at(sizes), self.device, whole, "now")
-        except Unsupported as error:
-            if error.reason in PASSING:
+        except Exception as error:
+            passing = isinstance(error, Unsupported) and error.reason in PASSING
+            if passing or not isinstance(error, Unsupported) and not is_bug(error):
                 raise
             raise refusal(kernel.group, self.plan, self.region, error) from error
 

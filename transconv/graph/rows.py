@@ -15,13 +15,23 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transconv.errors import StageError, TransconvError
 from transconv.graph import moves
 from transconv.graph.pieces import TYPES, Constant, Mapped, Piece, Seen
 from transconv.graph.sizes import Fraction, Length, Size, same
+from transconv.torch_ops.settings import settings
 
 
 class NotOurs(Exception):
     """torch computes this operation; the reason in words."""
+
+
+def is_bug(error: Exception) -> bool:
+    """Whether an error is one that nobody raises on purpose, for which a program need not stop: torch
+    computes the operations. Where ``transconv.config.fallback`` is "error" it shall be seen."""
+    told = isinstance(error, (TransconvError, IndexError, RuntimeError, MemoryError)) and not isinstance(
+        error, StageError)
+    return not told and settings.fallback != "error"
 
 
 class Result(NamedTuple):

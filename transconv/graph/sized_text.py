@@ -82,7 +82,10 @@ class SizedText:
             return "*".join(factors)
         text = BRACED.sub(lambda n: f"{{{with_joined(n[1])}}}", self.template)
         told = {*joined, *self._told()}
-        text = NAME.sub(lambda n: n[0] if n[0] in told else self.derived.get(n[0], n[0]), text)
+
+        def plain(text: str) -> str:
+            return NAME.sub(lambda n: n[0] if n[0] in told else self.derived.get(n[0], n[0]), text)
+        text = plain(text)
         order = list(dict.fromkeys(NAME.findall(text)))
         new = {old: f"S{i}" for i, old in enumerate(order)}
         self.stands.update({new[old]: joined.get(old, (old,)) for old in order})
@@ -90,7 +93,8 @@ class SizedText:
         head, _, rest = text.partition("\n")
 
         def said(sizes: Sequence[str]) -> str:
-            return NAME.sub(lambda n: new[n[0]], "*".join(with_joined(s.strip("{}")) for s in sizes))
+            made = plain("*".join(with_joined(s.strip("{}")) for s in sizes))
+            return NAME.sub(lambda n: new[n[0]], made)
         words = [*self._ranges(), *self._bounds(said)]
         return f"{head}\n    sizes  {', '.join(words)}\n{rest}" if order else text
 

@@ -1,11 +1,12 @@
 """Sizes of a graph that are known when it runs: arithmetic on names, beside it the value of an example.
 
-    Known    the names of a graph, their ranges and example, and what was assumed of them on the way
-    Size     an expression of names; numbers stay numbers
+    Known       the names of a graph, their ranges and example, and what was assumed of them on the way
+    Size        an expression of whole numbers and names; numbers stay numbers
+    Fraction    a broken number made of sizes, as a text has it
 
 ``==`` means proven for all sizes. An order of sizes that no fact decides is that of the example, and is
 noted as an assumption: what is made is right for all sizes that meet the assumptions, and is made anew for
-others.
+others. No arithmetic gives a number of the example: for estimates ``like`` does.
 """
 
 from __future__ import annotations
@@ -135,12 +136,11 @@ class Size:
         """The value for the example."""
         return value_at(self.expr, self.known.like)
 
-    # Fractions are estimates.
-    def __truediv__(self, other: Any) -> float:
-        return float(self.like / like(other))
+    def __truediv__(self, other: Any) -> Any:
+        return Fraction.of(self) / other
 
-    def __rtruediv__(self, other: Any) -> float:
-        return float(like(other) / self.like)
+    def __rtruediv__(self, other: Any) -> Any:
+        return other / Fraction.of(self)
 
     def __add__(self, other: Any) -> Any:
         return self._with(other, lambda a, b: a + b)
@@ -177,7 +177,7 @@ class Size:
 
     def _with(self, other: Any, does: Any) -> Any:
         if isinstance(other, float):
-            return does(float(self.like), other)
+            return does(Fraction.of(self), other) if other % 1 else self._with(int(other), does)
         if isinstance(other, (int, Size)):
             return self.known.made(does(self.expr, as_expr(other)))
         return NotImplemented
@@ -206,11 +206,9 @@ class Size:
         return self._ordered(other, lambda a, b: a >= b)
 
     def _ordered(self, other: Any, does: Any) -> bool:
-        if isinstance(other, float):
-            return bool(does(self.like, other))
         if isinstance(other, (int, Size)):
             return self.known.assume(does(self.expr, as_expr(other)))
-        return bool(NotImplemented)
+        raise TypeError(f"an order of a size and {other!r}; expected whole numbers")
 
     def __bool__(self) -> bool:
         return self > 0 or self < 0
@@ -226,14 +224,50 @@ class Size:
     __repr__ = __str__
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Fraction:
-    """A number made of sizes, as a text has it."""
+    """A number made of sizes, as a text has it. It has no order: that would be one of the example."""
 
     text: str
 
+    @classmethod
+    def of(cls, n: Any) -> Fraction:
+        """A number, a size or a fraction as one."""
+        return n if isinstance(n, Fraction) else cls(repr(float(n)) if isinstance(n, (int, float)) else (
+            f"({n} * 1.0)"))
+
+    def __add__(self, other: Any) -> Fraction:
+        return self._with("+", self, other)
+
+    def __sub__(self, other: Any) -> Fraction:
+        return self._with("-", self, other)
+
+    def __mul__(self, other: Any) -> Fraction:
+        return self._with("*", self, other)
+
+    def __truediv__(self, other: Any) -> Fraction:
+        return self._with("/", self, other)
+
+    def __radd__(self, other: Any) -> Fraction:
+        return self._with("+", other, self)
+
+    def __rsub__(self, other: Any) -> Fraction:
+        return self._with("-", other, self)
+
+    def __rmul__(self, other: Any) -> Fraction:
+        return self._with("*", other, self)
+
+    def __rtruediv__(self, other: Any) -> Fraction:
+        return self._with("/", other, self)
+
+    @classmethod
+    def _with(cls, sign: str, a: Any, b: Any) -> Fraction:
+        return cls(f"({cls.of(a)} {sign} {cls.of(b)})")
+
     def __str__(self) -> str:
         return self.text
+
+    __repr__ = __str__
 
 
 def like(n: Any) -> Any:
@@ -250,6 +284,22 @@ def divides(a: Length, b: Length) -> bool:
     """Whether a size divides another one, for all sizes."""
     rest = b % a
     return rest == 0
+
+
+def packed(shape: Sequence[Length], strides: Sequence[Length]) -> list[int] | None:
+    """The dims of more than one element of a tensor that has no gaps for any size, the innermost first;
+    None for one with gaps."""
+    left = [d for d, n in enumerate(shape) if n != 1]
+    found: list[int] = []
+    step: Length = 1
+    while left:
+        inner = next((d for d in left if strides[d] == step), None)
+        if inner is None:
+            return None
+        left.remove(inner)
+        found.append(inner)
+        step = step * shape[inner]
+    return found
 
 
 NOTHING = Facts()

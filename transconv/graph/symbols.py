@@ -88,7 +88,7 @@ class Symbols:
     def number(self, n: Any) -> Length | Fraction:
         """A number of torch's, whole or broken. Raises NotOurs for one that data tell."""
         if isinstance(n, torch.SymFloat):
-            return Fraction(self._broken(n.node.expr))
+            return self._broken(n.node.expr)
         return self.length(n)
 
     def numbered(self, n: Any, values: Sequence[int]) -> int | float:
@@ -99,17 +99,19 @@ class Symbols:
             return float(n.node.expr.subs(whole))
         return self.known.value(self.length(n), self.by_name(values))
 
-    def _broken(self, e: Any) -> str:
-        """A broken number as a text. Raises NotOurs."""
+    def _broken(self, e: Any) -> Fraction:
+        """A broken number. Raises NotOurs."""
         if isinstance(e, sympy.Float):
-            return repr(float(e))
+            return Fraction.of(float(e))
         if isinstance(e, DIVIDED):
             over, under = (self._broken(x) for x in e.args)
-            return f"({over} / {under})"
+            return over / under
         if isinstance(e, (sympy.Add, sympy.Mul)) and any(not x.is_integer for x in e.args):
-            return f"({(' + ' if isinstance(e, sympy.Add) else ' * ').join(map(self._broken, e.args))})"
-        whole = _args(e)[0] if isinstance(e, functions.ToFloat) else e
-        return f"({self._product(whole)} * 1.0)"
+            first, *rest = map(self._broken, e.args)
+            for x in rest:
+                first = first + x if isinstance(e, sympy.Add) else first * x
+            return first
+        return Fraction.of(self._product(_args(e)[0] if isinstance(e, functions.ToFloat) else e))
 
     def _product(self, e: sympy.Expr) -> Length:
         if isinstance(e, sympy.Mul):

@@ -53,7 +53,7 @@ class Writer:
     """The lines so far. ``tensors``: their names, by what they hold and whether it is read after the sum
     of a product, which may see its factors through boxes. ``strides``: of a piece that is in memory for
     this group; ``elements``: the names of what is an element of a tensor, or chosen from such, as memory
-    has it."""
+    has it; ``places``: of what tells places in others."""
 
     group: Group
     strides: Callable[[Piece], tuple[Length, ...] | None]
@@ -62,6 +62,7 @@ class Writer:
     tensors: dict[tuple[Piece, bool], str] = field(default_factory=dict)
     behind: bool = False
     elements: set[str] = field(default_factory=set)
+    places: set[str] = field(default_factory=set)
     count: int = 0
     known: Known = field(default_factory=Known)  # of its sizes
 
@@ -143,6 +144,7 @@ class Writer:
         match piece:
             case Indexed():
                 names = [Var(self.value(p, self.moved(move(at)))) for p, move in piece.told]
+                self.places |= {v.name for v in names}
                 return self.masked(piece.of, self.moved(piece.move(at, names)), TRUE, 0.0)
             case Counted():
                 return self.let("i", f"{TYPES[piece.dtype].name}({said(self.simple(piece.count(at)))})")
@@ -204,8 +206,9 @@ class Writer:
         """A read, masked where the coordinates leave the tensor, too."""
         name = self.tensors.setdefault((piece, self.behind), f"X{len(self.tensors)}")
         found = self.access(piece, name, at)
+        # Where values tell a place, a condition that it is inside says that it may be outside, too.
         bounds = {self.simple(c) for e, n in zip(found.at, found.shape, strict=True)
-                  for c in (e >= 0, e < n)}
+                  if not {v.name for v in free_vars(e)} & self.places for c in (e >= 0, e < n)}
         found.where = all_of([c for c in conjuncts(where) if c not in bounds])
         found.fill = fill
         self.count += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,9 +25,11 @@ from transconv.graph import (
 )
 from transconv.graph.counting import told_by_place
 from transconv.graph.pieces import TYPES, Counted, Piece, Seen, Source
-from transconv.graph.rows import ROWS, Call, NotOurs, Result, why_no_row
+from transconv.graph.rows import ROWS, Call, NotOurs, Result, is_bug, why_no_row
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
+
+log = logging.getLogger("transconv.graph")
 
 # Imported for their rows.
 TABLES = (map_rows, filling_rows, view_rows, cat_rows, reduction_rows, pool_rows, product_rows,
@@ -74,7 +77,7 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
         found = known[whole][place]
         if found is None:
             raise NotOurs("a result that is not computed")
-        return _as_torch(found, symbols.result(node.meta["val"]))
+        return _aliasing(_as_torch(found, symbols.result(node.meta["val"])), node)
     rule = ROWS.get(node.target)
     if rule is None:
         raise NotOurs(why_no_row(node.target))
@@ -94,15 +97,34 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
         if values is None or (found := counted(values)) is None:
             raise
         made = found
+    except Exception as error:
+        if not is_bug(error):
+            raise
+        log.warning("the row of %s has a bug: %s", node.target, error, exc_info=True)
+        raise NotOurs(f"its row has a bug: {type(error).__name__}: {error}") from error
     if isinstance(made, tuple):
         return made
     made.values = values
     assert isinstance(val, torch.Tensor) and results[0] is not None
-    found = _as_torch(made, results[0])
-    if isinstance(found, Seen) and isinstance(node.args[0], fx.Node):
-        base = node.args[0].meta.get("val")
-        found.alias = isinstance(base, torch.Tensor) and _same_memory(base, val)
-    return found
+    return _aliasing(_as_torch(made, results[0]), node)
+
+
+def base_of(node: fx.Node) -> fx.Node | None:
+    """The node that another one may be a view of: its first operand, or that of the call of which it is
+    one of several results."""
+    first = node.args[0] if node.args else None
+    if node.target is operator.getitem and isinstance(first, fx.Node):
+        first = first.args[0] if first.args else None
+    return first if isinstance(first, fx.Node) else None
+
+
+def _aliasing(made: Piece, node: fx.Node) -> Piece:
+    """The piece of a node, of which it is known whether torch's result is the memory of its operand."""
+    base = base_of(node)
+    val, whole = node.meta["val"], base.meta.get("val") if base is not None else None
+    if isinstance(made, Seen) and base is not None:
+        made.alias = isinstance(whole, torch.Tensor) and _same_memory(whole, val)
+    return made
 
 
 MOST_KNOWN = 1 << 14  # elements of what is computed ahead

@@ -59,6 +59,8 @@ def small(x: Piece) -> Small | None:
         elif isinstance(piece, Seen):
             at = tuple(simplify(e, facts) for e in piece.move(at))
             piece = piece.of
+            if any(isinstance(n, Size) for n in piece.shape):
+                return None
             if times := _times(at, x, piece):
                 return Small(_again(piece, maps, lambda p: p), times)
             if times := _folded(at, x, facts):
@@ -154,7 +156,7 @@ def params(p: Params, found: Small, taps: Sequence[int]) -> Params | None:
 
 def weight(w: Piece, found: Small) -> Piece:
     """Of (out, in, *k) the sums, as (in, out, *(k + s - 1)), in the weight's type."""
-    taps = [like(k) for k in w.shape[2:]]
+    taps = [int(k) for k in w.shape[2:]]
     shape = (w.shape[1], w.shape[0], *(k + s - 1 for k, s in zip(taps, found.times, strict=True)))
     terms = [_term(w, taps, place, shape) for place in every(*map(range, found.times))]
     made = mapped(" + ".join(["{}"] * len(terms)).format, *terms, dtype=w.dtype, label=SUMMED,

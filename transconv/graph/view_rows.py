@@ -8,6 +8,7 @@ from typing import Any
 from transconv.compute import COORDINATES
 from transconv.graph import moves
 from transconv.graph.counting import told_by_place
+from transconv.graph.filling_rows import filled
 from transconv.graph.pieces import (
     Chosen,
     Constant,
@@ -18,8 +19,8 @@ from transconv.graph.pieces import (
     Piece,
     Seen,
 )
-from transconv.graph.rows import Call, NotOurs, expanded, kind, number, row
-from transconv.graph.sizes import Length, Size, like
+from transconv.graph.rows import Call, NotOurs, expanded, kind, row
+from transconv.graph.sizes import Fraction, Length, Size, packed
 from transconv.ir import ZERO, Expr, all_of, as_expr, eq
 
 
@@ -70,12 +71,8 @@ def _as_strided(call: Call) -> Piece:
     x, _, strides = call.args[:3]
     if x.strides is None:
         raise NotOurs("where its operand lies in memory is not known")
-    order = sorted((d for d, n in enumerate(x.shape) if n != 1), key=lambda d: like(x.strides[d]))
-    step: Length = 1
-    for d in order:
-        if x.strides[d] != step:
-            raise NotOurs("its operand has gaps")
-        step *= x.shape[d]
+    if packed(x.shape, x.strides) is None:
+        raise NotOurs("its operand has gaps")
     begin = call.arg(3, "storage_offset") or 0
 
     def move(at: Index) -> Index:
@@ -133,10 +130,9 @@ def _pad(call: Call) -> Piece:
         before[rank - 1 - i] = sides[2 * i]
     move = moves.shifted(before)
     value = call.arg(2, "value", 0)
-    held = float(value) if kind(x.dtype) == "float" else int(value)
     if kind(x.dtype) == "bool":
         raise NotOurs("truths are padded")
-    number(held)
+    held = filled(value, x.dtype)
     beyond = Constant(shape=call.shape, dtype=x.dtype, value=held)
     dims = [d for d in range(rank) if call.shape[d] != x.shape[d] or before[d]]
     return Chosen(shape=call.shape, dtype=x.dtype, label="pad", parts=(
@@ -199,7 +195,7 @@ def _upsample(call: Call) -> Piece:
     given = [v for v in (*call.args[2:], *call.kwargs.values())]
     listed = [v for v in given if isinstance(v, (list, tuple))]
     scales = list(listed[0]) if listed else [v for v in given if v is not None]
-    if len(scales) != rank or any(isinstance(s, Size) for s in scales):  # these are sizes
+    if len(scales) != rank or any(isinstance(s, (Size, Fraction)) for s in scales):  # sizes tell them
         scales = [None] * rank
     steps = [1.0 / s if s else n / m for s, n, m in zip(scales, x.shape[2:], call.shape[2:], strict=True)]
     move = moves.scaled(x.shape[2:], call.shape[2:], steps)

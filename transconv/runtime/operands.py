@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from transconv import knobs
-from transconv.compute import Compute, outside
+from transconv.compute import Compute, Read, outside
 from transconv.errors import TensorError
 from transconv.ir import Layout, Tensor
 
@@ -103,7 +103,7 @@ def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:
     """Raise TensorError, with torch's message, for an index that is out of bounds. Kernels mask such an
     index. The check waits for the tensors' device, so it is done only with TRANSCONV_VERIFY=1."""
     for compute in computes:
-        read = {r.view.tensor for r in compute.reads if r.var in compute.names.indices}
+        read = {s.view.tensor for s in compute.names.placing if isinstance(s, Read)}
         given = {t.name: _logical(t, tensors[t.name]) for t in read}
         if given and (wrong := outside(compute, given)):
             raise TensorError(wrong)
@@ -112,4 +112,5 @@ def check_indices(computes: Sequence[Compute], tensors: dict[str, Any]) -> None:
 def _logical(tensor: Tensor, given: Any) -> Any:
     strides = tensor.layout.strides()
     seen = given if given.shape == tensor.shape else given.as_strided(tensor.shape, strides)
-    return seen.detach().cpu().numpy()
+    seen = seen.detach().cpu()
+    return (seen if tensor.dtype.numpy == tensor.dtype.torch else seen.float()).numpy()

@@ -13,9 +13,9 @@ from torch import fx
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from transconv.compute import OPS, named
-from transconv.disk_cache import fields
 from transconv.torch_ops import exchange, fused_modules, modules, quantized_fused
 from transconv.torch_ops.quantized_modules import Quantised
+from transconv.torch_ops.tracer import WriteTracer
 from transconv.torch_ops.writes import is_hooked, stays
 
 FUSED: dict[type, type] = {  # transposed layers have no kernel that adds or activates
@@ -31,7 +31,9 @@ _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNor
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
-class Tracer(fx.Tracer):
+class Tracer(WriteTracer):
+    """Ends at layers that have fused forms, and at activations."""
+
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
         ours = type(m) in FUSED or issubclass(type(m), Quantised)
         return ours or bool(_spelled(type(m), m)) or super().is_leaf_module(m, name)
@@ -43,15 +45,17 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
 
     The model must be in eval mode and traceable by torch.fx. Chains that are used more than once,
     whose parts have other users or hooks, whose weights are read elsewhere, or over which something
-    is written in place are left as they are. RuntimeError in training mode; fx's own errors for
-    control flow that depends on values; ValueError for a name of a module, a parameter or a buffer that
-    means something else in Python; TypeError for what is no module.
+    is written in place are left as they are. RuntimeError in training mode, and for what the graph would
+    lose: writes to attributes of tensors and modules, random numbers, an autocast inside, hooks of the
+    model itself. ValueError for a name of a module, a parameter or a buffer that means something else in
+    Python; fx's own errors for control flow that depends on values; TypeError for what is no module.
     """
     exchange.expect_module(model, "fold")
     if model.training:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
                            "only there; call model.eval() first")
-    traced = traced_module(copy.deepcopy(model))
+    model = copy.deepcopy(model)
+    traced = Tracer().traced(model)
     graph = traced.graph
     _without_identities(traced)
     uses = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")
@@ -66,26 +70,6 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
     graph.lint()
     traced.recompile()
     return traced
-
-
-def traced_module(model: torch.nn.Module) -> fx.GraphModule:
-    """A model as torch.fx traces it. Raises ValueError for names that Python would read as something else:
-    fx writes those of modules, parameters and buffers into the text of its function, and executes it."""
-    graph = Tracer().trace(model)
-    for node in graph.nodes:
-        if node.op in ("call_module", "get_attr", "call_method") and (
-                odd := next((part for part in str(node.target).split(".") if not _is_plain(part)), None)):
-            raise ValueError(f"the name {odd!r:.200} of a module, a parameter or a method means something "
-                             "else in the text that torch.fx executes; expected no quotes, backslashes, "
-                             "control characters and keywords; give it another name")
-    return fx.GraphModule(model, graph)
-
-
-def _is_plain(part: str) -> bool:
-    """Whether a part of a name is itself in a text of Python: a word, or what may stand in quotes."""
-    if part.isidentifier():
-        return fields.is_name(part)
-    return part.isprintable() and not {*part} & {'"', "'", "\\"}
 
 
 def _fold_chain(traced: fx.GraphModule, node: fx.Node, conv: Any) -> None:

@@ -20,11 +20,11 @@ from torch import fx
 
 from transconv.torch_ops.fold import (
     FUSED,
+    Tracer,
     activation_after,
     norm_after,
     norm_folded,
     only_user,
-    traced_module,
 )
 from transconv.torch_ops.writes import is_hooked, stays
 
@@ -51,7 +51,7 @@ def chains(model: torch.nn.Module, found: Mapping[str, torch.nn.Module]) -> dict
     if model.training or not found:
         return {}
     try:
-        traced = traced_module(model)
+        traced = Tracer().traced(model)
     except Exception as error:  # what a model's code raises on proxies is not known
         log.debug("nothing is folded: torch.fx cannot trace the model: %s", error)
         return {}

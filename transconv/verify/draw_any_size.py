@@ -79,7 +79,7 @@ class _Page:
 
 def text(rng: Random) -> str:
     """A computation that one kernel can do for all sizes that meet its requirements."""
-    return rng.choice((_map, _map, _reduction, _rows, _product))(_Page(rng))
+    return rng.choice((_map, _map, _reduction, _rows, _product, _places))(_Page(rng))
 
 
 def _axes(page: _Page, kept: int, reduced: int) -> tuple[list[str], list[str]]:
@@ -121,6 +121,18 @@ def _reduction(page: _Page) -> str:
         return page.made("any_mean")
     page.store("C", page.rng.choice(("s", "s*2 - 1", "abs(s)")), kept)
     return page.made("any_reduction")
+
+
+def _places(page: _Page) -> str:
+    kept, reduced = _axes(page, 1, page.rng.choice((1, 1, 2)))
+    op = page.rng.choice(("max", "min"))
+    x = page.read("x", [*kept, *reduced], {"max": "-inf", "min": "inf"}[op])
+    page.steps.append(f"let i = arg{op}({x}; {' '.join(reduced)})")
+    page.tensor("C", [page.axes[a] for a in kept], page.rng.choice(("i32", "i64")))
+    page.steps.append(f"store C[{', '.join(kept)}] = i")
+    if chance(page.rng, 2):
+        page.store("D", f"{op}({x}; {' '.join(reduced)})", kept)
+    return page.made("any_place")
 
 
 def _rows(page: _Page) -> str:
