@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from transconv.compute import pointwise
-from transconv.torch_ops import library, operators, originals, shapes, traced_route
+from transconv.torch_ops import autograd, library, operators, originals, shapes, traced_route
 from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
@@ -83,15 +83,9 @@ def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tenso
     for kernel in () if again else kernels:
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)
-    with torch.enable_grad():
-        given = [acc, *operands]
-        given = [t if not on or again and t.requires_grad else t.detach().requires_grad_()
-                 for t, on in zip(given, wanted, strict=True)]
-        y = traced_route.applied(pointwise(text), given[0], given[1:])
-        found = torch.autograd.grad(y, [t for t, on in zip(given, wanted, strict=True) if on], grad,
-                                    create_graph=again, allow_unused=True)
-    left = iter(found)
-    return [next(left) if on else None for on in wanted]
+    function = pointwise(text)
+    return autograd.by_torch(lambda acc, *operands: traced_route.applied(function, acc, operands),
+                             [acc, *operands], wanted, grad, again)
 
 
 _apply: Any = TracedConvolution.apply
