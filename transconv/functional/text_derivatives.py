@@ -231,6 +231,14 @@ def _with_derivatives(text: str, given: list[Tensor]) -> list[Tensor]:
         return compute(text, given)
 
 
+def _transformed(text: str, given: list[Tensor]) -> list[Tensor]:
+    return [*transforms.transformed(RULES, text, *given)]
+
+
+def _over_legacy(text: str, given: list[Tensor]) -> list[Tensor]:
+    return [*transforms.over_legacy(RULES, text, *given)]
+
+
 library.impl("compute", _with_derivatives, "Autograd")
-library.impl("compute", lambda text, given: [*transforms.transformed(RULES, text, *given)], transforms.FRONT)
-library.impl("compute", lambda text, given: [*transforms.over_legacy(RULES, text, *given)], "Batched")
+library.impl("compute", _transformed, transforms.FRONT)
+library.impl("compute", _over_legacy, "Batched")

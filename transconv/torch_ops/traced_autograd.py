@@ -14,7 +14,15 @@ from typing import Any
 import torch
 
 from transconv.compute import pointwise
-from transconv.torch_ops import autograd, library, operators, originals, shapes, traced_route
+from transconv.torch_ops import (
+    autograd,
+    library,
+    operators,
+    originals,
+    shapes,
+    traced_route,
+    transforms,
+)
 from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
@@ -91,12 +99,18 @@ def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tenso
 _apply: Any = TracedConvolution.apply
 
 
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
+             *numbers: Any) -> Tensor:
+    """The operator as torch's functions."""
+    p = operators.resolve(input, weight, bias, numbers)
+    acc = originals.aten_forward(input, weight, bias, p, dual=True)
+    return traced_route.applied(pointwise(text), acc, operands)
+
+
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor],
                       text: str, *numbers: Any) -> Tensor:
     if library.dual(input):
-        p = operators.resolve(input, weight, bias, numbers)
-        return traced_route.applied(pointwise(text), originals.aten_forward(
-            input, weight, bias, p, dual=True), operands)
+        return composed(input, weight, bias, operands, text, *numbers)
     if library.differentiated(input, weight, bias, *operands):
         made: Tensor = _apply(input, weight, bias, text, numbers, *operands)
         return made
@@ -105,6 +119,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operan
 
 
 operators.library.impl("traced_convolution", _with_derivatives, "Autograd")
+transforms.compose(operators.library, "traced_convolution", composed)
 for _key in ("CPU", "CUDA"):
     operators.library.impl("traced_convolution", _forward, _key)
 

@@ -6,8 +6,8 @@ numbers, and ``is_grads_batched``.
     jvp       the operator of the primals, and that of their tangents
 
 torch's own rules for registered operators know none of them: tangents would be dropped, and lists of
-tensors refused. An operator of torch's functions alone needs no rule: ``composed`` writes these functions in
-its place, whose rules torch has.
+tensors refused. An operator that is a composition of torch's functions needs no rules of its own
+(``compose``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
+
+from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
@@ -45,6 +47,29 @@ class Rules:
     gradients: Callable[..., tuple[Tensor | None, ...]] | None
     batched: Callable[[int, Sequence[bool], Sequence[Any]], Sequence[Tensor]]
     tangents: Callable[..., Sequence[Tensor | None]] | None = None
+
+
+def compose(library: Any, name: str, function: Callable[..., Any]) -> None:
+    """Have torch's transforms see ``function``, of torch's own, in the place of an operator."""
+    def seen(*given: Any) -> Any:
+        stats.handed_over("transform:functorch", name)
+        return function(*given)
+
+    library.impl(name, seen, FRONT)
+
+
+def known_by(library: Any, name: str, rules: Rules) -> None:
+    """Have torch's transforms ask the rules of an operator, which takes and gives what ``call`` does."""
+    def seen(*given: Any) -> Any:
+        made = transformed(rules, *given)
+        return made[0] if len(made) == 1 else made
+
+    def legacy(*given: Any) -> Any:
+        made = over_legacy(rules, *given)
+        return made[0] if len(made) == 1 else made
+
+    library.impl(name, seen, FRONT)
+    library.impl(name, legacy, "Batched")
 
 
 def transformed(rules: Rules, *given: Any) -> Tensors:
@@ -111,11 +136,15 @@ def has_tangent(given: Sequence[Any]) -> bool:
         isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in given)
 
 
-def refuse_tangents(name: str, given: Sequence[Any]) -> None:
-    """RuntimeError where a tangent would be dropped."""
-    if has_tangent(given):
-        raise RuntimeError(f"{name} has no derivative in forward mode; expected reverse mode, or "
-                           "tensors without tangents")
+def refuse_tangents(name: str, given: Sequence[Any], inside: bool = False) -> None:
+    """RuntimeError where a tangent would be dropped. ``inside``: of an autograd function without a rule for
+    tangents, where torch hides them."""
+    if forward_ad._current_level < 0:
+        return
+    with forward_ad._set_fwd_grad_enabled(inside or _forward_enabled()):
+        if has_tangent(given):
+            raise RuntimeError(f"{name} has no derivative in forward mode; expected reverse mode, or "
+                               "tensors without tangents")
 
 
 def pushed(rules: Rules, *given: Any) -> Tensors:
