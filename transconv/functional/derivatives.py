@@ -104,7 +104,8 @@ def _again(bound: Bound, values: Values, grad: Tensor,
     f = bound.function
     if f.again is not None:
         return f.again(values, bound.numbers, grad)
-    given = [values[name] if name in values else grad.new_zeros(()).expand(m.shape)
+    given = [values[name] if name in values else
+             torch.zeros((), dtype=m.dtype, device=grad.device).expand(m.shape)
              for name, m in bound.memory.items()]
     return tuple(by_torch(lambda *own: as_tuple(f.torch(*bound.spread(own), *bound.numbers))[0],
                           given, bound.wanted, grad, differentiable))
