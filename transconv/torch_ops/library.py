@@ -46,13 +46,13 @@ def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
                    *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
     _check_mask(mask)
-    shapes.check_grad(grad, input, weight,
-                      operators.resolve(input, weight, None, given))
+    p = operators.resolve(input, weight, None, given)
+    shapes.check_grad(grad, input, weight, p)
     channels_last = shapes.channels_last_result(input, weight)
     wanted = [(input, input.shape), (weight, weight.shape)]
     found = [shapes.empty_result(like, shape, channels_last) if on else grad.new_empty(0)
              for (like, shape), on in zip(wanted, mask, strict=False)]
-    return *found, grad.new_empty(grad.shape[1] if mask[2] else 0)
+    return *found, shapes.bias_gradient(grad, weight, p) if mask[2] else grad.new_empty(0)
 
 
 register_fake("transconv::convolution", _fake, lib=library)
@@ -118,7 +118,7 @@ class ConvolutionBackward(torch.autograd.Function):
         text = operators.spelled(p)
         made = (operators.bwd_d(grad, input, weight, text) if mask[0] else None,
                 operators.bwd_w(grad, input, weight, text) if mask[1] else None,
-                grad.sum([0, *range(2, grad.dim())]) if mask[2] else None)
+                shapes.bias_gradient(grad, weight, p) if mask[2] else None)
         return tuple(grad.new_empty(0) if t is None else t for t in made)
 
     @staticmethod
