@@ -63,13 +63,16 @@ def _run(texts: Sequence[Text], values: dict[str, Tensor]) -> None:
 # -- gradients -------------------------------------------------------------------------------------
 
 
-def _keep(ctx: Any, given: Sequence[Any], output: Tensors) -> None:
-    """Keep what gradients read; results that depend on no tensor that needs one have none."""
+def _keep(ctx: Any, given: Sequence[Any], output: Tensors, tangents: Sequence[bool] = ()) -> None:
+    """Keep what gradients read; results that depend on no tensor that needs one, nor on one of the
+    ``tangents``, have none."""
     text, *tensors = given
     found = program(text)
     wanted = [name for name, t in zip(found.given, tensors, strict=True) if t.requires_grad]
+    moved = {name for name, on in zip(found.given, tangents, strict=False) if on}
     known = _reached(text)
-    still = [t for name, t in zip(found.stored, output, strict=True) if not known[name] & {*wanted}]
+    still = [t for name, t in zip(found.stored, output, strict=True)
+             if not known[name] & {*wanted, *moved}]
     ctx.mark_non_differentiable(*still)
     ctx.set_materialize_grads(False)
     moving = tuple(name for name in found.stored if known[name] & {*wanted})
@@ -142,7 +145,7 @@ def _transposed(text: str, of: tuple[str, ...], given: tuple[str, ...]) -> tuple
     return derivative, texts, found, between
 
 
-def _tangents(primals: Sequence[Any], moving: Sequence[Tensor | None],
+def _tangents_of(primals: Sequence[Any], moving: Sequence[Tensor | None],
               results: Tensors) -> list[Tensor | None]:
     """The tangents of a text's results, None for those that depend on no tensor that has one."""
     text, *tensors = primals
@@ -200,22 +203,30 @@ def _call(text: str, *given: Tensor) -> Tensors:
     return tuple(compute(text, [*given]))
 
 
-RULES = transforms.Rules("transconv::compute", _call, _keep, _gradients, _examples, _tangents)
+RULES = transforms.Rules("transconv::compute", _call, _keep, _gradients, _examples, _tangents_of)
 
 
 class TextFunction(torch.autograd.Function):
-    """``apply(text, *given)``."""
+    """``apply(text, tangents, *given)``; ``tangents``: which of them have one."""
 
     @staticmethod
-    def forward(ctx: Any, text: str, *given: Tensor) -> Tensors:
+    def forward(ctx: Any, text: str, tangents: tuple[bool, ...], *given: Tensor) -> Tensors:
         with torch._C._AutoDispatchBelowAutograd():
             made = _call(text, *given)
-        _keep(ctx, (text, *given), made)
+        _keep(ctx, (text, *given), made, tangents)
+        if tangents:
+            ctx.save_for_forward(*given, *made)
         return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, ctx.needs_input_grad, *grads)
+        found = _gradients(ctx, ctx.needs_input_grad[1:], *grads)
+        return found[0], None, *found[1:]
+
+    @staticmethod
+    def jvp(ctx: Any, _text: None, _tangents: None, *moving: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept = ctx.saved_tensors
+        return tuple(_tangents_of((ctx.text, *kept[:len(moving)]), (None, *moving), kept[len(moving):]))
 
 
 # Function.apply would look for transforms, which have kernels of their own.
@@ -223,10 +234,9 @@ _apply: Callable[..., Tensors] = super(torch.autograd.Function, TextFunction).ap
 
 
 def _with_derivatives(text: str, given: list[Tensor]) -> list[Tensor]:
-    if forward_ad._current_level >= 0 and transforms.has_tangent(given):
-        return [*transforms.pushed(RULES, text, *given)]
-    if differentiated(*given):
-        return [*_apply(text, *given)]
+    tangents = tuple(transforms.has_tangent([t]) for t in given) if forward_ad._current_level >= 0 else ()
+    if True in tangents or differentiated(*given):
+        return [*_apply(text, tangents if True in tangents else (), *given)]
     with torch._C._AutoDispatchBelowAutograd():
         return compute(text, given)
 

@@ -42,9 +42,8 @@ ROWS = {
         let wild = sum(where(abs(x) < inf, 0.0, 1.0); {k})
         let rest = prod(where(x == 0.0, 1.0, x); {k})
         let alone = where(abs(x) < inf, 0.0, wild) == 1.0
-        let none = {none}
-        let others = where(zeros == 0.0, rest / x, where(alone, 0.0, none))
-        store {dX} = g * where(x == 0.0, where(zeros == 1.0, rest, none), others)"""),
+        let others = where(zeros == 0.0, rest / x, where(alone, 0.0, {several}))
+        store {dX} = g * where(x == 0.0, where(zeros == 1.0, rest, {several}), others)"""),
     "amax": Row("store {Y} = max(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
     "amin": Row("store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
     "max_of_all": Row("store {Y} = max(x; {k})", OF_NAN),
@@ -94,14 +93,15 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
     page = _page(x, dims, keep, dtype, y)
     truth = "where(x, 1.0, 0.0)" if x.dtype is boolean else "where(x == 0.0, 0.0, 1.0)"
     words = {"count": counted(page, "k"), "truth": truth, "freedom": _freedom(page, correction),
-             "slope": _slope(page, correction, undirected),
-             "none": "where(zeros > 1.0, 0.0, y)" if undirected else "y"}  # as torch.prod without dims
+             "slope": _slope(page, correction, undirected)}
     narrow = dtype.kind == x.dtype.kind == "float" and dtype.bits < x.dtype.bits
     read = ["read a = {X}", f"let x = {dtype}(a)"] if narrow else ["read x = {X}"]
     text = page.sized(name, *read, *lines(row.steps), **words)
     if not row.gradient:
         return Formula(page, text, ("X",))
-    behind = lines(row.gradient)
+    # Several zeros: torch.prod without dims looks at nothing else.
+    several = "where(zeros > 1.0, 0.0, y)" if undirected else "y"
+    behind = lines(row.gradient.replace("{several}", several))
     used = {word for line in behind for word in WORD.findall(line)}
     back = page.sized(f"{name}_gradient", *(read if "x" in used else []),
                      "read y = {Y}" if "y" in used else "", "read g = {G}", *behind, **words)
