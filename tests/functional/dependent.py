@@ -21,12 +21,11 @@ class Case(NamedTuple):
     ours: Callable[[Tensor], Tensor]
     theirs: Callable[[Tensor], Tensor]
     shape: tuple[int, ...] = (3, 4)
-    counted: str = ""
 
 
-def _case(make: Callable[[Any, Tensor], Tensor], shape: tuple[int, ...] = (3, 4), name: str = "") -> Case:
+def _case(make: Callable[[Any, Tensor], Tensor], shape: tuple[int, ...] = (3, 4)) -> Case:
     """Of a function of a namespace and a tensor: transconv.functional, or torch's functions."""
-    return Case(lambda x: make(functional, x), lambda x: make(TORCH, x), shape, name)
+    return Case(lambda x: make(functional, x), lambda x: make(TORCH, x), shape)
 
 
 class _Torch:
@@ -96,18 +95,18 @@ def _convolution(n: int, transposed: bool) -> Case:
 
     def of(f: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
         return lambda x: f(x, x.sin().transpose(0, 1), x[0, :, *[0] * n][:1], padding=1)
-    return Case(of(getattr(transconv, name)), of(getattr(F, name)), (1, 1, *[3] * n))
+    return Case(of(getattr(transconv, name)), of(getattr(F, name)), (1, 1, *[3 if n == 1 else 2] * n))
 
 
 def _fused(activation: str | None, residual: bool) -> Case:
     def ours(x: Tensor) -> Tensor:
-        return transconv.fused_conv2d(x, x, x[0, :, 0, 0], padding=1, activation=activation,
-                                      residual=F.conv2d(x, x, padding=1) if residual else None)
+        return transconv.fused_conv1d(x, x, x[0, :, 0], padding=1, activation=activation,
+                                      residual=F.conv1d(x, x, padding=1) if residual else None)
 
     def theirs(x: Tensor) -> Tensor:
-        y = F.conv2d(x, x, x[0, :, 0, 0], padding=1)
-        return getattr(torch, activation or "clone")(y + F.conv2d(x, x, padding=1) if residual else y)
-    return Case(ours, theirs, (1, 1, 3, 3))
+        y = F.conv1d(x, x, x[0, :, 0], padding=1)
+        return getattr(torch, activation or "clone")(y + F.conv1d(x, x, padding=1) if residual else y)
+    return Case(ours, theirs, (1, 1, 3))
 
 
 CONVOLUTIONS: dict[str, Case] = {
