@@ -76,7 +76,8 @@ TRANSFORMS: dict[str, Callable[[Function, Tensor, Tensor], Any]] = {
     "is_grads_batched": _batched,
     "is_grads_batched_again": lambda f, x, v: _batched(f, x, v, True),
     "vectorized_jacobian": lambda f, x, v: torch.autograd.functional.jacobian(f, x, vectorize=True),
-    "vectorized_hessian": lambda f, x, v: torch.autograd.functional.hessian(_squares(f), x, vectorize=True),
+    "vectorized_hessian": lambda f, x, v: torch.autograd.functional.hessian(
+        _squares(f), x, vectorize=True),
     "create_graph": _again,
 }
 

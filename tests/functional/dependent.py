@@ -1,5 +1,5 @@
-"""Every differentiable function of the library and of fused calls, of operands that are made of one tensor,
-beside torch's."""
+"""Every differentiable function of the library and of fused calls, of operands that are made of one
+tensor, beside torch's."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _convolution(n: int, transposed: bool) -> Case:
     name = f"conv_transpose{n}d" if transposed else f"conv{n}d"
 
     def of(f: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda x: f(x, x.sin().transpose(0, 1), x[0, :, *[0] * n][:1], padding=1)
+        return lambda x: f(x, x.sin().transpose(0, 1), x[(0, slice(1), *[0] * n)], padding=1)
     return Case(of(getattr(transconv, name)), of(getattr(F, name)), (1, 1, *[3 if n == 1 else 2] * n))
 
 

@@ -1,5 +1,5 @@
-"""Edges of values and gradients, against torch: NaN, infinities, zeros, ties, no degree of freedom, ignored rows,
-norms of zero, saturated functions, empty inputs."""
+"""Edges of values and gradients, against torch: NaN, infinities, zeros, ties, no degree of freedom, ignored
+rows, norms of zero, saturated functions, empty inputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ROWS: dict[str, list[float]] = {
     "-infs": [-inf] * 4, "both": [inf, -inf, 1, 0], "nan and inf": [nan, inf, 0, -inf], "zeros": [0] * 4,
     "signs of zero": [0.0, -0.0, 0.0, -0.0], "ties": [2, 2, 1, 2], "ties below": [-3, -3, 1, 1],
     "a zero": [2, 0, 3, 4], "two zeros": [2, 0, 0, 4], "zero and inf": [0, inf, 2, 1],
-    "zero and nan": [0, nan, 2, 1], "zeros and inf": [0, 0, inf, 1], "saturated": [100, -100, 50, -88],
+    "zero and nan": [0, nan, 2, 1], "zeros and inf": [0, 0, inf, 1],
+    "saturated": [100, -100, 50, -88],
     "equal": [5] * 4, "nans": [nan] * 4, "near": [10000, 10000, 9999, 9998], "huge": [3e38, 3e38, 1, -3e38],
 }
 W = torch.tensor([1.0, 2, -1, 0.5])
@@ -35,7 +36,8 @@ Called = Callable[[Any, Tensor], Any]
 CALLS: dict[str, tuple[Called, tuple[str, ...]]] = {
     **{name: (lambda f, x, name=name: getattr(f, name)(x, 1), ())
        for name in ("sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin")},
-    **{f"{name} of all": (lambda f, x, name=name: getattr(f, name)(x), ()) for name in ("prod", "max", "min")},
+    **{f"{name} of all": (lambda f, x, name=name: getattr(f, name)(x), ())
+       for name in ("prod", "max", "min")},
     # torch's slope of two equal elements that are huge is 1 each, not a half.
     "logsumexp": (lambda f, x: f.logsumexp(x, 1), ("huge", "near")),
     **{f"{name} less {c}": (lambda f, x, name=name, c=c: getattr(f, name)(x, 1, correction=c), NORMS)
@@ -106,8 +108,8 @@ def test_functions(name: str) -> None:
     assert transconv.stats().native and not transconv.stats().fallback
 
 
-POINTS = (nan, inf, -inf, 0.0, -0.0, 1e30, -1e30, 1e-30, -1e-30, 88.0, -88.0, 710.0, -710.0, 3.0, -3.0, 6.0,
-          20.0, 1.0, -1.0, 2.5)
+POINTS = (nan, inf, -inf, 0.0, -0.0, 1e30, -1e30, 1e-30, -1e-30, 88.0, -88.0, 710.0, -710.0, 3.0, -3.0,
+          6.0, 20.0, 1.0, -1.0, 2.5)
 APART = {"hardswish": {nan}, "elu": {nan},  # torch's vectors say 1, its scalars NaN
          "gelu": {inf},  # torch's vectors of f32 say NaN
          "clamp": {nan}}  # bounds that are infinite are none
@@ -127,7 +129,8 @@ def test_operations(op: Op, dtype: torch.dtype) -> None:
     f = transconv.computation(" ;; ".join([
         f"compute edges_of_{op.name}", f"axes i={len(grid[0])}",
         *(f"tensor {n.upper()} {word} [{len(grid[0])}]" for n in names),
-        *(f"read {n} = {n.upper()}[i]" for n in names), f"store Y[i] = {op.name}({', '.join(names)})"]))
+        *(f"read {n} = {n.upper()}[i]" for n in names),
+        f"store Y[i] = {op.name}({', '.join(names)})"]))
     found = []
     for one in (f, op.function()):
         leaves = [t.clone().requires_grad_() for t in grid]
@@ -150,7 +153,8 @@ def test_fused_convolutions(name: str | None) -> None:
     """By its name, and as a traced epilogue."""
     f, one = ACTIVATED[name], torch.ones(1, 1, 1)
     found = []
-    for call in (lambda x: transconv.fused_conv1d(x, one, activation=name), lambda x: f(F.conv1d(x, one)),
+    for call in (lambda x: transconv.fused_conv1d(x, one, activation=name),
+                 lambda x: f(F.conv1d(x, one)),
                  lambda x: transconv.fused_conv1d(x, one, epilogue=lambda a: f(a) * 1.0)):
         x = torch.tensor(POINTS).reshape(1, 1, -1).requires_grad_()
         y = call(x)
@@ -163,9 +167,10 @@ def test_fused_convolutions(name: str | None) -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["", "create_graph"])
 @pytest.mark.parametrize("call", [
     transconv.conv2d, lambda *given: transconv.fused_conv2d(*given, activation="relu"),
-    lambda *given: transconv.fused_conv2d(*given, epilogue=lambda a: a * a)], ids=["plain", "fused", "traced"])
+    lambda *given: transconv.fused_conv2d(*given, epilogue=lambda a: a * a)],
+    ids=["plain", "fused", "traced"])
 def test_the_bias_of_an_empty_input(call: Callable[..., Tensor], again: bool) -> None:
-    """torch computes it: no kernel takes empty tensors. Of an input without channels its result has none."""
+    """torch computes it: no kernel takes empty tensors. Of an input without channels the result has none."""
     for shapes, bias in ((((1, 0, 4, 4), (2, 0, 3, 3)), 2), (((0, 2, 4, 4), (2, 2, 3, 3)), 2)):
         x, w = (torch.ones(s, requires_grad=True) for s in shapes)
         b = torch.ones(bias, requires_grad=True)

@@ -1,5 +1,5 @@
-"""torch's transforms of every differentiable function and of every registered operator: torch's own numbers,
-or a clear refusal; no tangent is dropped."""
+"""torch's transforms of every differentiable function and of every registered operator: torch's own
+numbers, or a clear refusal; no tangent is dropped."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def _named(case: Case) -> tuple[Tensor, Tensor]:
     return x, torch.randn_like(x)
 
 
-# Every fourth runs in make test; 3d convolutions, whose loops are long here, and the others in make check-all.
-@pytest.mark.every(4)
+# Every sixth runs in make test, the others in make check-all.
+@pytest.mark.every(6)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n.endswith("3d") else n
                                   for n in CASES])

@@ -245,8 +245,8 @@ FUNCTION_ROWS = (
 
 
 def _extremum(loses: Callable[[Expr, Expr], Expr], a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    """The derivatives of an extremum: 0 for the operand that loses, a half for equal ones, else 1; so 1 for
-    both where one is NaN, as in torch."""
+    """The derivatives of an extremum: 0 for the operand that loses, a half for equal ones, else 1; so 1
+    for both where one is NaN, as in torch."""
     nil, half, one = _const(0.0, a), _const(0.5, a), _const(1.0, a)
     inner = select(eq(a, b), half, one)
     return select(loses(a, b), nil, inner), select(loses(b, a), nil, inner)

@@ -20,11 +20,11 @@ from transconv.ir import Layout, LayoutBlock, Tensor, View, ViewDim
 
 
 def of_examples(compute: Compute, count: int, given: Collection[str]) -> Compute:
-    """The computation of ``count`` examples, of which the tensors ``given`` have one element each, at a
-    first dim; all that is stored has that dim. Examples lie one behind the other. Raises ComputeError where
-    sizes are arguments."""
+    """The computation of ``count`` examples: the tensors ``given`` and all that is stored have them at a
+    first dim, one behind the other. Raises ComputeError where sizes are arguments."""
     if compute.named is not None:
-        raise ComputeError(f"sizes that are arguments ({compute.named}) have no examples; expected numbers")
+        raise ComputeError(f"sizes that are arguments ({compute.named}) have no examples; "
+                           "expected numbers")
     taken = {*compute.names.all, *(t.name for t in compute.tensors)}
     axis = Axis(fresh("example", taken), count, "")
     stored = {w.view.tensor.name for w in compute.writes}
@@ -36,7 +36,8 @@ def of_examples(compute: Compute, count: int, given: Collection[str]) -> Compute
         return View(several(tensor, axis.name, count), (ViewDim(axis.var), *view.dims))
 
     made = compute.over(seen)
-    return parse(str(with_roles(replace(made, axes=(axis, *compute.axes), name=f"{compute.name}_examples"))))
+    made = replace(made, axes=(axis, *compute.axes), name=f"{compute.name}_examples")
+    return parse(str(with_roles(made)))
 
 
 def several(tensor: Tensor, dim: str, count: int) -> Tensor:

@@ -132,7 +132,7 @@ def _transposed(text: str, of: tuple[str, ...], given: tuple[str, ...]) -> tuple
     reaching = {*derivative.of.values()}
     found, told = [], {*program(text).given, *program(text).stored}
     between = False
-    for at, one in reversed([*enumerate(texts)]):
+    for one in reversed(texts):
         read = tuple(n for n in one.given if n in linear)
         gone = tuple(n for n in one.stored if n in reaching)
         if not read or not gone:

@@ -82,7 +82,8 @@ class Operator:
         made.register_autograd(lambda ctx, *above: gradients(ctx, ctx.needs_input_grad, *above),
                                setup_context=keep)
         space, name = self.name.split("::")
-        LIBRARIES.append(library := torch.library.Library(space, "FRAGMENT"))
+        new_library: Any = torch.library.Library
+        LIBRARIES.append(library := new_library(space, "FRAGMENT"))
         transforms.known_by(library, name, transforms.Rules(
             self.name, call, kept, gradients, transforms.looped(call)))
         return made

@@ -75,7 +75,8 @@ class BackwardRoutes:
         device of these as the current one."""
         starts = [None if r is None else r.start for r in (self.data, self.weight)]
         data, weight = starts
-        if self.aten or starts == [None, None] or starts.count(None) > (self.data, self.weight).count(None):
+        waiting = starts.count(None) > (self.data, self.weight).count(None)
+        if self.aten or waiting or not any(starts):
             return self.run
         dims = self.bias_dims
 

@@ -1,5 +1,5 @@
-"""Operators under torch's transforms: vmap, grad and jvp of ``torch.func``, nested in any way, forward-mode
-numbers, and ``is_grads_batched``.
+"""Operators under torch's transforms: vmap, grad and jvp of ``torch.func``, nested in any way,
+forward-mode numbers, and ``is_grads_batched``.
 
     vmap      one call of all examples
     grad      the operator below, and a node that calls its gradients
@@ -27,25 +27,29 @@ from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
+Batched = Callable[[int, Sequence[bool], Sequence[Any]], Sequence[Tensor]]
 
 FRONT = "FuncTorchDynamicLayerFrontMode"  # what sees a call before any of torch.func's transforms does
+_unpack: Any = forward_ad.unpack_dual
+_make_dual: Any = forward_ad.make_dual
 _forward_enabled: Callable[[], bool] = torch._C._is_fwd_grad_enabled
 _Kind = functorch.TransformType
 
 
 @dataclass(frozen=True, eq=False)
 class Rules:
-    """Those of one operator, of its arguments as ``call`` takes them: tensors and others, in a row. ``call``
-    gives the operator's results. ``kept`` and ``gradients``: as torch.library.register_autograd takes them,
-    gradients in a row. ``batched``: the results of a number of examples, from arguments with one more dim
-    before the others where a flag says so; each result has that dim. ``tangents``: of the results, from the
+    """Those of one operator, of its arguments as ``call`` takes them: tensors and others, in a row.
+    ``call`` gives the operator's results. ``kept`` and ``gradients``: of autograd's context, as
+    torch.library.register_autograd takes them; behind the context, gradients take which arguments need
+    one. ``batched``: the results of a number of examples, from arguments with one more dim before the
+    others where a flag says so; each result has that dim. ``tangents``: of the results, from the
     arguments, their tangents (None: no tangent) and the results; without it forward mode is refused."""
 
     name: str
     call: Callable[..., Tensors]
     kept: Callable[..., None] | None
     gradients: Callable[..., tuple[Tensor | None, ...]] | None
-    batched: Callable[[int, Sequence[bool], Sequence[Any]], Sequence[Tensor]]
+    batched: Batched
     tangents: Callable[..., Sequence[Tensor | None]] | None = None
 
 
@@ -82,11 +86,10 @@ def transformed(rules: Rules, *given: Any) -> Tensors:
     if kind == _Kind.Jvp and has_tangent(given):
         return pushed(rules, *given)
     if kind not in (_Kind.Grad, _Kind.Jvp):
-        raise RuntimeError(f"{rules.name} has no rule for torch.func's {kind.name.lower()}; expected vmap, "
-                           "grad or jvp")
+        raise RuntimeError(f"{rules.name} has no rule for torch.func's {kind.name.lower()}; expected "
+                           "vmap, grad or jvp")
     with enable_single_level_autograd_function():
-        made: Tensors = _Level.apply(interpreter, rules, *given)  # type: ignore[no-untyped-call]
-    return made
+        return _apply_level(interpreter, rules, *given)
 
 
 class _Level(_SingleLevelFunction):
@@ -113,6 +116,9 @@ class _Level(_SingleLevelFunction):
         return None, None, *ctx.rules.gradients(ctx, ctx.needs_input_grad[2:], *grads)
 
 
+_apply_level: Callable[..., Tensors] = _Level.apply  # type: ignore[attr-defined]
+
+
 def _mapped(rules: Rules, interpreter: Any, given: Sequence[Any]) -> Tensors:
     """One level of vmap."""
     level = interpreter.level()
@@ -133,12 +139,12 @@ def _mapped(rules: Rules, interpreter: Any, given: Sequence[Any]) -> Tensors:
 def has_tangent(given: Sequence[Any]) -> bool:
     """Whether one of the arguments carries a tangent that is asked for."""
     return forward_ad._current_level >= 0 and _forward_enabled() and any(
-        isinstance(t, Tensor) and forward_ad.unpack_dual(t).tangent is not None for t in given)
+        isinstance(t, Tensor) and _unpack(t).tangent is not None for t in given)
 
 
 def refuse_tangents(name: str, given: Sequence[Any], inside: bool = False) -> None:
-    """RuntimeError where a tangent would be dropped. ``inside``: of an autograd function without a rule for
-    tangents, where torch hides them."""
+    """RuntimeError where a tangent would be dropped. ``inside``: of an autograd function without a rule
+    for tangents, where torch hides them."""
     if forward_ad._current_level < 0:
         return
     with forward_ad._set_fwd_grad_enabled(inside or _forward_enabled()):
@@ -152,11 +158,11 @@ def pushed(rules: Rules, *given: Any) -> Tensors:
     if rules.tangents is None:
         refuse_tangents(rules.name, given)
     assert rules.tangents is not None
-    both = [forward_ad.unpack_dual(t) if isinstance(t, Tensor) else (t, None) for t in given]
+    both = [_unpack(t) if isinstance(t, Tensor) else (t, None) for t in given]
     primals = [t for t, _ in both]
     made = rules.call(*primals)
     moving = rules.tangents(primals, [d for _, d in both], made)
-    return tuple(y if dy is None else forward_ad.make_dual(y, dy)
+    return tuple(y if dy is None else _make_dual(y, dy)
                  for y, dy in zip(made, moving, strict=True))
 
 
@@ -179,7 +185,7 @@ def over_legacy(rules: Rules, *given: Any) -> Tensors:
     return tuple(torch._add_batch_dim(t, 0, level) for t in rules.batched(size, on, own))
 
 
-def looped(call: Callable[..., Tensors]) -> Callable[[int, Sequence[bool], Sequence[Any]], Sequence[Tensor]]:
+def looped(call: Callable[..., Tensors]) -> Batched:
     """The rule of an operator that takes one example after the other."""
     def batched(size: int, on: Sequence[bool], given: Sequence[Any]) -> Sequence[Tensor]:
         if not size:  # the sizes of no results are those of one
@@ -188,20 +194,4 @@ def looped(call: Callable[..., Tensors]) -> Callable[[int, Sequence[bool], Seque
         each = [call(*(t[i] if there else t for t, there in zip(given, on, strict=True)))
                 for i in range(size)]
         return [torch.stack(several) for several in zip(*each, strict=True)]
-    return batched
-
-
-def mapped_by_torch(function: Callable[..., Tensors]) -> Callable[
-        [int, Sequence[bool], Sequence[Any]], Sequence[Tensor]]:
-    """The rule of an operator that is a function of torch's, by torch's rules for it."""
-    def batched(size: int, on: Sequence[bool], given: Sequence[Any]) -> Sequence[Tensor]:
-        places = [i for i, there in enumerate(on) if there]
-
-        def of(*tensors: Tensor) -> Tensors:
-            own = [*given]
-            for i, t in zip(places, tensors, strict=True):
-                own[i] = t
-            return tuple(function(*own))
-        made: Tensors = torch.func.vmap(of)(*[given[i] for i in places])
-        return made
     return batched

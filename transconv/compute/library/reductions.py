@@ -3,8 +3,8 @@
     formula = reduced("sum", Strided.dense((4, 5, 6), f32), dims=(0, 2))
     formula.text                the computation; formula.gradients: those of its gradients
 
-Results have torch's shapes; values are computed in f32, or in f64 if a tensor is f64. Rows:
-``sum mean prod amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax and argmin.
+Results have torch's shapes; values are computed in f32, or in f64 if a tensor is f64. Rows: ``sum mean prod
+amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax and argmin.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _slope(page: Page, correction: float, undirected: bool) -> Said:
     if not undirected:
         return Said(f"d / {left}" if free > 0 else f"d / (0.0 - {-free})", f"d / {left.names}")
     none = "where(x == mean, 0.0, 1.0) * inf"
-    return Said(f"d / {left}" if free > 0 else none, f"where({left.names} > 0.0, d / {left.names}, {none})")
+    return Said(f"d / {left}" if free > 0 else none,
+                f"where({left.names} > 0.0, d / {left.names}, {none})")
 
 
 def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,

@@ -63,10 +63,11 @@ LARGEST_CLASS = 1 << 24  # larger integers are not all exact in f32
 
 def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: DType | None = None,
                   y: Strided | None = None) -> Formula:
-    """``-log_softmax(x)[t]`` along ``dim``, for integers t of the shape of x without ``dim``; 0 where t is
-    ``ignore``, infinite where t is no class. The gradient of a row that is ignored is 0, as in torch NaN if
-    the row has a NaN. The greatest element and the logarithm are kept apart: their sum would lose digits. ``dtype``: that of the result, by default f32, or f64 for x
-    of f64. ValueError for ``LARGEST_CLASS`` or more classes."""
+    """``-log_softmax(x)[t]`` along ``dim``, for integers t of the shape of x without ``dim``; 0 where t
+    is ``ignore``, infinite where t is no class. The gradient of a row that is ignored is 0, but NaN, as in
+    torch, if the row has one. What is kept, the greatest element and the logarithm, would lose digits as
+    a sum. ``dtype``: that of the result, by default f32, or f64 for x of f64. ValueError for
+    ``LARGEST_CLASS`` or more classes."""
     if x.shape[dim] >= LARGEST_CLASS:
         raise ValueError(f"{x.shape[dim]} classes; expected fewer than {LARGEST_CLASS}")
     whole = range(len(x.shape))
@@ -75,7 +76,8 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
     kept = Strided.dense(t.shape, f64 if x.dtype is f64 else f32)
     page = Page(["k" if d == dim else "n" for d in whole], x.shape, {
         "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "S": (kept, left),
-        "G": (y, left), "dX": (x.like(), whole), "H": (x, [d if d != dim else "t" for d in whole])}, {"H": "X"}, keeps="k")
+        "G": (y, left), "dX": (x.like(), whole),
+        "H": (x, [d if d != dim else "t" for d in whole])}, {"H": "X"}, keeps="k")
     words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
     text = page.sized("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
         read hit = {H} where t != {ignore} else -inf
