@@ -1,5 +1,5 @@
-"""Edges of values and gradients, against torch: NaN, infinities, zeros, ties, no degree of freedom, ignored
-rows, norms of zero, saturated functions, empty inputs."""
+"""Edges of values and gradients, against torch: NaN, infinities, zeros, ties, no degree of freedom, rows
+that are ignored, norms of zero, saturated functions, empty inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ ROWS: dict[str, list[float]] = {
     "a zero": [2, 0, 3, 4], "two zeros": [2, 0, 0, 4], "zero and inf": [0, inf, 2, 1],
     "zero and nan": [0, nan, 2, 1], "zeros and inf": [0, 0, inf, 1],
     "saturated": [100, -100, 50, -88],
-    "equal": [5] * 4, "nans": [nan] * 4, "near": [10000, 10000, 9999, 9998], "huge": [3e38, 3e38, 1, -3e38],
+    "equal": [5] * 4, "nans": [nan] * 4, "near": [10000, 10000, 9999, 9998],
+    "huge": [3e38, 3e38, 1, -3e38],
 }
 W = torch.tensor([1.0, 2, -1, 0.5])
 AT = torch.tensor([[0, 3, 1, 0]])
@@ -143,8 +144,8 @@ def test_operations(op: Op, dtype: torch.dtype) -> None:
 
 
 ACTIVATED: dict[str | None, Callable[[Tensor], Tensor]] = {
-    None: lambda x: x * 1.0, "relu": F.relu, "relu6": F.relu6, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
-    "silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
+    None: lambda x: x * 1.0, "relu": F.relu, "relu6": F.relu6, "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh, "silu": F.silu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -170,7 +171,7 @@ def test_fused_convolutions(name: str | None) -> None:
     lambda *given: transconv.fused_conv2d(*given, epilogue=lambda a: a * a)],
     ids=["plain", "fused", "traced"])
 def test_the_bias_of_an_empty_input(call: Callable[..., Tensor], again: bool) -> None:
-    """torch computes it: no kernel takes empty tensors. Of an input without channels the result has none."""
+    """torch computes it: no kernel takes empty tensors. The result of no channels has none."""
     for shapes, bias in ((((1, 0, 4, 4), (2, 0, 3, 3)), 2), (((0, 2, 4, 4), (2, 2, 3, 3)), 2)):
         x, w = (torch.ones(s, requires_grad=True) for s in shapes)
         b = torch.ones(bias, requires_grad=True)
@@ -193,7 +194,8 @@ def test_the_loss_of_large_logits_keeps_its_digits() -> None:
 
 
 def test_a_product_of_a_text_at_its_edges() -> None:
-    f = transconv.computation("compute prods ;; axes n=1 k=4 ;; read x = X[n, k] ;; store Y[n] = prod(x; k)")
+    f = transconv.computation("compute prods ;; axes n=1 k=4 ;; read x = X[n, k] ;; "
+                              "store Y[n] = prod(x; k)")
     for values in ROWS.values():
         found = []
         for one in (f, lambda x: torch.prod(x, 1)):

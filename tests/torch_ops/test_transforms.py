@@ -84,7 +84,8 @@ OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor
                           lambda x: (F.conv2d(x, W, padding=1) + x).sigmoid()),
     "function": (lambda x: OPS.function(operators.spelled(SOFTMAX, (x,), (1, None, None)), [x * x])[0],
                  lambda x: F.softmax(x * x, 1)),
-    "compute": (lambda x: OPS.compute(PRODUCTS, [x, W[:, :, :2, :2]])[0], lambda x: (x * x * W[:, :, :2, :2]).sum(1)),
+    "compute": (lambda x: OPS.compute(PRODUCTS, [x, W[:, :, :2, :2]])[0],
+                lambda x: (x * x * W[:, :, :2, :2]).sum(1)),
 }
 PRODUCTS = ("compute products ;; tensor X f64 [1, 1, 2, 2] ;; tensor W f64 [1, 1, 2, 2] ;; "
             "axes n=1 h=2 w=2 c=1 ;; read x = X[0, c, h, w] ;; read k = W[n, c, h, w] ;; "
@@ -138,8 +139,8 @@ def test_a_tangent_is_not_dropped() -> None:
 @pytest.mark.every(6)
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts(name: str) -> None:
-    """Tangents against the Jacobian of reverse mode, examples against one call each, second tangents against
-    differences."""
+    """Tangents against the Jacobian of reverse mode, examples against one call each, second tangents
+    against differences."""
     transconv.config.cpu = "fallback"
     torch.manual_seed(1)
     f = transconv.computation(wide(parse(f"compute {name} ;; {TEXTS[name]}")))

@@ -10,8 +10,8 @@ The steps are visited from the last to the first; each hands its flow to the nam
 the partial derivatives of its expression (partials.py), summed over the axes that the name does not have.
 What a sum reduces gets its flow at every element; the flow of an extreme is divided evenly among equal
 elements, as torch.amax does; that of a product is multiplied by the product of the other elements, which
-one zero does not spoil, as in torch.prod. Values and sums are in the type of arithmetic. returned.py stores
-the flows of reads.
+one zero does not spoil. Values and sums are in the type of arithmetic. returned.py stores the flows of
+reads.
 """
 
 from __future__ import annotations

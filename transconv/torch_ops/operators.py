@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import flop_counter
 
 from transconv.compute import OPS
@@ -109,7 +110,8 @@ def _parse(text: str) -> Numbers:
 
 def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
          numbers: str) -> Tensor:
-    transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
+    if forward_ad._current_level >= 0:
+        transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
     _, activation, req = read(numbers)
     if residual is None and not activation:
         route = routes.forward_route(req, input, weight, bias, "now")
@@ -120,7 +122,8 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
 
 
 def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
-    transforms.refuse_tangents("transconv::bwd_d", (grad, input, weight))
+    if forward_ad._current_level >= 0:
+        transforms.refuse_tangents("transconv::bwd_d", (grad, input, weight))
     made = routes.backward(read(numbers).params, grad, input, weight, (True, False, False),
                            "now")[0]
     assert made is not None
@@ -128,7 +131,8 @@ def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
 
 
 def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
-    transforms.refuse_tangents("transconv::bwd_w", (grad, input, weight))
+    if forward_ad._current_level >= 0:
+        transforms.refuse_tangents("transconv::bwd_w", (grad, input, weight))
     made = routes.backward(read(numbers).params, grad, input, weight, (False, True, False),
                            "now")[1]
     assert made is not None

@@ -3,8 +3,9 @@
     formula = reduced("sum", Strided.dense((4, 5, 6), f32), dims=(0, 2))
     formula.text                the computation; formula.gradients: those of its gradients
 
-Results have torch's shapes; values are computed in f32, or in f64 if a tensor is f64. Rows: ``sum mean prod
-amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax and argmin.
+Results have torch's shapes; values are computed in f32, or in f64 if a tensor is f64. Rows:
+``sum mean prod amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax
+and argmin.
 """
 
 from __future__ import annotations
