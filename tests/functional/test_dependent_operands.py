@@ -13,6 +13,9 @@ from transconv.compute import parse
 from transconv.verify.slopes import wide
 
 Tensor = torch.Tensor
+QUICK = {"matmul", "matmul_of_one", "bmm", "linear", "layer_norm", "rms_norm", "group_norm", "batch_norm",
+         "batch_norm_of_running", "instance_norm", "cat", "var", "cross_entropy", "conv1d", "fused_sigmoid",
+         "epilogue", "epilogue_of_two"}  # of several operands; the others: make check-all
 
 
 def made(case: Case) -> Tensor:
@@ -31,7 +34,7 @@ def test_the_smallest() -> None:
     assert {*transconv.stats().native} >= {"matmul", "fwd"} and not transconv.stats().fallback
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n.endswith("3d") else n
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow)
                                   for n in CASES])
 def test_second_derivatives_are_torchs(name: str) -> None:
     case = CASES[name]
@@ -52,7 +55,7 @@ def test_gradients_of_gradients_are_slopes(name: str) -> None:
     assert torch.autograd.gradgradcheck(CASES[name].ours, (made(CASES[name]),), fast_mode=True)
 
 
-@pytest.mark.every(6)
+@pytest.mark.every(11)
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts(name: str) -> None:
     """All operands of a text are made of one tensor."""

@@ -117,6 +117,7 @@ APART = {"hardswish": {nan}, "elu": {nan},  # torch's vectors say 1, its scalars
          "clamp": {nan}}  # bounds that are infinite are none
 
 
+@pytest.mark.every(4)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 @pytest.mark.parametrize("op", [op for op in OPS.values() if op.derivative is not None and op.arity < 3],

@@ -1,4 +1,4 @@
-"""Edges of values and gradients in compiled graphs, against torch: rows of functional's table, all at once."""
+"""Edges of values and gradients in compiled graphs, against torch: rows of functional's table at once."""
 
 from __future__ import annotations
 
