@@ -14,8 +14,8 @@ from transconv.verify.slopes import wide
 
 Tensor = torch.Tensor
 QUICK = {"matmul", "matmul_of_one", "bmm", "linear", "layer_norm", "rms_norm", "group_norm",
-         "batch_norm", "batch_norm_of_running", "instance_norm", "cat", "var", "cross_entropy", "conv1d", "fused_sigmoid",
-         "epilogue", "epilogue_of_two"}  # of several operands; the others: make check-all
+         "batch_norm", "batch_norm_of_running", "instance_norm", "cat", "var", "cross_entropy", "conv1d",
+         "fused_sigmoid", "epilogue", "epilogue_of_two"}  # of several operands; the others: make check-all
 
 
 def made(case: Case) -> Tensor:
