@@ -68,6 +68,28 @@ def test_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     check("cpu", quick=True)
 
 
+def test_transforms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients and examples are the kernels'; a tangent is refused, with and without a gradient."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    x, several = torch.randn(4, 6), torch.randn(2, 4, 6)
+    f = torch.nn.functional.silu
+    torch.testing.assert_close(torch.func.grad(lambda x: silu(x, 1.0).sum())(x),
+                               torch.func.grad(lambda x: f(x).sum())(x))
+    torch.testing.assert_close(torch.vmap(lambda x: silu(x, 1.0))(several), f(several))
+    leaf = x.clone().requires_grad_()
+    found, = torch.autograd.grad(silu(leaf, 1.0), leaf, torch.stack([x, x * 2]), is_grads_batched=True)
+    want, = torch.autograd.grad(f(leaf), leaf, torch.stack([x, x * 2]), is_grads_batched=True)
+    torch.testing.assert_close(found, want)
+    for given in (x, leaf):
+        with pytest.raises(RuntimeError, match="transconv_test::silu has no derivative in forward mode"), (
+                torch.autograd.forward_ad.dual_level()):
+            silu(torch.autograd.forward_ad.make_dual(given, x), 1.0)
+    with pytest.raises(RuntimeError, match="transconv_test::silu has no derivative in forward mode"):
+        torch.func.jvp(lambda x: silu(x, 1.0), (x,), (x,))
+    with pytest.raises(KernelError, match="transconv_test::ends has no backward kernel"):
+        ends(leaf)[0].sum().backward()
+
+
 @pytest.mark.slow
 def test_an_operator_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")

@@ -12,6 +12,7 @@ from transconv.compute.compute import Compute
 from transconv.compute.coordinates import COORDINATES, Coordinate
 from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
 from transconv.compute.errors import SHORT, allowed, is_tf32, rounds_once, share_of
+from transconv.compute.examples import of_examples
 from transconv.compute.forms import ACC, moved, product, total
 from transconv.compute.kernels import kernels
 from transconv.compute.meaning import Answer, execute, outside
@@ -42,8 +43,8 @@ __all__ = [
     "IDENTITY", "OPS", "Op", "Pointwise", "Read", "Recorder", "Reduction", "Ref", "SHORT", "Step",
     "Sweep", "Sweeps", "TorchText", "Value", "Workload", "Write", "allowed", "at_sizes", "axis_facts",
     "axis_steps", "axis_strides", "counted", "describe", "differentiate", "examine", "execute", "fresh",
-    "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_sizes", "one_line",
-    "outside", "parse", "parted", "places", "pointwise", "product", "reaches", "register",
+    "in_torch", "is_tf32", "kernels", "library", "moved", "named", "number", "of_examples", "of_sizes",
+    "one_line", "outside", "parse", "parted", "places", "pointwise", "product", "reaches", "register",
     "rounds_once", "share_of", "sizes_of", "table", "total", "touched", "transposed", "unregister",
     "usual", "why_not_all_stored", "why_not_any_size", "why_not_lowered", "why_not_stored", "with_error",
     "with_examples", "with_roles", "written",

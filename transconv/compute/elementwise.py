@@ -7,6 +7,7 @@ of a maximum.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, log, pi
 
 from transconv.compute.ops import Op, register
@@ -193,7 +194,7 @@ def _power_slope(x: Expr, exponent: float | Expr = 2.0) -> Expr:
 
 ACTIVATION_ROWS = (
     Op("relu", 1, lambda x: maximum(x, _const(0.0, x)), "torch.relu", exact=True, activation=True,
-       derivative=lambda x: (_where(x > _const(0.0, x), x),),
+       derivative=lambda x: (select(x <= _const(0.0, x), _const(0.0, x), _const(1.0, x)),),  # 1 of NaN
        gradient=f"{ATEN}.threshold_backward.default", gradient_with=(0,), onednn=(("relu", 0, None),),
        spelled=("torch.nn.ReLU", "torch.relu_", f"{FUNCTIONAL}.relu", ".relu", ".relu_")),
     Op("relu6", 1, lambda x: minimum(maximum(x, _const(0.0, x)), _const(6.0, x)), f"{FUNCTIONAL}.relu6",
@@ -254,7 +255,7 @@ def _function(name: str, derivative: float | None = None) -> Op:
         "log": lambda x: _const(1.0, x) / x,
         "log2": lambda x: _const(1 / log(2), x) / x,
         "sqrt": lambda x: _const(0.5, x) / _call("sqrt", x),
-        "rsqrt": lambda x: _const(-0.5, x) * _call("rsqrt", x) / x,
+        "rsqrt": lambda x: _const(-0.5, x) * _call("rsqrt", x) * _call("rsqrt", x) * _call("rsqrt", x),
         "sin": lambda x: _call("cos", x),
         "cos": lambda x: -_call("sin", x),
         "erf": lambda x: _call("exp", -(x * x)) * _const(2 * pi**-0.5, x),
@@ -279,15 +280,12 @@ FUNCTION_ROWS = (
 # -- operations of several values ------------------------------------------------------------------
 
 
-def _shared(first: Expr, a: Expr) -> tuple[Expr, Expr]:
-    """The derivatives of an extremum: 1 and 0 where ``first`` holds, a half each where both are equal."""
-    return (select(first, _const(1.0, a), _const(0.0, a)), select(first, _const(0.0, a), _const(1.0, a)))
-
-
-def _extremum(wins: Expr, a: Expr, b: Expr) -> tuple[Expr, Expr]:
-    half = _const(0.5, a)
-    of_a, of_b = _shared(wins, a)
-    return select(eq(a, b), half, of_a), select(eq(a, b), half, of_b)
+def _extremum(loses: Callable[[Expr, Expr], Expr], a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """The derivatives of an extremum: 0 for the operand that loses, a half for equal ones, else 1; so 1
+    for both where one is NaN, as in torch."""
+    nil, half, one = _const(0.0, a), _const(0.5, a), _const(1.0, a)
+    inner = select(eq(a, b), half, one)
+    return select(loses(a, b), nil, inner), select(loses(b, a), nil, inner)
 
 
 BINARY_ROWS = (
@@ -299,9 +297,9 @@ BINARY_ROWS = (
     Op("div", 2, lambda a, b: a / b, "torch.div",
        derivative=lambda a, b: (_const(1.0, b) / b, -(a / b) / b)),  # b*b would overflow
     Op("max", 2, maximum, "torch.maximum", exact=True,
-       derivative=lambda a, b: _extremum(a > b, a, b)),
+       derivative=lambda a, b: _extremum(lambda a, b: a < b, a, b)),
     Op("min", 2, minimum, "torch.minimum", exact=True,
-       derivative=lambda a, b: _extremum(a < b, a, b)),
+       derivative=lambda a, b: _extremum(lambda a, b: a > b, a, b)),
     Op("lt", 2, lambda a, b: a < b, "torch.lt", exact=True),
     Op("le", 2, lambda a, b: a <= b, "torch.le", exact=True),
     Op("gt", 2, lambda a, b: a > b, "torch.gt", exact=True),
@@ -309,7 +307,7 @@ BINARY_ROWS = (
     Op("eq", 2, eq, "torch.eq", exact=True),
     Op("ne", 2, ne, "torch.ne", exact=True),
     Op("where", 3, select, "torch.where", exact=True, derivative=lambda cond, a, b: (
-        None, *_shared(cond, a))),
+        None, select(cond, _const(1.0, a), _const(0.0, a)), select(cond, _const(0.0, a), _const(1.0, a)))),
 )
 """Operations of two or three values."""
 

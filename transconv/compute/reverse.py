@@ -2,7 +2,7 @@
 
     read  x = X[m, k]                       read  x = X[m, k]
     read  w = W[n, k]                       read  dy = dY[m, n]
-    let   s = sum(x*w; k)           ->      let   dw = sum(dy*where(s > 0, 1, 0)*x; m)
+    let   s = sum(x*w; k)           ->      let   dw = sum(dy*where(s <= 0, 0, 1)*x; m)
     store Y[m, n] = relu(s)                 store dW[n, k] = dw              (s is computed again)
 
 Every step has a *flow*, the gradient of its value at each point of the axes that the value depends on.
@@ -17,7 +17,7 @@ reads.
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import prod
+from math import inf, prod
 
 from transconv.compute.appended import Appended, Axes
 from transconv.compute.applied import MOST_NODES, nodes_of
@@ -29,11 +29,13 @@ from transconv.compute.steps import Read, Reduction, Step, Value, Write
 from transconv.compute.text import line
 from transconv.errors import ComputeError
 from transconv.ir import (
+    Call,
     Cast,
     Const,
     DType,
     Expr,
     Layout,
+    Lt,
     Neg,
     Select,
     Tensor,
@@ -42,7 +44,6 @@ from transconv.ir import (
     ViewDim,
     eq,
     free_vars,
-    ne,
     select,
     substitute,
 )
@@ -125,11 +126,15 @@ class Flows(Appended):
         elif step.op == "prod":
             if not {*step.axes} <= self.roots(step.value):
                 raise ComputeError("a product over an axis that its elements lack has no derivative")
-            nil = eq(x, zero)
+            # A product with a zero is y, 0 or NaN, also without an element that is finite but not it.
+            y = self.number(step.var)
+            nil, tame = eq(x, zero), Lt(Call("abs", (x,)), Const(inf, self.type))
             zeros = self.total(f"{step.name}_zeros", select(nil, one, zero), step.axes)
+            wild = self.total(f"{step.name}_wild", select(tame, zero, one), step.axes)
             rest = self.total(f"{step.name}_rest", select(nil, one, x), step.axes, "prod")
-            alone = select(eq(zeros, one), rest, zero)
-            flow = flow * select(nil, alone, select(ne(zeros, zero), zero, rest / x))
+            alone = eq(select(tame, zero, wild), one)
+            others = select(eq(zeros, zero), rest / x, select(alone, zero, y))
+            flow = flow * select(nil, select(eq(zeros, one), rest, y), others)
         self.hand(step.value, flow, domain)
 
     def apart(self, flow: Expr) -> Expr:

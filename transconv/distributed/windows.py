@@ -33,9 +33,23 @@ class _Extended(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return transfer.returned(grad, ctx.size, *ctx.call), None, None, None, None
+        return _returned(grad, ctx.size, *ctx.call), None, None, None, None
 
 
+class _Returned(torch.autograd.Function):
+    """``transfer.returned``: the gradient of ``_Extended``, which is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, size: int, *call: Any) -> Tensor:
+        ctx.call = call
+        return transfer.returned(grad, size, *call)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return exchanged(grad, *ctx.call), None, None, None, None, None
+
+
+_returned: Callable[..., Tensor] = _Returned.apply
 exchanged: Callable[..., Tensor] = _Extended.apply
 """``transfer.extended`` with a gradient."""
 

@@ -4,6 +4,7 @@ In: torch tensors. Out: torch tensors and gradients, computed by kernels of the 
 the reason, by torch. Knows: the torch border and everything below it. Importing it registers all
 operators that exported programs name."""
 
+from transconv.functional import text_derivatives as text_derivatives
 from transconv.functional.explained import explain as explain
 from transconv.functional.extrema import argmax, argmin, max, min
 from transconv.functional.indexing import embedding, gather, index_select

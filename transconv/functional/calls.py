@@ -20,7 +20,7 @@ from transconv.functional.derivatives import apply, apply_in_graph, forward_in_g
 from transconv.functional.launches import aligned, refused
 from transconv.functional.routes import Route, made_of
 from transconv.runtime import Waiting
-from transconv.torch_ops import routes, stats
+from transconv.torch_ops import routes, stats, transforms
 from transconv.torch_ops.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
 from transconv.torch_ops.route import ALIGNMENT
@@ -244,7 +244,14 @@ def _function(call: str, given: list[Tensor]) -> list[Tensor]:
     return list(as_tuple(f.torch(*tensors, *numbers)))
 
 
+def _composed(call: str, given: list[Tensor]) -> list[Tensor]:
+    """The operator as torch's function."""
+    f, tensors, numbers = operators.read(call, given)
+    return list(as_tuple(f.torch(*tensors, *numbers)))
+
+
 library.impl("function", _function, "Autograd")
+transforms.compose(library, "function", _composed)
 for _key in ("CPU", "CUDA"):
     library.impl("function", _function, _key)
 register_fake("transconv::function", _function, lib=library)

@@ -12,7 +12,7 @@ from transconv.functional import operators
 from transconv.functional.bound import Bound, Values, as_tuple
 from transconv.functional.routes import Route
 from transconv.torch_ops import stats
-from transconv.torch_ops.autograd import class_of, is_batched
+from transconv.torch_ops.autograd import by_torch, class_of, is_batched
 from transconv.torch_ops.dispatch import is_plain
 
 Tensor = torch.Tensor
@@ -104,13 +104,11 @@ def _again(bound: Bound, values: Values, grad: Tensor,
     f = bound.function
     if f.again is not None:
         return f.again(values, bound.numbers, grad)
-    with torch.enable_grad():
-        given = [values[name] if name in values else grad.new_zeros(()).expand(m.shape).requires_grad_()
-                 for name, m in bound.memory.items()]
-        made = as_tuple(f.torch(*bound.spread(given), *bound.numbers))[0]
-        of = [t for t, on in zip(given, bound.wanted, strict=True) if on]
-        found = iter(torch.autograd.grad(made, of, grad, create_graph=differentiable, allow_unused=True))
-    return tuple(next(found) if on else None for on in bound.wanted)
+    given = [values[name] if name in values else
+             torch.zeros((), dtype=m.dtype, device=grad.device).expand(m.shape)
+             for name, m in bound.memory.items()]
+    return tuple(by_torch(lambda *own: as_tuple(f.torch(*bound.spread(own), *bound.numbers))[0],
+                          given, bound.wanted, grad, differentiable))
 
 
 def forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:

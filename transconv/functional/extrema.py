@@ -11,7 +11,7 @@ from transconv.compute import library
 from transconv.functional.bound import Function, Made, Numbers, Specs
 from transconv.functional.calls import call
 from transconv.functional.operators import declare
-from transconv.functional.reductions import amax, amin, dims
+from transconv.functional.reductions import MAX_OF_ALL, MIN_OF_ALL, dims
 from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
@@ -60,15 +60,15 @@ def _detached(t: Any) -> Any:
 def max(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """torch.max of all elements, or (values, indices) along ``dim`` from one kernel; the first of equal
     elements gets the gradient. Of two tensors torch's. Dtypes and errors as argmax."""
-    return _extreme(MAX, amax, torch.max, input, dim, keepdim, out)
+    return _extreme(MAX, MAX_OF_ALL, torch.max, input, dim, keepdim, out)
 
 
 def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """torch.min; as max."""
-    return _extreme(MIN, amin, torch.min, input, dim, keepdim, out)
+    return _extreme(MIN, MIN_OF_ALL, torch.min, input, dim, keepdim, out)
 
 
-def _extreme(f: Function, whole: Callable[..., Tensor], theirs: Callable[..., Any], input: Tensor,
+def _extreme(f: Function, whole: Function, theirs: Callable[..., Any], input: Tensor,
              dim: Any, keepdim: bool, out: Any) -> Any:
     named: dict[str, Any] = ({} if keepdim is False else {"keepdim": keepdim}) | (
         {} if out is None else {"out": out})
@@ -77,5 +77,5 @@ def _extreme(f: Function, whole: Callable[..., Tensor], theirs: Callable[..., An
             stats.handed_over("form:elementwise", f.name)
         return theirs(input, dim, **named)
     if dim is None:  # torch has no `keepdim` of all elements
-        return theirs(input, **named) if named else whole(input)
+        return theirs(input, **named) if named else call(whole, (input,), (None, False))
     return call(f, (input,), (dim, keepdim), out)

@@ -1,7 +1,7 @@
 """The torch operators that compiled graphs contain.
 
     transconv::compute    the stores of a computation's text, of what it reads in order; differentiable by
-                          the texts of its gradients
+                          the texts of its gradients (text_derivatives.py)
     transconv::function   a function of ``transconv.functional`` by its name and numbers; differentiable
 
 While a graph is traced the second becomes the first, of the texts of its formula and of its gradients, or
@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from math import frexp, ldexp, nan
 from typing import Any
 
 import numpy as np
 import torch
 
-from transconv.compute import Derivative, differentiate, execute, one_line, reaches
-from transconv.errors import ComputeError, TensorError, Unsupported
+from transconv.compute import execute, one_line
+from transconv.errors import TensorError, Unsupported
 from transconv.functional.bound import Bound, Function, Step, Values
 from transconv.functional.launches import Memory, aligned, launch, program, refused
 from transconv.torch_ops import stats
@@ -115,69 +114,6 @@ def _stores(text: str, device: torch.device) -> list[Tensor]:
 for _key in ("CPU", "CUDA"):
     library.impl("compute", _compute, _key)
 register_fake("transconv::compute", _fake_compute, lib=library)
-
-
-# -- its gradients ---------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1024)
-def _derivative(text: str, of: tuple[str, ...], given: tuple[str, ...]) -> tuple[
-        Derivative, tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]]:
-    """The gradients of a text, and each of their texts with the names that it reads and stores."""
-    found = differentiate(program(text).compute, of, given)
-    texts = [one_line(str(c)) for c in found.computes]
-    return found, tuple((t, tuple(program(t).given), tuple(program(t).stored)) for t in texts)
-
-
-def _keep(ctx: Any, inputs: tuple[str, list[Tensor]], output: list[Tensor]) -> None:
-    """Keep what gradients read; results that depend on no tensor that needs one have none."""
-    text, given = inputs
-    found = program(text)
-    wanted = [name for name, t in zip(found.given, given, strict=True) if t.requires_grad]
-    known = _reached(text)
-    still = [t for name, t in zip(found.stored, output, strict=True) if not known[name] & {*wanted}]
-    ctx.mark_non_differentiable(*still)
-    ctx.set_materialize_grads(False)
-    ctx.text, ctx.names = text, []
-    moving = tuple(name for name in found.stored if known[name] & {*wanted})
-    values = dict(zip((*found.given, *found.stored), (*given, *output), strict=True))
-    try:
-        read = {name for _, names, _ in _derivative(text, tuple(wanted), moving)[1] for name in names}
-    except ComputeError:  # raised when such a gradient is asked for
-        read = {*values}
-    ctx.names = [name for name in values if name in read]
-    ctx.save_for_backward(*[values[name] for name in ctx.names])
-
-
-def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[None, list[Tensor | None]]:
-    """The gradients of what a text reads, by the texts of its derivative."""
-    found = program(ctx.text)
-    wanted = tuple(n for n, on in zip(found.given, ctx.needs_input_grad[1], strict=True) if on)
-    given = {name: g for name, g in zip(found.stored, grads, strict=True) if g is not None}
-    if not given:
-        return None, [None] * len(found.given)
-    try:
-        derivative, texts = _derivative(ctx.text, wanted, tuple(given))
-    except ComputeError as error:
-        raise RuntimeError(str(error)) from error
-    values = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
-    values |= {name: given[of] for of, name in derivative.given.items()}
-    for text, names, stored in texts:
-        values |= zip(stored, compute(text, [values[name] for name in names]), strict=True)
-    known = _reached(ctx.text)
-    like = next(iter(given.values()))
-    return None, [None if name not in wanted else values[derivative.of[name]] if name in derivative.of else
-                  like.new_zeros(m.shape, dtype=m.dtype) if any(name in known[g] for g in given) else None
-                  for name, m in found.given.items()]
-
-
-@lru_cache(maxsize=1024)
-def _reached(text: str) -> dict[str, frozenset[str]]:
-    """For each result the operands whose gradients it has."""
-    return reaches(program(text).compute)
-
-
-torch.library.register_autograd("transconv::compute", _gradients, setup_context=_keep, lib=library)
 
 
 # -- a step of a function in a graph ---------------------------------------------------------------

@@ -44,7 +44,8 @@ def _formula(name: str) -> Callable[..., library.Formula]:
         rank = len(x.shape)
         whole = made[0] if len(made[0].shape) == (rank if keep else rank - len(over)) else None
         return library.reduced(name, x, over, keep and whole is not None, made[0].dtype, whole,
-                               correction=1.0 if correction is None else float(correction))
+                               correction=1.0 if correction is None else float(correction),
+                               undirected=dim is None)
     return formula
 
 
@@ -81,6 +82,8 @@ MEAN = _declared("mean", _typed(torch.mean), linear=True)
 PROD = _declared("prod", _typed(torch.prod), autocast="f32")
 AMAX = _declared("amax", torch.amax)
 AMIN = _declared("amin", torch.amin)
+MAX_OF_ALL = _declared("max_of_all", lambda x, dim, keep: torch.max(x))
+MIN_OF_ALL = _declared("min_of_all", lambda x, dim, keep: torch.min(x))
 LOGSUMEXP = _declared("logsumexp", torch.logsumexp)
 VAR = _declared("var", _spreading(torch.var))
 STD = _declared("std", _spreading(torch.std))

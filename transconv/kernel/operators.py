@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 NUMBERS = {"float": "float", "int": "int", "bool": "bool"}
 GRAD = "grad_"
+LIBRARIES: list[Any] = []
+"""What holds the operators' rules for torch's transforms, which live as long as these objects."""
 Results = Sequence[str] | Mapping[str, Callable[..., Any] | None]
 
 
@@ -63,10 +65,27 @@ class Operator:
         """The operator, registered with its fake and its backward."""
         import torch
 
+        from transconv.torch_ops import transforms
+
         made = torch.library.custom_op(self.name, self.run, mutates_args=(), schema=self.schema)
         made.register_fake(lambda *args: self.given(self.allocated(args)))
-        if backward is not None:
-            self.with_backward(made, backward)
+        kept, gradients = self.with_backward(backward) if backward is not None else (self.kept, self.none)
+
+        def call(*args: Any) -> tuple[Any, ...]:
+            found = made(*args)
+            return found if isinstance(found, tuple) else (found,)
+
+        def keep(ctx: Any, inputs: Any, output: Any) -> None:
+            transforms.refuse_tangents(self.name, inputs, inside=True)
+            kept(ctx, inputs, output if isinstance(output, tuple) else (output,))
+
+        made.register_autograd(lambda ctx, *above: gradients(ctx, ctx.needs_input_grad, *above),
+                               setup_context=keep)
+        space, name = self.name.split("::")
+        new_library: Any = torch.library.Library
+        LIBRARIES.append(library := new_library(space, "FRAGMENT"))
+        transforms.known_by(library, name, transforms.Rules(
+            self.name, call, kept, gradients, transforms.looped(call)))
         return made
 
     def allocated(self, args: Sequence[Any]) -> dict[str, Any]:
@@ -81,6 +100,9 @@ class Operator:
 
     def run(self, *args: Any) -> Any:
         """Launch the kernel."""
+        from transconv.torch_ops.transforms import refuse_tangents
+
+        refuse_tangents(self.name, args)
         results = self.allocated(args)
         given = dict(zip(self.arguments, args, strict=True))
         group = called(self.group, given, "group")
@@ -101,8 +123,17 @@ class Operator:
                                   f"expected stores to results alone ({' '.join(self.results)})")
         self.checked = True
 
-    def with_backward(self, made: Any, backward: KernelFunction) -> None:
-        """Register the backward kernel, which is an operator of its own."""
+    def kept(self, ctx: Any, inputs: Any, results: Any) -> None:
+        """Keep nothing for a backward kernel that is not there."""
+
+    def none(self, ctx: Any, needed: Any, *above: Any) -> Any:
+        """Raises KernelError: there is no backward kernel."""
+        raise KernelError(f"the operator {self.name} has no backward kernel; expected backward= to "
+                          "as_operator, or arguments that require no gradient")
+
+    def with_backward(self, backward: KernelFunction) -> tuple[Callable[..., None], Callable[..., Any]]:
+        """Register the backward kernel, which is an operator of its own; what is kept for it, and the
+        gradients by it."""
         names = backward.source.parameters[1:]
         grads = [f"{GRAD}{a}" for a in self.arguments if f"{GRAD}{a}" in names]
         known = {*self.arguments, *self.results, *(f"{GRAD}{r}" for r in self.results), *grads}
@@ -117,26 +148,25 @@ class Operator:
         back = Operator(backward, f"{self.name}_backward", self.group, like)
         operator = back.registered(None)
 
-        def kept(ctx: Any, inputs: Any, output: Any) -> None:
+        def kept(ctx: Any, inputs: Any, results: Any) -> None:
             values = dict(zip(self.arguments, inputs, strict=True))
-            found = (output,) if len(self.results) == 1 else output
-            values |= dict(zip(self.results, found, strict=True))
+            values |= dict(zip(self.results, results, strict=True))
             ctx.numbers = {n: v for n, v in values.items() if self.kinds.get(n, "Tensor") != "Tensor"}
             ctx.names = [n for n in back.arguments if n in values and n not in ctx.numbers]
             ctx.save_for_backward(*(values[n] for n in ctx.names))
 
-        def gradient(context: Any, *above: Any) -> Any:
+        def gradients(context: Any, needed: Any, *above: Any) -> Any:
             values = {**context.numbers, **dict(zip(context.names, context.saved_tensors, strict=True))}
             values |= {f"{GRAD}{r}": g for r, g in zip(self.results, above, strict=True)}
             for at, a in enumerate(self.arguments):
-                if context.needs_input_grad[at] and f"{GRAD}{a}" not in grads:
+                if needed[at] and f"{GRAD}{a}" not in grads:
                     raise KernelError(f"the backward kernel of {self.name} has no {GRAD}{a}, the gradient "
                                       "of an argument that requires one")
             found = operator(*(values[n] for n in back.arguments))
             each = dict(zip(grads, (found,) if len(grads) == 1 else found, strict=True))
             return tuple(each.get(f"{GRAD}{a}") for a in self.arguments)
 
-        made.register_autograd(gradient, setup_context=kept)
+        return kept, gradients
 
 
 def called(function: Callable[..., Any], given: Mapping[str, Any], what: str) -> Any:

@@ -6,7 +6,7 @@ pass that is itself differentiated, compiled or traced uses the operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -174,3 +174,20 @@ def class_of(forward: Callable[..., Any], backward: Callable[..., tuple[Tensor |
     _started(made, backward)
     apply: Callable[..., Any] = super(torch.autograd.Function, made).apply
     return apply
+
+
+def by_torch(function: Callable[..., Tensor], given: Sequence[Tensor], wanted: Sequence[bool],
+             grad: Tensor, differentiable: bool) -> list[Tensor | None]:
+    """The gradients of the ``wanted`` operands of a function, in torch's operations; None for the others.
+    If ``differentiable``, they depend on the operands as these were saved, with their history.
+
+    The function sees each operand as a tensor of its own. Of two operands one may be made of the other, as
+    in matmul(x, x.T): among saved tensors, the gradient of x would have the share that x.T has, which
+    autograd's engine adds later."""
+    with torch.enable_grad():
+        own = [t if not on else t.view_as(t) if differentiable and t.requires_grad else
+               t.detach().requires_grad_() for t, on in zip(given, wanted, strict=True)]
+        of = [t for t, on in zip(own, wanted, strict=True) if on]
+        found = iter(torch.autograd.grad(function(*own), of, grad, create_graph=differentiable,
+                                         allow_unused=True))
+    return [next(found) if on else None for on in wanted]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transconv.torch_ops import originals
+from transconv.torch_ops import originals, shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.route import Route, laid_out
 
@@ -59,7 +59,7 @@ class BackwardRoutes:
         if self.weight:
             dw = self.weight.gradient(w, x, None, grad)
         if self.bias_dims:
-            db = grad.sum(self.bias_dims)
+            db = shapes.bias_gradient(grad, w, self.params)
         return dx, dw, db
 
     def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
@@ -75,7 +75,8 @@ class BackwardRoutes:
         device of these as the current one."""
         starts = [None if r is None else r.start for r in (self.data, self.weight)]
         data, weight = starts
-        if self.aten or starts.count(None) > (self.data, self.weight).count(None):
+        waiting = starts.count(None) > (self.data, self.weight).count(None)
+        if self.aten or waiting or not any(starts):
             return self.run
         dims = self.bias_dims
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from transconv.compute import OPS, table
-from transconv.torch_ops import autograd, fused_route, library, operators, originals
+from transconv.compute import table
+from transconv.torch_ops import autograd, library, operators, transforms
 from transconv.torch_ops.fused_route import FusedRoute
 from transconv.torch_ops.route import Run
 
@@ -75,14 +75,17 @@ class FusedConvolution(torch.autograd.Function):
 _apply: Any = FusedConvolution.apply
 
 
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+             activation: str, *numbers: Any) -> Tensor:
+    """The operator as torch's functions."""
+    return operators.composed(input, weight, bias, residual, activation,
+                              operators.resolve(input, weight, bias, numbers))
+
+
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
                       activation: str, *numbers: Any) -> Tensor:
     if library.dual(input):
-        p = operators.resolve(input, weight, bias, numbers)
-        fused_route.check(input, weight, residual, activation, p)
-        y = originals.aten_forward(input, weight, bias, p, dual=True)
-        total: Tensor = y if residual is None else y + residual
-        return OPS[activation].function()(total) if activation else total
+        return composed(input, weight, bias, residual, activation, *numbers)
     run = (_apply if library.differentiated(input, weight, bias, residual)
            else FusedConvolution.forward)
     made: Tensor = run(input, weight, bias, residual, activation, *numbers)
@@ -90,6 +93,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residu
 
 
 operators.library.impl("fused_convolution", _with_derivatives, "Autograd")
+transforms.compose(operators.library, "fused_convolution", composed)
 for _key in ("CPU", "CUDA"):
     operators.library.impl("fused_convolution", FusedConvolution.forward, _key)
 

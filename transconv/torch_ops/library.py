@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import operators, originals, shapes, stats, subclasses
+from transconv.torch_ops import operators, originals, shapes, stats, subclasses, transforms
 from transconv.torch_ops.operators import library, register_fake, register_flop_formula
 
 Tensor = torch.Tensor
@@ -46,13 +46,13 @@ def _fake_backward(grad: Tensor, input: Tensor, weight: Tensor,
                    *numbers: Any) -> tuple[Tensor, ...]:
     *given, mask = numbers
     _check_mask(mask)
-    shapes.check_grad(grad, input, weight,
-                      operators.resolve(input, weight, None, given))
+    p = operators.resolve(input, weight, None, given)
+    shapes.check_grad(grad, input, weight, p)
     channels_last = shapes.channels_last_result(input, weight)
     wanted = [(input, input.shape), (weight, weight.shape)]
     found = [shapes.empty_result(like, shape, channels_last) if on else grad.new_empty(0)
              for (like, shape), on in zip(wanted, mask, strict=False)]
-    return *found, grad.new_empty(grad.shape[1] if mask[2] else 0)
+    return *found, shapes.bias_gradient(grad, weight, p) if mask[2] else grad.new_empty(0)
 
 
 register_fake("transconv::convolution", _fake, lib=library)
@@ -118,7 +118,7 @@ class ConvolutionBackward(torch.autograd.Function):
         text = operators.spelled(p)
         made = (operators.bwd_d(grad, input, weight, text) if mask[0] else None,
                 operators.bwd_w(grad, input, weight, text) if mask[1] else None,
-                grad.sum([0, *range(2, grad.dim())]) if mask[2] else None)
+                shapes.bias_gradient(grad, weight, p) if mask[2] else None)
         return tuple(grad.new_empty(0) if t is None else t for t in made)
 
     @staticmethod
@@ -191,25 +191,35 @@ def dual(input: Tensor | None) -> bool:
     return True
 
 
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
+    """The operator as torch's, whose transforms have rules for its derivatives."""
+    p = operators.resolve(input, weight, bias, numbers)
+    return originals.aten_forward(input, weight, bias, p, dual=True)
+
+
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-    # Transforms have rules for the derivatives of torch's operators.
-    if torch._C._are_functorch_transforms_active() or dual(input):
-        p = operators.resolve(input, weight, bias, numbers)
-        return originals.aten_forward(input, weight, bias, p, dual=True)
+    if dual(input):
+        return composed(input, weight, bias, *numbers)
     run = _apply if differentiated(input, weight, bias) else Convolution.forward
     made: Tensor = run(input, weight, bias, *numbers)
     return made
 
 
-def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
-                               *numbers: Any) -> tuple[Tensor, ...]:
+def composed_backward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any) -> tuple[Tensor, ...]:
+    """The gradients' operator as torch's."""
     *given, mask = numbers
     _check_mask(mask)
-    if torch._C._are_functorch_transforms_active() or dual(input):
-        p = operators.resolve(input, weight, None, given)
-        shapes.check_grad(grad, input, weight, p)
-        made_by_torch = originals.aten_backward(grad, input, weight, p, mask, dual=True)
-        return tuple(grad.new_empty(0) if t is None else t for t in made_by_torch)
+    p = operators.resolve(input, weight, None, given)
+    shapes.check_grad(grad, input, weight, p)
+    made_by_torch = originals.aten_backward(grad, input, weight, p, mask, dual=True)
+    return tuple(grad.new_empty(0) if t is None else t for t in made_by_torch)
+
+
+def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
+                               *numbers: Any) -> tuple[Tensor, ...]:
+    _check_mask(numbers[-1])
+    if dual(input):
+        return composed_backward(grad, input, weight, *numbers)
     run = (_apply_backward if differentiated(grad, input, weight)
            else ConvolutionBackward.forward)
     made: tuple[Tensor, ...] = run(grad, input, weight, *numbers)
@@ -218,6 +228,8 @@ def _backward_with_derivatives(grad: Tensor, input: Tensor, weight: Tensor,
 
 library.impl("convolution", _with_derivatives, "Autograd")
 library.impl("convolution_backward", _backward_with_derivatives, "Autograd")
+transforms.compose(library, "convolution", composed)
+transforms.compose(library, "convolution_backward", composed_backward)
 for _key in ("CPU", "CUDA"):  # for calls that bypass autograd, as in inference mode
     library.impl("convolution", Convolution.forward, _key)
     library.impl("convolution_backward", ConvolutionBackward.forward, _key)

@@ -18,9 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils import flop_counter
 
-from transconv.torch_ops import arguments, fused_route, routes, shapes
+from transconv.compute import OPS
+from transconv.torch_ops import arguments, fused_route, originals, routes, shapes, transforms
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.requests import Request, request
 
@@ -108,6 +110,8 @@ def _parse(text: str) -> Numbers:
 
 def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
          numbers: str) -> Tensor:
+    if forward_ad._current_level >= 0:
+        transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
     _, activation, req = read(numbers)
     if residual is None and not activation:
         route = routes.forward_route(req, input, weight, bias, "now")
@@ -118,6 +122,8 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
 
 
 def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+    if forward_ad._current_level >= 0:
+        transforms.refuse_tangents("transconv::bwd_d", (grad, input, weight))
     made = routes.backward(read(numbers).params, grad, input, weight, (True, False, False),
                            "now")[0]
     assert made is not None
@@ -125,6 +131,8 @@ def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
 
 
 def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+    if forward_ad._current_level >= 0:
+        transforms.refuse_tangents("transconv::bwd_w", (grad, input, weight))
     made = routes.backward(read(numbers).params, grad, input, weight, (False, True, False),
                            "now")[1]
     assert made is not None
@@ -135,6 +143,40 @@ for _key in ("CPU", "CUDA"):
     library.impl("fwd", _fwd, _key)
     library.impl("bwd_d", _bwd_d, _key)
     library.impl("bwd_w", _bwd_w, _key)
+
+
+# -- torch's transforms ----------------------------------------------------------------------------
+
+
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+             activation: str, p: Params) -> Tensor:
+    """A checked call as torch's functions."""
+    fused_route.check(input, weight, residual, activation, p)
+    y = originals.aten_forward(input, weight, bias, p, dual=True)
+    total: Tensor = y if residual is None else y + residual
+    return OPS[activation].function()(total) if activation else total
+
+
+def _composed_fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                  numbers: str) -> Tensor:
+    given, activation, _ = read(numbers)
+    return composed(input, weight, bias, residual, activation, resolve(input, weight, bias, given))
+
+
+def _composed_gradient(at: int) -> Callable[..., Tensor]:
+    def gradient(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
+        p = resolve(input, weight, None, read(numbers).params)
+        shapes.check_grad(grad, input, weight, p)
+        mask = tuple(i == at for i in range(3))
+        found = originals.aten_backward(grad, input, weight, p, mask, dual=True)[at]
+        assert found is not None
+        return found
+    return gradient
+
+
+transforms.compose(library, "fwd", _composed_fwd)
+transforms.compose(library, "bwd_d", _composed_gradient(0))
+transforms.compose(library, "bwd_w", _composed_gradient(1))
 
 
 # -- fakes -----------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Param
     sizes = x.shape
     if not p.symmetric:
         x, padding = _one_sided(x, p)
-    channels = grad.shape[1]
+    channels = w.shape[1] * p.groups if p.transposed else w.shape[0]  # of no input grad has none
     args = (grad, x, w, [channels] if mask[2] else None, p.stride, padding, p.dilation,
             p.transposed, p.output_padding, p.groups, list(mask))
     original = ORIGINALS.get(x.device.type)

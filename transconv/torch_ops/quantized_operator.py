@@ -9,8 +9,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from transconv.torch_ops import arguments, dispatch, quantities, quantity_checks, quantized_route
+from transconv.torch_ops import (
+    arguments,
+    dispatch,
+    quantities,
+    quantity_checks,
+    quantized_route,
+    transforms,
+)
 from transconv.torch_ops.dispatch import Function
 from transconv.torch_ops.library import NUMBERS
 from transconv.torch_ops.operators import library, register_fake
@@ -18,6 +26,7 @@ from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
 
+NAME = "transconv::quantized_convolution"
 WORDS = ("output_dtype", "activation", "use_fast_accum", "rounding_seed")
 NEVER_NUMBERS = ("residual", "input_zero_sums")
 QUANTITIES = tuple(f for f in quantities.Quantities.__slots__ if f not in WORDS)
@@ -58,6 +67,7 @@ def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, pa
              transposed: bool, output_padding: Any, groups: int, *said: Any) -> Tensor:
     req = request("", len(stride), stride, padding, dilation, transposed, output_padding, groups)
     given = _given(*said)
+    transforms.refuse_tangents(NAME, [input, weight, bias, *given.values()])
     return quantized_route.find(req, input, weight, bias, given).route.run(input, weight, bias, given)
 
 
@@ -70,3 +80,19 @@ def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, paddi
 register_fake("transconv::quantized_convolution", _fake, lib=library)
 for _key in ("CPU", "CUDA"):
     library.impl("quantized_convolution", _forward, _key)
+
+
+def _of_leaves(form: Any, *leaves: Any) -> tuple[Tensor, ...]:
+    return (operator(*tree_unflatten([*leaves], form)),)
+
+
+RULES = transforms.Rules(NAME, _of_leaves, None, None, transforms.looped(_of_leaves))
+"""One example after the other; there are no derivatives."""
+
+
+def _transformed(*given: Any, rounding_seed: Tensor | None = None) -> Tensor:
+    leaves, form = tree_flatten((*given, rounding_seed) if rounding_seed is not None else given)
+    return transforms.transformed(RULES, form, *leaves)[0]
+
+
+library.impl("quantized_convolution", _transformed, transforms.FRONT)

@@ -40,6 +40,15 @@ def check_grad(grad: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, p:
                            f"but got {list(grad.shape)}")
 
 
+def bias_gradient(grad: torch.Tensor, weight: torch.Tensor, p: Params) -> torch.Tensor:
+    """The sum of a result's gradient at all positions. Of an input without channels torch makes a result
+    without channels, whatever the weight says: then zeros."""
+    channels = weight.shape[1] * p.groups if p.transposed else weight.shape[0]
+    if grad.shape[1] != channels:
+        return grad.new_zeros(channels)
+    return grad.sum([0, *range(2, grad.dim())])
+
+
 def suggests_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Whether torch takes a tensor for channels_last; ambiguous ones (one channel, say) are not.
 

@@ -14,7 +14,15 @@ from typing import Any
 import torch
 
 from transconv.compute import pointwise
-from transconv.torch_ops import library, operators, originals, shapes, traced_route
+from transconv.torch_ops import (
+    autograd,
+    library,
+    operators,
+    originals,
+    shapes,
+    traced_route,
+    transforms,
+)
 from transconv.torch_ops.requests import request
 
 Tensor = torch.Tensor
@@ -83,26 +91,26 @@ def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tenso
     for kernel in () if again else kernels:
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)
-    with torch.enable_grad():
-        given = [acc, *operands]
-        given = [t if not on or again and t.requires_grad else t.detach().requires_grad_()
-                 for t, on in zip(given, wanted, strict=True)]
-        y = traced_route.applied(pointwise(text), given[0], given[1:])
-        found = torch.autograd.grad(y, [t for t, on in zip(given, wanted, strict=True) if on], grad,
-                                    create_graph=again, allow_unused=True)
-    left = iter(found)
-    return [next(left) if on else None for on in wanted]
+    function = pointwise(text)
+    return autograd.by_torch(lambda acc, *operands: traced_route.applied(function, acc, operands),
+                             [acc, *operands], wanted, grad, again)
 
 
 _apply: Any = TracedConvolution.apply
 
 
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
+             *numbers: Any) -> Tensor:
+    """The operator as torch's functions."""
+    p = operators.resolve(input, weight, bias, numbers)
+    acc = originals.aten_forward(input, weight, bias, p, dual=True)
+    return traced_route.applied(pointwise(text), acc, operands)
+
+
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor],
                       text: str, *numbers: Any) -> Tensor:
     if library.dual(input):
-        p = operators.resolve(input, weight, bias, numbers)
-        return traced_route.applied(pointwise(text), originals.aten_forward(
-            input, weight, bias, p, dual=True), operands)
+        return composed(input, weight, bias, operands, text, *numbers)
     if library.differentiated(input, weight, bias, *operands):
         made: Tensor = _apply(input, weight, bias, text, numbers, *operands)
         return made
@@ -111,6 +119,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operan
 
 
 operators.library.impl("traced_convolution", _with_derivatives, "Autograd")
+transforms.compose(operators.library, "traced_convolution", composed)
 for _key in ("CPU", "CUDA"):
     operators.library.impl("traced_convolution", _forward, _key)
 

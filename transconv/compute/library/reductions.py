@@ -4,7 +4,8 @@
     formula.text                the computation; formula.gradients: those of its gradients
 
 Results have torch's shapes; values are computed in f32, or in f64 if a tensor is f64. Rows:
-``sum mean prod amax amin logsumexp var std norm any all``. ``extreme`` gives argmax and argmin.
+``sum mean prod amax amin max_of_all min_of_all logsumexp var std norm any all``. ``extreme`` gives argmax
+and argmin.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from transconv.ir import DType, boolean, i32
 EXTREMUM = """let hit = where({size} == y, 1.0, 0.0)
               let ties = sum(hit; {k})
               store {dX} = hit*g*{slope} / ties"""
+OF_NAN = EXTREMUM.replace("{size} == y", "x == y or x != x").replace("*{slope}", "")
+"""Of torch.max and torch.min without dims: a NaN is the extreme."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,17 @@ class Row:
 ROWS = {
     "sum": Row("store {Y} = sum(x; {k})", "store {dX} = g"),
     "mean": Row("store {Y} = sum(x; {k}) / {count}", "store {dX} = g / {count}"),
-    # In a product with one zero only that element has a gradient; with two zeros none has.
+    # A product with a zero is y, 0 or NaN, also without an element that is finite and not that zero.
     "prod": Row("store {Y} = prod(x; {k})", """let zeros = sum(where(x == 0.0, 1.0, 0.0); {k})
+        let wild = sum(where(abs(x) < inf, 0.0, 1.0); {k})
         let rest = prod(where(x == 0.0, 1.0, x); {k})
-        let others = where(x == 0.0, where(zeros == 1.0, rest, 0.0), where(zeros == 0.0, rest / x, 0.0))
-        store {dX} = g * others"""),
+        let alone = where(abs(x) < inf, 0.0, wild) == 1.0
+        let others = where(zeros == 0.0, rest / x, where(alone, 0.0, {several}))
+        store {dX} = g * where(x == 0.0, where(zeros == 1.0, rest, {several}), others)"""),
     "amax": Row("store {Y} = max(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
     "amin": Row("store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
+    "max_of_all": Row("store {Y} = max(x; {k})", OF_NAN),
+    "min_of_all": Row("store {Y} = min(x; {k})", OF_NAN),
     "logsumexp": Row("""let most = max(x; {k})
         let top = where(abs(most) == inf, 0.0, most)
         store {Y} = log(sum(exp(x - top); {k})) + top""", """let most = max(x; {k})
@@ -52,11 +59,13 @@ ROWS = {
     "var": Row("""let mean = sum(x; {k}) / {count}
         let d = x - mean
         store {Y} = sum(d*d; {k}) {freedom}""", """let mean = sum(x; {k}) / {count}
-        store {dX} = g * 2.0 * (x - mean) {freedom}"""),
+        let d = x - mean
+        store {dX} = g * 2.0 * {slope}"""),
     "std": Row("""let mean = sum(x; {k}) / {count}
         let d = x - mean
         store {Y} = sqrt(sum(d*d; {k}) {freedom})""", """let mean = sum(x; {k}) / {count}
-        store {dX} = where(y == 0.0, 0.0, g * (x - mean) {freedom} / y)"""),
+        let d = x - mean
+        store {dX} = where(y == 0.0, 0.0, g / y) * {slope}"""),
     "any": Row("store {Y} = max({truth}; {k}) != 0.0"),
     "all": Row("store {Y} = min({truth}; {k}) != 0.0"),
 }
@@ -74,22 +83,26 @@ NORMS = {
 
 
 def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtype: DType | None = None,
-            y: Strided | None = None, correction: float = 1.0, order: float = 2.0) -> Formula:
+            y: Strided | None = None, correction: float = 1.0, order: float = 2.0,
+            undirected: bool = False) -> Formula:
     """The reduction ``name`` over ``dims`` (each 0 <= d < rank, at least one element), kept as size 1 or
     dropped. ``dtype``: that of the result, by default that of x, boolean for any and all; ``y``: shape,
-    strides and type of the result; ``correction``: of var and std; ``order``: of a norm, a key of
-    NORMS."""
+    strides and type of the result; ``correction``: of var and std; ``undirected``: torch's
+    function is given no dims; ``order``: of a norm, a key of NORMS."""
     row = NORMS[order] if name == "norm" else ROWS[name]
     dtype = dtype or (boolean if name in ("any", "all") else x.dtype)
     page = _page(x, dims, keep, dtype, y)
     truth = "where(x, 1.0, 0.0)" if x.dtype is boolean else "where(x == 0.0, 0.0, 1.0)"
-    words = {"count": counted(page, "k"), "truth": truth, "freedom": _freedom(page, correction)}
+    words = {"count": counted(page, "k"), "truth": truth, "freedom": _freedom(page, correction),
+             "slope": _slope(page, correction, undirected)}
     narrow = dtype.kind == x.dtype.kind == "float" and dtype.bits < x.dtype.bits
     read = ["read a = {X}", f"let x = {dtype}(a)"] if narrow else ["read x = {X}"]
     text = page.sized(name, *read, *lines(row.steps), **words)
     if not row.gradient:
         return Formula(page, text, ("X",))
-    behind = lines(row.gradient)
+    # Several zeros: torch.prod without dims looks at nothing else.
+    several = "where(zeros > 1.0, 0.0, y)" if undirected else "y"
+    behind = lines(row.gradient.replace("{several}", several))
     used = {word for line in behind for word in WORD.findall(line)}
     back = page.sized(f"{name}_gradient", *(read if "x" in used else []),
                      "read y = {Y}" if "y" in used else "", "read g = {G}", *behind, **words)
@@ -100,6 +113,18 @@ def _freedom(page: Page, correction: float) -> Said:
     """What the sum of squared deviations is scaled with; infinite where no degree of freedom is left."""
     left = counted(page, "k", less=correction)
     return Said(f"/ {left}" if int(page.count("k")) > correction else "* inf", f"/ max({left.names}, 0.0)")
+
+
+def _slope(page: Page, correction: float, undirected: bool) -> Said:
+    """The deviation d over the degrees of freedom, which torch's gradients do not bound by 0; but without
+    dims they are infinite, or NaN for no deviation, where none is left."""
+    left = counted(page, "k", less=correction)
+    free = int(page.count("k")) - correction
+    if not undirected:
+        return Said(f"d / {left}" if free > 0 else f"d / (0.0 - {-free})", f"d / {left.names}")
+    none = "where(x == mean, 0.0, 1.0) * inf"
+    return Said(f"d / {left}" if free > 0 else none,
+                f"where({left.names} > 0.0, d / {left.names}, {none})")
 
 
 def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,

@@ -45,9 +45,10 @@ def normalize(x: Strided, dims: Sequence[int], eps: float = 1e-12, y: Strided | 
     size = ["read x = {X}", "let size = sqrt(sum(x*x; {k}))", "let d = max(size, {eps})"]
     text = page.sized("normalize", *size, "store {Y} = x / d", eps=float(eps))
     back = page.sized("normalize_gradient", *size, *lines("""read g = {G}
-        let s = sum(x*g; {k})
-        let along = where(size >= {eps}, s / (d*d), 0.0)
-        store {dX} = (g - x * along) / d"""), eps=float(eps))
+        let unit = x / d
+        let s = sum(unit*g; {k})
+        let along = where(size >= {eps}, s, 0.0)
+        store {dX} = (g - unit * along) / d"""), eps=float(eps))
     return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
@@ -62,9 +63,11 @@ LARGEST_CLASS = 1 << 24  # larger integers are not all exact in f32
 
 def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: DType | None = None,
                   y: Strided | None = None) -> Formula:
-    """``-log_softmax(x)[t]`` along ``dim``, for integers t of the shape of x without ``dim``; 0 where t is
-    ``ignore``, infinite where t is no class. ``dtype``: that of the result, by default f32, or f64 for x
-    of f64. ValueError for ``LARGEST_CLASS`` or more classes."""
+    """``-log_softmax(x)[t]`` along ``dim``, for integers t of the shape of x without ``dim``; 0 where t
+    is ``ignore``, infinite where t is no class. The gradient of a row that is ignored is 0, but NaN, as in
+    torch, if the row has one. What is kept, the greatest element and the logarithm, would lose digits as
+    a sum. ``dtype``: that of the result, by default f32, or f64 for x of f64. ValueError for
+    ``LARGEST_CLASS`` or more classes."""
     if x.shape[dim] >= LARGEST_CLASS:
         raise ValueError(f"{x.shape[dim]} classes; expected fewer than {LARGEST_CLASS}")
     whole = range(len(x.shape))
@@ -72,17 +75,20 @@ def cross_entropy(x: Strided, t: Strided, dim: int, ignore: int = -100, dtype: D
     y = y or Strided.dense(t.shape, dtype or held(x.dtype))
     kept = Strided.dense(t.shape, f64 if x.dtype is f64 else f32)
     page = Page(["k" if d == dim else "n" for d in whole], x.shape, {
-        "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "G": (y, left),
-        "dX": (x.like(), whole), "H": (x, [d if d != dim else "t" for d in whole])}, {"H": "X"}, keeps="k")
+        "X": (x, whole), "T": (t, left), "Y": (y, left), "Z": (kept, left), "S": (kept, left),
+        "G": (y, left), "dX": (x.like(), whole),
+        "H": (x, [d if d != dim else "t" for d in whole])}, {"H": "X"}, keeps="k")
     words = {"ignore": ignore, "at": "k" if page.classes["k"] else 0}
     text = page.sized("cross_entropy", *lines(EXPONENTIALS), *lines("""read t = {T}
         read hit = {H} where t != {ignore} else -inf
-        store {Y} = where(t == {ignore}, 0.0, log(total) + top - hit)
-        store {Z} = log(total) + top"""), **words)
+        store {Y} = where(t == {ignore}, 0.0, log(total) + (top - hit))
+        store {Z} = top
+        store {S} = log(total)"""), **words)
     back = page.sized("cross_entropy_gradient", *lines("""read x = {X}
         read t = {T}
         read z = {Z}
+        read s = {S}
         read g = {G}
-        let d = exp(x - z) - where({at} == t, 1.0, 0.0)
-        store {dX} = where(t == {ignore}, 0.0, g * d)"""), **words)
+        let d = exp(x - z - s) - where({at} == t, 1.0, 0.0)
+        store {dX} = where(t == {ignore}, 0.0, g) * d"""), **words)
     return Formula(page, text, ("X", "T"), gradients=(Gradient(back, {"dX": "X"}),))
