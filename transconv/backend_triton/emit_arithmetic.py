@@ -137,16 +137,20 @@ class ArithmeticSpeller:
 
     def negated(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
         """-x as ``~x + 1``: Triton assumes nothing of bit operations. It makes subtractions of products
-        with -1 that are added (a fault on an H100)."""
+        with -1 that are added (a fault on an H100). It has no sign and its interpreter no ``~`` of numbers
+        without a sign: there it is ``(x ^ 255) + 1``."""
         own = self.lanes(e)
-        return self.fitted(f"~{self.fit(e, own, PREFIX)} + 1", LEVEL[Add], own, lanes)
+        flipped = f"~{self.fit(e, own, PREFIX)}"
+        if e.dtype.kind == "int" and not e.dtype.limits[0]:
+            flipped = f"({self.fit(e, own, LEVEL[Xor] + 1)} ^ {e.dtype.limits[1]})"
+        return self.fitted(f"{flipped} + 1", LEVEL[Add], own, lanes)
 
     def spell_Mul(self, e: Mul) -> tuple[str, int]:
         minus = isinstance(e.b, Const) and e.b.value == -1
         return self.spell_Neg(Neg(e.a)) if minus and self.may_count_up(e.a) else self.binary(e)
 
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
-        if self.may_count_up(e.x):
+        if self.may_count_up(e.x) or e.dtype.kind == "int" and not e.dtype.limits[0]:
             return self.negated(e.x, self.lanes(e)), LEVEL[Add]
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 

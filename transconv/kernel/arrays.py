@@ -26,7 +26,7 @@ from transconv.ir import (
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import position
-from transconv.kernel.functions import cast
+from transconv.kernel.functions import cast, held_number
 from transconv.kernel.lanes import Shape, each_dimension, ends, lanes_along
 from transconv.kernel.mappings import IndexMap
 from transconv.kernel.masks import joined
@@ -245,6 +245,7 @@ def store(b: Building, view: ArrayView, value: Any, where: Mask = ()) -> None:
 
 def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shape, Expr, Mask, Expr]:
     """The shape, the offsets and the mask of what is written to a view, and the values."""
+    held_number(value, view.tensor.dtype)
     tile = tile_of(value)
     if len(tile.own) != view.ndim:
         fits = "a value of as many dimensions"

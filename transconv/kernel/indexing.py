@@ -34,7 +34,7 @@ from transconv.kernel.arrays import (
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import aligned, deepened
-from transconv.kernel.functions import cast
+from transconv.kernel.functions import cast, held_number
 from transconv.kernel.lanes import Shape, broadcast, each_dimension, ends, lanes_along, own_lanes
 from transconv.kernel.masks import joined
 from transconv.kernel.refusals import Refusal
@@ -102,6 +102,7 @@ def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, wh
 def scattered_places(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
                      each: Shape) -> tuple[Shape, Expr, Mask, Expr]:
     """The shape, the offsets and the mask of what is written to ``view[items]``, and the values."""
+    held_number(value, view.tensor.dtype)
     shape, rank, offset, mask = _places(b, view, items)
     tile = deepened(b, tile_of(value), len(shape) - rank)
     if broadcast(tile.shape, shape) != shape:

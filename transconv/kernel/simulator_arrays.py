@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import DType, convert
+from transconv.kernel.functions import held_number
 from transconv.kernel.lanes import broadcast, each_dimension
 from transconv.kernel.mappings import IndexMap
 from transconv.kernel.refusals import Refusal
@@ -136,6 +137,7 @@ class View(Operand):
 
     def __setitem__(self, items: Any, value: Any) -> None:
         view = self.sliced(each_dimension(items if isinstance(items, tuple) else (items,), self.ndim))
+        held_number(value, view.dtype)
         given = part_of(value)
         if self.order.inside and not given.data.ndim:
             data, active = (np.broadcast_to(a, view.shape) for a in (given.data, given.active))
@@ -236,6 +238,7 @@ def load(view: View, shape: tuple[int, ...], vector: bool = False) -> Masked:
 
 def store(view: View, value: Any) -> None:
     """Write the active elements of a value that are inside of a view."""
+    held_number(value, view.dtype)
     part = part_of(value)
     if part.data.ndim != view.ndim:
         raise Refusal(f"a value of {part.data.ndim} dimensions stored to an array of {view.ndim}",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from transconv.kernel.families import Scope
+from transconv.kernel.functions import held_number
 from transconv.kernel.group import Group
 from transconv.kernel.group_scope import spread_out
 from transconv.kernel.refusals import Refusal, WrongScope
@@ -117,6 +118,7 @@ class SimulatedGroup:
         value = fill if value is None else value
         if value is None:
             raise Refusal("no fill_value", "a number", "group.full(shape=(16,), fill_value=1)")
+        held_number(value, dtype_of(dtype))
         given, sizes = part_of(value), _shape(shape)
         if given.data.ndim:
             raise Refusal(f"a tile of shape {given.data.shape} as a fill value", "a number")

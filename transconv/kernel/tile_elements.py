@@ -26,7 +26,7 @@ from transconv.ir import (
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import position
-from transconv.kernel.functions import cast
+from transconv.kernel.functions import cast, held_number
 from transconv.kernel.lanes import Shape, between_lane, broadcast, each_dimension, lanes_along
 from transconv.kernel.masks import either, joined
 from transconv.kernel.refusals import Refusal
@@ -178,6 +178,7 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
         else:
             lane, place = _at(b, x, at, item)
             where += [] if lane is None else [eq(lane, place)]
+    held_number(value, x.dtype)
     given = tile_of(value)
     shape = tuple(x.shape[i] for i in left)
     if any(isinstance(i, slice) and not _is_whole(i, x.shape[at]) for at, i in enumerate(items)) and (

@@ -149,6 +149,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
+def number_of(value: Any) -> Any:
+    """A number of Python. Refuses whole numbers beyond 64 bits."""
+    if isinstance(value, int) and not -2**63 <= value < 2**63:
+        raise Refusal(f"the number {value}", "whole numbers of 64 bits")
+    return value
+
+
 def tile_of(value: Any) -> Tile:
     """A tile, or a number as one. Refuses what is neither."""
     if isinstance(value, Tile):
@@ -156,7 +163,7 @@ def tile_of(value: Any) -> Tile:
     if isinstance(value, bool):
         return Tile((), Const(value, boolean))
     if isinstance(value, int):
-        return Tile((), Const(value, index))
+        return Tile((), Const(number_of(value), index))
     if isinstance(value, float):
         return Tile((), Const(value, f32))
     raise Refusal(described(value), "a tile or a number")
