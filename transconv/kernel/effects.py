@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import Expr, Let, Load, Store
+from transconv.ir import Expr, FuncCall, Let, Load, Store, Update, Var, find, free_vars
 from transconv.kernel import arrays, tile_elements
 from transconv.kernel.building import Building
 from transconv.kernel.families import Family
@@ -44,6 +44,7 @@ class Effects:
         self.here: Any = None  # the group, or the items whose function is read
         self.viewed = False  # whether an index of an array makes a part of it, and does not read
         self.within = Conditions()
+        self.replacements: dict[Tile, Tile] = {}  # tiles of which elements were written since
         self.loops: list[str] = []  # the loops at run time around the current line
 
     def error(self, refusal: Refusal) -> KernelError:
@@ -94,7 +95,27 @@ class Effects:
             raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
         value = tile_elements.written(self.b, out, _cast(made, out), made.mask, ())
         self.replaced(out, value)
+        return self.latest(out)
+
+    def latest(self, value: Any) -> Any:
+        """A tile after what was written to its elements."""
+        while isinstance(value, Tile) and value in self.replacements:
+            value = self.replacements[value]
         return value
+
+    def still(self, value: Any, since: int) -> Any:
+        """An operand as it is behind the statements from one on, which other operands made: a tile after
+        what was written to it. Refused is what was computed from a name that has changed."""
+        if not isinstance(value, Tile) or len(self.b.stmts) == since:
+            return value
+        mentioned = free_vars(value.expr).union(*map(free_vars, value.mask)) & self.b.changing
+        mentioned -= {value.expr}
+        if mentioned and any(
+                isinstance(v, Var) and v in mentioned for s in self.b.stmts[since:]
+                for n in find(s, (Update, FuncCall)) for v in (n.var,) * isinstance(n, Update) or n.args):
+            raise Refusal("an operand computed from a name that another operand changes",
+                          "two statements", "y = acc * 2; np.add(acc, x, out=acc); acc = y + acc")
+        return self.latest(value)
 
     def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
         """A call of a function whose body is read here."""

@@ -44,7 +44,7 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
     else:
         shared = _shared(tiles, values)
         work, gives = operand_type(row, shared), result_type(row, shared)
-        if beyond(row, work, [_numbers(b, t, work) for t in tiles]):
+        if beyond(row, work, [_numbers(b, t, work, row.types == "bool") for t in tiles]):
             if any(isinstance(t.expr, Const) for t in tiles):
                 return _decided(row, tiles, shape)
             work = index
@@ -58,13 +58,15 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
                 max(t.items for t in tiles))
 
 
-def _numbers(b: Building, tile: Tile, work: DType) -> tuple[int, int] | None:
+def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int, int] | None:
     """The least and the largest number of an operand that gives way to the types of tiles; None for
-    others. A position has those of 32 bits, if nothing else is known of it."""
-    if tile.dtype.kind != "index":
+    others. A position has those of 32 bits, if nothing else is known of it or it is not compared."""
+    if tile.dtype.kind != "index" or work.kind != "int":
         return None
     if isinstance(tile.expr, Const):
         return int(tile.expr.value), int(tile.expr.value)
+    if work.bits >= index.bits and not compared:
+        return None
     if b.is_of_sizes(tile):
         least, most = work.limits
         inside = Tile((), (tile.expr >= least) & (tile.expr <= most))

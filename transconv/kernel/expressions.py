@@ -193,17 +193,20 @@ class Expressions(Arithmetic):
     def of_Call(self, node: ast.Call) -> Any:
         callee = self.value(node.func)
         args: list[Any] = []
+        marks: list[int] = []  # where the statements behind each begin
         for a in node.args:
             self.viewed = isinstance(a, ast.Subscript) and takes_parts(callee)
-            if isinstance(a, ast.Starred):
-                args += list(self.value(a.value))
-            else:
-                args.append(self.value(a))
+            args += list(self.value(a.value)) if isinstance(a, ast.Starred) else [self.value(a)]
+            marks += [len(self.b.stmts)] * (len(args) - len(marks))
         self.viewed = False
-        words = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
-        if len(words) < len(node.keywords):
-            raise Refusal("`**` in a call", "arguments one by one")
-        return called(self, callee, args, words)
+        words: dict[str, Any] = {}
+        for k in node.keywords:
+            if k.arg is None:
+                raise Refusal("`**` in a call", "arguments one by one")
+            words[k.arg] = self.value(k.value)
+            marks.append(len(self.b.stmts))
+        values = [self.still(v, since) for v, since in zip((*args, *words.values()), marks, strict=True)]
+        return called(self, callee, values[:len(args)], dict(zip(words, values[len(args):], strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
