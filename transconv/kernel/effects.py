@@ -109,10 +109,10 @@ class Effects:
         if not isinstance(value, Tile) or len(self.b.stmts) == since:
             return value
         mentioned = free_vars(value.expr).union(*map(free_vars, value.mask)) & self.b.changing
-        mentioned -= {value.expr}
-        if mentioned and any(
-                isinstance(v, Var) and v in mentioned for s in self.b.stmts[since:]
-                for n in find(s, (Update, FuncCall)) for v in (n.var,) * isinstance(n, Update) or n.args):
+        behind = self.b.stmts[since:]
+        changed = {n.var for s in behind for n in find(s, Update)}
+        changed |= {a for s in behind for n in find(s, FuncCall) for a in n.args if isinstance(a, Var)}
+        if mentioned & changed - {value.expr}:
             raise Refusal("an operand computed from a name that another operand changes",
                           "two statements", "y = acc * 2; np.add(acc, x, out=acc); acc = y + acc")
         return self.latest(value)
