@@ -61,11 +61,11 @@ class Effects:
         place = self.source.place(self.at)
         self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
 
-    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
+    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False, fill: Any = None) -> Tile:
         """``group.load``, ``group.vload``"""
         if self.items and not view.items:
             view = replace(view, items=self.items_shape)
-        made = arrays.load(self.b, view, shape, self.stem, vector or self.items)
+        made = arrays.load(self.b, view, shape, self.stem, vector or self.items, fill)
         self.accessed(view)
         return made
 

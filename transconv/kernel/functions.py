@@ -105,7 +105,7 @@ def _shifted_left(a: Expr, b: Expr) -> Expr:
 
 def _shifted_right(a: Expr, b: Expr) -> Expr:
     """``a >> b``; copies of the sign where all bits are shifted out."""
-    beyond = _const(0, a)
+    beyond: Expr = _const(0, a)
     if a.dtype.kind == "int" and a.dtype.limits[0]:
         beyond = Shr(a, _const(a.dtype.bits - 1, a))
     return _shifted(a, b, Shr, beyond)

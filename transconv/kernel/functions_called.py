@@ -166,7 +166,7 @@ class Calls(Blocks):
             return self.env[names[0]]  # type: ignore[no-any-return]
         made = named(self.b, "add", acc, self.whole(term))
         self.through(acc, made)
-        return self.latest(acc) if names else made  # type: ignore[no-any-return]
+        return self.latest(acc) if names else made
 
     def accumulated(self, name: str, acc: Any, term: Any) -> bool:
         """Add a product to a carried name in one call; whether that is possible."""

@@ -46,14 +46,14 @@ class SimulatedGroup:
 
     # -- tiles and vectors --
 
-    def load(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
-        """A tile of a part of an array; inactive beyond it."""
+    def load(self, array: Any, shape: Any = None, mapping: Any = None, fill: Any = None) -> Masked:
+        """A tile of a part of an array; inactive beyond it, or a number."""
         self.alone("load", "group.vload(X[i:], shape=(16,))")
-        return self._loaded(array, shape, mapping, False)
+        return self._loaded(array, shape, mapping, fill, False)
 
-    def vload(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
-        """A vector of a part of an array; inactive beyond it."""
-        return self._loaded(array, shape, mapping, True)
+    def vload(self, array: Any, shape: Any = None, mapping: Any = None, fill: Any = None) -> Masked:
+        """A vector of a part of an array; inactive beyond it, or a number."""
+        return self._loaded(array, shape, mapping, fill, True)
 
     def store(self, array: Any, value: Any, mapping: Any = None) -> None:
         """Write active elements of a tile or vector to a part of an array."""
@@ -102,11 +102,11 @@ class SimulatedGroup:
             raise WrongScope(f"group.{name} by {self.order.who}",
                              "tiles at the scope of the group; vectors", instead)
 
-    def _loaded(self, array: Any, shape: Any, mapping: Any, vector: bool) -> Masked:
+    def _loaded(self, array: Any, shape: Any, mapping: Any, fill: Any, vector: bool) -> Masked:
         view = _view(array)
         if mapping is not None:
-            return load_by(view, None if shape is None else _shape(shape), mapping, vector)
-        return load(view, _shape(view.shape if shape is None else shape), vector)
+            return load_by(view, None if shape is None else _shape(shape), mapping, vector, fill)
+        return load(view, _shape(view.shape if shape is None else shape), vector, fill)
 
     def _full(self, places: tuple[Any, ...], words: dict[str, Any], value: Any, vector: bool) -> Masked:
         unknown = [w for w in words if w not in ("shape", "dtype", "fill_value")]

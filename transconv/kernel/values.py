@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transconv.ir import (
     DTYPES,
+    ZERO,
     Const,
     DType,
     Expr,
@@ -69,12 +70,17 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """A dimension of an array as it is accessed: from ``start`` to before ``stop`` by ``step``."""
+    """A dimension of an array as it is accessed: from ``start`` to before ``stop`` by ``step``. ``place``:
+    the start as it was written, where it may be below ``least``, the first place of the array, and then
+    counts from the end; ``unsure``: whether it may also not be."""
 
     dim: int
     start: Expr
     stop: Expr
     step: int = 1
+    place: Expr | None = None
+    least: Expr = ZERO
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
