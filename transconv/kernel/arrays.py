@@ -22,6 +22,8 @@ from transconv.ir import (
     Tensor,
     all_of,
     as_expr,
+    find,
+    free_vars,
     lanes_of,
     select,
 )
@@ -171,8 +173,8 @@ def plus(a: Expr, b: Expr) -> Expr:
 
 
 def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
-    """A bound of a slice, and whether nothing tells if it is negative: such count from the end, as in
-    NumPy."""
+    """A bound of a slice, and whether it is a number of ids, counters and sizes of which nothing tells if
+    it is negative: such count from the end, as in NumPy. So do values, of which nothing is asked."""
     if b.is_not_negative(at):
         return at, False
     negative = Tile((), at < 0)
@@ -181,7 +183,8 @@ def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
     behind = Max(at + size, ZERO)
     if b.is_of_sizes(negative) or prove(at < 0, b.facts):
         return simplify(behind, b.facts), False
-    return simplify(select(at < 0, behind, at), b.facts), True
+    of_values = any(v.dtype.kind != "index" for v in free_vars(at)) or bool(find(at, Load))
+    return simplify(select(at < 0, behind, at), b.facts), not of_values
 
 
 # -- access ----------------------------------------------------------------------------------------
