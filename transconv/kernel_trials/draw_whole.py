@@ -121,7 +121,7 @@ def _looped(d: Page, dtype: str) -> None:
     d.deep += 1
     ufunc = d.rng.choice(("add", "subtract", "multiply", "maximum", "bitwise_xor"))
     d.say(d.rng.choice((f"{acc} = np.{ufunc}({acc}, {b}, out={acc})", f"np.{ufunc}({acc}, {b}, out={acc})",
-                        f"{acc} += group.load(N[i:, k:], shape=(R, C), fill=1)", f"{acc} = {acc} * 3 - {b}",
+                        f"{acc} += group.load(N[i:, j + k:], shape=(R, C), fill=1)", f"{acc} = {acc} * 3 - {b}",
                         f"{acc} = {acc} // 3 + np.{ufunc}({b}, {acc})",
                         f"{acc} = {b} + np.{ufunc}({acc}, {b}, out={acc})")))
     d.deep -= 1

@@ -72,6 +72,8 @@ class Elements(NDArrayOperatorsMixin):
             return Elements(np.stack([p.data for p in parts], *args[1:], **words),
                             np.stack([p.active for p in parts], *args[1:], **words))
         data = function(*map(data_of, args), **words)
+        if name.endswith("_like"):
+            return Elements(data)
         if name in ("where", "clip"):
             return Elements(data, active_of(args))
         return Elements(data, function(of(args[0]).active, *args[1:], **words))
