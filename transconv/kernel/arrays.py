@@ -257,7 +257,7 @@ def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: b
         raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions",
                       f"{view.ndim} sizes", "group.load(X[i:], shape=(16, X.shape[1]))")
     each, offset, inside = _accessed(b, view, shape, fill is not None)
-    number = 0 if fill is None else filling(fill, view.tensor.dtype)
+    number = 0.0 if fill is None else filling(fill, view.tensor.dtype)
     value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside), number))
     if not number:
         b.zero_unless[value] = frozenset(inside)
@@ -273,7 +273,7 @@ def filling(fill: Any, dtype: DType) -> float:
     held_number(fill, dtype)
     if isinstance(fill, float) and dtype.kind != "float":
         raise Refusal(f"fill={fill} for elements of {named(dtype)}", "a whole number", "fill=0")
-    return float(fill)
+    return float(fill) if dtype.kind == "float" else int(fill)
 
 
 def static_shape(b: Building, view: ArrayView) -> Shape:
