@@ -45,19 +45,25 @@ def results(kernel: KernelFunction) -> list[Array]:
     return found
 
 
-LOAD = "x = group.load(X[i:], shape=group.shape)\nacc = group.zeros(shape=group.shape)\nfor k in range(i + 2):\n    "
+LOAD = ("x = group.load(X[i:], shape=group.shape)\nacc = group.zeros(shape=group.shape)\n"
+        "for k in range(i + 2):\n    ")
+EACH = "@group.workitems\ndef each(item):\n    k, = item.global_id()\n    "
 TIMES = np.repeat([2, 6], 4)
 SAME = (
     (LOAD + "acc = np.add(acc, x, out=acc)\ngroup.store(Y[i:], acc)", X * TIMES),
     (LOAD + "acc = x + np.add(acc, x, out=acc) - x\ngroup.store(Y[i:], acc)", X * TIMES),
     (LOAD + "acc = np.maximum(acc, np.add(acc, x, out=acc))\ngroup.store(Y[i:], acc)", X * TIMES),
-    ("a = group.full(shape=(4, 2), fill_value=2)\nacc = group.zeros(shape=(4, 3))\nfor k in range(i + 2):\n"
-     "    acc = gemm(a, group.full(shape=(2, 3), fill_value=1), acc)\ngroup.store(Y[i:], acc[:, 0])", 4.0 * TIMES),
-    ("x = group.load(X[i:], shape=group.shape)\ny = x + np.add(x, x, out=x)\ngroup.store(Y[i:], y)", X * 4),
+    ("a = group.full(shape=(4, 2), fill_value=2)\nacc = group.zeros(shape=(4, 3))\n"
+     "for k in range(i + 2):\n"
+     "    acc = gemm(a, group.full(shape=(2, 3), fill_value=1), acc)\ngroup.store(Y[i:], acc[:, 0])",
+     4.0 * TIMES),
+    ("x = group.load(X[i:], shape=group.shape)\ny = x + np.add(x, x, out=x)\ngroup.store(Y[i:], y)",
+     X * 4),
     ("x = group.load(X[i:], shape=group.shape)\np = (x, 1)\nx[0] = 3.0\ngroup.store(Y[i:], p[0])",
      np.where(np.arange(8) % 4, X, 3)),
     ("group.store(Y[i:], group.load(X[i - 1:], shape=group.shape, fill=5))", np.append(5, X[:7])),
-    ("group.store(Y[i:], group.load(X[2:][i - 3:], shape=group.shape, fill=-1.5))", [-1.5] * 3 + [*X[2:7]]),
+    ("group.store(Y[i:], group.load(X[2:][i - 3:], shape=group.shape, fill=-1.5))",
+     [-1.5] * 3 + [*X[2:7]]),
     ("group.store(Y[i:], group.load(X[i - 3::2], shape=group.shape, fill=-1))",
      [-1, -1, *X[1:4:2], *X[1::2]]),
     ("group.store(Y[i:], group.load(X[i + 1:-2], shape=group.shape, fill=0))", [*X[1:5], X[5], 0, 0, 0]),
@@ -67,8 +73,8 @@ SAME = (
     ("group.store(Y[i:], X[-(i + np.arange(4))])", np.append(10, X[:0:-1])),
     ("group.store(Y[i:], X[i - 1 + np.arange(4)])", np.roll(X, 1)),
     ("group.store(Y[i:], X[i - 9 + np.arange(4)])", [-77, *X[:7]]),
-    ("@group.workitems\ndef each(item):\n    k, = item.global_id()\n    Y[k] = X[-k]\neach()", np.append(10, X[:0:-1])),
-    ("@group.workitems\ndef each(item):\n    k, = item.global_id()\n    Y[-k] = X[k]\neach()", np.append(10, X[:0:-1])),
+    (EACH + "Y[k] = X[-k]\neach()", np.append(10, X[:0:-1])),
+    (EACH + "Y[-k] = X[k]\neach()", np.append(10, X[:0:-1])),
 )
 
 
@@ -86,7 +92,8 @@ def test_what_engines_say(text: str, want: Any, tmp_path: Path, monkeypatch: pyt
     ("group.store(Y[i:], group.load(X[:i - 2], shape=group.shape))", "a slice whose end may be below 0"),
     ("group.store(Y[i:], group.load(X[i:], shape=group.shape, fill=X))", "a number that Python knows"),
     (LOAD + "acc = acc * 2 + np.add(acc, x, out=acc)\ngroup.store(Y[i:], acc)", "another operand changes"),
-    (LOAD + "b = np.add(acc, x, out=acc)\n    acc[0] = 5.0\n    x = b\ngroup.store(Y[i:], acc)", "which is b too"),
+    (LOAD + "b = np.add(acc, x, out=acc)\n    acc[0] = 5.0\n    x = b\ngroup.store(Y[i:], acc)",
+     "which is b too"),
 ])
 def test_what_is_refused(text: str, said: str, tmp_path: Path) -> None:
     kernel = made(text, tmp_path)

@@ -81,7 +81,8 @@ def _remainder(a: Expr, b: Expr) -> Expr:
     return _divided(a, b, Mod, _const(0, a), _const(0, a))
 
 
-def _divided(a: Expr, b: Expr, divide: Callable[[Expr, Expr], Expr], by_zero: Expr, by_minus: Expr) -> Expr:
+def _divided(a: Expr, b: Expr, divide: Callable[[Expr, Expr], Expr], by_zero: Expr,
+             by_minus: Expr) -> Expr:
     """A quotient or remainder of whole numbers that is NumPy's also for 0, and for -1, by which the least
     number has a quotient beyond its type: no division by either takes place."""
     others: list[tuple[int, Expr]] = [(0, by_zero)]

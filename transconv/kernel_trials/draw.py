@@ -35,8 +35,8 @@ def _of_wholes(rng: Random) -> KernelTrial:
     (rows, cols), group = _sizes(rng, 17)
     group = min(group[0], 16), min(group[1], 16)
     page = Page(rng, *group)
-    return _trial(rng, (rows, cols), group, wholes(page, rows, cols, rng.choice(("i8", "u8", "i8", "u8", "i32"))),
-                  page)
+    dtype = rng.choice(("i8", "u8", "i8", "u8", "i32"))
+    return _trial(rng, (rows, cols), group, wholes(page, rows, cols, dtype), page)
 
 
 def _sizes(rng: Random, most: int = MOST) -> tuple[tuple[int, int], tuple[int, int]]:

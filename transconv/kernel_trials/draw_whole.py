@@ -14,7 +14,7 @@ SHIFTS = (0, 1, 2, 5, 7, 8, 31, 32, 40)
 
 
 def wholes(d: Page, rows: int, cols: int, dtype: str) -> dict[str, Drawn]:
-    """The statements; the arrays that they read and store to. ``dtype``: of the tiles, ``n`` of the page."""
+    """The statements; the arrays that they read and store to. ``dtype``: of tiles of the kind ``n``."""
     d.say("i, j = group.work_offset()")
     d.say("R, C = group.shape")
     for name in "NM":
@@ -58,8 +58,8 @@ def _said(number: int) -> str:
 
 def _arithmetic(d: Page, dtype: str) -> None:
     a, b, c = d.pick("n"), d.pick("n"), _said(_number(d, dtype))
-    op = d.rng.choice(("{} + {}", "{} - {}", "{} * {}", "{} // {}", "{} % {}", "{} & {}", "{} | {}", "{} ^ {}",
-                       "np.maximum({}, {})", "np.minimum({}, {})", "{} << {}", "{} >> {}"))
+    op = d.rng.choice(("{} + {}", "{} - {}", "{} * {}", "{} // {}", "{} % {}", "{} & {}", "{} | {}",
+                       "{} ^ {}", "np.maximum({}, {})", "np.minimum({}, {})", "{} << {}", "{} >> {}"))
     if ("<<" in op or ">>" in op) and chance(d.rng, 2):
         high = LIMITS[dtype][1]
         c = str(min(d.rng.choice(SHIFTS), high))
@@ -121,7 +121,8 @@ def _looped(d: Page, dtype: str) -> None:
     d.deep += 1
     ufunc = d.rng.choice(("add", "subtract", "multiply", "maximum", "bitwise_xor"))
     d.say(d.rng.choice((f"{acc} = np.{ufunc}({acc}, {b}, out={acc})", f"np.{ufunc}({acc}, {b}, out={acc})",
-                        f"{acc} += group.load(N[i:, j + k:], shape=(R, C), fill=1)", f"{acc} = {acc} * 3 - {b}",
+                        f"{acc} += group.load(N[i:, j + k:], shape=(R, C), fill=1)",
+                        f"{acc} = {acc} * 3 - {b}",
                         f"{acc} = {acc} // 3 + np.{ufunc}({b}, {acc})",
                         f"{acc} = {b} + np.{ufunc}({acc}, {b}, out={acc})")))
     d.deep -= 1

@@ -1,5 +1,5 @@
-"""What a drawn kernel stores, by plain NumPy: its statements run as Python, once for each group, or once for
-the whole work where they say the same of all groups.
+"""What a drawn kernel stores, by plain NumPy: its statements run as Python, once for each group, or once
+for the whole work where they say the same of all groups.
 
 The group, its items and its arrays are those of this file; neither the simulator nor the front end takes
 part. An index that is a tile counts from the end below 0, as in NumPy.
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from transconv.kernel_trials.numpy_tiles import Array, Elements, data_of, of, plain
-from transconv.kernel_trials.trial import FUNCTIONS, KernelTrial
+from transconv.kernel_trials.trial import KernelTrial
 
 SCOPES = ("WorkGroup", "SubGroup", "WorkItem")
 
@@ -25,7 +25,7 @@ def answered(trial: KernelTrial, arrays: dict[str, Array], whole: bool = False) 
     """Store to the arrays of a trial what its statements say. ``whole``: all of the work is one group."""
     run = _Run(trial)
     names: dict[str, Any] = {"np": np, "kernel": run, "atomic_ref": _Atomic,
-                             "create_mapping": lambda function: function, **dict(zip(SCOPES, SCOPES))}
+                             "create_mapping": lambda function: function, **{s: s for s in SCOPES}}
     exec(trial.text(), names)
     names["scoped"] = run.scoped
     sources = [_Source(a, a) for a in arrays.values()]
@@ -42,7 +42,8 @@ class _Run:
 
     def __init__(self, trial: KernelTrial) -> None:
         self.trial, self.bodies = trial, dict[str, Any]()
-        self.scope, self.here = "WorkGroup", None
+        self.scope = "WorkGroup"
+        self.here: Any = None
 
     def __call__(self, function: Any) -> Any:
         return function
@@ -73,7 +74,8 @@ class _Run:
 class _Group:
     """A group: where it is, loads, stores and new tiles."""
 
-    def __init__(self, run: _Run, trial: KernelTrial, ids: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    def __init__(self, run: _Run, trial: KernelTrial, ids: tuple[int, ...],
+                 shape: tuple[int, ...]) -> None:
         self.ids, self.shape, self.work_shape = ids, shape, trial.work
         self.workitems = run.each("WorkItem", lambda: (_Item(self, p) for p in np.ndindex(*shape)))
         size = trial.sub or 32
@@ -146,7 +148,8 @@ class _Source(Elements):
     """An array of the call, or a part of it, which shares its memory. ``origin`` and ``items``: what was
     sliced, and how; ``there``: whether all numbers among its indices exist."""
 
-    def __init__(self, data: Array, origin: Array, items: tuple[Any, ...] = (), there: bool = True) -> None:
+    def __init__(self, data: Array, origin: Array, items: tuple[Any, ...] = (),
+                 there: bool = True) -> None:
         self.data, self.origin, self.items, self.there = data, origin, items, there
         self.active = np.full(data.shape, there)
 
@@ -169,7 +172,8 @@ class _Source(Elements):
             self.data[items] = given.data
 
     def at(self, items: Any, least: int | None = None) -> Elements:
-        """The elements at indices that are tiles; below ``least``, by default minus the size, is outside."""
+        """The elements at indices that are tiles; those below ``least``, by default minus the size, are
+        outside."""
         chosen, inside = self.inside(items, least)
         made = Elements(np.zeros(inside.shape, self.dtype), inside)
         made.data[inside] = self.data[chosen]
@@ -234,8 +238,8 @@ class _Added:
             return self
         view = self.array.data[plain(self.items)]
         if not np.ndim(view):
-            if given.active.all() and all(
-                    -n <= operator.index(i) < n for i, n in zip(self.items, self.array.shape, strict=True)):
+            pairs = zip(self.items, self.array.shape, strict=True)
+            if given.active.all() and all(-n <= operator.index(i) < n for i, n in pairs):
                 self.array.data[plain(self.items)] += given.data
             return self
         part = tuple(slice(0, n) for n in np.minimum(given.shape, view.shape))

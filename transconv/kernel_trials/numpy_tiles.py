@@ -7,15 +7,15 @@ functions give, sums are of 64 bits, and what is active follows docs/kernel_mask
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 Array = np.ndarray[Any, Any]
-ACCUMULATED: dict[str, Callable[..., Any]] = {"sum": np.add, "prod": np.multiply, "max": np.maximum,
-                                              "min": np.minimum}
+ACCUMULATED: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum,
+                                    "min": np.minimum}
 REDUCED = ("sum", "prod", "max", "min", "any", "all", "mean", "argmax", "argmin")
 
 
@@ -31,7 +31,7 @@ class Elements(NDArrayOperatorsMixin):
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes."""
-        return self.data.shape
+        return tuple(self.data.shape)
 
     @property
     def dtype(self) -> Any:
@@ -143,9 +143,9 @@ def data_of(value: Any) -> Any:
 
 def active_of(values: Sequence[Any]) -> Array:
     """Where all operands are active."""
-    return np.logical_and.reduce(np.broadcast_arrays(
-        *(v.active if isinstance(v, Elements) else np.ones(np.shape(v), bool) for v in values
-          if v is not None)))
+    parts = (v.active if isinstance(v, Elements) else np.ones(np.shape(v), bool) for v in values
+             if v is not None)
+    return np.asarray(np.logical_and.reduce(np.broadcast_arrays(*parts)))
 
 
 def plain(items: Any) -> Any:
@@ -154,7 +154,9 @@ def plain(items: Any) -> Any:
         return tuple(map(plain, items))
     if isinstance(items, slice):
         return slice(*map(plain, (items.start, items.stop, items.step)))
-    return items if items is None or items is Ellipsis or np.ndim(data_of(items)) else operator.index(items)
+    if items is None or items is Ellipsis or np.ndim(data_of(items)):
+        return items
+    return operator.index(items)
 
 
 def product(a: Any, b: Any) -> Elements:
@@ -174,7 +176,8 @@ def reduced(name: str, x: Elements, axis: Any = None, keepdims: bool = False) ->
     if name in ("sum", "prod", "mean"):
         wide = x.data.astype(np.float64 if floats or name == "mean" else np.int64)
         held = np.where(x.active, wide, 1 if name == "prod" else 0)
-        found = ACCUMULATED["prod" if name == "prod" else "sum"].reduce(held, axis=_all(axis, x), keepdims=keepdims)
+        combine = ACCUMULATED["prod" if name == "prod" else "sum"]
+        found = combine.reduce(held, axis=_all(axis, x), keepdims=keepdims)
         if name == "mean":
             found = found / np.maximum(x.active.sum(axis=axis, keepdims=keepdims), 1)
         return Elements(np.asarray(found).astype(x.dtype) if floats else found, some)

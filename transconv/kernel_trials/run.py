@@ -1,6 +1,6 @@
 """Runs a trial of a kernel in a worker process: in the simulator, and in one engine more, which both have
-to agree with plain NumPy. ``numpy``: the interpreter of the IR, on the kernel as it is written and after the last pass;
-``triton``: Triton's interpreter; ``device``: a GPU."""
+to agree with plain NumPy. ``numpy``: the interpreter of the IR, on the kernel as it is written and after
+the last pass; ``triton``: Triton's interpreter; ``device``: a GPU."""
 
 from __future__ import annotations
 

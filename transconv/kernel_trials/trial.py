@@ -70,10 +70,10 @@ class Drawn:
         if self.dtype[0] == "f":  # few digits, so that sums are exact
             return f"(draw.integers(-32, 33, {self.shape}) / 8).astype({kind})"
         if self.full:  # its ends are likely
-            ends = f"np.iinfo({kind}).min, np.iinfo({kind}).max, 0, 1"
-            return (f"np.where(draw.integers(0, 4, {self.shape}) > 0, draw.integers(np.iinfo({kind}).min, "
-                    f"np.iinfo({kind}).max, {self.shape}, {kind}, True), draw.choice(np.array([{ends}], {kind}), "
-                    f"{self.shape}))")
+            least, most = f"np.iinfo({kind}).min", f"np.iinfo({kind}).max"
+            return (f"np.where(draw.integers(0, 4, {self.shape}) > 0, "
+                    f"draw.integers({least}, {most}, {self.shape}, {kind}, True), "
+                    f"draw.choice(np.array([{least}, {most}, 0, 1], {kind}), {self.shape}))")
         low = 0 if self.dtype in ("u8", "bool") else -9
         return f"draw.integers({low}, {2 if self.dtype == 'bool' else 10}, {self.shape}).astype({kind})"
 

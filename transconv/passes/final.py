@@ -1,9 +1,9 @@
 """The pass ``final``: rewrites what the target language spells differently.
 
 Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs if one side is
-negative. A numerator that may be negative is shifted by a multiple of the divisor, if its type holds the sum.
-For a divisor that may be negative what is rounded towards zero is corrected; neither side changes its sign,
-which the least number of a type has no other of:
+negative. A numerator that may be negative is shifted by a multiple of the divisor, if its type holds the
+sum. For a divisor that may be negative what is rounded towards zero is corrected; neither side changes its
+sign, as the least number of a type has no opposite:
 
     (x - 1) // 4   with x >= 0   ->   (x - 1 + 4) // 4 - 1
     x // -4                      ->   select(x % -4 > 0, x // -4 - 1, x // -4)
