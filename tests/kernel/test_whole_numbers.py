@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from transconv.ir import Memory, run
 from transconv.kernel import Group, KernelError, KernelFunction
@@ -92,6 +93,10 @@ def answers(kernel: KernelFunction, x: Array, y: Array, count: int,
         made = out()
         kernel(group, x, y, made)
         yield "Triton's interpreter", made
+    if "device" in ways:
+        tensors = [torch.from_numpy(a).cuda() for a in (x, y, out())]
+        kernel(group, *tensors)
+        yield "GPU", tensors[2].cpu().numpy()
     if "ir" in ways:
         yield "as written", interpreted(0)
         yield "after all passes", interpreted(-1)
@@ -116,11 +121,15 @@ def wrong(expressions: Sequence[str], x: Array, y: Array, folder: Path, ways: st
 @pytest.mark.parametrize("dtype", TYPES)
 def test_all_pairs_of_8_bits(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    x, y = pairs(dtype)
+    assert not wrong(quick(dtype), *pairs(dtype), tmp_path)
+
+
+def quick(dtype: Any) -> list[str]:
+    """An expression of each kind."""
     every = [*TWO, *ONE, "x % 16", "x // 16", "x % 3", "x // 3", "x < 300", "x > -1", "x == 300",
              "np.clip(x, -5, 300)", "np.where(x > y, x, -1)", "x ** 9", "x << 9", "x >> 9", "100 // x"]
     every += [] if dtype is np.uint8 else ["x // -3", "x % -3", "x // -1", "x % -128", "-100 // x"]
-    assert not wrong(every, x, y, tmp_path)
+    return every
 
 
 @pytest.mark.slow
@@ -136,6 +145,13 @@ def test_all_pairs_of_8_bits_with_numbers(dtype: Any, tmp_path: Path,
 def test_the_ends_of_wider_types(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least number has no opposite: nothing divides by changing signs."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    divided, every, x, y = at_the_ends(dtype)
+    assert not wrong(divided, x, y, tmp_path, "triton ir")
+    assert not wrong(every, x, y, tmp_path)
+
+
+def at_the_ends(dtype: Any) -> tuple[list[str], list[str], Array, Array]:
+    """Quotients, other expressions, and pairs of numbers near the ends and 0."""
     low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
     held = np.array([low, low + 1, low // 3, -17, -3, -2, -1, 0, 1, 2, 3, 16, high // 3, high - 1, high],
                     dtype)
@@ -144,11 +160,10 @@ def test_the_ends_of_wider_types(dtype: Any, tmp_path: Path, monkeypatch: pytest
     numbers = (low, -2**24, -3, -1, 0, 3, 16, high)
     divided = ["x // y", "x % y", "np.maximum(x, -5) % 16", "np.maximum(x, -5) // 16",
                *with_numbers(forms[:3], numbers)]
-    assert not wrong(divided, x, y, tmp_path, "triton ir")
     compared = (low, high, -3, 2**62) if dtype is np.int64 else (low - 1, high + 1, 2**40)
     every = [*TWO[:26], "-x", "abs(x)", "x ** 5", "x << 40", "x >> 40", *with_numbers(forms[3:], numbers),
              *with_numbers(ANY[:7], compared)]
-    assert not wrong(every, x, y, tmp_path)
+    return divided, every, x, y
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -197,8 +212,8 @@ def test_numbers_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("line", [
-    "x[...] = 300", "x = group.full(shape=(4,), dtype=np.uint8, fill_value=-1)", "x = np.full_like(x, 256)",
-    "Y[0] = 256", "x = x.filled(-1)"])
+    "x[...] = 300", "x = group.full(shape=(4,), dtype=np.uint8, fill_value=-1)",
+    "x = np.full_like(x, 256)", "Y[0] = 256", "x = x.filled(-1)"])
 def test_numbers_that_are_stored(line: str, tmp_path: Path) -> None:
     kernel = loaded("import numpy as np\nfrom transconv.kernel import kernel\n"
                     "@kernel\ndef drawn(group, X, Y):\n"
