@@ -58,10 +58,12 @@ def texts(dtype: Any, numbers: Sequence[int]) -> list[str]:
 
 
 def source(expressions: Sequence[str]) -> str:
-    stores = (f"    group.store(O[{n}], {e})\n" for n, e in enumerate(expressions))
+    stores = (f"    group.store(O[{n}, i:], {e})\n" for n, e in enumerate(expressions))
     return ("import numpy as np\nfrom transconv.kernel import kernel\n"
             "@kernel\ndef drawn(group, X, Y, O):\n"
-            "    x = group.load(X, shape=X.shape)\n    y = group.load(Y, shape=Y.shape)\n"
+            "    i, = group.work_offset()\n"
+            "    x = group.load(X[i:], shape=(group.shape[0], X.shape[1]))\n"
+            "    y = group.load(Y[i:], shape=(group.shape[0], X.shape[1]))\n"
             + "".join(stores))
 
 
@@ -73,7 +75,7 @@ def pairs(dtype: Any) -> tuple[Array, Array]:
 def answers(kernel: KernelFunction, x: Array, y: Array, count: int,
             ways: str) -> Iterator[tuple[str, Array]]:
     """What engines say."""
-    group = Group(1, 1)
+    group = Group(len(x), 2 if "device" in ways else len(x))
 
     def out() -> Array:
         return np.full((count, *x.shape), 77, np.int64)
@@ -180,7 +182,7 @@ def test_numbers_that_a_type_does_not_hold_are_refused(dtype: Any, tmp_path: Pat
             out = np.zeros((1, *x.shape), np.int64)
             for call in (kernel.simulate, kernel.lower):
                 with pytest.raises(KernelError, match=f"found {number} beside values of"):
-                    call(Group(1, 1), x, y, out)
+                    call(Group(len(x), len(x)), x, y, out)
 
 
 def test_numbers_at_run_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
