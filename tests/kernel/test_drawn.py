@@ -124,7 +124,7 @@ def test_everything_is_drawn() -> None:
     assert all(len(words) > 1 for words in seen.values()), seen
     whole = "\n".join(str(t) for t in trials)
     for said in ("vload", "argmax", "argmin", ".mask", "group.empty", "out=", "mixed(", " @ ", "f16",
-                 "bool", "i8", "u8", "i64", "i8~", "u8~", "i32~", "fill=", "else:", "[None]", "[:, None]",
+                 "bool", "i8", "u8", "i64", "~ ", "fill=", "else:", "[None]", "[:, None]",
                  "global_id", ">>>> ",
                  "axis=(0, 2)", ".T",
                  "subgroups", "scoped(", "own(", "atomic_ref(W)", "mapping=create_mapping"):
@@ -133,7 +133,7 @@ def test_everything_is_drawn() -> None:
 
 def test_numpy_knows_no_rows_of_kernels() -> None:
     """What the simulator and compiled kernels both do wrong is found."""
-    line = ("kernel work=5 group=4 seed=1 N=i8~[5] P=i8[5]! ;; i, = group.work_offset() ;; "
+    line = ("kernel work=5 group=4 seed=1 N=i8[5]~ P=i8[5]! ;; i, = group.work_offset() ;; "
             "x = group.load(N[i:], shape=group.shape) ;; group.store(P[i:], np.maximum(x, -x))")
     row, least = FUNCTIONS["maximum"], FUNCTIONS["minimum"]
     held = row.numpy, row.expression

@@ -74,8 +74,8 @@ def _alone(d: Page, dtype: str) -> None:
     low, high = min(low, most), max(high, least)
     d.new(d.rng.choice((f"-{a}", f"~{a}", f"abs({a})", f"np.sign({a})", f"np.square({a})", f"+{a}",
                         f"{a} ** {d.rng.choice((0, 1, 2, 3, 5, 9, 12, 100))}", f"{a}.copy()",
-                        f"np.clip({a}, {low}, {high})", f"{a}.clip({low}, None)",
-                        f"np.clip({a}, None, {high})", f"np.full_like({a}, {_number(d, dtype)})",
+                        f"np.clip({a}, {low}, {high})", f"np.clip({a}, {low}, None)",
+                        f"np.clip({a}, None, {high})",
                         f"np.negative({a})", f"np.invert({a})")), "RCn")
 
 
@@ -131,7 +131,7 @@ def _looped(d: Page, dtype: str) -> None:
 def _written(d: Page, dtype: str) -> None:
     a, b = d.pick("n"), d.pick("n")
     made = d.new(f"{a}.copy()", "RCn")
-    d.say(d.rng.choice((f"{made}[:] = {b}", f"{made}[...] = {_number(d, dtype)}",
+    d.say(d.rng.choice((f"{made}[:] = {b}", f"{made}[:, :] = {_number(d, dtype)}",
                         f"{made}[:, :] = np.where({b} > {a}, {b}, {_said(_number(d, dtype))})")))
 
 

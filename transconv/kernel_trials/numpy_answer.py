@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from transconv.kernel_trials.numpy_tiles import Array, Elements, data_of, of, plain
-from transconv.kernel_trials.trial import KernelTrial
+from transconv.kernel_trials.trial import IMPORTED, KernelTrial
 
 SCOPES = ("WorkGroup", "SubGroup", "WorkItem")
 
@@ -26,7 +26,8 @@ def answered(trial: KernelTrial, arrays: dict[str, Array], whole: bool = False) 
     run = _Run(trial)
     names: dict[str, Any] = {"np": np, "kernel": run, "atomic_ref": _Atomic,
                              "create_mapping": lambda function: function, **{s: s for s in SCOPES}}
-    exec(trial.text(), names)
+    _, _, source = trial.kernel().partition(f"import {', '.join(IMPORTED)}\n")
+    exec(source, names)
     names["scoped"] = run.scoped
     sources = [_Source(a, a) for a in arrays.values()]
     shape = trial.work if whole else trial.group

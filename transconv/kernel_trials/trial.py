@@ -4,7 +4,7 @@
 
 Statements inside of others begin with a ``>`` for each of them. Arrays with ``!`` are stored to: they
 begin with the same number everywhere. The others are filled from the seed, with small numbers, or with any
-of their type (``N=u8~[4,6]``).
+of their type (``N=u8[4,6]~``).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def scoped_of_sub_group(sg, x):
 def scoped_of_item(item, x):
     return x * 2.0 + item.local_id()[0]"""}
 IMPORTED = ("Group", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "kernel")
-ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})(~?)\[([\d,]*)\](!?)")
+ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)(~?)")
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """An array: its type, its sizes, whether the kernel stores to it, and whether it holds any number of
-    its type (``u8~[4]``)."""
+    its type (``u8[4]~``)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class Drawn:
     full: bool = False
 
     def __str__(self) -> str:
-        return f"{self.dtype}{'~' * self.full}[{','.join(map(str, self.shape))}]{'!' * self.stored}"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{'!' * self.stored}{'~' * self.full}"
 
     def said(self) -> str:
         """An expression of NumPy that makes it; ``draw`` is a generator."""
@@ -108,8 +108,8 @@ class KernelTrial:
             if name in ("work", "group", "seed", "sub") and re.fullmatch(r"\d+(,\d+)*", value):
                 said[name] = _numbers(value)
             elif found := ARRAY.fullmatch(part):
-                arrays.append((found[1], Drawn(found[2], _numbers(found[4]), bool(found[5]),
-                                                 bool(found[3]))))
+                arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]),
+                                               bool(found[5]))))
             else:
                 raise ProblemError(f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or "
                                    "an array such as X=f32[4,6]")
@@ -148,18 +148,13 @@ class KernelTrial:
         return said
 
     def kernel(self) -> str:
-        """The kernel's source, with its imports."""
-        return "\n".join(["import numpy as np", f"from transconv.kernel import {', '.join(IMPORTED)}", "",
-                          self.text()])
-
-    def text(self) -> str:
-        """The kernel's functions."""
+        """The kernel's source."""
         names = ", ".join(["group", *(n for n, _ in self.arrays)])
         lines = []
         for line in self.lines:
             deep = len(line) - len(line.lstrip(">"))
             lines.append("    " * (deep + 1) + line.lstrip("> "))
-        head: list[str] = []
+        head = ["import numpy as np", f"from transconv.kernel import {', '.join(IMPORTED)}", ""]
         for name, text in FUNCTIONS.items():
             if f"{name}(" in "".join(self.lines):
                 head += [*text.split("\n"), ""]
