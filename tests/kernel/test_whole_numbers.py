@@ -225,3 +225,26 @@ def test_numbers_that_are_stored(line: str, tmp_path: Path) -> None:
     for call in (kernel.simulate, kernel.lower):
         with pytest.raises(KernelError, match="beside values of uint8, which are 0 to 255"):
             call(Group(1, 1), x, y)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
+def test_reductions(dtype: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows of all kinds, also those of ends alone; small numbers are summed in 32 bits."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    ops = ("max", "min", "argmax", "argmin", "sum", "prod", "any", "all")
+    stores = "".join(f"    group.store(Y[{n}], x.{op}(axis=1))\n" for n, op in enumerate(ops))
+    kernel = loaded("import numpy as np\nfrom transconv.kernel import kernel\n"
+                    "@kernel\ndef drawn(group, X, Y):\n"
+                    f"    x = group.load(X, shape=(6, 16))\n{stores}", tmp_path)
+    ends = np.iinfo(dtype)
+    x = np.random.default_rng(3).integers(ends.min, ends.max, (6, 11), dtype, True)
+    x[0], x[1], x[2, 3], x[3, 4] = ends.min, ends.max, ends.max, ends.min
+    for call in (kernel.simulate, kernel):
+        out = np.zeros((len(ops), 6), np.int64)
+        with np.errstate(all="ignore"):
+            call(Group(1), x, out)
+        for op, got in zip(ops, out, strict=True):
+            want = getattr(x, op)(axis=1)
+            if op in ("sum", "prod") and dtype is not np.int64:
+                want = want.astype(np.int32)
+            np.testing.assert_array_equal(got, want.astype(np.int64), op)
