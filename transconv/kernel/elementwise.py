@@ -67,12 +67,12 @@ def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int,
         return int(tile.expr.value), int(tile.expr.value)
     if work.bits >= index.bits and not compared:
         return None
-    if b.is_of_sizes(tile):
-        least, most = work.limits
-        inside = Tile((), (tile.expr >= least) & (tile.expr <= most))
-        return work.limits if b.holds(inside) else (least, most + 1)
     known, (least, most) = range_of(tile.expr, b.facts), index.limits
-    return least if known.lo is None else int(known.lo), most if known.hi is None else int(known.hi)
+    found = least if known.lo is None else int(known.lo), most if known.hi is None else int(known.hi)
+    if compared or not b.is_of_sizes(tile):
+        return found
+    inside = Tile((), (tile.expr >= work.limits[0]) & (tile.expr <= work.limits[1]))
+    return work.limits if b.holds(inside) else found
 
 
 def _decided(row: Function, tiles: list[Tile], shape: Shape) -> Tile:
@@ -172,7 +172,7 @@ def _repeated(b: Building, e: Expr, times: int) -> Expr:
         if times % 2:
             made = e if isinstance(made, Const) else made * e
         times //= 2
-        e = b.named("base", e * e) if times else e
+        e = b.named("base", e * e) if times > 1 and e.dtype.kind == "int" else e * e
     return made
 
 

@@ -21,8 +21,9 @@ from transconv.kernel_trials.trial import IMPORTED, KernelTrial
 SCOPES = ("WorkGroup", "SubGroup", "WorkItem")
 
 
-def answered(trial: KernelTrial, arrays: dict[str, Array], whole: bool = False) -> None:
-    """Store to the arrays of a trial what its statements say. ``whole``: all of the work is one group."""
+def answered(trial: KernelTrial, arrays: dict[str, Array]) -> None:
+    """Store to the arrays of a trial what its statements say. Where they say the same of all groups, all
+    of the work is one."""
     run = _Run(trial)
     names: dict[str, Any] = {"np": np, "kernel": run, "atomic_ref": _Atomic,
                              "create_mapping": lambda function: function, **{s: s for s in SCOPES}}
@@ -30,7 +31,7 @@ def answered(trial: KernelTrial, arrays: dict[str, Array], whole: bool = False) 
     exec(source, names)
     names["scoped"] = run.scoped
     sources = [_Source(a, a) for a in arrays.values()]
-    shape = trial.work if whole else trial.group
+    shape = trial.work if trial.whole else trial.group
     counts = [-(-w // g) for w, g in zip(trial.work, shape, strict=True)]
     with np.errstate(all="ignore"):
         for ids in np.ndindex(*counts):

@@ -50,7 +50,7 @@ def difference(trial: KernelTrial, way: str, folder: Path, row: Row, target: str
     """What differs from plain NumPy; empty if nothing does."""
     function, group = loaded(trial.kernel(), folder), trial.launch
     wanted = trial.made()
-    answered(trial, wanted, trial.whole)
+    answered(trial, wanted)
     row["nonzero"] = _written(trial, wanted)
     for stage, got in _elsewhere(trial, function, group, way, row, target):
         for name, array in trial.arrays:

@@ -172,16 +172,22 @@ class KernelTrial:
             yield f"{name} = {array.said()}"
 
     def program(self) -> str:
-        """A program that runs the kernel in the simulator and elsewhere, and prints where they differ."""
+        """A program that runs the kernel in the simulator and elsewhere, and prints where they differ from
+        NumPy."""
         names = [n for n, _ in self.arrays]
         stored = [n for n, a in self.arrays if a.stored]
         given = ", ".join(f"{n}_0" if n in stored else n for n in names)
-        lines = [self.kernel(), *self.making(),
+        lines = ["from transconv.kernel_trials import KernelTrial",
+                 "from transconv.kernel_trials.numpy_answer import answered",
+                 self.kernel(), *self.making(),
                  *(f"{n}_0 = {n}.copy()" for n in stored),
                  f"group = Group({self.work}, {self.group}, {self.sub or None})",
                  f"drawn.simulate(group, {given})",
                  f"drawn(group, {', '.join(names)})  # TRITON_INTERPRET=1, or arrays on a GPU",
-                 *(f"print(np.argwhere(~np.isclose({n}, {n}_0, 2e-4, 2e-4, True)))" for n in stored)]
+                 f"trial = KernelTrial.parse({str(self)!r})", "said = trial.made()",
+                 "answered(trial, said)",
+                 *(f"print(np.argwhere(~np.isclose({m}, said[{n!r}], 2e-4, 2e-4, True)))"
+                   for n in stored for m in (f"{n}_0", n))]
         return "\n".join(lines) + "\n"
 
     def made(self) -> dict[str, Any]:
