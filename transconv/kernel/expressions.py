@@ -53,10 +53,14 @@ class Expressions(Arithmetic):
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
 
     def of_Tuple(self, node: ast.Tuple) -> Any:
-        return tuple(self.value(e) for e in node.elts)
+        return tuple(self.elements_of(node))
 
     def of_List(self, node: ast.List) -> Any:
-        return [self.value(e) for e in node.elts]
+        return self.elements_of(node)
+
+    def elements_of(self, node: ast.Tuple | ast.List) -> list[Any]:
+        """The values of a tuple or list, each as it is behind the last."""
+        return [self.latest(v) for v in [self.value(e) for e in node.elts]]
 
     def of_ListComp(self, node: ast.ListComp) -> Any:
         return list(self.each_of(node))
