@@ -73,6 +73,8 @@ SAME = (
     ("group.store(Y[i:], X[-(i + np.arange(4))])", np.append(10, X[:0:-1])),
     ("group.store(Y[i:], X[i - 1 + np.arange(4)])", np.roll(X, 1)),
     ("group.store(Y[i:], X[i - 9 + np.arange(4)])", [-77, *X[:7]]),
+    (EACH + "if k > 0:\n        Y[k] = group.vload(X[k - 1:], shape=(2,)).sum()\neach()",
+     np.append([-77], X[:-1] + X[1:])),
     (EACH + "Y[k] = X[-k]\neach()", np.append(10, X[:0:-1])),
     (EACH + "Y[-k] = X[k]\neach()", np.append(10, X[:0:-1])),
 )

@@ -7,6 +7,7 @@ are inactive; ``store`` writes active elements that are inside of the destinatio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
@@ -44,7 +45,7 @@ from transconv.kernel.values import (
     named,
     tile_of,
 )
-from transconv.simplify import prove, simplify
+from transconv.simplify import prove, range_of, simplify
 
 
 def whole(tensor: Tensor) -> ArrayView:
@@ -85,6 +86,22 @@ def sure(along: Along) -> None:
         raise Refusal("a slice whose start may be below 0 at run time, where NumPy counts from the end",
                       "starts from 0 on; a load with fill=, for which such places are before the array",
                       "group.load(X[i - 1:], shape=(16,), fill=0.0)")
+
+
+def decided(b: Building, view: ArrayView, within: Mask) -> ArrayView:
+    """A view of which conditions of items may tell that no start is below 0 where they hold. Elsewhere it
+    counts from the end: those items read something, too."""
+    if not within or not any(a is not None and a.unsure for a in view.along):
+        return view
+    facts = b.facts.assume(all_of(within))
+
+    def told(along: Along | None) -> Along | None:
+        if along is None or along.place is None:
+            return along
+        low = range_of(along.place - along.least, facts).lo
+        return replace(along, unsure=along.unsure and (low is None or low < 0))
+
+    return replace(view, along=tuple(map(told, view.along)))
 
 
 def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transconv.ir import Var, all_of
+from transconv.ir import Var
 from transconv.kernel import arrays, indexing, scopes, tile_elements, tiles
 from transconv.kernel.arithmetic import Arithmetic
 from transconv.kernel.atomics import atomic_ref
@@ -185,12 +185,9 @@ class Expressions(Arithmetic):
             made = indexing.gathered(self.b, of, items, self.stem)
             self.accessed(of)
             return made
-        facts = self.b.facts
-        self.b.facts = facts.assume(all_of(self.within.within)) if self.within.within else facts
         view = arrays.sliced(self.b, of, items, self.items_shape)
-        self.b.facts = facts
         if view.ndim:
-            return view
+            return arrays.decided(self.b, view, tuple(self.within.within))
         if picked:
             return self.load(view, ())
         value = arrays.element(self.b, view, self.stem)
