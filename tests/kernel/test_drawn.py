@@ -32,6 +32,9 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpr
 
 # Shrunk trials of bugs that were found.
 FAILED_ONCE = (
+    "kernel work=17,1 group=16,1 seed=820 M=i8[17,1]~ P=i8[1,17,1]! ;; i, j = group.work_offset() ;; "
+    "v1 = group.load(M[i:, j:], shape=group.shape) ;; v4 = np.clip(v1, -129, -5) ;; "
+    "for k in range(1, 4): ;; > v4 = v4 // 3 + np.maximum(v1, v4) ;; group.store(P[0, i:, j:], v4)",
     "kernel work=1,6 group=1,5 seed=891 Z=f32[1,9] Y=f32[3,8,14]! ;; i, j = group.work_offset() ;; "
     "R, C = group.shape ;; v1 = group.load(Z[i:, j:], shape=(R, C)) ;; v9 = v1 ;; if j == 0: ;; > v9 = v1 "
     ";; else: ;; > v9 = v9 - group.load(Z[i:, j:], shape=(R, C)) ;; group.store(Y[1, i:, j:], v9)",
