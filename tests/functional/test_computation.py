@@ -92,3 +92,23 @@ def test_torchs_compiler_may_be_imported_after_convolutions_were_replaced() -> N
             "assert 'torch._dynamo' not in sys.modules; import torch._dynamo; "
             "assert 'transconv.functional' in sys.modules")
     programs.run(["-c", code], check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_least_number_by_a_negative_one(dtype: torch.dtype) -> None:
+    """It has no opposite, so that a division cannot change its sign."""
+    low = torch.iinfo(dtype).min
+    x = torch.tensor([low, low + 1, -17, -3, 0, 3, 7, torch.iinfo(dtype).max], dtype=dtype)
+    name = "i32" if dtype is torch.int32 else "i64"
+    divided = transconv.computation(f"""compute divided
+        tensor X {name} [n=8]
+        tensor Y {name} [n=8]
+        tensor Z {name} [n=8]
+        axes   n=8
+        read   a = X[n]
+        store  Y[n] = a // -3
+        store  Z[n] = a % -3""")
+    quotient, rest = divided(x)
+    assert quotient.tolist() == [n // -3 for n in x.tolist()]
+    assert rest.tolist() == [n % -3 for n in x.tolist()]
+    assert sum(transconv.stats().native.values()) == 1 and not transconv.stats().fallback

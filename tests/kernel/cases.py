@@ -281,7 +281,7 @@ def _branches(x: Array, y: Array) -> dict[int, Any]:
 
 
 def _gathered(x: Array, i: Array, y: Array) -> dict[int, Any]:
-    there = (i >= 0) & (i < len(x))
+    there = (i >= -len(x)) & (i < len(x))  # below 0 they count from the end
     at = np.where(there, i, 0)
     return {2: np.where(there, x[at, at % 3], y)}
 

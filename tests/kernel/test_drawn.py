@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.kernel.planted import BUGS, Bug
 from transconv.__main__ import main
 from transconv.backend_triton import Job, Resources, compile_offline
 from transconv.errors import ProblemError
+from transconv.kernel.functions import FUNCTIONS
 from transconv.kernel_trials import KERNELS, KernelTrial
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.run import loaded, work
@@ -30,6 +32,9 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpr
 
 # Shrunk trials of bugs that were found.
 FAILED_ONCE = (
+    "kernel work=17,1 group=16,1 seed=820 M=i8[17,1]~ P=i8[1,17,1]! ;; i, j = group.work_offset() ;; "
+    "v1 = group.load(M[i:, j:], shape=group.shape) ;; v4 = np.clip(v1, -129, -5) ;; "
+    "for k in range(1, 4): ;; > v4 = v4 // 3 + np.maximum(v1, v4) ;; group.store(P[0, i:, j:], v4)",
     "kernel work=1,6 group=1,5 seed=891 Z=f32[1,9] Y=f32[3,8,14]! ;; i, j = group.work_offset() ;; "
     "R, C = group.shape ;; v1 = group.load(Z[i:, j:], shape=(R, C)) ;; v9 = v1 ;; if j == 0: ;; > v9 = v1 "
     ";; else: ;; > v9 = v9 - group.load(Z[i:, j:], shape=(R, C)) ;; group.store(Y[1, i:, j:], v9)",
@@ -116,16 +121,41 @@ def test_many(part: int) -> None:
 
 def test_everything_is_drawn() -> None:
     seen: dict[str, set[str]] = {}
-    trials = [draw_trial("u", n) for n in range(150)]
+    trials = [draw_trial("u", n) for n in range(400)]
     for name, word in ((n, w) for t in trials for n, w in t.facts.items()):
         seen.setdefault(name, set()).add(word)
     assert all(len(words) > 1 for words in seen.values()), seen
     whole = "\n".join(str(t) for t in trials)
     for said in ("vload", "argmax", "argmin", ".mask", "group.empty", "out=", "mixed(", " @ ", "f16",
-                 "bool", "i8", "u8", "i64", "else:", "[None]", "[:, None]", "global_id", ">>>> ",
+                 "bool", "i8", "u8", "i64", "~ ", "fill=", "else:", "[None]", "[:, None]",
+                 "global_id", ">>>> ",
                  "axis=(0, 2)", ".T",
                  "subgroups", "scoped(", "own(", "atomic_ref(W)", "mapping=create_mapping"):
         assert said in whole, said
+
+
+def test_numpy_knows_no_rows_of_kernels() -> None:
+    """What the simulator and compiled kernels both do wrong is found."""
+    line = ("kernel work=5 group=4 seed=1 N=i8[5]~ P=i8[5]! ;; i, = group.work_offset() ;; "
+            "x = group.load(N[i:], shape=group.shape) ;; group.store(P[i:], np.maximum(x, -x))")
+    row, least = FUNCTIONS["maximum"], FUNCTIONS["minimum"]
+    held = row.numpy, row.expression
+    assert work(line=line)["status"] == "passed"
+    try:
+        object.__setattr__(row, "numpy", least.numpy)
+        object.__setattr__(row, "expression", least.expression)
+        assert "in NumPy" in work(line=line)["reason"]
+    finally:
+        object.__setattr__(row, "numpy", held[0])
+        object.__setattr__(row, "expression", held[1])
+
+
+def test_groups_of_any_shape_say_the_same() -> None:
+    """What does not depend on the group is one answer, that of NumPy on whole arrays."""
+    trials = [t for t in (draw_trial("groups", n) for n in range(40)) if t.whole]
+    for trial, group in zip(trials[:4], ((1, 2), (3, 5), (16, 4), (32, 32)), strict=True):
+        row = work(line=str(replace(trial, group=group)))
+        assert row["status"] == "passed" and row["nonzero"] > 0, row["reason"]
 
 
 def test_lines_read_back() -> None:

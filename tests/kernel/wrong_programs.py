@@ -396,3 +396,25 @@ def fill_without_a_value(group, X, Y):
 def arange_at_run_time(group, X, Y):
     i, j = group.id()
     x = np.arange(i)
+
+
+@kernel
+def a_number_beyond_the_type(group, X, Y):
+    x = group.load(X, shape=X.shape).astype(np.uint8)
+    group.store(Y, x + 1000)
+
+
+@kernel
+def a_start_before_the_array(group, X, Y):
+    i, j = group.work_offset()
+    group.store(Y[i:, j:], group.load(X[i - 1:, j:], shape=group.shape))
+
+
+@kernel
+def an_operand_that_another_changes(group, X, Y):
+    i, j = group.work_offset()
+    x = group.load(X[i:, j:], shape=group.shape)
+    acc = group.zeros(shape=group.shape)
+    for k in range(i + 2):
+        acc = acc * 2.0 + np.add(acc, x, out=acc)
+    group.store(Y[i:, j:], acc)

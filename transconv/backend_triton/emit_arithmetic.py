@@ -52,6 +52,11 @@ SIGN = {Lt: "<", Le: "<=", Eq: "==", Ne: "!=", Or: "|", Xor: "^", And: "&", Shl:
 ATOM, POSTFIX, PREFIX = 10, 9, 8
 
 
+def is_narrow(dtype: DType) -> bool:
+    """Whether these are integers of less than the 32 bits that Triton gives numbers."""
+    return dtype.kind == "int" and dtype.bits < 32
+
+
 class ArithmeticSpeller:
     """Spells expressions: (text, precedence level), in an expression's own lanes. ``scope`` holds the
     lanes of every variable in scope; ``space`` is the name of Triton's module in the text."""
@@ -137,16 +142,20 @@ class ArithmeticSpeller:
 
     def negated(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
         """-x as ``~x + 1``: Triton assumes nothing of bit operations. It makes subtractions of products
-        with -1 that are added (a fault on an H100)."""
+        with -1 that are added (a fault on an H100). It has no sign and its interpreter no ``~`` of numbers
+        without a sign: there it is ``(x ^ 255) + 1``."""
         own = self.lanes(e)
-        return self.fitted(f"~{self.fit(e, own, PREFIX)} + 1", LEVEL[Add], own, lanes)
+        flipped = f"~{self.fit(e, own, PREFIX)}"
+        if e.dtype.kind == "int" and not e.dtype.limits[0]:
+            flipped = f"({self.fit(e, own, LEVEL[Xor] + 1)} ^ {e.dtype.limits[1]})"
+        return self.fitted(f"{flipped} + 1", LEVEL[Add], own, lanes)
 
     def spell_Mul(self, e: Mul) -> tuple[str, int]:
         minus = isinstance(e.b, Const) and e.b.value == -1
         return self.spell_Neg(Neg(e.a)) if minus and self.may_count_up(e.a) else self.binary(e)
 
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
-        if self.may_count_up(e.x):
+        if self.may_count_up(e.x) or e.dtype.kind == "int" and not e.dtype.limits[0]:
             return self.negated(e.x, self.lanes(e)), LEVEL[Add]
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
@@ -195,9 +204,9 @@ class ArithmeticSpeller:
 
     def extremum(self, name: str, e: Min | Max) -> tuple[str, int]:
         """A NaN operand makes the result NaN, as in torch; Triton does so only on request. It makes f32 of
-        a number beside 16 or 64 bits here."""
-        typed = tuple(Cast(x, e.dtype) if self.is_number(x) and e.dtype in (f16, bf16, f64) else x
-                      for x in (e.a, e.b))
+        a number beside 16 or 64 bits here, and i32 of one beside 8, so that nothing would wrap around."""
+        asked = e.dtype in (f16, bf16, f64) or is_narrow(e.dtype)
+        typed = tuple(Cast(x, e.dtype) if asked and self.is_number(x) else x for x in (e.a, e.b))
         text, level = self.function(name, typed, e)
         if e.dtype.kind == "float":
             text = f"{text[:-1]}, propagate_nan=tl.PropagateNan.ALL)"
@@ -208,7 +217,7 @@ class ArithmeticSpeller:
         not where an addition made one of them. Of two numbers Triton makes f32 or i32."""
         yes, no = (Add(x, other) if x in self.products and isinstance(other, Const) and other.value == 0.0
                    and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))
-        if e.dtype.bits == 64 and self.is_number(yes) and self.is_number(no):
+        if (e.dtype.bits == 64 or is_narrow(e.dtype)) and self.is_number(yes) and self.is_number(no):
             yes = Cast(yes, e.dtype)  # the other then is of its type
         return self.function("where", (e.cond, yes, no), e)
 

@@ -35,8 +35,8 @@ class Arithmetic(Effects):
         return self.whole(self.raw(node))
 
     def whole(self, value: Any) -> Any:
-        """A value that is no product in waiting."""
-        return computed(self.b, value, self.chip) if isinstance(value, Product) else value
+        """A value that is no product in waiting, and of a tile what it is now."""
+        return computed(self.b, value, self.chip) if isinstance(value, Product) else self.latest(value)
 
     def raw(self, node: ast.AST) -> Any:
         """The value of an expression; a product is not computed yet. Raises KernelError at its line."""
@@ -56,7 +56,9 @@ class Arithmetic(Effects):
         raise NotImplementedError
 
     def of_BinOp(self, node: ast.BinOp) -> Any:
-        return self.binary(BINARY[type(node.op)], self.value(node.left), self.value(node.right))
+        left, since = self.value(node.left), len(self.b.stmts)
+        right = self.value(node.right)
+        return self.binary(BINARY[type(node.op)], self.still(left, since), right)
 
     def binary(self, function: Callable[..., Any], a: Any, b: Any) -> Any:
         """``a function b``"""
@@ -92,7 +94,9 @@ class Arithmetic(Effects):
         left = self.value(node.left)
         made: list[Any] = []
         for op, comparator in zip(node.ops, node.comparators, strict=True):
+            since = len(self.b.stmts)
             right = self.value(comparator)
+            left = self.still(left, since)
             if type(op) not in COMPARE or is_static(left) and is_static(right):
                 made.append(self.compared(op, left, right))
             else:

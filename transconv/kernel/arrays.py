@@ -7,12 +7,14 @@ are inactive; ``store`` writes active elements that are inside of the destinatio
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from transconv.ir import (
     FALSE,
     ZERO,
     Const,
+    DType,
     Expr,
     Load,
     Max,
@@ -21,18 +23,29 @@ from transconv.ir import (
     Tensor,
     all_of,
     as_expr,
+    find,
+    free_vars,
     lanes_of,
     select,
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import position
-from transconv.kernel.functions import cast
+from transconv.kernel.functions import cast, held_number
 from transconv.kernel.lanes import Shape, each_dimension, ends, lanes_along
 from transconv.kernel.mappings import IndexMap
 from transconv.kernel.masks import joined
 from transconv.kernel.refusals import Refusal, WrongScope
-from transconv.kernel.values import Along, ArrayView, Mask, Tile, tile_of
-from transconv.simplify import simplify
+from transconv.kernel.values import (
+    Along,
+    ArrayView,
+    Mask,
+    Tile,
+    described,
+    is_number,
+    named,
+    tile_of,
+)
+from transconv.simplify import prove, range_of, simplify
 
 
 def whole(tensor: Tensor) -> ArrayView:
@@ -62,8 +75,33 @@ def size_along(along: Along | None) -> Expr:
     """The size of a dimension."""
     if along is None:
         return as_expr(1)
+    sure(along)
     reach = along.stop - along.start
     return simplify(reach if along.step == 1 else (reach + (along.step - 1)) // along.step)
+
+
+def sure(along: Along) -> None:
+    """Refuse a slice that begins at a place or counts from the end, which only the values tell."""
+    if along.unsure:
+        raise Refusal("a slice whose start may be below 0 at run time, where NumPy counts from the end",
+                      "starts from 0 on; a load with fill=, for which such places are before the array",
+                      "group.load(X[i - 1:], shape=(16,), fill=0.0)")
+
+
+def decided(b: Building, view: ArrayView, within: Mask) -> ArrayView:
+    """A view of which conditions of items may tell that no start is below 0 where they hold. Elsewhere it
+    counts from the end: those items read something, too."""
+    if not within or not any(a is not None and a.unsure for a in view.along):
+        return view
+    facts = b.facts.assume(all_of(within))
+
+    def told(along: Along | None) -> Along | None:
+        if along is None or along.place is None:
+            return along
+        low = range_of(along.place - along.least, facts).lo
+        return replace(along, unsure=along.unsure and (low is None or low < 0))
+
+    return replace(view, along=tuple(map(told, view.along)))
 
 
 def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
@@ -131,14 +169,19 @@ def _part(b: Building, along: Along | None, item: slice, each: int) -> Along | N
     if not isinstance(step, int) or step < 1:
         raise Refusal("a slice with another step than a positive whole number", "x[a:b:2]")
     size = size_along(along)
-    start = ZERO if item.start is None else _bound(b, item.start, size, each)
-    stop = size if item.stop is None else _bound(b, item.stop, size, each)
-    if along.step != 1:
-        first, last = along.start + start * along.step, along.start + stop * along.step
-    else:
-        first, last = plus(along.start, start), plus(along.start, stop)
+    raw = ZERO if item.start is None else position(item.start, "a bound of a slice", each)
+    start, unsure = _bound(b, raw, size)
+    stop = size
+    if item.stop is not None:
+        stop, either = _bound(b, position(item.stop, "a bound of a slice", each), size)
+        if either:
+            raise Refusal("a slice whose end may be below 0 at run time, where NumPy counts from the end",
+                          "ends from 0 on", "X[:max(i - 2, 0)]")
+    first, last, place = (plus(along.start, n * along.step if along.step != 1 else n)
+                          for n in (start, stop, raw))
     last = simplify(Min(last, along.stop), b.facts)
-    return Along(along.dim, simplify(first, b.facts), last, along.step * step)
+    return Along(along.dim, simplify(first, b.facts), last, along.step * step,
+                 None if raw is start else simplify(place, b.facts), along.start, unsure)
 
 
 def plus(a: Expr, b: Expr) -> Expr:
@@ -146,20 +189,28 @@ def plus(a: Expr, b: Expr) -> Expr:
     return b if a is ZERO else a if b is ZERO else a + b
 
 
-def _bound(b: Building, item: Any, size: Expr, each: int) -> Expr:
-    """A bound of a slice. Negative ones count from the end, as in NumPy."""
-    at = position(item, "a bound of a slice", each)
+def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
+    """A bound of a slice, and whether it is a number of ids, counters and sizes of which nothing tells if
+    it is negative: such count from the end, as in NumPy. So do values, of which nothing is asked."""
     if b.is_not_negative(at):
-        return at
-    return simplify(select(at < 0, Max(at + size, ZERO), at), b.facts)
+        return at, False
+    negative = Tile((), at < 0)
+    if b.is_of_sizes(negative) and not b.holds(negative):
+        return at, False
+    behind = Max(at + size, ZERO)
+    if b.is_of_sizes(negative) or prove(at < 0, b.facts):
+        return simplify(behind, b.facts), False
+    of_values = any(v.dtype.kind != "index" for v in free_vars(at)) or bool(find(at, Load))
+    return simplify(select(at < 0, behind, at), b.facts), not of_values
 
 
 # -- access ----------------------------------------------------------------------------------------
 
 
-def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Shape, Expr, Mask]:
+def _accessed(b: Building, view: ArrayView, shape: Shape,
+              padded: bool = False) -> tuple[Shape, Expr, Mask]:
     """The dimensions of items, the offsets of a tile's elements, and where these exist. Items along which
-    nothing varies have one element in common."""
+    nothing varies have one element in common. ``padded``: a start below the array is before it."""
     deep = len(shape)
     coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep) for d in range(view.dims)]
     there = [lifted(b, m, view.items, deep) for m in view.mask]
@@ -168,13 +219,18 @@ def _accessed(b: Building, view: ArrayView, shape: Shape) -> tuple[Shape, Expr, 
         if along is None:
             inside += [] if lane is None else [lane < 1]
             continue
-        place = lifted(b, along.start, view.items, deep)
+        before = along.place if padded else None
+        if not padded:
+            sure(along)
+        place = lifted(b, along.start if before is None else before, view.items, deep)
         if lane is not None:
             far = lane if along.step == 1 else lane * along.step
             place = far if place is ZERO else place + far
             b.divides(along.start)
             b.divides(along.stop)
         coords[along.dim] = place
+        if before is not None:
+            inside.append(place >= lifted(b, along.least, view.items, deep))
         inside += [place < lifted(b, stop, view.items, deep) for stop in stops(along.stop)]
     offset = offset_of(b, view, coords)
     found = {x for e in (offset, *there, *inside) for x in lanes_of(e, b.scope)}
@@ -209,17 +265,32 @@ def default(view: ArrayView) -> str:
     return f"{view.tensor.name}_tile".lower()
 
 
-def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: bool = False) -> Tile:
-    """The elements of a view as a tile of a shape, by default its own."""
+def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: bool = False,
+         fill: Any = None) -> Tile:
+    """The elements of a view as a tile of a shape, by default its own. ``fill``: a number for elements
+    outside, which are then active; starts of slices below the array are before it."""
     shape = static_shape(b, view) if shape is None else shape
     if len(shape) != view.ndim:
         raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions",
                       f"{view.ndim} sizes", "group.load(X[i:], shape=(16, X.shape[1]))")
-    each, offset, inside = _accessed(b, view, shape)
-    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside)))
-    b.zero_unless[value] = frozenset(inside)
-    out = {*ends((*each, *shape))}
+    each, offset, inside = _accessed(b, view, shape, fill is not None)
+    number = 0.0 if fill is None else filling(fill, view.tensor.dtype)
+    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside), number))
+    if not number:
+        b.zero_unless[value] = frozenset(inside)
+    out = {*ends((*each, *shape))} if fill is None else {*inside}
     return Tile((*each, *shape), value, tuple(m for m in inside if m not in out), vector, len(each))
+
+
+def filling(fill: Any, dtype: DType) -> float:
+    """The number of ``fill=``. Refuses what is none, or none of the type."""
+    if not is_number(fill):
+        raise Refusal(f"fill={described(fill)}", "a number that Python knows; x.filled for others",
+                      "group.load(X[i - 1:], shape=(16,), fill=0.0)")
+    held_number(fill, dtype)
+    if isinstance(fill, float) and dtype.kind != "float":
+        raise Refusal(f"fill={fill} for elements of {named(dtype)}", "a whole number", "fill=0")
+    return float(fill) if dtype.kind == "float" else int(fill)
 
 
 def static_shape(b: Building, view: ArrayView) -> Shape:
@@ -245,6 +316,7 @@ def store(b: Building, view: ArrayView, value: Any, where: Mask = ()) -> None:
 
 def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shape, Expr, Mask, Expr]:
     """The shape, the offsets and the mask of what is written to a view, and the values."""
+    held_number(value, view.tensor.dtype)
     tile = tile_of(value)
     if len(tile.own) != view.ndim:
         fits = "a value of as many dimensions"

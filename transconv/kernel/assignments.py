@@ -90,12 +90,25 @@ class Assignments(Calls):
             raise Refusal(f"{name}, a parameter that is bound again after its elements were written",
                           "another name", f"{name}_2 = {name} + 1.0")
         self.given.discard(name)
+        if self.also.get(other := self.also.pop(name, "")) == name:
+            del self.also[other]
+        self.shared(name, value)
         self.bind_again(name, value)
+
+    def shared(self, name: str, value: Any) -> None:
+        """Note that a name becomes another one of a tile that a loop or branch carries, which keeps the
+        values of both apart."""
+        if not isinstance(value, Tile) or not value.shape or value.vector:
+            return
+        for other in [n for n in self.carried if n != name and self.env.get(n) is value]:
+            if name in self.carried and self.elements & {name, other}:  # the next iteration writes them
+                raise _two_names(other, name)
+            self.also[name], self.also[other] = other, name
 
     def rebind(self, name: str, value: Tile) -> None:
         if name in self.also:
-            raise Refusal(f"elements of {name} written in a loop or branch, which is {self.also[name]} "
-                          "too", "a tile with one name", f"{name} = {self.also[name]}.copy()")
+            raise _two_names(name, self.also[name])
+        self.elements.add(name)
         if name in self.given:
             self.written.add(name)
         self.bind_again(name, value)
@@ -200,6 +213,13 @@ class Assignments(Calls):
         for name in names:
             self.rebind(name, new)
             new = self.env[name]
+        self.replacements[old] = new
+
+
+def _two_names(name: str, other: str) -> Refusal:
+    """What is refused of a tile with several names."""
+    return Refusal(f"elements of {name} written in a loop or branch, which is {other} too",
+                   "a tile with one name", f"{name} = {other}.copy()")
 
 
 def _is_read(node: ast.expr) -> bool:

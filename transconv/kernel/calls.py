@@ -15,7 +15,7 @@ from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.elementwise import apply, as_type, clip, named, power
 from transconv.kernel.families import family_of
-from transconv.kernel.functions import FUNCTIONS, cast, function_of
+from transconv.kernel.functions import FUNCTIONS, cast, function_of, held_number
 from transconv.kernel.group_scope import METHODS, GroupScope, sizes_of, view_of
 from transconv.kernel.lanes import broadcast, lanes_along
 from transconv.kernel.mappings import IndexMap, create_mapping
@@ -203,6 +203,7 @@ def _like(value: Any) -> Callable[..., Tile]:
     def made(at: Expressions, x: Any, dtype: Any = None) -> Tile:
         x = tile_of(x)
         kind = x.dtype if dtype is None else dtype_of(dtype)
+        held_number(value, kind)
         return Tile(x.shape, cast(tile_of(value).expr, kind))
     return made
 

@@ -44,6 +44,7 @@ class Carrying(Expressions):
         self.given: set[str] = set()  # parameters that are still what the caller gave
         self.written: set[str] = set()  # those of which elements were written
         self.also: dict[str, str] = {}  # of names that are carried, another name of the same tile
+        self.elements: set[str] = set()  # names of which elements were written
 
     def run(self, body: Sequence[ast.stmt]) -> None:
         """Read statements."""
@@ -81,7 +82,7 @@ class Carrying(Expressions):
                 plans[name] = plan
         b, before = self.b, (dict(self.env), dict(self.gone), dict(self.carried))
         mark, taken, changing, counters = len(b.stmts), set(b.taken), set(b.changing), list(self.counters)
-        accesses, loops = len(self.accesses), list(self.loops)
+        accesses, loops, replaced = len(self.accesses), list(self.loops), dict(self.replacements)
         for _ in range(ATTEMPTS):
             try:
                 for name, plan in plans.items():
@@ -94,7 +95,7 @@ class Carrying(Expressions):
                 del b.stmts[mark:]
                 self.env, self.gone, self.carried = (dict(x) for x in before)
                 del self.accesses[accesses:]
-                self.loops = list(loops)
+                self.loops, self.replacements = list(loops), dict(replaced)
                 b.taken, b.changing, self.counters = set(taken), set(changing), list(counters)
                 around = any(again.name in names for names in self.entered)
                 if again.name not in plans and (around or again.name not in self.env):
@@ -130,7 +131,7 @@ class Carrying(Expressions):
                 assert plan is not None
                 raise Again(name, plan)
             self.rebind(name, new)
-            new = self.env[name]
+            new = self.replacements[old] = self.env[name]
 
     def rebind(self, name: str, value: Tile) -> None:
         """Bind a name again, because elements of its tile were written."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.ir import Expr, Let, Load, Store
+from transconv.ir import Expr, FuncCall, Let, Load, Store, Update, Var, find, free_vars
 from transconv.kernel import arrays, tile_elements
 from transconv.kernel.building import Building
 from transconv.kernel.families import Family
@@ -44,6 +44,7 @@ class Effects:
         self.here: Any = None  # the group, or the items whose function is read
         self.viewed = False  # whether an index of an array makes a part of it, and does not read
         self.within = Conditions()
+        self.replacements: dict[Tile, Tile] = {}  # tiles of which elements were written since
         self.loops: list[str] = []  # the loops at run time around the current line
 
     def error(self, refusal: Refusal) -> KernelError:
@@ -60,11 +61,11 @@ class Effects:
         place = self.source.place(self.at)
         self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
 
-    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False) -> Tile:
+    def load(self, view: ArrayView, shape: Shape | None, vector: bool = False, fill: Any = None) -> Tile:
         """``group.load``, ``group.vload``"""
         if self.items and not view.items:
             view = replace(view, items=self.items_shape)
-        made = arrays.load(self.b, view, shape, self.stem, vector or self.items)
+        made = arrays.load(self.b, view, shape, self.stem, vector or self.items, fill)
         self.accessed(view)
         return made
 
@@ -94,7 +95,27 @@ class Effects:
             raise Refusal(f"a result of shape {made.shape} for out= of shape {out.shape}", "equal shapes")
         value = tile_elements.written(self.b, out, _cast(made, out), made.mask, ())
         self.replaced(out, value)
+        return self.latest(out)
+
+    def latest(self, value: Any) -> Any:
+        """A tile after what was written to its elements."""
+        while isinstance(value, Tile) and value in self.replacements:
+            value = self.replacements[value]
         return value
+
+    def still(self, value: Any, since: int) -> Any:
+        """An operand as it is behind the statements from one on, which other operands made: a tile after
+        what was written to it. Refused is what was computed from a name that has changed."""
+        if not isinstance(value, Tile) or len(self.b.stmts) == since:
+            return value
+        mentioned = free_vars(value.expr).union(*map(free_vars, value.mask)) & self.b.changing
+        behind = self.b.stmts[since:]
+        changed = {n.var for s in behind for n in find(s, Update)}
+        changed |= {a for s in behind for n in find(s, FuncCall) for a in n.args if isinstance(a, Var)}
+        if mentioned & changed - {value.expr}:
+            raise Refusal("an operand computed from a name that another operand changes",
+                          "two statements", "y = acc * 2; np.add(acc, x, out=acc); acc = y + acc")
+        return self.latest(value)
 
     def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
         """A call of a function whose body is read here."""

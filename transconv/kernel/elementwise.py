@@ -13,15 +13,19 @@ from transconv.kernel.building import Building
 from transconv.kernel.functions import (
     FUNCTIONS,
     Function,
+    beyond,
     cast,
+    clipped,
     common,
+    held_number,
     operand_type,
     result_type,
 )
-from transconv.kernel.lanes import broadcast
+from transconv.kernel.lanes import Shape, broadcast
 from transconv.kernel.masks import joined
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.values import Tile, is_leaf, is_number, tile_of
+from transconv.simplify import range_of
 
 SUMS = ("add", "subtract")
 
@@ -40,14 +44,42 @@ def apply(b: Building, row: Function, values: list[Any]) -> Tile:
     else:
         shared = _shared(tiles, values)
         work, gives = operand_type(row, shared), result_type(row, shared)
+        if beyond(row, work, [_numbers(b, t, work, row.types == "bool") for t in tiles]):
+            if any(isinstance(t.expr, Const) for t in tiles):
+                return _decided(row, tiles, shape)
+            work = index
         args = _cast(tiles, work)
-        if row.often:
+        if row.often and work.kind != "index":
             args = [e if is_leaf(e) else b.let("value", e) for e in args]
         known = [e for e in args if isinstance(e, Const)]
         made = folded(row, known, gives) if len(known) == row.arity else cast(
             row.expression(*args), gives if work is not gives else row_type(row, work))
     return Tile(shape, made, joined(*(t.mask for t in tiles)), any(t.vector for t in tiles),
                 max(t.items for t in tiles))
+
+
+def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int, int] | None:
+    """The least and the largest number of an operand that gives way to the types of tiles; None for
+    others. A position has those of 32 bits, if nothing else is known of it or it is not compared."""
+    if tile.dtype.kind != "index" or work.kind != "int":
+        return None
+    if isinstance(tile.expr, Const):
+        return int(tile.expr.value), int(tile.expr.value)
+    if work.bits >= index.bits and not compared:
+        return None
+    known, (least, most) = range_of(tile.expr, b.facts), index.limits
+    found = least if known.lo is None else int(known.lo), most if known.hi is None else int(known.hi)
+    if compared or not b.is_of_sizes(tile):
+        return found
+    inside = Tile((), (tile.expr >= work.limits[0]) & (tile.expr <= work.limits[1]))
+    return work.limits if b.holds(inside) else found
+
+
+def _decided(row: Function, tiles: list[Tile], shape: Shape) -> Tile:
+    """A comparison with a number that the type of a tile does not hold: all its values compare alike."""
+    values = [int(t.expr.value) if isinstance(t.expr, Const) else t.dtype.limits[0] for t in tiles]
+    return Tile(shape, Const(bool(row.numpy(*values)), boolean), joined(*(t.mask for t in tiles)),
+                any(t.vector for t in tiles), max(t.items for t in tiles))
 
 
 def _with_product(b: Building, row: Function, values: list[Any]) -> Tile | None:
@@ -119,32 +151,35 @@ def power(b: Building, base: Any, exponent: Any) -> Tile:
         return named(b, "power", base, exponent)
     whole = float(exponent).is_integer()
     if x.dtype.is_integer:
-        if not whole or exponent < 0 or exponent > 8:
+        if not whole or exponent < 0 or isinstance(exponent, float):
             return named(b, "power", base, float(exponent))
-        exponent = int(exponent)
-        if exponent == 0:
-            return replace(x, expr=Const(1, x.dtype))
+        held_number(exponent, x.dtype)
         work = x.dtype
     else:
         shared = common([x.dtype], [])
         work = operand_type(FUNCTIONS["square" if whole else "sqrt"], shared)
     e = cast(x.expr, work)
     e = e if is_leaf(e) else b.let("base", e)
-    made = _product(e, exponent) if work.is_integer else OPS["pow"](e, Const(float(exponent), work))
+    made = _repeated(b, e, exponent) if work.is_integer else OPS["pow"](e, Const(float(exponent), work))
     gives = x.dtype if work.is_integer else common([x.dtype], [])
     return replace(x, expr=cast(made, gives))
 
 
-def _product(e: Expr, times: int) -> Expr:
-    made = e
-    for _ in range(times - 1):
-        made = made * e
+def _repeated(b: Building, e: Expr, times: int) -> Expr:
+    """The product of so many whole numbers, by squares: the last bits are right in any order."""
+    made: Expr = Const(1, e.dtype)
+    while times:
+        if times % 2:
+            made = e if isinstance(made, Const) else made * e
+        times //= 2
+        e = b.named("base", e * e) if times > 1 and e.dtype.kind == "int" else e * e
     return made
 
 
 def clip(b: Building, x: Any, low: Any = None, high: Any = None) -> Tile:
     """``x`` between limits; None for no limit."""
     made = tile_of(x)
+    low, high = clipped(made.dtype, low, high)
     if low is not None:
         made = named(b, "maximum", made, low)
     return made if high is None else named(b, "minimum", made, high)

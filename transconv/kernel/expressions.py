@@ -53,10 +53,14 @@ class Expressions(Arithmetic):
         raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
 
     def of_Tuple(self, node: ast.Tuple) -> Any:
-        return tuple(self.value(e) for e in node.elts)
+        return tuple(self.elements_of(node))
 
     def of_List(self, node: ast.List) -> Any:
-        return [self.value(e) for e in node.elts]
+        return self.elements_of(node)
+
+    def elements_of(self, node: ast.Tuple | ast.List) -> list[Any]:
+        """The values of a tuple or list, each as it is behind the last."""
+        return [self.latest(v) for v in [self.value(e) for e in node.elts]]
 
     def of_ListComp(self, node: ast.ListComp) -> Any:
         return list(self.each_of(node))
@@ -183,7 +187,7 @@ class Expressions(Arithmetic):
             return made
         view = arrays.sliced(self.b, of, items, self.items_shape)
         if view.ndim:
-            return view
+            return arrays.decided(self.b, view, tuple(self.within.within))
         if picked:
             return self.load(view, ())
         value = arrays.element(self.b, view, self.stem)
@@ -193,17 +197,20 @@ class Expressions(Arithmetic):
     def of_Call(self, node: ast.Call) -> Any:
         callee = self.value(node.func)
         args: list[Any] = []
+        marks: list[int] = []  # where the statements behind each begin
         for a in node.args:
             self.viewed = isinstance(a, ast.Subscript) and takes_parts(callee)
-            if isinstance(a, ast.Starred):
-                args += list(self.value(a.value))
-            else:
-                args.append(self.value(a))
+            args += list(self.value(a.value)) if isinstance(a, ast.Starred) else [self.value(a)]
+            marks += [len(self.b.stmts)] * (len(args) - len(marks))
         self.viewed = False
-        words = {k.arg: self.value(k.value) for k in node.keywords if k.arg is not None}
-        if len(words) < len(node.keywords):
-            raise Refusal("`**` in a call", "arguments one by one")
-        return called(self, callee, args, words)
+        words: dict[str, Any] = {}
+        for k in node.keywords:
+            if k.arg is None:
+                raise Refusal("`**` in a call", "arguments one by one")
+            words[k.arg] = self.value(k.value)
+            marks.append(len(self.b.stmts))
+        values = [self.still(v, since) for v, since in zip((*args, *words.values()), marks, strict=True)]
+        return called(self, callee, values[:len(args)], dict(zip(words, values[len(args):], strict=True)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from transconv.ir import (
     FloorDiv,
     Mod,
     Not,
+    Shl,
+    Shr,
     boolean,
     eq,
     f32,
@@ -69,11 +71,16 @@ def _const(value: float, like: Expr) -> Const:
 
 
 def _floor_divided(a: Expr, b: Expr) -> Expr:
-    return FloorDiv(a, b) if a.dtype.is_integer else _quotient_of_floats(a, b)
+    if a.dtype.kind != "int":
+        return FloorDiv(a, b) if a.dtype.is_integer else _quotient_of_floats(a, b)
+    minus = Const(wrapped(-int(a.value), a.dtype), a.dtype) if isinstance(a, Const) else -a
+    return _divided(a, b, FloorDiv, _const(0, a), minus)
 
 
 def _remainder(a: Expr, b: Expr) -> Expr:
-    return Mod(a, b) if a.dtype.is_integer else _rest_of_floats(a, b)
+    if a.dtype.kind != "int":
+        return Mod(a, b) if a.dtype.is_integer else _rest_of_floats(a, b)
+    return _divided(a, b, Mod, _const(0, a), _const(0, a))
 
 
 def _rest(a: Expr, b: Expr) -> tuple[Expr, Expr]:
@@ -97,6 +104,47 @@ def _quotient_of_floats(a: Expr, b: Expr) -> Expr:
     low = Call("floor", (exact,))
     whole = low + select(exact - low > _const(0.5, left), one, zero)
     return select(eq(b, zero), a / b, whole)
+
+
+def _divided(a: Expr, b: Expr, divide: Callable[[Expr, Expr], Expr], by_zero: Expr,
+             by_minus: Expr) -> Expr:
+    """A quotient or remainder of whole numbers that is NumPy's also for 0, and for -1, by which the least
+    number has a quotient beyond its type: no division by either takes place."""
+    others: list[tuple[int, Expr]] = [(0, by_zero)]
+    others += [(-1, by_minus)] if a.dtype.limits[0] else []
+    if isinstance(b, Const):
+        return next((e for n, e in others if n == b.value), divide(a, b))
+    safe = b
+    for n, _ in others:
+        safe = select(eq(b, _const(n, b)), _const(1, b), safe)
+    made = divide(a, safe)
+    for n, e in others:
+        made = select(eq(b, _const(n, b)), e, made)
+    return made
+
+
+def _shifted_left(a: Expr, b: Expr) -> Expr:
+    """``a << b``; 0 where all bits are shifted out, as they are by less than 0, which NumPy takes for a
+    large number."""
+    return _shifted(a, b, Shl, _const(0, a))
+
+
+def _shifted_right(a: Expr, b: Expr) -> Expr:
+    """``a >> b``; copies of the sign where all bits are shifted out."""
+    beyond: Expr = _const(0, a)
+    if a.dtype.kind == "int" and a.dtype.limits[0]:
+        beyond = Shr(a, _const(a.dtype.bits - 1, a))
+    return _shifted(a, b, Shr, beyond)
+
+
+def _shifted(a: Expr, b: Expr, shift: Callable[[Expr, Expr], Expr], beyond: Expr) -> Expr:
+    if a.dtype.kind != "int":
+        return shift(a, b)
+    most = a.dtype.bits
+    if isinstance(b, Const):
+        return shift(a, b) if 0 <= b.value < most else beyond
+    inside = b < most if not b.dtype.limits[0] else (b >= 0) & (b < most)
+    return select(inside, shift(a, select(inside, b, _const(0, b))), beyond)
 
 
 def _inverted(x: Expr) -> Expr:
@@ -155,11 +203,12 @@ ROWS = (
     Function("bitwise_or", 2, np.bitwise_or, lambda a, b: a | b, "bits", others=(operator.or_,)),
     Function("bitwise_xor", 2, np.bitwise_xor, lambda a, b: a ^ b, "bits", others=(operator.xor,)),
     Function("invert", 1, np.invert, _inverted, "bits", others=(operator.invert,)),
-    Function("left_shift", 2, np.left_shift, lambda a, b: a << b, others=(operator.lshift,)),
-    Function("right_shift", 2, np.right_shift, lambda a, b: a >> b, others=(operator.rshift,)),
+    Function("left_shift", 2, np.left_shift, _shifted_left, often=True, others=(operator.lshift,)),
+    Function("right_shift", 2, np.right_shift, _shifted_right, often=True, others=(operator.rshift,)),
     Function("negative", 1, np.negative, _op("neg"), others=(operator.neg,)),
     Function("positive", 1, np.positive, lambda x: x, others=(operator.pos,)),
-    Function("absolute", 1, np.absolute, _op("abs"), others=(abs, np.fabs)),
+    Function("absolute", 1, np.absolute, _op("abs"), others=(abs,)),
+    Function("fabs", 1, np.fabs, _op("abs"), "float"),
     Function("square", 1, np.square, lambda x: x * x, often=True),
     Function("sign", 1, np.sign, _sign, often=True),
     Function("isnan", 1, np.isnan, lambda x: ne(x, x), "bool", often=True),
@@ -232,6 +281,52 @@ def result_type(row: Function, shared: DType) -> DType:
     return operand_type(row, shared)
 
 
+def beyond(row: Function, work: DType, numbers: Sequence[tuple[int, int] | None]) -> bool:
+    """Whether operands hold numbers that the type in which a row computes does not: numbers of Python and
+    positions, which give way to the types of tiles. ``numbers``: their least and largest, None for other
+    operands. Comparisons are then of positions, which hold all; elsewhere it is an error in NumPy, and
+    refused. ``np.where`` keeps the last bits, as NumPy does."""
+    if work.kind != "int" or row.types in ("choice", "logic"):
+        return False
+    least, most = work.limits
+    outside = [n for n in numbers if n is not None and not least <= n[0] <= n[1] <= most]
+    if outside and row.types != "bool":
+        raise out_of_bounds(outside[0], work)
+    return bool(outside)
+
+
+def out_of_bounds(found: tuple[int, int], dtype: DType) -> Refusal:
+    """The refusal of a number for a tile whose type does not hold it."""
+    least, most = dtype.limits
+    told = f"{found[0]}" if found[0] == found[1] else "a number that is known at run time only"
+    return Refusal(f"{told} beside values of {named(dtype)}, which are {least} to {most}",
+                   "numbers that the type holds, a wider type", "x.astype(np.int32)")
+
+
+def held_number(value: Any, dtype: DType) -> None:
+    """Refuse a whole number of Python for a place of a type that does not hold it, as NumPy does."""
+    if isinstance(value, int) and dtype.kind == "int" and not (
+            dtype.limits[0] <= value <= dtype.limits[1]):
+        raise out_of_bounds((value, value), dtype)
+
+
+def clipped(dtype: DType, low: Any, high: Any) -> tuple[Any, Any]:
+    """The limits of ``np.clip``, without a number of Python that no value of the type is beyond."""
+    if dtype.kind == "int":
+        least, most = dtype.limits
+        low = None if type(low) is int and low <= least else low
+        high = None if type(high) is int and high >= most else high
+    return low, high
+
+
+def wrapped(value: int, dtype: DType) -> int:
+    """The number of which an integer type keeps the last bits."""
+    if dtype.kind != "int":
+        return value
+    least, most = dtype.limits
+    return (value - least) % (most - least + 1) + least
+
+
 def cast(e: Expr, dtype: DType) -> Expr:
     """The value in a type; a constant of it where the value is one."""
     if e.dtype is dtype:
@@ -240,7 +335,7 @@ def cast(e: Expr, dtype: DType) -> Expr:
         if dtype.kind == "float":
             return Const(float(e.value), dtype)
         if not isinstance(e.value, float):
-            return Const(int(e.value), dtype)
+            return Const(wrapped(int(e.value), dtype), dtype)
     if dtype is boolean:
         return ne(e, _const(0, e))
     if dtype.kind == "index" and e.dtype.kind == "float":

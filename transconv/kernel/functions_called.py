@@ -94,16 +94,17 @@ class Calls(Blocks):
     def apart(self, env: dict[str, Any], gone: dict[str, str]) -> Iterator[None]:
         """The names of another function."""
         before = (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
-                  self.base, self.here, self.returns, self.entered, self.given, self.written, self.also)
+                  self.base, self.here, self.returns, self.entered, self.given, self.written, self.also,
+                  self.elements)
         self.env, self.gone, self.carried, self.fixed, self.base = env, gone, {}, set(), self.depth
-        self.entered, self.given, self.written, self.also = [], set(), set(), {}
+        self.entered, self.given, self.written, self.also, self.elements = [], set(), set(), {}, set()
         self.returns = False
         try:
             yield
         finally:
             (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
              self.base, self.here, self.returns, self.entered, self.given, self.written,
-             self.also) = before
+             self.also, self.elements) = before
 
     def returned(self, body: Sequence[ast.stmt]) -> Any:
         """The result of a function's statements."""
@@ -165,7 +166,7 @@ class Calls(Blocks):
             return self.env[names[0]]  # type: ignore[no-any-return]
         made = named(self.b, "add", acc, self.whole(term))
         self.through(acc, made)
-        return made
+        return self.latest(acc) if names else made
 
     def accumulated(self, name: str, acc: Any, term: Any) -> bool:
         """Add a product to a carried name in one call; whether that is possible."""

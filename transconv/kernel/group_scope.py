@@ -54,17 +54,18 @@ def _offset(at: Expressions, group: GroupScope) -> Any:
 
 
 def _load(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
-          vector: bool = False) -> Tile:
+          fill: Any = None, vector: bool = False) -> Tile:
     known = None if shape is None else sizes_of(at.b.known(shape))
     if mapping is not None:
         from transconv.kernel import mapped
 
-        return mapped.load(at, view_of(array), known, mapping, vector)
-    return at.load(view_of(array), known, vector=vector)
+        return mapped.load(at, view_of(array), known, mapping, vector, fill)
+    return at.load(view_of(array), known, vector, fill)
 
 
-def _vload(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None) -> Tile:
-    return _load(at, group, array, shape, mapping, True)
+def _vload(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
+           fill: Any = None) -> Tile:
+    return _load(at, group, array, shape, mapping, fill, True)
 
 
 def _store(at: Expressions, group: GroupScope, array: Any, value: Any, mapping: Any = None) -> None:

@@ -21,6 +21,7 @@ from transconv.ir import (
     Store,
     all_of,
     index,
+    select,
 )
 from transconv.kernel.arrays import (
     default,
@@ -30,11 +31,12 @@ from transconv.kernel.arrays import (
     size_along,
     sliced,
     stops,
+    sure,
     written,
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import aligned, deepened
-from transconv.kernel.functions import cast
+from transconv.kernel.functions import cast, held_number
 from transconv.kernel.lanes import Shape, broadcast, each_dimension, ends, lanes_along, own_lanes
 from transconv.kernel.masks import joined
 from transconv.kernel.refusals import Refusal
@@ -42,9 +44,11 @@ from transconv.kernel.values import Along, ArrayView, Mask, Tile, tile_of
 from transconv.simplify import simplify
 
 
-def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, int, Expr, Mask]:
+def _places(b: Building, view: ArrayView, items: Sequence[Any],
+            mapped: bool = False) -> tuple[Shape, int, Expr, Mask]:
     """The elements of ``view[items]`` where tiles are indices of the first dimensions: their shape, how
-    many of its dimensions are work-items, their offsets, and where they exist."""
+    many of its dimensions are work-items, their offsets, and where they exist. Indices below 0 count from
+    the end, as in NumPy; ``mapped``: they are those of a mapping, and outside."""
     items = each_dimension(items, view.ndim)
     count = sum(not (isinstance(x, slice) and x == slice(None)) for x in items)
     tiles = aligned(b, [tile_of(x) for x in items[:count]])
@@ -61,11 +65,19 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any]) -> tuple[Shape, 
         of = (*(None for _ in range(len(each) - len(tile.shape))), *range(len(tile.shape)))
         wide = tuple(1 if i is None else tile.shape[i] for i in of)
         at = b.placed(tile, (*wide, *(1 for _ in behind)), (*of, *(None for _ in behind)))
-        place = cast(at.expr, index)
+        sure(along)
+        place, there = cast(at.expr, index), []
+        if not mapped and not b.is_not_negative(place):
+            size = size_along(along)
+            there = [place >= -size]
+            place = select(place < 0, place + size, place)
+        elif mapped:
+            there = [place >= 0]
         coords[along.dim] = plus(along.start, place * along.step if along.step != 1 else place)
-        masks.append((*at.mask, place >= 0, *(coords[along.dim] < stop for stop in stops(along.stop))))
+        masks.append((*at.mask, *there, *(coords[along.dim] < stop for stop in stops(along.stop))))
     for along, lane in zip(view.along[count:], lanes_along(shape)[len(each):], strict=True):
         assert along is not None
+        sure(along)
         far = ZERO if lane is None else lane if along.step == 1 else lane * along.step
         coords[along.dim] = plus(along.start, far)
     mask = b.inside(view.tensor.name, joined(*masks))
@@ -82,27 +94,29 @@ def _known(b: Building, along: Along | None) -> int:
     return int(size.value)
 
 
-def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str) -> Tile:
+def gathered(b: Building, view: ArrayView, items: Sequence[Any], stem: str,
+             mapped: bool = False) -> Tile:
     """``view[items]`` where tiles are indices of the first dimensions: the elements at these places, one
     for each of the tiles' elements; inactive where a place is outside of the array."""
-    shape, work, offset, mask = _places(b, view, items)
+    shape, work, offset, mask = _places(b, view, items, mapped)
     value = b.let(stem or default(view), Load(view.tensor, offset, all_of(joined(mask, ends(shape)))))
     b.zero_unless[value] = frozenset((*mask, *ends(shape)))
     return Tile(shape, value, mask, items=work)
 
 
 def scattered(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
-              each: Shape) -> None:
+              each: Shape, mapped: bool = False) -> None:
     """``view[items] = value`` where tiles are indices, for the active elements of the value where a
     condition of the items holds and that are inside of the array. ``each``: the shape of the items."""
-    shape, offset, out, e = scattered_places(b, view, items, value, where, each)
+    shape, offset, out, e = scattered_places(b, view, items, value, where, each, mapped)
     b.add(Store(view.tensor, offset, e, all_of(out)))
 
 
 def scattered_places(b: Building, view: ArrayView, items: Sequence[Any], value: Any, where: Mask,
-                     each: Shape) -> tuple[Shape, Expr, Mask, Expr]:
+                     each: Shape, mapped: bool = False) -> tuple[Shape, Expr, Mask, Expr]:
     """The shape, the offsets and the mask of what is written to ``view[items]``, and the values."""
-    shape, rank, offset, mask = _places(b, view, items)
+    held_number(value, view.tensor.dtype)
+    shape, rank, offset, mask = _places(b, view, items, mapped)
     tile = deepened(b, tile_of(value), len(shape) - rank)
     if broadcast(tile.shape, shape) != shape:
         raise Refusal(f"{tile} stored to elements of shape {shape}", "a value for each element")

@@ -25,6 +25,7 @@ from transconv.kernel.lanes import Shape, lanes_along
 from transconv.kernel.mappings import Mapping, colliding, create_mapping
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.sizing import Needed
+from transconv.kernel.tiles import without_mask
 from transconv.kernel.values import ArrayView, Tile, tile_of
 from transconv.simplify import range_of
 
@@ -78,13 +79,17 @@ def places(at: Expressions, view: ArrayView, mapping: Any, shape: Shape) -> list
     return found
 
 
-def load(at: Expressions, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool) -> Tile:
-    """``group.load(X, shape=, mapping=)``"""
+def load(at: Expressions, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool,
+         fill: Any = None) -> Tile:
+    """``group.load(X, shape=, mapping=, fill=)``"""
     if shape is None:
         raise Refusal("a mapping without a shape", "shape=(...)",
                       "group.load(X, shape=(16, 16), mapping=m)")
-    made = indexing.gathered(at.b, view, places(at, view, mapping, shape), at.stem)
+    made = indexing.gathered(at.b, view, places(at, view, mapping, shape), at.stem, True)
     at.accessed(view)
+    if fill is not None:
+        arrays.filling(fill, view.tensor.dtype)
+        made = without_mask(at.b, made, fill)
     return replace(made, shape=shape, vector=vector)
 
 
@@ -97,7 +102,7 @@ def store(at: Expressions, view: ArrayView, value: Any, mapping: Any) -> None:
         raise Refusal(f"a store to {view.tensor.name} by a mapping in which {collision}",
                       "mappings with a place for each element", "create_mapping(lambda i, j: (j, i))")
     wide = [replace(t, shape=tile.shape) for t in found]
-    indexing.scattered(at.b, view, wide, tile, (), ())
+    indexing.scattered(at.b, view, wide, tile, (), (), True)
     at.accessed(view, writes=True)
 
 

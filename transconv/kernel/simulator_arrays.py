@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import DType, convert
+from transconv.kernel.arrays import filling
+from transconv.kernel.functions import held_number
 from transconv.kernel.lanes import broadcast, each_dimension
 from transconv.kernel.mappings import IndexMap
 from transconv.kernel.refusals import Refusal
@@ -36,6 +38,7 @@ class View(Operand):
                  collision: str = "") -> None:
         self.memory, self.data, self.places, self.there = memory, data, places, there
         self.order, self.collision = memory.order, collision
+        self.before: tuple[View, tuple[int, ...]] | None = None  # see ``padded``
 
     def laid_out(self, layout: IndexMap) -> View:
         """An array of one dimension as one with a layout."""
@@ -71,7 +74,15 @@ class View(Operand):
     @property
     def T(self) -> View:
         """The view with its dimensions reversed."""
-        return View(self.memory, self.data.T, self.places.T, self.there, self.collision)
+        made = View(self.memory, self.data.T, self.places.T, self.there, self.collision)
+        if self.before is not None:
+            made.before = self.before[0].T, self.before[1][::-1]
+        return made
+
+    def padded(self) -> tuple[View, tuple[int, ...]]:
+        """The view with starts of slices below 0 as places before the array, and how many elements are
+        missing before each dimension."""
+        return self.before or (self, (0,) * self.ndim)
 
     def __repr__(self) -> str:
         return f"array {self.dtype}{list(self.shape)}\n{np.asarray(self.data)}"
@@ -104,28 +115,45 @@ class View(Operand):
             empty = tuple(1 if n else 0 for n, i in zip(sizes, items, strict=True) if i is None or
                           isinstance(i, slice))
             return View(self.memory, np.zeros(empty, self.data.dtype), np.zeros(empty, int), False)
+        made = self.at(items, plain)
+        starts = [p.start or 0 if isinstance(p, slice) else 0 for p in plain]
+        if min(starts, default=0) < 0:
+            steps = [p.step or 1 if isinstance(p, slice) else 1 for p in plain]
+            lacking = [max(0, -(s // n)) for s, n in zip(starts, steps, strict=True)]
+            moved = [slice(s + k * n, p.stop, p.step) if k else p
+                     for p, s, n, k in zip(plain, starts, steps, lacking, strict=True)]
+            rest = iter(lacking)
+            front = [(i, 0 if i is None else next(rest)) for i in items]
+            made.before = self.at(items, moved), tuple(
+                k for i, k in front if i is None or isinstance(i, slice))
+        return made
+
+    def at(self, items: Sequence[Any], plain: Sequence[Any]) -> View:
+        """The view of ``items`` with ``plain`` for those that are not None."""
         rest = iter(plain)
         index = tuple(None if i is None else next(rest) for i in items)
         return View(self.memory, self.data[(..., *index)], self.places[(..., *index)],
                     collision=self.collision)
 
-    def gathered(self, items: Sequence[Any]) -> Masked:
+    def gathered(self, items: Sequence[Any], mapped: bool = False) -> Masked:
         """The elements at indices that are tiles; inactive where one is beyond the array."""
-        chosen, inside = self.chosen(items)
+        chosen, inside = self.chosen(items, mapped)
         data = np.zeros(inside.shape, self.data.dtype)
         data[inside] = self.data[chosen]
         self.memory.trace.read(self.places[chosen])
         return Masked(self.order, data, inside, self.dtype, self.order.inside)
 
-    def chosen(self, items: Sequence[Any]) -> tuple[tuple[Array, ...], Array]:
-        """The places of the elements at indices that are tiles, for those that exist, and which do."""
+    def chosen(self, items: Sequence[Any], mapped: bool = False) -> tuple[tuple[Array, ...], Array]:
+        """The places of the elements at indices that are tiles, for those that exist, and which do.
+        Indices below 0 count from the end; ``mapped``: they are those of a mapping, and outside."""
         if any(i is None or isinstance(i, slice) for i in items):
             raise Refusal("a slice beside a tile as an index", "an index for each dimension", "X[i, j]")
         parts = [part_of(i) for i in items]
         if not all(p.dtype.is_integer for p in parts):
             raise Refusal("floats as an index", "whole numbers", "i.astype(np.int32)")
         shape = broadcast(*(p.data.shape for p in parts))
-        at = [np.broadcast_to(p.data, shape) for p in parts]
+        at = [np.broadcast_to(p.data, shape).astype(np.int64) for p in parts]
+        at = at if mapped else [np.where(i < 0, i + n, i) for i, n in zip(at, self.shape, strict=True)]
         inside = np.logical_and.reduce([np.full(shape, self.there)] + [
             p.active & (i >= 0) & (i < n) for p, i, n in zip(parts, at, self.shape, strict=True)])
         return tuple(i[inside] for i in at), inside
@@ -136,6 +164,7 @@ class View(Operand):
 
     def __setitem__(self, items: Any, value: Any) -> None:
         view = self.sliced(each_dimension(items if isinstance(items, tuple) else (items,), self.ndim))
+        held_number(value, view.dtype)
         given = part_of(value)
         if self.order.inside and not given.data.ndim:
             data, active = (np.broadcast_to(a, view.shape) for a in (given.data, given.active))
@@ -221,21 +250,27 @@ class Added:
         return self.__iadd__(-value)
 
 
-def load(view: View, shape: tuple[int, ...], vector: bool = False) -> Masked:
-    """The elements of a view as a tile of a shape; inactive where the view has none."""
+def load(view: View, shape: tuple[int, ...], vector: bool = False, fill: Any = None) -> Masked:
+    """The elements of a view as a tile of a shape; inactive where the view has none. ``fill``: a number
+    for elements outside, which are then active; starts of slices below the array are before it."""
     if len(shape) != view.ndim:
         raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions", f"{view.ndim} sizes",
                       "group.load(X[i:], shape=(16, X.shape[1]))")
-    data, active = np.zeros(shape, view.dtype.numpy), np.zeros(shape, bool)
+    number = 0 if fill is None else filling(fill, view.dtype)
+    data, active = np.full(shape, number, view.dtype.numpy), np.full(shape, fill is not None)
     if view.there:
-        part = tuple(slice(0, min(n, m)) for n, m in zip(shape, view.shape, strict=True))
-        data[part], active[part] = view.data[part], True
+        view, lacking = view.padded() if fill is not None else (view, (0,) * view.ndim)
+        counts = [max(0, min(n - k, m)) for n, m, k in zip(shape, view.shape, lacking, strict=True)]
+        part = tuple(slice(0, n) for n in counts)
+        there = tuple(slice(k, k + n) for n, k in zip(counts, lacking, strict=True))
+        data[there], active[there] = view.data[part], True
         view.memory.trace.read(np.asarray(view.places[part]))
     return Masked(view.order, data, active, view.dtype, vector or view.order.inside)
 
 
 def store(view: View, value: Any) -> None:
     """Write the active elements of a value that are inside of a view."""
+    held_number(value, view.dtype)
     part = part_of(value)
     if part.data.ndim != view.ndim:
         raise Refusal(f"a value of {part.data.ndim} dimensions stored to an array of {view.ndim}",

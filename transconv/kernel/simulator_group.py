@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from transconv.kernel.families import Scope
+from transconv.kernel.functions import held_number
 from transconv.kernel.group import Group
 from transconv.kernel.group_scope import spread_out
 from transconv.kernel.refusals import Refusal, WrongScope
@@ -45,14 +46,14 @@ class SimulatedGroup:
 
     # -- tiles and vectors --
 
-    def load(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
-        """A tile of a part of an array; inactive beyond it."""
+    def load(self, array: Any, shape: Any = None, mapping: Any = None, fill: Any = None) -> Masked:
+        """A tile of a part of an array; inactive beyond it, or a number."""
         self.alone("load", "group.vload(X[i:], shape=(16,))")
-        return self._loaded(array, shape, mapping, False)
+        return self._loaded(array, shape, mapping, fill, False)
 
-    def vload(self, array: Any, shape: Any = None, mapping: Any = None) -> Masked:
-        """A vector of a part of an array; inactive beyond it."""
-        return self._loaded(array, shape, mapping, True)
+    def vload(self, array: Any, shape: Any = None, mapping: Any = None, fill: Any = None) -> Masked:
+        """A vector of a part of an array; inactive beyond it, or a number."""
+        return self._loaded(array, shape, mapping, fill, True)
 
     def store(self, array: Any, value: Any, mapping: Any = None) -> None:
         """Write active elements of a tile or vector to a part of an array."""
@@ -101,11 +102,11 @@ class SimulatedGroup:
             raise WrongScope(f"group.{name} by {self.order.who}",
                              "tiles at the scope of the group; vectors", instead)
 
-    def _loaded(self, array: Any, shape: Any, mapping: Any, vector: bool) -> Masked:
+    def _loaded(self, array: Any, shape: Any, mapping: Any, fill: Any, vector: bool) -> Masked:
         view = _view(array)
         if mapping is not None:
-            return load_by(view, None if shape is None else _shape(shape), mapping, vector)
-        return load(view, _shape(view.shape if shape is None else shape), vector)
+            return load_by(view, None if shape is None else _shape(shape), mapping, vector, fill)
+        return load(view, _shape(view.shape if shape is None else shape), vector, fill)
 
     def _full(self, places: tuple[Any, ...], words: dict[str, Any], value: Any, vector: bool) -> Masked:
         unknown = [w for w in words if w not in ("shape", "dtype", "fill_value")]
@@ -117,6 +118,7 @@ class SimulatedGroup:
         value = fill if value is None else value
         if value is None:
             raise Refusal("no fill_value", "a number", "group.full(shape=(16,), fill_value=1)")
+        held_number(value, dtype_of(dtype))
         given, sizes = part_of(value), _shape(shape)
         if given.data.ndim:
             raise Refusal(f"a tile of shape {given.data.shape} as a fill value", "a number")

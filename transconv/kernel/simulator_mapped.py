@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import convert
+from transconv.kernel.arrays import filling
 from transconv.kernel.mappings import Mapping, colliding
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator_arrays import View
@@ -27,12 +28,16 @@ def _places(view: View, mapping: Any, shape: tuple[int, ...]) -> list[Array]:
     return [np.broadcast_to(part_of(m).data, shape) for m in made]
 
 
-def load_by(view: View, shape: tuple[int, ...] | None, mapping: Any, vector: bool) -> Masked:
+def load_by(view: View, shape: tuple[int, ...] | None, mapping: Any, vector: bool,
+            fill: Any = None) -> Masked:
     """The elements at the places of a mapping; inactive where there is none."""
     if shape is None:
         raise Refusal("a mapping without a shape", "shape=(...)",
                       "group.load(X, shape=(16, 16), mapping=m)")
-    made = view.gathered(_places(view, mapping, shape))
+    made = view.gathered(_places(view, mapping, shape), True)
+    if fill is not None:
+        filling(fill, view.dtype)
+        made = made.filled(fill)
     made.vector = vector
     return made
 
@@ -44,7 +49,7 @@ def store_by(view: View, value: Any, mapping: Any) -> None:
     if collision := colliding([p.ravel() for p in at], part.data.shape, view.shape):
         raise Refusal(f"a store to {view.memory.trace.name} by a mapping in which {collision}",
                       "mappings with a place for each element", "create_mapping(lambda i, j: (j, i))")
-    chosen, inside = view.chosen(at)
+    chosen, inside = view.chosen(at, True)
     active = part.active[inside]
     place = tuple(i[active] for i in chosen)
     view.writable()

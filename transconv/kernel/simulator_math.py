@@ -4,16 +4,18 @@ compiled way uses: types, rounding, masks. Sums run in the order of the elements
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from transconv.ir import REDUCERS, DType, boolean, convert, f32, multiply_add
+from transconv.ir import REDUCERS, DType, boolean, convert, f32, index, multiply_add
 from transconv.kernel.functions import (
     FUNCTIONS,
     Function,
+    beyond,
     common,
+    held_number,
     of_product,
     operand_type,
     result_type,
@@ -73,12 +75,22 @@ def applied(row: Function, parts: Sequence[Part]) -> Part:
     else:
         shared, active = _shared(parts), []
         work, gives = operand_type(row, shared), result_type(row, shared)
+        if beyond(row, work, [_numbers(p) for p in parts]):
+            work = index
     with np.errstate(all="ignore"):
         data = row.numpy(*first, *(convert(p.data, work) for p in parts))
         data = convert(np.broadcast_to(data, shape), gives)
     active += [p.active for p in parts]
     both = np.logical_and.reduce([np.broadcast_to(a, shape) for a in active])
     return Part(data, both, gives, vector=any(p.vector for p in parts))
+
+
+def _numbers(x: Part) -> tuple[int, int] | None:
+    """The least and the largest number of an operand that gives way to the types of tiles; None for
+    others."""
+    if x.dtype.kind != "index" or not (found := x.data[x.active] if x.data.ndim else x.data).size:
+        return None
+    return int(found.min()), int(found.max())
 
 
 def _shared(parts: Sequence[Part]) -> DType:
@@ -94,6 +106,10 @@ def power(base: Part, exponent: Part) -> tuple[Part, Products | None]:
     number = exponent.data.item()
     if number == 0.5:
         return applied(FUNCTIONS["sqrt"], [base]), None
+    if base.dtype.kind == "int" and exponent.weak is int and number >= 0:
+        held_number(number, base.dtype)
+        with np.errstate(all="ignore"):
+            return replace(base, data=np.power(base.data, base.data.dtype.type(number)), weak=None), None
     if number != int(number) or abs(number) > REPEATED or base.dtype.is_integer and number < 0:
         return applied(FUNCTIONS["power"], [base, exponent]), None
     floats = base.dtype.kind == "float"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir import DType, boolean, f32, index
-from transconv.kernel.functions import FUNCTIONS, function_of
+from transconv.kernel.functions import FUNCTIONS, clipped, function_of, held_number
 from transconv.kernel.lanes import broadcast
 from transconv.kernel.reductions import REDUCTIONS, reduction_of
 from transconv.kernel.refusals import Refusal
@@ -28,7 +28,7 @@ from transconv.kernel.simulator_math import (
 )
 from transconv.kernel.simulator_order import Order, Trace
 from transconv.kernel.simulator_products import Written, summed, written
-from transconv.kernel.values import described, dtype_of, named
+from transconv.kernel.values import described, dtype_of, named, number_of
 
 BINARY = ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul",
           "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift")
@@ -101,6 +101,7 @@ class Operand:
     def clip(self, low: Any = None, high: Any = None) -> Masked:
         """The values between limits; None for no limit."""
         made: Any = self.wrapped(self.part())
+        low, high = clipped(made.dtype, low, high)
         made = made if low is None else np.maximum(made, low)
         return made if high is None else np.minimum(made, high)  # type: ignore[no-any-return]
 
@@ -221,6 +222,7 @@ class Masked(Operand):
             raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
                           "x = np.where(mask, y, x)")
         self.touched(items, write=True)
+        held_number(value, self.dtype)
         given = converted(part_of(value), self.dtype)
         try:
             data, active = (np.broadcast_to(a, self.data[items].shape) for a in (given.data, given.active))
@@ -235,6 +237,7 @@ class Masked(Operand):
 
     def filled(self, fill_value: Any) -> Masked:
         """A number in the place of inactive elements, as in numpy.ma; active everywhere."""
+        held_number(fill_value, self.dtype)
         value = converted(part_of(fill_value), self.dtype)
         if value.data.ndim:
             raise Refusal("a tile in the place of inactive elements", "a number", "x.filled(0.0)")
@@ -274,6 +277,7 @@ def part_of(value: Any) -> Part:
         value = value.item()
     if isinstance(value, (bool, int, float)):
         kind = boolean if isinstance(value, bool) else index if isinstance(value, int) else f32
+        number_of(value)
         held = np.float64 if isinstance(value, float) else kind.numpy
         return Part(np.asarray(value, held), np.asarray(True), kind, type(value))
     if not isinstance(value, np.ndarray):
@@ -327,6 +331,7 @@ def _tuple(items: Any) -> tuple[Any, ...]:
 
 
 def _full_like(x: Masked, fill_value: Any, dtype: Any = None) -> Masked:
+    held_number(fill_value, x.dtype if dtype is None else dtype_of(dtype))
     one = Masked(x.order, np.full(x.shape, fill_value), np.ones(x.shape, bool), f32, x.order.inside)
     return one.astype(x.dtype if dtype is None else dtype)
 

@@ -26,7 +26,7 @@ from transconv.ir import (
 )
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import position
-from transconv.kernel.functions import cast
+from transconv.kernel.functions import cast, held_number
 from transconv.kernel.lanes import Shape, between_lane, broadcast, each_dimension, lanes_along
 from transconv.kernel.masks import either, joined
 from transconv.kernel.refusals import Refusal
@@ -73,6 +73,9 @@ def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
         return Const(places.start), len(places), step
     start = ZERO if item.start is None else position(item.start, "a bound of a slice")
     stop = as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
+    if not b.is_not_negative(start):
+        raise Refusal("a slice of a tile whose start may be below 0 at run time, where NumPy counts from "
+                      "the end", "starts from 0 on", "x[i:i + 4]")
     count = simplify(stop - start, b.facts)
     if step != 1 or not isinstance(count, Const) or count.value < 1:
         raise Refusal("a slice of a tile whose size is known at run time only", "sizes that are numbers",
@@ -125,9 +128,10 @@ def _is_whole(item: slice, size: int) -> bool:
         item.stop is None or isinstance(item.stop, int) and item.stop >= size)
 
 
-def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr]:
-    """The lane of a dimension, and an index in it."""
+def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr, Mask]:
+    """The lane of a dimension, an index in it, and where there is one."""
     size, place = x.shape[at], position(item)
+    there = b.proved(() if isinstance(place, Const) else (place < size, place >= -size))
     if isinstance(place, Const):
         if not -size <= place.value < size:
             raise Refusal(f"index {place.value} in a dimension of {size} elements",
@@ -135,15 +139,15 @@ def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr]:
         place = Const(int(place.value) % size)
     elif not b.is_not_negative(place):
         place = place % size
-    return lanes_along(x.shape)[at], place
+    return lanes_along(x.shape)[at], place, there
 
 
 def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
     """One element along a dimension: the sum of it and of zeros."""
-    lane, place = _at(b, x, at, item)
+    lane, place, there_is = _at(b, x, at, item)
     shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
     if lane is None:
-        return replace(x, shape=shape)
+        return replace(x, shape=shape, mask=joined(x.mask, there_is))
     if isinstance(x.expr, Const):
         value: Expr = x.expr
     else:
@@ -158,7 +162,7 @@ def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
             mask.append(b.let("active", Reduce("max", there, lane)) > 0)
         else:
             mask.append(substitute(m, lanes))
-    return Tile(shape, value, b.proved(tuple(mask)), x.vector)
+    return Tile(shape, value, b.proved(joined(mask, there_is)), x.vector)
 
 
 def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
@@ -176,8 +180,10 @@ def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
             where += _range(x, at, item)
             left.append(at)
         else:
-            lane, place = _at(b, x, at, item)
+            lane, place, there_is = _at(b, x, at, item)
+            where += there_is
             where += [] if lane is None else [eq(lane, place)]
+    held_number(value, x.dtype)
     given = tile_of(value)
     shape = tuple(x.shape[i] for i in left)
     if any(isinstance(i, slice) and not _is_whole(i, x.shape[at]) for at, i in enumerate(items)) and (

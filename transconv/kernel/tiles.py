@@ -9,7 +9,7 @@ from typing import Any
 from transconv.ir import FALSE, Const, Expr, Not, all_of, boolean, select
 from transconv.kernel.building import Building
 from transconv.kernel.elementwise import aligned
-from transconv.kernel.functions import cast, common
+from transconv.kernel.functions import cast, common, held_number
 from transconv.kernel.lanes import Shape, broadcast, lanes_along
 from transconv.kernel.masks import whole
 from transconv.kernel.refusals import Refusal
@@ -25,6 +25,7 @@ def inactive(x: Tile) -> Tile:
 
 def without_mask(b: Building, x: Tile, fill_value: Any) -> Tile:
     """``x.filled(v)``, as in numpy.ma: ``v`` where an element is inactive; active everywhere."""
+    held_number(fill_value, x.dtype)
     value = tile_of(fill_value)
     if value.shape or value.mask:
         raise Refusal(f"{value} in the place of inactive elements", "a number", "x.filled(0.0)")
@@ -95,6 +96,7 @@ def spread(x: Tile, shape: Shape) -> Tile:
 
 def filled(shape: Shape, value: Any, dtype: Any, vector: bool = False) -> Tile:
     """A tile of one value, active everywhere."""
+    held_number(value, dtype)
     made = tile_of(value)
     if made.shape:
         raise Refusal(f"{made} as a fill value", "a number")

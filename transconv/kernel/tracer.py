@@ -107,7 +107,9 @@ class Tracer(Assignments):
             return
         if isinstance(target, ast.Name):
             left = self.value(ast.copy_location(ast.Name(target.id, ast.Load()), target))
+            since = len(self.b.stmts)
             right = self.raw(s.value)
+            left = self.still(left, since)
             if isinstance(s.op, ast.Add) and self.accumulated(target.id, left, right):
                 return
             right = self.whole(right)

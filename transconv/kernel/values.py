@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transconv.ir import (
     DTYPES,
+    ZERO,
     Const,
     DType,
     Expr,
@@ -69,12 +70,17 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """A dimension of an array as it is accessed: from ``start`` to before ``stop`` by ``step``."""
+    """A dimension of an array as it is accessed: from ``start`` to before ``stop`` by ``step``. ``place``:
+    the start as it was written, where it may be below ``least``, the first place of the array, and then
+    counts from the end; ``unsure``: whether it may also not be."""
 
     dim: int
     start: Expr
     stop: Expr
     step: int = 1
+    place: Expr | None = None
+    least: Expr = ZERO
+    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,6 +155,13 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
+def number_of(value: Any) -> Any:
+    """A number of Python. Refuses whole numbers beyond 64 bits."""
+    if isinstance(value, int) and not -2**63 <= value < 2**63:
+        raise Refusal(f"the number {value}", "whole numbers of 64 bits")
+    return value
+
+
 def tile_of(value: Any) -> Tile:
     """A tile, or a number as one. Refuses what is neither."""
     if isinstance(value, Tile):
@@ -156,7 +169,7 @@ def tile_of(value: Any) -> Tile:
     if isinstance(value, bool):
         return Tile((), Const(value, boolean))
     if isinstance(value, int):
-        return Tile((), Const(value, index))
+        return Tile((), Const(number_of(value), index))
     if isinstance(value, float):
         return Tile((), Const(value, f32))
     raise Refusal(described(value), "a tile or a number")

@@ -1,7 +1,7 @@
 """Trials of drawn kernels: programs in the kernel language, run by its engines, compared and made simpler.
 
 In: a seed and a number, or a line. Out: whether the simulator, Triton's interpreter, the interpreter of
-the IR and the GPU agree. Knows: the kernel API, and the fuzzer of verify.
+the IR and the GPU say what plain NumPy does. Knows: the kernel API, and the fuzzer of verify.
 """
 
 from transconv.kernel_trials.kind import KERNELS

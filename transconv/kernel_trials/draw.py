@@ -12,6 +12,7 @@ from random import Random
 from transconv.kernel_trials.draw_items import items
 from transconv.kernel_trials.draw_sub_groups import sub_groups
 from transconv.kernel_trials.draw_tiles import STATEMENTS, begin, stores
+from transconv.kernel_trials.draw_whole import wholes
 from transconv.kernel_trials.page import Page
 from transconv.kernel_trials.trial import Drawn, KernelTrial
 from transconv.verify.draw import chance
@@ -25,7 +26,17 @@ def draw_trial(seed: int | str, number: int) -> KernelTrial:
     rng = Random(f"transconv kernels {seed} {number}")
     if chance(rng, 9):
         return _of_sub_groups(rng)
-    return _of_items(rng) if chance(rng, 4) else _of_tiles(rng)
+    if chance(rng, 4):
+        return _of_items(rng)
+    return _of_wholes(rng) if chance(rng, 3) else _of_tiles(rng)
+
+
+def _of_wholes(rng: Random) -> KernelTrial:
+    (rows, cols), group = _sizes(rng, 17)
+    group = min(group[0], 16), min(group[1], 16)
+    page = Page(rng, *group)
+    dtype = rng.choice(("i8", "u8", "i8", "u8", "i32"))
+    return _trial(rng, (rows, cols), group, wholes(page, rows, cols, dtype), page)
 
 
 def _sizes(rng: Random, most: int = MOST) -> tuple[tuple[int, int], tuple[int, int]]:

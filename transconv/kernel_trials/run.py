@@ -1,6 +1,6 @@
-"""Runs a trial of a kernel in a worker process: in the simulator, and in one engine more, which have to
-agree. ``numpy``: the interpreter of the IR, on the kernel as it is written and after the last pass;
-``triton``: Triton's interpreter; ``device``: a GPU."""
+"""Runs a trial of a kernel in a worker process: in the simulator, and in one engine more, which both have
+to agree with plain NumPy. ``numpy``: the interpreter of the IR, on the kernel as it is written and after
+the last pass; ``triton``: Triton's interpreter; ``device``: a GPU."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import numpy as np
 from transconv.ir import InterpError, Memory, VerifyError, run
 from transconv.kernel import Group, KernelFunction
 from transconv.kernel_trials.draw import draw_trial
+from transconv.kernel_trials.numpy_answer import answered
 from transconv.kernel_trials.trial import KernelTrial
 from transconv.verify.fuzz_run import Row, of_error
 from transconv.verify.fuzz_worker import prepare
@@ -46,11 +47,10 @@ def work(seed: int | str = 0, number: int = -1, line: str = "", way: str = "nump
 
 
 def difference(trial: KernelTrial, way: str, folder: Path, row: Row, target: str) -> str:
-    """What differs from the simulator; empty if nothing does."""
+    """What differs from plain NumPy; empty if nothing does."""
     function, group = loaded(trial.kernel(), folder), trial.launch
     wanted = trial.made()
-    with np.errstate(all="ignore"):
-        function.simulate(group, *wanted.values())
+    answered(trial, wanted)
     row["nonzero"] = _written(trial, wanted)
     for stage, got in _elsewhere(trial, function, group, way, row, target):
         for name, array in trial.arrays:
@@ -62,8 +62,12 @@ def difference(trial: KernelTrial, way: str, folder: Path, row: Row, target: str
 
 def _elsewhere(trial: KernelTrial, function: KernelFunction, group: Group, way: str, row: Row,
                target: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The arrays after other engines."""
+    """The arrays after other engines, the simulator first."""
     started = time.perf_counter()
+    given = trial.made()
+    with np.errstate(all="ignore"):
+        function.simulate(group, *given.values())
+    yield "in the simulator", given
     given = trial.made()
     if way == "numpy":
         low = function.lower(group, *given.values(), target=target)
@@ -99,7 +103,7 @@ def _apart(name: str, want: Any, got: Any, stored: bool) -> str:
     if same.all():
         return ""
     at = tuple(int(n) for n in np.argwhere(~same)[0])
-    return (f"{name}{list(at)} is {got[at]}, in the simulator {want[at]}; {int((~same).sum())} of "
+    return (f"{name}{list(at)} is {got[at]}, in NumPy {want[at]}; {int((~same).sum())} of "
             f"{same.size} differ")
 
 

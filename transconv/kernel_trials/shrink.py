@@ -45,7 +45,7 @@ def _ways(trial: KernelTrial) -> Iterator[KernelTrial]:
 
 def _smaller(array: Drawn) -> Iterator[Drawn]:
     plain = "f32" if array.dtype[0] == "f" else "i32"
-    if array.dtype != plain:
+    if array.dtype != plain and not array.full and array.dtype != "bool":
         yield replace(array, dtype=plain)
     for at, size in enumerate(array.shape):
         for n in less(size):

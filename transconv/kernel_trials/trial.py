@@ -3,7 +3,8 @@
     kernel work=5,7 group=2,3 seed=9 X=f32[4,6] Y=f32[1,5,7]! ;; i, j = group.work_offset() ;; ...
 
 Statements inside of others begin with a ``>`` for each of them. Arrays with ``!`` are stored to: they
-begin with the same number everywhere. The others are filled from the seed.
+begin with the same number everywhere. The others are filled from the seed, with small numbers, or with any
+of their type (``N=u8[4,6]~``).
 """
 
 from __future__ import annotations
@@ -46,29 +47,37 @@ def scoped_of_sub_group(sg, x):
 def scoped_of_item(item, x):
     return x * 2.0 + item.local_id()[0]"""}
 IMPORTED = ("Group", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "kernel")
-ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)", re.ASCII)
+ARRAY = re.compile(rf"([A-Z]\w*)=({'|'.join(TYPES)})\[([\d,]*)\](!?)(~?)", re.ASCII)
 NUMBERS = re.compile(r"\d{1,18}(,\d{1,18})*", re.ASCII)
 MOST = 1 << 24  # elements of an array
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """An array: its type, its sizes, and whether the kernel stores to it."""
+    """An array: its type, its sizes, whether the kernel stores to it, and whether it holds any number of
+    its type (``u8[4]~``)."""
 
     dtype: str
     shape: tuple[int, ...]
     stored: bool = False
+    full: bool = False
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(map(str, self.shape))}]{'!' * self.stored}"
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]{'!' * self.stored}{'~' * self.full}"
 
     def said(self) -> str:
         """An expression of NumPy that makes it; ``draw`` is a generator."""
         kind = f"np.{TYPES[self.dtype]}"
         if self.stored:
-            return f"np.full({self.shape}, {CANARY}, {kind})"
+            canary = {"u8": 77, "bool": False}.get(self.dtype, CANARY)
+            return f"np.full({self.shape}, {canary}, {kind})"
         if self.dtype[0] == "f":  # few digits, so that sums are exact
             return f"(draw.integers(-32, 33, {self.shape}) / 8).astype({kind})"
+        if self.full:  # its ends are likely
+            least, most = f"np.iinfo({kind}).min", f"np.iinfo({kind}).max"
+            return (f"np.where(draw.integers(0, 4, {self.shape}) > 0, "
+                    f"draw.integers({least}, {most}, {self.shape}, {kind}, True), "
+                    f"draw.choice(np.array([{least}, {most}, 0, 1], {kind}), {self.shape}))")
         low = 0 if self.dtype in ("u8", "bool") else -9
         return f"draw.integers({low}, {2 if self.dtype == 'bool' else 10}, {self.shape}).astype({kind})"
 
@@ -104,7 +113,8 @@ class KernelTrial:
             if name in ("work", "group", "seed", "sub") and NUMBERS.fullmatch(value):
                 said[name] = _numbers(value)
             elif found := ARRAY.fullmatch(part):
-                arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]))))
+                arrays.append((found[1], Drawn(found[2], _numbers(found[3]), bool(found[4]),
+                                               bool(found[5]))))
             else:
                 raise ProblemError(f"'{part}' in a trial of a kernel; expected work=, group=, seed=, or "
                                    "an array such as X=f32[4,6]")
@@ -125,13 +135,18 @@ class KernelTrial:
         return any(w % g for w, g in zip(self.work, self.group, strict=True))
 
     @property
+    def whole(self) -> bool:
+        """Whether the statements say the same of all groups."""
+        return any(a.full for _, a in self.arrays)
+
+    @property
     def facts(self) -> dict[str, str]:
         """What the trial is about, to count by."""
         whole = "\n".join(self.lines)
         scopes = ("work-items", "workitems"), ("sub-groups", "subgroups"), ("group", "")
         said = {"scope": next(name for name, word in scopes if word in whole),
                 "groups": f"{len(self.group)}D",
-                "ragged": "yes" if self.ragged else "no",
+                "ragged": "yes" if self.ragged else "no", "whole": "yes" if self.whole else "no",
                 "empty": "yes" if any(0 in a.shape for _, a in self.arrays) else "no",
                 "dtype": ":".join(sorted({a.dtype for _, a in self.arrays}))}
         for name, words in (("loops", ("for ",)), ("branches", ("if ",)), ("products", (" @ ",)),
@@ -171,16 +186,22 @@ class KernelTrial:
             yield f"{name} = {array.said()}"
 
     def program(self) -> str:
-        """A program that runs the kernel in the simulator and elsewhere, and prints where they differ."""
+        """A program that runs the kernel in the simulator and elsewhere, and prints where they differ from
+        NumPy."""
         names = [n for n, _ in self.arrays]
         stored = [n for n, a in self.arrays if a.stored]
         given = ", ".join(f"{n}_0" if n in stored else n for n in names)
-        lines = [self.kernel(), *self.making(),
+        lines = ["from transconv.kernel_trials import KernelTrial",
+                 "from transconv.kernel_trials.numpy_answer import answered",
+                 self.kernel(), *self.making(),
                  *(f"{n}_0 = {n}.copy()" for n in stored),
                  f"group = Group({self.work}, {self.group}, {self.sub or None})",
                  f"drawn.simulate(group, {given})",
                  f"drawn(group, {', '.join(names)})  # TRITON_INTERPRET=1, or arrays on a GPU",
-                 *(f"print(np.argwhere(~np.isclose({n}, {n}_0, 2e-4, 2e-4, True)))" for n in stored)]
+                 f"trial = KernelTrial.parse({str(self)!r})", "said = trial.made()",
+                 "answered(trial, said)",
+                 *(f"print(np.argwhere(~np.isclose({m}, said[{n!r}], 2e-4, 2e-4, True)))"
+                   for n in stored for m in (f"{n}_0", n))]
         return "\n".join(lines) + "\n"
 
     def made(self) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """The pass ``final``: rewrites what the target language spells differently.
 
 Floor division. The IR rounds down; Triton, like C, rounds towards zero, which differs if one side is
-negative. A numerator that may be negative is shifted by a multiple of the divisor; for a negative divisor,
-both sides change their sign:
+negative. A numerator that may be negative is shifted by a multiple of the divisor, if its type holds the
+sum. For a divisor that may be negative what is rounded towards zero is corrected; neither side changes its
+sign, as the least number of a type has no opposite:
 
     (x - 1) // 4   with x >= 0   ->   (x - 1 + 4) // 4 - 1
-    x // -4                      ->   -x // 4
-    x % -4                       ->   -(-x % 4)
+    x // -4                      ->   select(x % -4 > 0, x // -4 - 1, x // -4)
+    x % -4                       ->   select(x % -4 > 0, x % -4 - 4, x % -4)
 
 A division of such numbers is spelled as one of unsigned numbers where the divisor is a size that is an
 argument.
@@ -39,7 +40,6 @@ from transconv.ir import (
     Kernel,
     Let,
     Mod,
-    Neg,
     Node,
     Select,
     Sizes,
@@ -50,6 +50,7 @@ from transconv.ir import (
     bf16,
     f32,
     f64,
+    ne,
 )
 from transconv.passes.scope import Scope
 from transconv.simplify import Range, one_value, range_of
@@ -58,7 +59,7 @@ FARTHEST = 1 << 24  # a numerator below -FARTHEST is not shifted, because the su
 
 
 def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
-    """Make every division one of a non-negative number by a positive one, turn bounds that leave one value
+    """Make every division one that may round down or towards zero, turn bounds that leave one value
     into equalities, and with ``upcast16`` cast 16-bit operands to f32."""
     body = _Final(upcast16, kernel.sizes).mutate(kernel.body)
     assert isinstance(body, Stmt)
@@ -125,25 +126,18 @@ class _Spelled(ExprMutator):
         return one_value(self.generic(at))
 
     def mutate_FloorDiv(self, at: FloorDiv) -> Expr:
-        return self.division(at, self.quotient, lambda negated: negated)
+        return self.division(at, self.quotient, self.quotient_by_any)
 
     def mutate_Mod(self, at: Mod) -> Expr:
-        return self.division(at, self.remainder, Neg)
+        return self.division(at, self.remainder, self.remainder_by_any)
 
     def division(self, at: FloorDiv | Mod, positive: Callable[[Expr, Expr], Expr],
-                 of_negated: Callable[[Expr], Expr]) -> Expr:
-        """``positive(a, b)`` for a positive divisor, ``of_negated(positive(-a, -b))`` for a negative one,
-        and a Select between them if its sign is unknown."""
+                 of_any: Callable[[Expr, Expr], Expr]) -> Expr:
+        """``positive(a, b)`` for a divisor that is not negative, else ``of_any(a, b)``."""
         if not at.dtype.is_integer:
             return self.generic(at)  # type: ignore[no-any-return]
-        a, b, divisor = at.a, at.b, self.interval(at.b)
-        if divisor.lo is not None and divisor.lo >= 0:
-            made = positive(a, b)
-        elif divisor.hi is not None and divisor.hi < 0:
-            made = of_negated(positive(_negated(a), _negated(b)))
-        else:
-            made = Select(self.mutate(b) < 0, of_negated(positive(_negated(a), _negated(b))),
-                          positive(a, b))
+        low = self.interval(at.b).lo
+        made = (of_any if low is None or low < 0 else positive)(at.a, at.b)
         return made if made.dtype is at.dtype else Cast(made, at.dtype)
 
     def quotient(self, a: Expr, b: Expr) -> Expr:
@@ -151,8 +145,7 @@ class _Spelled(ExprMutator):
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
             return Call("quotient", (x, by)) if _unknown(x, by) else FloorDiv(x, by)
-        if low is not None and low >= -FARTHEST and isinstance(by, Const):
-            shift = -(low // int(by.value))
+        if isinstance(by, Const) and (shift := self.shift(a, int(by.value))) is not None:
             return FloorDiv(x + shift * int(by.value), by) - shift
         last = Const(-1, x.dtype)
         return Select(x < 0, last - FloorDiv(last - x, by), FloorDiv(x, by))
@@ -162,16 +155,41 @@ class _Spelled(ExprMutator):
         low, x, by = self.interval(a).lo, self.mutate(a), self.mutate(b)
         if low is not None and low >= 0:
             return Call("remainder", (x, by)) if _unknown(x, by) else Mod(x, by)
-        if low is not None and low >= -FARTHEST and isinstance(by, Const):
-            return Mod(x - low // int(by.value) * int(by.value), by)
+        if isinstance(by, Const) and (shift := self.shift(a, int(by.value))) is not None:
+            return Mod(x + shift * int(by.value), by)
         rest = Mod(x, by)  # towards zero; what is added to it is of the other sign
         return Select(rest < 0, rest + by, rest)
+
+    def shift(self, a: Expr, by: int) -> int | None:
+        """How many divisors make ``a`` a number that is not negative, or None where the sum could be
+        beyond its type."""
+        known, most = self.interval(a), a.dtype.limits[1]
+        if known.lo is None or known.lo < -FARTHEST:
+            return None
+        shift = -(known.lo // by)
+        return shift if known.hi is None or known.hi + shift * by <= most else None
+
+    def quotient_by_any(self, a: Expr, b: Expr) -> Expr:
+        """``a // b`` where ``b`` may be negative: one less than that towards zero where a rest is left
+        that has not the divisor's sign."""
+        x, by = self.mutate(a), self.mutate(b)
+        made = FloorDiv(x, by)
+        return Select(_apart(Mod(x, by), by), made - 1, made)
+
+    def remainder_by_any(self, a: Expr, b: Expr) -> Expr:
+        """``a % b`` where ``b`` may be negative."""
+        x, by = self.mutate(a), self.mutate(b)
+        rest = Mod(x, by)
+        return Select(_apart(rest, by), rest + by, rest)
+
+
+def _apart(rest: Expr, by: Expr) -> Expr:
+    """Whether a rest has the other sign than its divisor. Rounded down, none has."""
+    if isinstance(by, Const):
+        return rest > 0
+    return ne(rest, Const(0, rest.dtype)) & ne(rest < 0, by < 0)
 
 
 def _unknown(a: Expr, b: Expr) -> bool:
     """Whether neither is a number, and both have 32 bits."""
     return not isinstance(a, Const) and not isinstance(b, Const) and a.dtype.bits == b.dtype.bits == 32
-
-
-def _negated(e: Expr) -> Expr:
-    return Const(-e.value, e.type) if isinstance(e, Const) else Neg(e)

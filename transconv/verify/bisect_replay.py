@@ -215,11 +215,13 @@ def parts_begin(launches: Iterable[Stages]) -> int:
 
 def as_targets_divide(kernel: Kernel) -> Kernel:
     """The kernel with integer divisions that round towards zero, spelled with the IR's own, which
-    round down. Divisors are positive."""
+    round down. What is left of a quotient has the sign of the numerator."""
     def towards_zero(e: ex.Expr) -> ex.Expr:
-        if isinstance(e, (ex.FloorDiv, ex.Mod)) and e.dtype.is_integer:
-            return select(ex.Lt(e.a, ex.Const(0)), ex.Neg(type(e)(ex.Neg(e.a), e.b)), e)
-        return e
+        if not isinstance(e, (ex.FloorDiv, ex.Mod)) or not e.dtype.is_integer:
+            return e
+        rest = ex.Mod(e.a, e.b)
+        up = ex.Ne(rest, ex.Const(0)) & ex.Ne(ex.Lt(e.a, ex.Const(0)), ex.Lt(e.b, ex.Const(0)))
+        return select(up, rest - e.b if isinstance(e, ex.Mod) else e + 1, e)
 
     return rewrite(kernel, towards_zero)
 

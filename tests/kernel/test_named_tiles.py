@@ -1,0 +1,104 @@
+"""Names whose tile an operand changes, slices that begin before an array, and indices from the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from transconv.ir import Memory, run
+from transconv.kernel import Group, KernelError, KernelFunction
+from transconv.kernel_trials.run import loaded
+
+Array = np.ndarray[Any, np.dtype[Any]]
+X = np.arange(8, dtype=np.float32) + 10
+HEAD = """import numpy as np
+from transconv.kernel import Builder, kernel
+def gemm(a, b, acc):
+    pass
+@kernel.intrinsic(gemm)
+def gemm_anywhere(a, b, acc):
+    return lambda builder, a, b, acc: builder.create(Builder.dot)(a, b, acc)
+@kernel
+def drawn(group, X, Y):
+    i, = group.work_offset()
+"""
+
+
+def made(text: str, folder: Path) -> KernelFunction:
+    return loaded(HEAD + "".join(f"    {line}\n" for line in text.split("\n")), folder)
+
+
+def results(kernel: KernelFunction) -> list[Array]:
+    """Of the simulator, Triton's interpreter, and the IR's as written and after all passes."""
+    found = [np.full(8, -77, np.float32) for _ in range(2)]
+    kernel.simulate(Group(8, 4), X.copy(), found[0])
+    kernel(Group(8, 4), X.copy(), found[1])
+    low = kernel.lower(Group(8, 4), X.copy(), X.copy(), target="sm_90")
+    for at in (0, -1):
+        last = low.stages[at][1]
+        buffers = {"X": X.copy(), "Y": np.full(8, -77, np.float32)}
+        run(last.at(last.sizes.like) if last.sizes else last, Memory(buffers))
+        found.append(buffers["Y"])
+    return found
+
+
+LOAD = ("x = group.load(X[i:], shape=group.shape)\nacc = group.zeros(shape=group.shape)\n"
+        "for k in range(i + 2):\n    ")
+EACH = "@group.workitems\ndef each(item):\n    k, = item.global_id()\n    "
+TIMES = np.repeat([2, 6], 4)
+SAME = (
+    (LOAD + "acc = np.add(acc, x, out=acc)\ngroup.store(Y[i:], acc)", X * TIMES),
+    (LOAD + "acc = x + np.add(acc, x, out=acc) - x\ngroup.store(Y[i:], acc)", X * TIMES),
+    (LOAD + "acc = np.maximum(acc, np.add(acc, x, out=acc))\ngroup.store(Y[i:], acc)", X * TIMES),
+    ("a = group.full(shape=(4, 2), fill_value=2)\nacc = group.zeros(shape=(4, 3))\n"
+     "for k in range(i + 2):\n"
+     "    acc = gemm(a, group.full(shape=(2, 3), fill_value=1), acc)\ngroup.store(Y[i:], acc[:, 0])",
+     4.0 * TIMES),
+    ("x = group.load(X[i:], shape=group.shape)\ny = x + np.add(x, x, out=x)\ngroup.store(Y[i:], y)",
+     X * 4),
+    ("x = group.load(X[i:], shape=group.shape)\np = (x, 1)\nx[0] = 3.0\ngroup.store(Y[i:], p[0])",
+     np.where(np.arange(8) % 4, X, 3)),
+    ("group.store(Y[i:], group.load(X[i - 1:], shape=group.shape, fill=5))", np.append(5, X[:7])),
+    ("group.store(Y[i:], group.load(X[2:][i - 3:], shape=group.shape, fill=-1.5))",
+     [-1.5] * 3 + [*X[2:7]]),
+    ("group.store(Y[i:], group.load(X[i - 3::2], shape=group.shape, fill=-1))",
+     [-1, -1, *X[1:4:2], *X[1::2]]),
+    ("group.store(Y[i:], group.load(X[i + 1:-2], shape=group.shape, fill=0))", [*X[1:5], X[5], 0, 0, 0]),
+    ("group.store(Y[i:], group.load(X[i:max(i - 2, 0)], shape=group.shape))", [-77] * 8),
+    ("if i > 0:\n    group.store(Y[i:], group.load(X[i - 1:], shape=group.shape))", [-77] * 4 + [*X[3:7]]),
+    ("group.store(Y[i:], group.load(X[-1:], shape=group.shape))", [17, -77, -77, -77] * 2),
+    ("group.store(Y[i:], X[-(i + np.arange(4))])", np.append(10, X[:0:-1])),
+    ("group.store(Y[i:], X[i - 1 + np.arange(4)])", np.roll(X, 1)),
+    ("group.store(Y[i:], X[i - 9 + np.arange(4)])", [-77, *X[:7]]),
+    (EACH + "if k > 0:\n        Y[k] = group.vload(X[k - 1:], shape=(2,)).sum()\neach()",
+     np.append([-77], X[:-1] + X[1:])),
+    (EACH + "Y[k] = X[-k]\neach()", np.append(10, X[:0:-1])),
+    (EACH + "Y[-k] = X[k]\neach()", np.append(10, X[:0:-1])),
+)
+
+
+@pytest.mark.parametrize(("text", "want"), SAME)
+def test_what_engines_say(text: str, want: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    for got in results(made(text, tmp_path)):
+        np.testing.assert_array_equal(got, np.asarray(want, np.float32))
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("group.store(Y[i:], group.load(X[i - 1:], shape=group.shape))", "a slice whose start may be below 0"),
+    ("group.store(Y[i:], group.load(X[-i:], shape=group.shape))", "a slice whose start may be below 0"),
+    ("group.store(Y[i - 1:], group.load(X[i:], shape=group.shape))", "a slice whose start may be below 0"),
+    ("group.store(Y[i:], group.load(X[:i - 2], shape=group.shape))", "a slice whose end may be below 0"),
+    ("group.store(Y[i:], group.load(X[i:], shape=group.shape, fill=X))", "a number that Python knows"),
+    (LOAD + "acc = acc * 2 + np.add(acc, x, out=acc)\ngroup.store(Y[i:], acc)", "another operand changes"),
+    (LOAD + "b = np.add(acc, x, out=acc)\n    acc[0] = 5.0\n    x = b\ngroup.store(Y[i:], acc)",
+     "which is b too"),
+])
+def test_what_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    kernel = made(text, tmp_path)
+    with pytest.raises(KernelError, match=said) as error:
+        kernel.lower(Group(8, 4), X, X.copy(), target="sm_90")
+    assert f"{kernel.python.__name__}" and ".py:" in str(error.value)
