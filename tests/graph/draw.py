@@ -434,15 +434,15 @@ def main() -> None:
     parser.add_argument("--time-budget", type=float, default=90.0)
     parser.add_argument("--out", default="", help="a CSV file that gets a row of the counts")
     args = parser.parse_args()
-    if args.device:
-        from tests.graph.draw_on_device import on_device
-
-        on_device(args)
-        return
     if args.shapes > 1:
         from tests.graph.draw_at_shapes import at_shapes
 
         at_shapes(args)
+        return
+    if args.device:
+        from tests.graph.draw_on_device import on_device
+
+        on_device(args)
         return
     transconv.config.cpu, transconv.config.fallback = "interpret", "error"
     for seed in range(args.seed, args.seed + args.n):

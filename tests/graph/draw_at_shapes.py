@@ -3,7 +3,8 @@
     python -m tests.graph.draw --n 50 --shapes 4 --dynamic none,true,false
 
 Each is called with one set of inputs after the other; what it gives, and the gradients, are held to the
-function itself in torch. Kernels run in Triton's interpreter; with ``--meaning`` their texts are executed.
+function itself in torch. Kernels run in Triton's interpreter or, with ``--device cuda``, on a GPU; with
+``--meaning`` their texts are executed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,10 +105,18 @@ def _is_graph(drawn: Drawn, given: tuple[torch.Tensor, ...]) -> bool:
     return True
 
 
-def wrong(seed: int, count: int, dynamic: str, gradients: bool | None = None) -> tuple[Ran, Drawn]:
+def wrong(seed: int, count: int, dynamic: str, gradients: bool | None = None,
+          device: str = "cpu") -> tuple[Ran, Drawn]:
     """A drawn graph, and what came of it. Gradients: of every third by default."""
     drawn = Draw(seed, count).drawn(seed % 3 == 0 if gradients is None else gradients)
-    return ran(drawn, MODES[dynamic]), drawn
+    drawn = replace(drawn, inputs=_moved(drawn.inputs, device),
+                    others=tuple(_moved(given, device) for given in drawn.others))
+    with torch.device(device):
+        return ran(drawn, MODES[dynamic]), drawn
+
+
+def _moved(given: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
+    return tuple(x.detach().to(device).requires_grad_(x.requires_grad) for x in given)
 
 
 def least(drawn: Drawn, dynamic: str) -> tuple[str, Drawn]:
@@ -126,9 +135,12 @@ def at_shapes(options: argparse.Namespace) -> None:
     """Draw graphs until all are done, or the time is over; show each wrong one, shrunk."""
     import transconv
 
-    knobs.use_interpreter()
+    device = options.device or "cpu"
+    if device == "cpu":
+        knobs.use_interpreter()
+        transconv.config.cpu = "interpret"
     torch.set_num_threads(1)
-    transconv.config.cpu, transconv.config.fallback = "interpret", "error"
+    transconv.config.fallback = "error"
     counts: Counter[str] = Counter()
     began = time.perf_counter()
     with by_meaning() if options.meaning else nullcontext():
@@ -136,11 +148,12 @@ def at_shapes(options: argparse.Namespace) -> None:
             if time.perf_counter() - began > options.time_budget:
                 break
             for dynamic in options.dynamic.split(","):
-                found, drawn = wrong(seed, options.shapes, dynamic)
+                found, drawn = wrong(seed, options.shapes, dynamic, device=device)
                 counts.update(graphs=1, kernels=found.kernels, names=found.names,
                               wrong=bool(found.problem))
                 if found.problem:
-                    why, made = least(drawn, dynamic)
+                    with torch.device(device):
+                        why, made = least(drawn, dynamic)
                     print(f"seed {seed} dynamic={dynamic}: {found.problem}\n{made}\n{why}\n", flush=True)
             if seed % 25 == 0:
                 _say(counts, options, began)
