@@ -131,7 +131,8 @@ def quick(dtype: Any) -> list[str]:
     every = [*TWO, *ONE, "x % 16", "x // 16", "x % 3", "x // 3", "x < 300", "x > -1", "x == 300",
              "np.clip(x, -5, 300)", "np.minimum(x, 5) * 100 // 3",
              "np.where(x > y, x, -1)",
-             "np.where(x > y, np.full_like(x, 100), 99) * 3 // 2", "x ** 9", "x << 9", "x >> 9", "100 // x"]
+             "np.where(x > y, np.full_like(x, 100), 99) * 3 // 2", "x ** 9", "x << 9", "x >> 9",
+             "100 // x"]
     every += [] if dtype is np.uint8 else ["x // -3", "x % -3", "x // -1", "x % -128", "-100 // x"]
     return every
 
