@@ -23,10 +23,12 @@ class FallbackWarning(UserWarning):
 class Stats:
     """Counts since the start or the last reset. ``native`` counts launches of generated kernels by
     direction (fwd, bwd_d, bwd_w; "fwd any size" where sizes are arguments) or function (softmax,
-    softmax_gradient), ``fallback`` counts results that torch computed, by reason."""
+    softmax_gradient), ``fallback`` counts results that torch computed, by reason. ``compared`` counts first
+    results of compiled graphs that were held against torch's operators: right, wrong, left out."""
 
     native: dict[str, int] = field(default_factory=dict)
     fallback: dict[str, int] = field(default_factory=dict)
+    compared: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -40,6 +42,7 @@ class Stats:
     def __str__(self) -> str:
         rows = [f"native   {name:<32} {n}" for name, n in sorted(self.native.items())]
         rows += [f"fallback {name:<32} {n}" for name, n in sorted(self.fallback.items())]
+        rows += [f"compared {name:<32} {n}" for name, n in sorted(self.compared.items())]
         return "\n".join([*rows, f"{self.total} results, {self.native_share:.1%} native"])
 
 
@@ -47,6 +50,7 @@ lock = threading.Lock()
 _warned: set[str] = set()
 _native: Counter[str] = Counter()
 _fallback: Counter[str] = Counter()
+_compared: Counter[str] = Counter()
 
 
 def add(native: bool, name: str, count: int) -> None:
@@ -55,13 +59,19 @@ def add(native: bool, name: str, count: int) -> None:
         (_native if native else _fallback)[name] += count
 
 
+def held(outcome: str) -> None:
+    """Count a first result that was held against torch's operators."""
+    with lock:
+        _compared[outcome] += 1
+
+
 def totals(reset: bool = False) -> Stats:
     """The totals that were added so far."""
     with lock:
-        now = Stats(dict(_native), dict(_fallback))
+        now = Stats(dict(_native), dict(_fallback), dict(_compared))
         if reset:
-            _native.clear()
-            _fallback.clear()
+            for counts in (_native, _fallback, _compared):
+                counts.clear()
         return now
 
 
@@ -69,14 +79,14 @@ def totals(reset: bool = False) -> Stats:
 def aside() -> Iterator[Callable[[], Stats]]:
     """Count from zero inside (the yielded function returns the totals); restore the totals at the end."""
     with lock:
-        before = _native.copy(), _fallback.copy()
-        _native.clear()
-        _fallback.clear()
+        before = _native.copy(), _fallback.copy(), _compared.copy()
+        for counts in (_native, _fallback, _compared):
+            counts.clear()
     try:
         yield totals
     finally:
         with lock:
-            for now, was in zip((_native, _fallback), before, strict=True):
+            for now, was in zip((_native, _fallback, _compared), before, strict=True):
                 now.clear()
                 now.update(was)
 
