@@ -44,7 +44,10 @@ log = logging.getLogger("transconv.graph")
 FURTHER = 4  # sets of sizes behind the first one
 MOST = 16  # sets of sizes
 STALL = 0.02  # seconds that a check of further sizes may take
-UNKNOWN = 0.001  # seconds for a kernel that was not compared before
+USUAL = 0.001  # seconds for a kernel that was not compared before, or has few elements
+SMALL = 1 << 12  # elements: what takes torch longer than is usual is the machine
+ELEMENT = (3e-8, 1e-9)  # seconds for an element of a result, on a CPU and a GPU
+NEVER = (0, USUAL, 0.0)
 DIFFERS = "wrong"  # the reason for which torch computes it
 MEMORY = "there is no memory for torch's operators beside ours"
 LOST: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
@@ -52,14 +55,15 @@ LOST: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryErro
 
 class Checks:
     """What was compared of a graph. ``seen``: the sizes; ``took``: of each kernel, how often and how long
-    torch took at last; ``left_out``: what was not compared, with how many results; ``wrong``: what
+    it took, and how much more for sizes that are ``larger`` than the first ones by a factor; ``left_out``: what was not compared, with how many results; ``wrong``: what
     differed."""
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self.reference = Reference(gm) if knobs.trust() != "never" else None
         self.seen: list[tuple[int, ...]] = []
         self.met: set[tuple[int, int, int]] = set()
-        self.took: dict[object, tuple[int, float]] = {}
+        self.took: dict[object, tuple[int, float, float]] = {}
+        self.larger = 1.0
         self.left_out: Counter[str] = Counter()
         self.wrong: list[str] = []
 
@@ -78,15 +82,24 @@ class Checks:
             self.reference = None
             self.took.clear()
 
+    def note(self, key: object, seconds: float, got: Tensor) -> None:
+        """How long it took to compare a result, if not the machine was busy: the shortest time counts, and
+        of few elements what is usual."""
+        times, base, more = self.took.get(key, (0, seconds, seconds))
+        least = got.numel() * ELEMENT[got.device.type == "cuda"]
+        rest = 0.0 if got.numel() <= SMALL else max(0.0, seconds - USUAL)
+        self.took[key] = times + 1, min(base, seconds, USUAL), min(more, max(least, rest) / self.larger)
+
     def chosen(self, parts: Parts, values: tuple[int, ...]) -> set[object] | None:
         """What is compared for further sizes: what was compared least often, as much as time allows."""
         if not self.seen:
             return None
-        more = max(1.0, prod(values) / max(1, prod(self.seen[0])))
+        self.larger = max(1.0, prod(values) / max(1, prod(self.seen[0])))
         every: list[object] = [k for found in parts.launches() for k in (*found.kernels, found.region)]
         left, found = STALL, set()
-        for one in sorted(every, key=lambda k: self.took.get(k, (0, 0.0))[0]):
-            left -= more * self.took.get(one, (0, UNKNOWN))[1]
+        for one in sorted(every, key=lambda k: self.took.get(k, NEVER)[0]):
+            _, base, more = self.took.get(one, NEVER)
+            left -= base + self.larger * more
             if left >= 0:
                 found.add(one)
         return found
@@ -138,7 +151,7 @@ class Watch:
             stats.held(DIFFERS)
             said = f"{self.said(name)}: {why}"
             checks.wrong.append(said)
-            return said + failing_case.saved(self.values, name, got, works)
+            return said + failing_case.saved(self.values, name, said, works)
         except torch.OutOfMemoryError:
             self.leave(MEMORY)
         except LOST:
@@ -149,8 +162,7 @@ class Watch:
             log.warning("a result was not compared: %s", error, exc_info=True)
             self.leave(f"{type(error).__name__}: {error}")
         finally:
-            times = checks.took.get(key, (0, 0.0))[0]
-            checks.took[key] = times + 1, time.perf_counter() - began
+            checks.note(key, time.perf_counter() - began, got)
         return ""
 
     def leave(self, why: str) -> None:
@@ -159,11 +171,9 @@ class Watch:
         self.checks.left_out[why] += 1
 
     def expect_room(self, name: str, got: Tensor) -> None:
-        """Raises Unknown where the memory of a GPU does not suffice."""
-        if got.device.type == "cuda":
-            needed = bytes_of(self.values.needed(name), {}) + 2 * got.nbytes
-            if needed > room(got.device):
-                raise Unknown(MEMORY)
+        """Raises Unknown where the memory does not suffice."""
+        if bytes_of(self.values.needed(name)) + 2 * got.nbytes > room(got.device):
+            raise Unknown(MEMORY)
 
     def said(self, name: str) -> str:
         """The operations that make a result, and the line that asked for the last of them."""
@@ -176,7 +186,7 @@ class Watch:
 
 
 class RegionWatch:
-    """The kernels of a region in one call."""
+    """The kernels of a region in one call. ``blamed``: the nodes that make what differs, by their names."""
 
     def __init__(self, watch: Watch, region: Region, kernels: Sequence[Kernel]) -> None:
         self.watch, self.region = watch, region
@@ -185,6 +195,7 @@ class RegionWatch:
             if isinstance(piece, Piece) and origin(node):
                 self.names.setdefault(piece, []).append(origin(node))
         self.last = {piece: kernel for kernel in kernels for piece in kernel.stored}
+        self.blamed: frozenset[str] = frozenset()
 
     def look(self, kernel: Kernel, tensors: Sequence[Tensor]) -> None:
         """Compare what a kernel has stored, once all of it is there. Raises Unsupported where it is not
@@ -197,8 +208,14 @@ class RegionWatch:
             name = min(names, key=lambda n: self.watch.values.of.order.get(n, 0))
             if name not in self.watch.values.settled:
                 if why := self.watch.difference(kernel, name, t, tf32, [kernel.workload]):
+                    self.blamed = self.makers(name)
                     raise Unsupported(DIFFERS, why)
                 self.watch.values.enter(name, t)
+
+    def makers(self, name: str) -> frozenset[str]:
+        """The nodes of the region that make a value of known ones, by their names."""
+        makers = {name, *(n.name for n in self.watch.values.needed(name))}
+        return frozenset(node.name for node in self.region.nodes if origin(node) in makers)
 
     def results(self, kernels: Sequence[Kernel], made: Sequence[Tensor]) -> None:
         """Compare what a region hands out, where that is not what a kernel has stored. Raises Refused."""
@@ -207,7 +224,7 @@ class RegionWatch:
             name = origin(node)
             if name in self.watch.values.of.nodes and self.watch.values.known.get(name) is not t:
                 if why := self.watch.difference(self.region, name, t, tf32, [k.workload for k in kernels]):
-                    raise Refused("of a region", frozenset(), DIFFERS, why)
+                    raise Refused("of a region", self.makers(name), DIFFERS, why)
         self.watch.enter(self.region.outputs, made)
 
 
@@ -217,14 +234,13 @@ def _rounds(workload: Workload) -> bool:
 
 
 class FirstCall:
-    """What runs in the place of a graph's way in a call that is compared. ``entered`` is called with it
-    once there is nothing left to compare for its sizes; ``replaced`` where all of it is to be torch's,
-    with the reason."""
+    """What runs in the place of a graph's way in a call that is compared. ``entered`` is called once
+    there is nothing left to compare for its sizes: with the reason where all of it is to be torch's."""
 
     def __init__(self, checks: Checks, way: Any, values: tuple[int, ...], places: Sequence[int],
-                 entered: Callable[[], None], replaced: Callable[[str], None]) -> None:
+                 entered: Callable[[str], None]) -> None:
         self.checks, self.way, self.values, self.places = checks, way, values, places
-        self.entered, self.replaced = entered, replaced
+        self.entered = entered
         self.begun, way.begun = way.begun, None
 
     def parts(self, sizes: Mapping[str, int], given: list[Any],
@@ -236,14 +252,14 @@ class FirstCall:
                       bool(self.values))
         made: list[Any] = parts.compared(sizes, given, numbers, watch)
         if not watch.waiting:
-            self.ends(watch, made)
+            wrong = self.ends(watch, made)
             checks.done(self.values)
-            self.entered()
+            self.entered(wrong)
         return made
 
-    def ends(self, watch: Watch, made: list[Any]) -> None:
+    def ends(self, watch: Watch, made: list[Any]) -> str:
         """Compare what is handed out, or written to inputs, where it is not what is known. What differs
-        becomes torch's."""
+        becomes torch's; in what."""
         reference = watch.values.of
         written = [reference.written.get(place) for place in self.places]
         wrong = ""
@@ -257,4 +273,4 @@ class FirstCall:
         if wrong:
             stats.announce(DIFFERS, wrong, "a graph")
             stats.add(False, DIFFERS, 1)
-            self.replaced(wrong)
+        return wrong

@@ -206,7 +206,9 @@ def _called(node: Node, values: Mapping[str, Any], wide: bool, change: Change | 
         if not wide:
             raise Unknown(f"{node.name}: {type(error).__name__}: {error}") from error
         found = _widened(_narrow(target, args, kwargs, node))
-    return found if change is None or target is operator.getitem else _changed(found, change, "result", node)
+    if change is None or target is operator.getitem:
+        return found
+    return _changed(found, change, "result", node)
 
 
 def _changed(value: Any, change: Change, what: str, node: Node) -> Any:
@@ -270,7 +272,7 @@ def _wide(given: Any) -> Any:
         given, wide)
 
 
-def bytes_of(nodes: Sequence[Node], known: Mapping[str, Any]) -> int:
+def bytes_of(nodes: Sequence[Node]) -> int:
     """How many bytes the results of some operations are, at most of those that are held at once: each is
     held from its operation to its last reader. Symbols count as their examples."""
     last: dict[str, int] = {}

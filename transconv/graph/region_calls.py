@@ -204,7 +204,8 @@ class Launches:
                 if looked is not None:
                     looked.look(kernel, tensors)
             except Unsupported as error:
-                raise refusal(kernel.group, self.plan, self.region, error) from error
+                also = looked.blamed if looked is not None else frozenset()
+                raise refusal(kernel.group, self.plan, self.region, error, also) from error
         return start
 
     def here(self) -> AbstractContextManager[object]:

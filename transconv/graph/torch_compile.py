@@ -172,9 +172,10 @@ class _Graph:
         if found is None:
             with unseen():
                 way = next((w for w in self.ways if w.takes(values)), None) or self.another(values)
-            chosen = way, way.symbols.by_name(values), way.numbers(values)
-            if self.checks.due(values) and not is_collecting() and not capturing(self.device):
-                return self.compared(values, chosen)
+            chosen: Chosen = way, way.symbols.by_name(values), way.numbers(values)
+            if self.checks.due(values) and self.device.type in ("cpu", "cuda") and not is_collecting() and (
+                    not capturing(self.device)):
+                return self.compared(way, values, chosen)
             found = self.enter(values, chosen)
         return found
 
@@ -185,21 +186,22 @@ class _Graph:
         self.known[values] = chosen
         return chosen
 
-    def compared(self, values: tuple[int, ...], chosen: Chosen) -> Chosen:
+    def compared(self, way: _Way, values: tuple[int, ...], chosen: Chosen) -> Chosen:
         """The same for one call, whose results are compared with torch's."""
-        way, sizes, numbers = chosen
+        _, sizes, numbers = chosen
 
-        def entered() -> None:
+        def entered(wrong: str) -> None:
             own = self.made.graphs
+            if wrong:
+                whole = _Way(self, way.symbols, wrong)
+                self.ways = [whole if w is way else w for w in self.ways]
+                whole.place, own[way.place] = way.place, own.pop()
+                self.known = {}
+            else:
+                self.enter(values, chosen)
             own[way.place] = replace(own[way.place], compared=len(self.checks.seen),
                                      remarks=self.checks.remarks())
-            self.enter(values, chosen)
-
-        def replaced(why: str) -> None:
-            own = _Way(self, way.symbols, why)
-            self.ways = [own if w is way else w for w in self.ways]
-            self.known = {}
-        return FirstCall(self.checks, way, values, self.mutated, entered, replaced), sizes, numbers
+        return FirstCall(self.checks, way, values, self.mutated, entered), sizes, numbers
 
     def another(self, values: tuple[int, ...]) -> _Way:
         symbols = Symbols(self.gm.graph, values)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import sys
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
+import torch
+
+import transconv
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING
 from transconv.torch_ops.settings import settings
@@ -23,8 +32,8 @@ class FallbackWarning(UserWarning):
 class Stats:
     """Counts since the start or the last reset. ``native`` counts launches of generated kernels by
     direction (fwd, bwd_d, bwd_w; "fwd any size" where sizes are arguments) or function (softmax,
-    softmax_gradient), ``fallback`` counts results that torch computed, by reason. ``compared`` counts first
-    results of compiled graphs that were held against torch's operators: right, wrong, left out."""
+    softmax_gradient), ``fallback`` counts results that torch computed, by reason. ``compared`` counts
+    first results of compiled graphs that were held against torch's operators: right, wrong, left out."""
 
     native: dict[str, int] = field(default_factory=dict)
     fallback: dict[str, int] = field(default_factory=dict)
@@ -107,8 +116,7 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
             _warned.add(key)
         detail = f": {message}" if message else ""
         many = "convolutions" if what == "convolution" else what
-        warnings.warn(f"transconv hands {many} to torch ({reason}){detail}",
-                      FallbackWarning, stacklevel=2)
+        _warn(f"transconv hands {many} to torch ({reason}){detail}")
 
 
 def tell_once(key: str, text: str) -> None:
@@ -117,7 +125,23 @@ def tell_once(key: str, text: str) -> None:
         if key in _warned:
             return
         _warned.add(key)
-    warnings.warn(text, FallbackWarning, stacklevel=3)
+    _warn(text)
+
+
+INSIDE = tuple(os.path.dirname(str(of.__file__)) + os.sep for of in (transconv, torch)) + (
+    "<", contextlib.__file__, functools.__file__, threading.__file__)
+
+
+def _warn(text: str) -> None:
+    """Warn at the line of the program that called, through torch, this package, and what torch's compiler
+    made of a function. In a thread of torch's, which has none, at its outermost line."""
+    made: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", ())
+    at: FrameType = sys._getframe(1)
+    while at.f_back is not None and (at.f_code.co_filename.startswith(INSIDE) or at.f_code in made):
+        at = at.f_back
+    warnings.warn_explicit(text, FallbackWarning, at.f_code.co_filename, at.f_lineno,
+                           str(at.f_globals.get("__name__", "")),
+                           at.f_globals.setdefault("__warningregistry__", {}))
 
 
 def forget_warnings() -> None:
