@@ -34,15 +34,15 @@ from transconv.graph.kernel import Kernel
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece
 from transconv.graph.refusals import Refused
+from transconv.runtime import FirstSizes, is_collecting
 from transconv.torch_ops import stats
+from transconv.torch_ops.execute import capturing
 
 if TYPE_CHECKING:
     from transconv.graph.parts import Parts
 
 Tensor = torch.Tensor
 log = logging.getLogger("transconv.graph")
-FURTHER = 4  # sets of sizes behind the first one
-MOST = 16  # sets of sizes
 STALL = 0.02  # seconds that a check of further sizes may take
 USUAL = 0.001  # seconds for a kernel that was not compared before, or has few elements
 SMALL = 1 << 12  # elements: what takes torch longer than is usual is the machine
@@ -54,14 +54,14 @@ LOST: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryErro
 
 
 class Checks:
-    """What was compared of a graph. ``seen``: the sizes; ``took``: of each kernel, how often and how long
-    it took, and how much more for sizes that are ``larger`` than the first ones by a factor; ``left_out``: what was not compared, with how many results; ``wrong``: what
-    differed."""
+    """What was compared of a graph. ``took``: of each kernel, how often and how long,
+    and how much longer for sizes that are ``larger`` than the first ones by a factor; ``left_out``: what
+    was not compared, with how many results; ``wrong``: what differed."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, device: torch.device) -> None:
+        self.device = device
         self.reference = Reference(gm) if knobs.trust() != "never" else None
-        self.seen: list[tuple[int, ...]] = []
-        self.met: set[tuple[int, int, int]] = set()
+        self.sizes = FirstSizes()
         self.took: dict[object, tuple[int, float, float]] = {}
         self.larger = 1.0
         self.left_out: Counter[str] = Counter()
@@ -69,15 +69,13 @@ class Checks:
 
     def due(self, values: tuple[int, ...]) -> bool:
         """Whether a call of these sizes is compared."""
-        if self.reference is None or values in self.seen or len(self.seen) >= MOST:
+        if self.reference is None or not self.sizes.due(values) or knobs.trust() == "never":
             return False
-        return knobs.trust() != "never" and (
-            len(self.seen) <= FURTHER or not _edges(values) <= self.met)
+        return self.device.type in ("cpu", "cuda") and not is_collecting() and not capturing(self.device)
 
     def done(self, values: tuple[int, ...]) -> None:
         """That a call was compared. Where sizes are numbers there is no other one."""
-        self.seen.append(values)
-        self.met |= _edges(values)
+        self.sizes.done(values)
         if not values:
             self.reference = None
             self.took.clear()
@@ -92,9 +90,9 @@ class Checks:
 
     def chosen(self, parts: Parts, values: tuple[int, ...]) -> set[object] | None:
         """What is compared for further sizes: what was compared least often, as much as time allows."""
-        if not self.seen:
+        if not self.sizes.seen:
             return None
-        self.larger = max(1.0, prod(values) / max(1, prod(self.seen[0])))
+        self.larger = max(1.0, prod(values) / max(1, prod(self.sizes.seen[0])))
         every: list[object] = [k for found in parts.launches() for k in (*found.kernels, found.region)]
         left, found = STALL, set()
         for one in sorted(every, key=lambda k: self.took.get(k, NEVER)[0]):
@@ -109,11 +107,6 @@ class Checks:
         return (*[f"differs from torch's operators: {why}" for why in self.wrong],
                 *[f"not compared with torch's operators: {n} of its results, {why}"
                   for why, n in self.left_out.items()])
-
-
-def _edges(values: Sequence[int]) -> set[tuple[int, int, int]]:
-    """How many bits each size has, by its place, and how often 2 divides it, as far as masks tell."""
-    return {(i, max(0, n - 1).bit_length(), min(n & -n, 128)) for i, n in enumerate(values)}
 
 
 class Watch:
@@ -186,7 +179,7 @@ class Watch:
 
 
 class RegionWatch:
-    """The kernels of a region in one call. ``blamed``: the nodes that make what differs, by their names."""
+    """The kernels of a region in one call. ``blamed``: the nodes that make what differs, by name."""
 
     def __init__(self, watch: Watch, region: Region, kernels: Sequence[Kernel]) -> None:
         self.watch, self.region = watch, region

@@ -25,7 +25,7 @@ from transconv.graph.symbols import Symbols
 from transconv.runtime import Begun, begin, begin_processes, cores, is_collecting
 from transconv.target import TARGETS
 from transconv.torch_ops import stats
-from transconv.torch_ops.execute import capturing, target_of
+from transconv.torch_ops.execute import target_of
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
@@ -123,7 +123,8 @@ class _Graph:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made, upsampling: str = "auto") -> None:
-        self.checks = Checks(gm)
+        device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
+        self.checks = Checks(gm, device)
         if phase == "backward":
             saved.examples(gm.graph, inputs)
         elif phase == "inference":
@@ -135,7 +136,6 @@ class _Graph:
         self.mutated = mutated.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         self.upsampling = upsampling
-        device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
@@ -173,8 +173,7 @@ class _Graph:
             with unseen():
                 way = next((w for w in self.ways if w.takes(values)), None) or self.another(values)
             chosen: Chosen = way, way.symbols.by_name(values), way.numbers(values)
-            if self.checks.due(values) and self.device.type in ("cpu", "cuda") and not is_collecting() and (
-                    not capturing(self.device)):
+            if self.checks.due(values):
                 return self.compared(way, values, chosen)
             found = self.enter(values, chosen)
         return found
@@ -199,7 +198,7 @@ class _Graph:
                 self.known = {}
             else:
                 self.enter(values, chosen)
-            own[way.place] = replace(own[way.place], compared=len(self.checks.seen),
+            own[way.place] = replace(own[way.place], compared=len(self.checks.sizes.seen),
                                      remarks=self.checks.remarks())
         return FirstCall(self.checks, way, values, self.mutated, entered), sizes, numbers
 
@@ -248,7 +247,7 @@ class _Way:
         return reporting.GraphReport(
             self.graph.phase, tuple(self.parts.rows()), self.parts.edges(),
             whole=self.whole, sizes=self.symbols.known.said(), peak=max(held, default=0),
-            compared=len(self.graph.checks.seen), remarks=self.graph.checks.remarks())
+            compared=len(self.graph.checks.sizes.seen), remarks=self.graph.checks.remarks())
 
     def changed(self) -> None:
         """Report anew."""

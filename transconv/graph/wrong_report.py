@@ -73,7 +73,7 @@ def wrong_result(function: Callable[..., Any], calls: Sequence[Call],
 
 def _tried(function: Callable[..., Any], calls: Sequence[Call],
            dynamic: bool | None) -> WrongResult | None:
-    torch._dynamo.reset()  # type: ignore[no-untyped-call]
+    torch._dynamo.reset()
     compiled = torch.compile(function, backend=backend, dynamic=dynamic)
     with torch.no_grad():
         torchs = _several(function(*_copied(calls[-1])))
@@ -138,10 +138,9 @@ def _copied(call: Call) -> Call:
 def _halved(call: Call) -> Iterator[Call]:
     """The same call with each of its sizes cut in half, everywhere that it stands; then less by one."""
     sizes = sorted({n for x in call if isinstance(x, Tensor) for n in x.shape if n > 1}, reverse=True)
-    for less in (lambda n: n // 2, lambda n: n - 1):
-        for n in sizes:
-            yield tuple(_cut(x, n, less(n)) if isinstance(x, Tensor) else less(n) if x is n else x
-                        for x in call)
+    for n, to in [(n, n // 2) for n in sizes] + [(n, n - 1) for n in sizes]:
+        yield tuple(_cut(x, n, to) if isinstance(x, Tensor) else to if type(x) is int and x == n else x
+                    for x in call)
 
 
 def _cut(x: Tensor, n: int, to: int) -> Tensor:
@@ -193,9 +192,10 @@ def versions() -> str:
         except PackageNotFoundError:
             return "not installed"
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    cuda = torch.version.cuda
     lines = [f"transconv {__version__}", f"Python {platform.python_version()} on {platform.platform()}",
              *[f"{name} {of(name)}" for name in ("torch", "triton", "numpy")],
-             f"{chip}, CUDA {torch.version.cuda}"]
+             f"{chip}, CUDA {cuda}"]
     return "\n".join([*lines, *[f"{k}={v}" for k, v in knobs.given("TRANSCONV_", "TRITON_").items()]])
 
 
