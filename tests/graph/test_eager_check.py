@@ -214,6 +214,7 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch, told: list[warnings.Warni
 
 def test_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager_check, "room", lambda device: 100)
+    monkeypatch.setattr(eager_check, "FEW", 0)
     run = compiled(lambda x: x.relu() + 1)
     run(torch.randn(40))
     assert transconv.stats().compared == {"left out": 1} and "no memory" in str(report(run))

@@ -2,7 +2,8 @@
 
     near       as close as two roundings of its type: nothing else is computed
     exact      torch's operators in f64
-    rounded    the same, with each value moved by what its type may round: by chance, and all to one side
+    rounded    the same, with each value moved by what its type may round: by chance, and all to one side;
+               what is compared is then equal where it is as close
 
 An error is too large above four times that of torch's own result and of the rounded ones, against the
 exact one. An element that rounding moves over an edge, such as that of a cast to integers, may be on
@@ -40,7 +41,8 @@ def difference(values: Values, name: str, got: Tensor, tf32: bool) -> str:
         raise Unknown(f"{name} is no tensor")
     if want.shape != got.shape or want.dtype is not got.dtype:
         return f"{name} is {_said(got)}, torch's is {_said(want)}"
-    eps = max(spacing([*nodes, values.of.nodes[name]]), TF32 * 2 if tf32 else 0.0)
+    eps = spacing([n.node for n in (*nodes, values.of.nodes[name])])
+    eps = max(eps, TF32 * 2 if tf32 else 0.0)
     if near(got, want, eps):
         return ""
     if bytes_of(nodes) * WIDER > room(want.device):
@@ -141,13 +143,13 @@ def _too_far(values: Values, nodes: Sequence[Node], name: str, got: Tensor, want
 
 
 def _changes(device: torch.device, wide: bool, tf32: bool) -> Iterator[Change]:
-    """What rounding may make of values: all moved away from 0, all to 0, and twice by chance. What is
-    given is exact, but sums of it are not: it moves with the others where all do, by some roundings of
-    the type in which is summed."""
+    """What rounding may make of values: all moved up, all down, and twice by chance. What is given is
+    exact, but sums of it are not: it moves with the others where all do, by some roundings of the type in
+    which is summed."""
     one = torch.finfo(torch.float64 if wide else torch.float32).eps * 2
 
     def aside(share: float) -> Change:
-        return lambda t, what, eps: t if what == "product" else t * (1 + share)
+        return lambda t, what, eps: t if what == "product" else t + share * t.abs()
 
     def by_chance(seed: int) -> Change:
         drawn = torch.Generator(device).manual_seed(seed)
@@ -199,7 +201,7 @@ def _chosen_otherwise(values: Values, nodes: Sequence[Node], choice: Node, got: 
     a, b = (_selected(flat, choice, i) for i in (one, other))
     error = (known.to(exact.dtype) - exact).abs() if known.is_floating_point() else torch.zeros(1)
     most_off = torch.nan_to_num(error, 0.0, 0.0, 0.0).max() if error.numel() else torch.zeros(())
-    rounded = spacing(before) * torch.nan_to_num(b.double(), 0.0, 0.0, 0.0).abs()
+    rounded = spacing([n.node for n in before]) * torch.nan_to_num(b.double(), 0.0, 0.0, 0.0).abs()
     good = (a == b) | (a != a) & (b != b) | (
         (a.double() - b.double()).abs() <= TIMES * (most_off.to(rounded.device) + rounded))
     return ~(good & here)

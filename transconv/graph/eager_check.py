@@ -47,6 +47,7 @@ STALL = 0.02  # seconds that a check of further sizes may take
 USUAL = 0.001  # seconds for a kernel that was not compared before, or has few elements
 SMALL = 1 << 12  # elements: what takes torch longer than is usual is the machine
 ELEMENT = (3e-8, 1e-9)  # seconds for an element of a result, on a CPU and a GPU
+FEW = 1 << 26  # bytes that are there, or torch says that they are not
 NEVER = (0, USUAL, 0.0)
 DIFFERS = "wrong"  # the reason for which torch computes it
 MEMORY = "there is no memory for torch's operators beside ours"
@@ -165,7 +166,8 @@ class Watch:
 
     def expect_room(self, name: str, got: Tensor) -> None:
         """Raises Unknown where the memory does not suffice."""
-        if bytes_of(self.values.needed(name)) + 2 * got.nbytes > room(got.device):
+        needed = bytes_of(self.values.needed(name)) + 2 * got.nbytes
+        if needed > FEW and needed > room(got.device):
             raise Unknown(MEMORY)
 
     def said(self, name: str) -> str:

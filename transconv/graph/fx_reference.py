@@ -15,7 +15,7 @@ is written to: where a value would need that, there is none.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,6 +32,8 @@ MADE_OF_NOTHING = {getattr(aten, name) for name in (
 PRODUCTS = {getattr(aten, name) for name in (
     "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv", "convolution", "convolution_backward", "linear",
     "matmul")}
+COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+CLOSE = 4  # spacings
 Change = Callable[[Tensor, str, float], Tensor]
 """What rounding makes of a tensor of floats that is ``given``, an operand of a ``product`` or a
 ``result``; with the relative spacing of the type that it has in the graph."""
@@ -198,6 +200,8 @@ def _called(node: Node, values: Mapping[str, Any], wide: bool, change: Change | 
         return _laid(found, n) if target is aten.as_strided.default else found
 
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
+    if change is not None and getattr(target, "overloadpacket", None) in COMPARED:
+        args = (_met(args[0], args[1], node), *args[1:])
     try:
         found = target(*_wide(args), **_wide(kwargs)) if wide else target(*args, **kwargs)
     except torch.OutOfMemoryError:
@@ -211,15 +215,27 @@ def _called(node: Node, values: Mapping[str, Any], wide: bool, change: Change | 
     return _changed(found, change, "result", node)
 
 
+def _met(one: Any, other: Any, node: Node) -> Any:
+    """The first operand of a comparison, with the second one's elements where rounding may part them: a
+    value that is computed twice, and not alike."""
+    if not isinstance(one, Tensor) or not one.is_floating_point():
+        return one
+    eps = CLOSE * spacing(node.node.all_input_nodes)
+    b = torch.as_tensor(other, dtype=one.dtype, device=one.device)
+    size = torch.nan_to_num(one.abs(), 0.0, 0.0, 0.0)
+    near = (one - b).abs() <= eps * (size + (size.mean() if size.numel() else 0.0))
+    return torch.where(near, b, one)
+
+
 def _changed(value: Any, change: Change, what: str, node: Node) -> Any:
     """A value as rounding changes it: its tensors of floats."""
-    eps = spacing([node])
+    eps = spacing([node.node])
     return _each(value, lambda t: change(t, what, eps) if t.is_floating_point() else t)
 
 
-def spacing(nodes: Sequence[Node]) -> float:
-    """The largest relative spacing of the types of floats that operations result in; 0 for none."""
-    return max((torch.finfo(t.dtype).eps for n in nodes for t in _tensors(n.node.meta.get("val"))
+def spacing(nodes: Iterable[fx.Node]) -> float:
+    """The largest relative spacing of the types of floats that nodes have; 0 for none."""
+    return max((torch.finfo(t.dtype).eps for n in nodes for t in _tensors(n.meta.get("val"))
                 if t.is_floating_point()), default=0.0)
 
 
