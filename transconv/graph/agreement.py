@@ -68,7 +68,8 @@ def near(got: Tensor, want: Tensor, eps: float) -> bool:
         wide = torch.float64 if a.dtype is torch.float64 else torch.float32
         a, b = a.to(wide), b.to(wide)
         size = torch.nan_to_num(b, 0.0, 0.0, 0.0)
-        allowed = share * size.abs() + level * size.square().mean().sqrt()
+        least = torch.finfo(got.dtype).tiny * share
+        allowed = share * size.abs() + level * size.square().mean().sqrt() + least
         if not bool(((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= allowed)).all()):
             return False
     return True
@@ -138,7 +139,8 @@ def _too_far(values: Values, nodes: Sequence[Node], name: str, got: Tensor, want
     if not moved.numel():
         return ~good
     usual = torch.minimum(moved.max(), 16 * moved.mean())
-    ulp = torch.finfo(got.dtype).eps * torch.nan_to_num(exact.abs(), 0.0, 0.0, 0.0)
+    kind = torch.finfo(got.dtype)
+    ulp = kind.eps * torch.nan_to_num(exact.abs(), 0.0, 0.0, 0.0).clamp(min=kind.tiny)
     return ~(good | (away <= TIMES * (moved + usual + ulp)))
 
 
@@ -149,17 +151,17 @@ def _changes(device: torch.device, wide: bool, tf32: bool) -> Iterator[Change]:
     one = torch.finfo(torch.float64 if wide else torch.float32).eps * 2
 
     def aside(share: float) -> Change:
-        return lambda t, what, eps: t if what == "product" else t + share * t.abs()
+        return lambda t, what, eps, least: t if what == "product" else t + share * t.abs()
 
     def by_chance(seed: int) -> Change:
         drawn = torch.Generator(device).manual_seed(seed)
 
-        def change(t: Tensor, what: str, eps: float) -> Tensor:
-            size = eps if what == "result" else TF32 if what == "product" and tf32 else 0.0
+        def change(t: Tensor, what: str, eps: float, least: float) -> Tensor:
+            size = eps if what in ("result", "stored") else TF32 if what == "product" and tf32 else 0.0
             if not size:
                 return t
             sign = torch.randint(0, 2, t.shape, generator=drawn, device=t.device, dtype=torch.int8)
-            return t * (1 + size * (2 * sign - 1))
+            return t + size * t.abs().clamp(min=least) * (2 * sign - 1)
         return change
 
     yield from (aside(one), aside(-one), by_chance(SEED), by_chance(SEED + 1))

@@ -34,9 +34,10 @@ PRODUCTS = {getattr(aten, name) for name in (
     "matmul")}
 COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 CLOSE = 4  # spacings
-Change = Callable[[Tensor, str, float], Tensor]
-"""What rounding makes of a tensor of floats that is ``given``, an operand of a ``product`` or a
-``result``; with the relative spacing of the type that it has in the graph."""
+Change = Callable[[Tensor, str, float, float], Tensor]
+"""What rounding makes of a tensor of floats: one that is ``given``, or was ``stored``, of which the kernel
+that stored it may know more digits; an operand of a ``product``; a ``result``. With the relative spacing
+of the type that it has in the graph, and the size below which that type has no more digits."""
 
 
 class Unknown(Exception):
@@ -102,6 +103,14 @@ class Values:
             elif not self.pending[n.name]:
                 self.known.pop(n.name, None)
 
+    def state(self) -> tuple[dict[str, Any], dict[str, int], set[str]]:
+        """What is known now, for ``restore``: where a region is run once more."""
+        return dict(self.known), dict(self.pending), set(self.settled)
+
+    def restore(self, state: tuple[dict[str, Any], dict[str, int], set[str]]) -> None:
+        """Know what was known then."""
+        self.known, self.pending, self.settled = state
+
     def enter(self, name: str, value: Any) -> None:
         """That a value is known; what it was made of may go."""
         if name not in self.known and name in self.pending:
@@ -149,7 +158,9 @@ class Values:
         for name in left.keys() & self.known.keys():
             values[name] = _widened(self.known[name]) if wide else self.known[name]
             if change is not None:
-                values[name] = _changed(values[name], change, "given", self.of.nodes[name])
+                node = self.of.nodes[name]
+                what = "stored" if node.op == "call_function" else "given"
+                values[name] = _changed(values[name], change, what, node)
         with torch.no_grad(), only_aten(), _plain():
             for node in nodes:
                 values[node.name] = _called(node, values, wide, change)
@@ -230,7 +241,9 @@ def _met(one: Any, other: Any, node: Node) -> Any:
 def _changed(value: Any, change: Change, what: str, node: Node) -> Any:
     """A value as rounding changes it: its tensors of floats."""
     eps = spacing([node.node])
-    return _each(value, lambda t: change(t, what, eps) if t.is_floating_point() else t)
+    least = max((torch.finfo(t.dtype).tiny for t in _tensors(node.node.meta.get("val"))
+                 if t.is_floating_point()), default=0.0)
+    return _each(value, lambda t: change(t, what, eps, least) if t.is_floating_point() else t)
 
 
 def spacing(nodes: Iterable[fx.Node]) -> float:

@@ -33,7 +33,7 @@ from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Source
 from transconv.graph.placing import Slices
 from transconv.graph.plan import Plan
-from transconv.graph.refusals import refusal
+from transconv.graph.refusals import Refused, refusal
 from transconv.graph.running import Line, Place, Run, alike, never, written
 from transconv.graph.sizes import Length, Size
 from transconv.ir import value_at
@@ -190,8 +190,14 @@ class Launches:
         tensors = [given[place] for place, _, _ in self.inputs]
         self.arrange(bound, tensors)
         loose = tuple([i for i, t in enumerate(tensors) if not aligned([t])])
-        with self.here():
-            made = self.first(bound, sizes, tensors, (_since[0], launch, deterministic(), loose), watch)
+        when = (_since[0], launch, deterministic(), loose)
+        state = watch.values.state()
+        try:
+            with self.here():
+                made = self.first(bound, sizes, tensors, when, watch)
+        except (Refused, Unsupported):
+            watch.values.restore(state)
+            raise
         stats.add(True, "graph", len(self.kernels))
         return made
 
