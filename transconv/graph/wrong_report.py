@@ -19,12 +19,14 @@ from typing import Any
 
 import torch
 
-from transconv import api, knobs
+from transconv import knobs
+from transconv.compute import parse
 from transconv.errors import TransconvError
 from transconv.graph.agreement import TIMES, near
 from transconv.graph.backend_calls import found
 from transconv.graph.reporting import Report
 from transconv.graph.torch_compile import backend
+from transconv.runtime import build_compute
 from transconv.torch_ops.execute import target_of
 from transconv.torch_ops.settings import settings
 from transconv.version import __version__
@@ -157,7 +159,7 @@ def _with_kernel(text: str, results: Sequence[Any]) -> str:
     """A computation, and its kernel."""
     device = next((t.device for t in results if isinstance(t, Tensor)), torch.device("cpu"))
     try:
-        made = api.compile(text, target_of(device))
+        made = build_compute(parse(text), target_of(device))
         return f"{text}\n\n# schedule: {made.schedule}\n{made.source}"
     except TransconvError as error:
         return f"{text}\n\n# no kernel: {error}"
