@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning
 from transconv.functional import launches
-from transconv.graph import agreement, backend, eager_check, region_calls, report
+from transconv.graph import agreement, backend, eager_check, failing_case, region_calls, report
 from transconv.graph.pieces import Constant
 from transconv.graph.rows import ROWS, Call
 from transconv.runtime import FirstSizes
@@ -100,6 +100,17 @@ def test_a_mistake_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch,
     assert transconv.stats().fallback["wrong"] == transconv.stats().compared["wrong"] == 1
     torch.testing.assert_close(run(x), f(x))
     assert len([w for w in told if issubclass(w.category, stats.FallbackWarning)]) == 1
+
+
+def test_a_mistake_without_a_disk(monkeypatch: pytest.MonkeyPatch,
+                                  told: list[warnings.WarningMessage]) -> None:
+    """The case of a wrong result cannot be written; wrong it is all the same."""
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+    monkeypatch.setattr(failing_case, "replace_data", full)
+    planted(monkeypatch, aten.relu.default, dropped)
+    run, x = compiled(lambda x: x.relu() + 1), torch.tensor([-1.0, 1.0])
+    assert torch.equal(run(x), x.relu() + 1) and "report-wrong" not in str(only(told).message)
 
 
 def test_a_mistake_of_a_gradient(monkeypatch: pytest.MonkeyPatch,

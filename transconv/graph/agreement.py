@@ -12,6 +12,7 @@ either side. Indices that were chosen among values are judged by the values that
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -182,7 +183,7 @@ def _choice(values: Values, nodes: Sequence[Node], name: str) -> Node | None:
                 packet not in (aten._to_copy, aten.clone, aten.alias)):
             break
         at = by_name.get(at.inputs[0])
-    if at is None or len(at.args) < 2 or at.args[1] != 1 or not at.inputs:
+    if at is None or at.target is not operator.getitem or at.args[1] != 1:
         return None
     made = by_name.get(at.inputs[0])
     packet = getattr(made.target, "overloadpacket", None) if made is not None else None

@@ -55,9 +55,9 @@ LOST: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryErro
 
 
 class Checks:
-    """What was compared of a graph. ``took``: of each kernel, how often and how long,
-    and how much longer for sizes that are ``larger`` than the first ones by a factor; ``left_out``: what
-    was not compared, with how many results; ``wrong``: what differed."""
+    """What was compared of a graph. ``took``: of each kernel, how often and how long, and how much longer
+    for sizes that are ``larger`` than the first ones by a factor; ``left_out``: what was not compared,
+    with how many results; ``wrong``: what differed."""
 
     def __init__(self, gm: fx.GraphModule, device: torch.device) -> None:
         self.device = device
@@ -142,10 +142,7 @@ class Watch:
                     began = time.perf_counter()  # what torch loads when it is first asked is not counted
                     difference(self.values, name, got, tf32)
                 return ""
-            stats.held(DIFFERS)
-            said = f"{self.said(name)}: {why}"
-            checks.wrong.append(said)
-            return said + failing_case.saved(self.values, name, said, works)
+            return self.told(name, why, works)
         except torch.OutOfMemoryError:
             self.leave(MEMORY)
         except LOST:
@@ -159,6 +156,17 @@ class Watch:
             checks.note(key, time.perf_counter() - began, got)
         return ""
 
+    def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
+        """Note that a result is wrong, and leave its case on the disk; the whole sentence."""
+        said = f"{self.said(name)}: {why}"
+        stats.held(DIFFERS)
+        self.checks.wrong.append(said)
+        try:
+            return said + failing_case.saved(self.values, name, said, works)
+        except Exception as error:  # wrong it is all the same
+            log.warning("the case of a wrong result was not written: %s", error, exc_info=True)
+            return said
+
     def leave(self, why: str) -> None:
         """Note that something is not compared."""
         stats.held("left out")
@@ -166,7 +174,7 @@ class Watch:
 
     def expect_room(self, name: str, got: Tensor) -> None:
         """Raises Unknown where the memory does not suffice."""
-        needed = bytes_of(self.values.needed(name)) + 2 * got.nbytes
+        needed = bytes_of(self.values.needed(name)) * self.checks.larger + 2 * got.nbytes
         if needed > FEW and needed > room(got.device):
             raise Unknown(MEMORY)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +24,6 @@ from transconv.disk_cache import leave_text, replace_data
 from transconv.graph.fx_reference import Node, Values
 
 Tensor = torch.Tensor
-log = logging.getLogger("transconv.graph")
 LARGEST = 1 << 26  # bytes of tensors that are written to the disk
 TEXT = '''"""{title}
 
@@ -47,8 +45,8 @@ calls = torch.load(Path(__file__).with_name("inputs.pt"), map_location="{device}
 
 
 def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> str:
-    """Write the case of a result in the cache's folder, and say where it is; empty where it is not
-    written: there is no folder, or it is large."""
+    """Write the case of a result in the cache's folder, and say where it is; empty for large ones. Raises
+    OSError."""
     nodes = values.needed(name)
     given = [values.of.nodes[x] for x in dict.fromkeys(x for n in nodes for x in n.inputs)
              if x in values.known]
@@ -65,12 +63,8 @@ def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> st
                data)
     device = next((t.device.type for t in held if isinstance(t, Tensor)), "cpu")
     title = re.sub(r'["\\]', "'", said).replace("\n", " ")
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_data(folder / "inputs.pt", data.getvalue())
-    except OSError as error:
-        log.warning("a case of a wrong result was not written to %s: %s", folder, error)
-        return ""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    replace_data(folder / "inputs.pt", data.getvalue())
     leave_text(folder, "case.py", TEXT.format(title=title, file=folder / "case.py", dynamic=named,
                                               device=device, function=function))
     leave_text(folder, "kernel.txt", "\n\n".join(str(c) for w in works for c in w.computations))
