@@ -97,11 +97,15 @@ class Checks:
         every: list[object] = [k for found in parts.launches() for k in (*found.kernels, found.region)]
         left, found = STALL, set()
         for one in sorted(every, key=lambda k: self.took.get(k, NEVER)[0]):
-            _, base, more = self.took.get(one, NEVER)
-            left -= base + self.larger * more
+            left -= self.expected(one)
             if left >= 0:
                 found.add(one)
         return found
+
+    def expected(self, key: object) -> float:
+        """How many seconds it takes to compare a kernel."""
+        _, base, more = self.took.get(key, NEVER)
+        return base + self.larger * more
 
     def remarks(self) -> tuple[str, ...]:
         """What a report says."""
@@ -112,12 +116,13 @@ class Checks:
 
 class Watch:
     """One call whose results are compared. ``chosen``: what is compared of it; None: all. ``named``:
-    whether there are further sizes. ``waiting``: kernels of it were not there yet, so that it is to be
-    compared again."""
+    whether there are further sizes; ``spent``: seconds so far; ``waiting``: kernels of it were not there
+    yet, so that it is to be compared again."""
 
     def __init__(self, checks: Checks, values: Values, chosen: set[object] | None, named: bool) -> None:
         self.checks, self.values, self.chosen, self.named = checks, values, chosen, named
         self.waiting = False
+        self.spent = 0.0
 
     def kernels(self, region: Region, kernels: Sequence[Kernel]) -> RegionWatch:
         """What looks at the kernels of a region."""
@@ -131,7 +136,7 @@ class Watch:
     def difference(self, key: object, name: str, got: Tensor, tf32: bool,
                    works: Sequence[Workload]) -> str:
         """In what a result differs from torch's, where it can be told, with the operations."""
-        if name not in self.values.pending or self.chosen is not None and key not in self.chosen:
+        if name not in self.values.pending or not self.has_time(key):
             return ""
         began, checks = time.perf_counter(), self.checks
         try:
@@ -153,8 +158,18 @@ class Watch:
             log.warning("a result was not compared: %s", error, exc_info=True)
             self.leave(f"{type(error).__name__}: {error}")
         finally:
-            checks.note(key, time.perf_counter() - began, got)
+            took = time.perf_counter() - began
+            self.spent += took
+            checks.note(key, took, got)
         return ""
+
+    def has_time(self, key: object) -> bool:
+        """Whether a result is compared: of further sizes until the time is over, if the machine is slower
+        than was thought."""
+        if self.chosen is None:
+            return True
+        late = self.spent and self.spent + self.checks.expected(key) > STALL
+        return key in self.chosen and not late
 
     def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
         """Note that a result is wrong, and leave its case on the disk; the whole sentence."""
