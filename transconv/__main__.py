@@ -16,7 +16,7 @@ from transconv.cli.printable import one_line
 from transconv.errors import StageError, TransconvError
 
 VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
-         "bisect", "tune", "prepare", "cache", "sharded", "words", "doctor")
+         "bisect", "tune", "prepare", "cache", "sharded", "words", "doctor", "report-wrong")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
                     "any other computation as a file of a few lines (docs/computations.md).")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name in VERBS:
-        import_module(f"transconv.cli.{name}").add_to(verbs)
+        import_module(f"transconv.cli.{name.replace('-', '_')}").add_to(verbs)
     return made
 
 

@@ -166,8 +166,9 @@ features = Knob("TRANSCONV_FEATURES", "features of the chip to switch on or off,
                 "what kernels may use of a chip, against its record in transconv/target", _switches)
 trust = Knob("TRANSCONV_TRUST", "check, always or never", "check",
              "check: the first result of every kernel is compared at sampled points with f64 sums, "
-             "and verdicts are kept; always: once in every process, and interpreted kernels too; "
-             "never: no kernel is compared, and no verdict is read",
+             "and verdicts are kept; those of compiled graphs also with torch's operators; always: once "
+             "in every process, and interpreted kernels too; never: no kernel is compared, and no "
+             "verdict is read",
              _one_of("check", "always", "never"))
 tuned = Knob("TRANSCONV_TUNED", "0, 1 or the file of a tuning database", "1",
              "1: schedules that tuning found, in the user's cache or in the package, are preferred; "

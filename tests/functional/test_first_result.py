@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +13,7 @@ from transconv.compute import execute, parse
 from transconv.compute.sampled import LONGEST, examine
 from transconv.errors import Unsupported
 from transconv.functional import launches, operators, proof
+from transconv.functional.routes import Route
 from transconv.runtime import compiler, plans, verdicts
 
 SOFTMAX = """compute softmax
@@ -192,6 +193,27 @@ def test_large_tensors_are_not_computed_by_torch(monkeypatch: pytest.MonkeyPatch
         x = torch.randn(size, 5)
         torch.testing.assert_close(transconv.functional.logsumexp(x, 1), x.logsumexp(1))
         assert len(compared) == times
+
+
+@pytest.mark.usefixtures("checked", "nothing_known")
+def test_further_sizes_are_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sizes are arguments, a mistake may be one of the third size alone."""
+    compared: list[int] = []
+    real = proof._compare
+
+    def noted(route: Route, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
+        compared.append(got[0].shape[0])
+        if compared[-1] == 6:
+            got = [2 * t for t in got]
+        real(route, got, want)
+    monkeypatch.setattr(proof, "_compare", noted)
+    monkeypatch.setattr(transconv.config, "sizes", "any")
+    for n in (3, 5, 6, 7, 9, 11, 100):
+        x = torch.randn(n, 5)
+        torch.testing.assert_close(transconv.functional.logsumexp(x, 1), x.logsumexp(1))
+    assert compared == [3, 5, 6, 7, 9, 11, 100]
+    found = transconv.stats()
+    assert found.native["logsumexp any size"] == 6 and found.fallback == {"miscompiled": 1}
 
 
 def test_torchs_products_may_cut_operands_to_tf32() -> None:

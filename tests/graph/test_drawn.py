@@ -30,6 +30,7 @@ def _flipped() -> Drawn:
 
 
 def test_a_planted_mistake_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_TRUST", "never")
     monkeypatch.setattr(moves, "flip", lambda shape, dims: lambda at: at)
     assert "off by" in why_wrong(_flipped())
     least = smaller(_flipped(), lambda d: bool(why_wrong(d)))

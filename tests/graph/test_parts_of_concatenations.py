@@ -137,6 +137,7 @@ def test_memory_is_held_once() -> None:
 
 
 def test_a_mistake_in_a_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_TRUST", "never")  # else it is torch's
     monkeypatch.setattr(placing, "_starts", lambda piece: [0] * len(piece.parts))
     with pytest.raises(AssertionError):
         made(branches)

@@ -20,7 +20,7 @@ from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
 from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
-from transconv.runtime import Plan, Question, check_indices, ready, trust
+from transconv.runtime import FirstSizes, Plan, Question, check_indices, ready, trust
 from transconv.torch_ops.execute import DTYPES, capturing, target_of
 from transconv.torch_ops.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
@@ -89,7 +89,7 @@ class Launch:
         self.memory: list[Memory] = [_memory(t) for t in tensors]
         self.names = tuple(t.name for t in tensors)
         self.of = self  # whose plan it is
-        self.agreed = False  # a result was that of torch: see proof.py
+        self.agreed = FirstSizes()  # for which a result was that of torch: see proof.py
         self.sizes: Mapping[str, int] | None = None
         self.sized: dict[tuple[int, ...], Launch] = {}
         self.aligned = aligned

@@ -2,9 +2,9 @@
 
 Triton and ptxas miscompile a few kernels, the same way every time. The first launch of a kernel on a
 machine is compared with its text, computed at samples (``Launch.start``). Where tensors are small, a
-route's result and its gradients are also compared with torch's own function, once in a process, and once
-for all sizes where these are arguments; for large ones the memory may not suffice. Triton's interpreter is
-not checked, unless TRANSCONV_TRUST=always.
+route's result and its gradients are also compared with torch's own function, once in a process, and for
+some sizes where these are arguments (``FirstSizes``); for large ones the memory may not suffice. Triton's
+interpreter is not checked, unless TRANSCONV_TRUST=always.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ def agree(route: Route, tensors: Sequence[Tensor | None]) -> None:
     if policy == "never" or (policy != "always" and device.type == "cpu") or capturing(device):
         return
     steps = [step for step in (route.step, *route.gradients) if step is not None]
-    if all(step.any_size and step.launch.of.agreed for step in steps):
-        return  # of another size
+    sizes = tuple([n for t in given for n in t.shape])
+    if all(step.any_size and not step.launch.of.agreed.due(sizes) for step in steps):
+        return
     try:
         _hold(route, given)
     except (Unsupported, torch.OutOfMemoryError, torch.AcceleratorError):
@@ -52,7 +53,7 @@ def agree(route: Route, tensors: Sequence[Tensor | None]) -> None:
         log.warning("no kernel for %s: %s", route.name, error, exc_info=True)
         raise Unsupported(f"error:{type(error).__name__}", str(error)) from error
     for step in steps:
-        step.launch.of.agreed = True
+        step.launch.of.agreed.done(sizes)
     route.calls = route.calls_back = 0
 
 

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transconv.errors import TransconvError, Unsupported
 from transconv.graph import reporting
 from transconv.graph.compiled import launches
+from transconv.graph.eager_check import Watch
 from transconv.graph.partition import Region, extracted, names, nothing, regions
 from transconv.graph.plan import Edge
 from transconv.graph.price import Price
@@ -143,6 +144,20 @@ class Parts:
             values.update(zip(part.outputs, part(sizes, tensors), strict=True))
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
+    def compared(self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float],
+                 watch: Watch) -> list[Any]:
+        """As a call, whose results are compared with torch's."""
+        values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
+        given.clear()
+        for part in self.parts:
+            tensors = [values[name] for name in part.inputs]
+            for name in part.done:
+                values.pop(name, None)
+            made = part(sizes, tensors, watch)
+            watch.enter(part.region.outputs, made)
+            values.update(zip(part.outputs, made, strict=True))
+        return [values[r] if isinstance(r, str) else r for r in self.results]
+
     def launches(self) -> Iterator[Launches]:
         """The regions of ours."""
         for part in self.parts:
@@ -210,8 +225,10 @@ class Part:
         else:
             self.why = [str(refused)]
 
-    def __call__(self, sizes: Mapping[str, int], given: list[Any]) -> Sequence[Any]:
-        """Empties the list, where its tensors may go before the region ends."""
+    def __call__(self, sizes: Mapping[str, int], given: list[Any],
+                 watch: Watch | None = None) -> Sequence[Any]:
+        """Empties the list, where its tensors may go before the region ends. ``watch``: compares results
+        with torch's."""
         if self.launches is not None and is_collecting():
             for question in self.launches.questions(sizes):
                 collect(Batch((question,)))
@@ -219,7 +236,8 @@ class Part:
                 return self.gm.forward(*given)  # type: ignore[no-any-return]
         if self.launches is not None:
             try:
-                return self.launches(sizes, given)
+                return self.launches(sizes, given) if watch is None else self.launches.compared(
+                    sizes, given, watch)
             except Refused as refused:
                 _announce(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
                 with unseen():
@@ -230,8 +248,11 @@ class Part:
                 if error.reason not in PASSING:
                     self.launches, self.why = None, [str(error)]
                     self.setting.changed()
+                elif watch is not None:
+                    watch.waiting = True
         if self.instead is not None:
-            return self.instead(sizes, given, {})
+            return self.instead(sizes, given, {}) if watch is None else self.instead.compared(
+                sizes, given, {}, watch)
         return self.torch(*given)
 
     def rows(self) -> list[Row]:

@@ -21,8 +21,9 @@ class Refused(Exception):
         self.kernel, self.nodes, self.reason, self.message = kernel, nodes, reason, message
 
 
-def refusal(group: Group, plan: Plan, region: Region, error: Exception) -> Refused:
-    """Of the kernel of a group, for a reason."""
+def refusal(group: Group, plan: Plan, region: Region, error: Exception,
+            also: frozenset[str] = frozenset()) -> Refused:
+    """Of the kernel of a group, for a reason; ``also``: what else is to blame."""
     memory = {p for p, by in plan.stored.items() if by.number != group.number}
     computed = {x for p in group.stores for x in price.inside(p, memory)} - memory
     origins = _origins(region)
@@ -32,7 +33,7 @@ def refusal(group: Group, plan: Plan, region: Region, error: Exception) -> Refus
     reason = error.reason if isinstance(error, Unsupported) else f"error:{type(error).__name__}"
     message = error.message or reason if isinstance(error, Unsupported) else str(error) if isinstance(
         error, TransconvError) else f"a bug: {type(error).__name__}: {error}"
-    return Refused(group.name, nodes, reason, message)
+    return Refused(group.name, nodes | also, reason, message)
 
 
 def _origins(region: Region) -> dict[Piece, fx.Node]:

@@ -27,12 +27,13 @@ from transconv.functional.launches import (
     refused,
 )
 from transconv.functional.operators import as_wanted
+from transconv.graph.eager_check import RegionWatch, Watch
 from transconv.graph.kernel import Kernel, Lying
 from transconv.graph.partition import Region
 from transconv.graph.pieces import Piece, Source
 from transconv.graph.placing import Slices
 from transconv.graph.plan import Plan
-from transconv.graph.refusals import refusal
+from transconv.graph.refusals import Refused, refusal
 from transconv.graph.rows import is_bug
 from transconv.graph.running import Line, Place, Run, alike, never, written
 from transconv.graph.sizes import Length, Size
@@ -152,15 +153,21 @@ class Launches:
             bound.alike = alike(tensors)
 
     def first(self, bound: Bound, sizes: Mapping[str, int], tensors: list[Tensor],
-              when: When) -> list[Tensor]:
-        """A call in which results of kernels are looked at; the later ones start them without."""
+              when: When, watch: Watch | None = None) -> list[Tensor]:
+        """A call in which results of kernels are looked at; the later ones start them without. ``watch``:
+        compares them with torch's."""
         if why := refused(tensors, [True] * len(tensors), HELD) if tensors else "":
             raise Unsupported(why)
         loose = {self.inputs[i][2] for i in when[-1]}
         fresh = [LaidOut(self.started(start, kernel, sizes, not loose & {*kernel.given}))
                  for kernel, start in zip(self.kernels, bound.starts, strict=True)]
         watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
-        made = self.written(bound, [(by, ()) for by in watched], [NOT_OVER] * len(fresh))([*tensors])
+        looked = watch.kernels(self.region, self.kernels) if watch is not None else None
+        begins = [self.watched(kernel, start, looked) for kernel, start in zip(
+            self.kernels, fresh, strict=True)] if looked is not None else watched
+        made = self.written(bound, [(by, ()) for by in begins], [NOT_OVER] * len(fresh))([*tensors])
+        if looked is not None:
+            looked.results(self.kernels, made)
         over = [over if over and start.launch.is_known() else NOT_OVER
                 for over, start in zip(self.over, fresh, strict=True)]
         begun = [(begin or by, spaces) for (begin, spaces), by in zip(
@@ -178,14 +185,35 @@ class Launches:
         empty = quickest() if self.device.type == "cuda" else self.empty
         return written([piece for _, _, piece in self.inputs], lines, handed, empty, self.cut)
 
-    def watched(self, kernel: Kernel, by: LaidOut) -> Callable[..., None]:
+    def compared(self, sizes: Mapping[str, int], given: list[Any], watch: Watch) -> Sequence[Tensor]:
+        """As a call, whose results are compared. Raises Refused also where one is not torch's."""
+        bound = self.bound(sizes)
+        tensors = [given[place] for place, _, _ in self.inputs]
+        self.arrange(bound, tensors)
+        loose = tuple([i for i, t in enumerate(tensors) if not aligned([t])])
+        when = (_since[0], launch, deterministic(), loose)
+        state = watch.values.state()
+        try:
+            with self.here():
+                made = self.first(bound, sizes, tensors, when, watch)
+        except (Refused, Unsupported):
+            watch.values.restore(state)
+            raise
+        stats.add(True, "graph", len(self.kernels))
+        return made
+
+    def watched(self, kernel: Kernel, by: LaidOut,
+                looked: RegionWatch | None = None) -> Callable[..., None]:
         """What starts a kernel, and looks at results that are new. Raises Refused."""
         def start(*tensors: Tensor) -> None:
             try:
                 by.start(tensors)
+                if looked is not None:
+                    looked.look(kernel, tensors)
             except Exception as error:
                 if isinstance(error, Unsupported) or is_bug(error):
-                    raise refusal(kernel.group, self.plan, self.region, error) from error
+                    also = looked.blamed if looked is not None else frozenset()
+                    raise refusal(kernel.group, self.plan, self.region, error, also) from error
                 raise
         return start
 

@@ -61,7 +61,9 @@ class GraphReport:
     """One graph: ``phase`` is inference, forward or backward. ``rows`` are in the order in which they run;
     ``edges``: values that go through memory, with the reasons. ``whole``: why torch computes all of it.
     ``sizes``: the names of its sizes, with an example and their ranges, and what is assumed of them;
-    ``peak``: bytes of what kernels of a region store that are held at once at most."""
+    ``peak``: bytes of what kernels of a region store that are held at once at most; ``compared``: for how
+    many sets of sizes first results were held against torch's operators; ``remarks``: what was wrong then,
+    or not compared."""
 
     phase: str
     rows: tuple[KernelRow | TorchRow, ...]
@@ -69,6 +71,8 @@ class GraphReport:
     whole: str = ""
     sizes: str = ""
     peak: int = 0
+    compared: int = 0
+    remarks: tuple[str, ...] = ()
 
     @property
     def kernels(self) -> tuple[KernelRow, ...]:
@@ -89,6 +93,7 @@ class GraphReport:
             yield f"  sizes: {self.sizes}"
         if self.whole:
             yield f"  all of it is torch's: {self.whole}"
+        yield from (f"  {remark}" for remark in self.remarks)
         for row in self.rows:
             if isinstance(row, KernelRow):
                 took = "" if row.measured_us is None else f"{row.measured_us:9.4g} us measured  "
@@ -141,7 +146,7 @@ def _tables(graph: GraphReport) -> Iterator[Table]:
             (f"by {r.by}", f"{r.operations}: {'; '.join(r.reasons)}", None, None, None, None)
             for r in graph.rows]
     head = ("kernel", "operations", "MB", "GFLOP", "estimate, us", "measured, us")
-    remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []))
+    remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []), *graph.remarks)
     yield Table(graph.phase, head, tuple(rows), remarks)
     edges = tuple((e.value, e.user, float(n), e.reason) for e, n in _counts(graph.edges).items())
     yield Table(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)

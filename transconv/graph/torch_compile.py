@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from transconv.functional.launches import SIZES
 from transconv.graph import decompositions, mutated, quantized_products, reporting, saved
 from transconv.graph.backend_calls import Made, owner
 from transconv.graph.captured import Captures
+from transconv.graph.eager_check import Checks, FirstCall
 from transconv.graph.partition import is_size
 from transconv.graph.parts import Parts, Setting, unseen
 from transconv.graph.price import Price
@@ -111,7 +113,7 @@ def _whole(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[...
     return found  # type: ignore[no-any-return]
 
 
-Chosen = tuple["_Way", dict[str, int], dict[str, "int | float"]]
+Chosen = tuple["_Way | FirstCall", dict[str, int], dict[str, "int | float"]]
 
 
 class _Graph:
@@ -121,6 +123,8 @@ class _Graph:
 
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], phase: str, rest: str,
                  made: Made, upsampling: str = "auto") -> None:
+        device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
+        self.checks = Checks(gm, device)
         if phase == "backward":
             saved.examples(gm.graph, inputs)
         elif phase == "inference":
@@ -132,7 +136,6 @@ class _Graph:
         self.mutated = mutated.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         self.upsampling = upsampling
-        device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.device = device
         self.target = TARGETS["interpreter"] if device is CPU else target_of(device)
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
@@ -169,10 +172,35 @@ class _Graph:
         if found is None:
             with unseen():
                 way = next((w for w in self.ways if w.takes(values)), None) or self.another(values)
-            if len(self.known) >= SIZES:
-                self.known.clear()
-            found = self.known[values] = way, way.symbols.by_name(values), way.numbers(values)
+            chosen: Chosen = way, way.symbols.by_name(values), way.numbers(values)
+            if self.checks.due(values):
+                return self.compared(way, values, chosen)
+            found = self.enter(values, chosen)
         return found
+
+    def enter(self, values: tuple[int, ...], chosen: Chosen) -> Chosen:
+        """What runs for some sizes from now on."""
+        if len(self.known) >= SIZES:
+            self.known.clear()
+        self.known[values] = chosen
+        return chosen
+
+    def compared(self, way: _Way, values: tuple[int, ...], chosen: Chosen) -> Chosen:
+        """The same for one call, whose results are compared with torch's."""
+        _, sizes, numbers = chosen
+
+        def entered(wrong: str) -> None:
+            own = self.made.graphs
+            if wrong:
+                whole = _Way(self, way.symbols, wrong)
+                self.ways = [whole if w is way else w for w in self.ways]
+                whole.place, own[way.place] = way.place, own.pop()
+                self.known = {}
+            else:
+                self.enter(values, chosen)
+            own[way.place] = replace(own[way.place], compared=len(self.checks.sizes.seen),
+                                     remarks=self.checks.remarks())
+        return FirstCall(self.checks, way, values, self.mutated, entered), sizes, numbers
 
     def another(self, values: tuple[int, ...]) -> _Way:
         symbols = Symbols(self.gm.graph, values)
@@ -218,7 +246,8 @@ class _Way:
         held = [reporting.peak_of(found) for found in self.parts.launches()]
         return reporting.GraphReport(
             self.graph.phase, tuple(self.parts.rows()), self.parts.edges(),
-            sizes=self.symbols.known.said(), peak=max(held, default=0))
+            whole=self.whole, sizes=self.symbols.known.said(), peak=max(held, default=0),
+            compared=len(self.graph.checks.sizes.seen), remarks=self.graph.checks.remarks())
 
     def changed(self) -> None:
         """Report anew."""

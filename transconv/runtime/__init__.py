@@ -8,7 +8,7 @@ from transconv.runtime.apart import Apart, Copy, apart
 from transconv.runtime.carried import Carried, info, pack, unpack
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.estimates import estimated, is_estimated
-from transconv.runtime.first_results import first_result
+from transconv.runtime.first_results import FirstSizes, first_result
 from transconv.runtime.operands import check_indices
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.prepared import Begun, Prepared, begin, prepare, rank
@@ -29,7 +29,8 @@ from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
 
 __all__ = [
-    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Compared", "Copy", "Kernels",
+    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Compared", "Copy",
+    "FirstSizes", "Kernels",
     "NEVER", "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
     "begin_processes", "beside", "build", "build_compute", "check_indices", "collect", "collecting",
     "compare", "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",

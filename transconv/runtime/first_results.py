@@ -1,7 +1,9 @@
-"""Beside the compiler. The first result of a plan, made before a call asks for it."""
+"""Beside the compiler. The first result of a plan, made before a call asks for it; for which sizes results
+are first ones, where sizes are arguments."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from transconv.ir import Sizes
@@ -25,6 +27,34 @@ def first_result(plan: Made, device: Any) -> Made:
     else:
         wanted = tuple(map(Wanted.of, plan.workload.tensors))
     return trust.run(plan, {w.name: w.filled(device, at) for at, w in enumerate(wanted)})
+
+
+class FirstSizes:
+    """Of kernels for any sizes, those whose results are compared: the first ones, ``FURTHER`` more, and
+    then those in which a size has another number of bits, or other factors of 2: they cross the edge of a
+    tile or need another mask. At most ``MOST``. ``seen``: what was compared, in that order."""
+
+    FURTHER, MOST = 4, 16
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, ...]] = []
+        self.met: set[tuple[int, int, int]] = set()
+
+    def due(self, sizes: tuple[int, ...]) -> bool:
+        """Whether a result of these sizes is compared."""
+        if sizes in self.seen or len(self.seen) >= self.MOST:
+            return False
+        return len(self.seen) <= self.FURTHER or not _edges(sizes) <= self.met
+
+    def done(self, sizes: tuple[int, ...]) -> None:
+        """That it was."""
+        self.seen.append(sizes)
+        self.met |= _edges(sizes)
+
+
+def _edges(sizes: Sequence[int]) -> set[tuple[int, int, int]]:
+    """How many bits each size has, by its place, and how often 2 divides it, as far as masks tell."""
+    return {(i, max(0, n - 1).bit_length(), min(n & -n, 128)) for i, n in enumerate(sizes)}
 
 
 def _small(sizes: Sizes) -> dict[str, int]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+import sys
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
 
+import torch
+
+import transconv
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING
 from transconv.torch_ops.settings import settings
@@ -23,10 +32,12 @@ class FallbackWarning(UserWarning):
 class Stats:
     """Counts since the start or the last reset. ``native`` counts launches of generated kernels by
     direction (fwd, bwd_d, bwd_w; "fwd any size" where sizes are arguments) or function (softmax,
-    softmax_gradient), ``fallback`` counts results that torch computed, by reason."""
+    softmax_gradient), ``fallback`` counts results that torch computed, by reason. ``compared`` counts
+    first results of compiled graphs that were held against torch's operators: right, wrong, left out."""
 
     native: dict[str, int] = field(default_factory=dict)
     fallback: dict[str, int] = field(default_factory=dict)
+    compared: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -40,6 +51,7 @@ class Stats:
     def __str__(self) -> str:
         rows = [f"native   {name:<32} {n}" for name, n in sorted(self.native.items())]
         rows += [f"fallback {name:<32} {n}" for name, n in sorted(self.fallback.items())]
+        rows += [f"compared {name:<32} {n}" for name, n in sorted(self.compared.items())]
         return "\n".join([*rows, f"{self.total} results, {self.native_share:.1%} native"])
 
 
@@ -47,6 +59,7 @@ lock = threading.Lock()
 _warned: set[str] = set()
 _native: Counter[str] = Counter()
 _fallback: Counter[str] = Counter()
+_compared: Counter[str] = Counter()
 
 
 def add(native: bool, name: str, count: int) -> None:
@@ -55,13 +68,19 @@ def add(native: bool, name: str, count: int) -> None:
         (_native if native else _fallback)[name] += count
 
 
+def held(outcome: str) -> None:
+    """Count a first result that was held against torch's operators."""
+    with lock:
+        _compared[outcome] += 1
+
+
 def totals(reset: bool = False) -> Stats:
     """The totals that were added so far."""
     with lock:
-        now = Stats(dict(_native), dict(_fallback))
+        now = Stats(dict(_native), dict(_fallback), dict(_compared))
         if reset:
-            _native.clear()
-            _fallback.clear()
+            for counts in (_native, _fallback, _compared):
+                counts.clear()
         return now
 
 
@@ -69,14 +88,14 @@ def totals(reset: bool = False) -> Stats:
 def aside() -> Iterator[Callable[[], Stats]]:
     """Count from zero inside (the yielded function returns the totals); restore the totals at the end."""
     with lock:
-        before = _native.copy(), _fallback.copy()
-        _native.clear()
-        _fallback.clear()
+        before = _native.copy(), _fallback.copy(), _compared.copy()
+        for counts in (_native, _fallback, _compared):
+            counts.clear()
     try:
         yield totals
     finally:
         with lock:
-            for now, was in zip((_native, _fallback), before, strict=True):
+            for now, was in zip((_native, _fallback, _compared), before, strict=True):
                 now.clear()
                 now.update(was)
 
@@ -97,8 +116,7 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
             _warned.add(key)
         detail = f": {message}" if message else ""
         many = "convolutions" if what == "convolution" else what
-        warnings.warn(f"transconv hands {many} to torch ({reason}){detail}",
-                      FallbackWarning, stacklevel=2)
+        _warn(f"transconv hands {many} to torch ({reason}){detail}")
 
 
 def tell_once(key: str, text: str) -> None:
@@ -107,7 +125,23 @@ def tell_once(key: str, text: str) -> None:
         if key in _warned:
             return
         _warned.add(key)
-    warnings.warn(text, FallbackWarning, stacklevel=3)
+    _warn(text)
+
+
+INSIDE = tuple(os.path.dirname(str(of.__file__)) + os.sep for of in (transconv, torch)) + (
+    "<", contextlib.__file__, functools.__file__, threading.__file__)
+
+
+def _warn(text: str) -> None:
+    """Warn at the line of the program that called, through torch, this package, and what torch's compiler
+    made of a function. In a thread of torch's, which has none, at its outermost line."""
+    made: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", ())
+    at: FrameType = sys._getframe(1)
+    while at.f_back is not None and (at.f_code.co_filename.startswith(INSIDE) or at.f_code in made):
+        at = at.f_back
+    warnings.warn_explicit(text, FallbackWarning, at.f_code.co_filename, at.f_lineno,
+                           str(at.f_globals.get("__name__", "")),
+                           at.f_globals.setdefault("__warningregistry__", {}))
 
 
 def forget_warnings() -> None:

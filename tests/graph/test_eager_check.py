@@ -1,0 +1,281 @@
+"""A mistake of a row, a size or a place is seen in a graph's first results: torch's answer is taken, the
+caller is told, and the report has the operation."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import transconv
+from tests.graph.meant import by_meaning
+from transconv.functional import launches
+from transconv.graph import agreement, backend, eager_check, failing_case, region_calls, report
+from transconv.graph.pieces import Constant
+from transconv.graph.rows import ROWS, Call
+from transconv.runtime import FirstSizes
+from transconv.torch_ops import stats
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[warnings.WarningMessage]]:
+    """The warnings; each launch is computed in NumPy, from its text."""
+    transconv.config.fallback = "warn"
+    stats.forget_warnings()
+    with warnings.catch_warnings(record=True) as found, by_meaning():
+        warnings.simplefilter("always")
+        yield found
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, target: Any, how: Callable[[Any, Call], Any]) -> None:
+    """Have the row of an operation be another one, made of the right one."""
+    right = ROWS[target]
+    monkeypatch.setitem(ROWS, target, lambda call: how(right, call))
+
+
+def swapped(right: Any, call: Call) -> Any:
+    return right(replace(call, args=(call.args[1], call.args[0], *call.args[2:])))
+
+
+def dropped(right: Any, call: Call) -> Any:
+    return call.args[0]
+
+
+def of_last(right: Any, call: Call) -> Any:
+    """A reduction over the last dim, not the one that was asked for."""
+    return right(replace(call, args=(call.args[0], [1], *call.args[2:])))
+
+
+def compiled(f: Callable[..., Any], **options: Any) -> Any:
+    return torch.compile(f, backend=backend, options={"rest": "eager"}, **options)
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Inside ``by_meaning``, launches are Triton's interpreter's all the same."""
+    with patch.object(region_calls, "launch", launches.launch):
+        yield
+
+
+def wrong(run: Any) -> str:
+    return "\n".join(r for g in report(run).graphs for r in g.remarks)
+
+
+def only(told: list[warnings.WarningMessage]) -> warnings.WarningMessage:
+    found, = (w for w in told if issubclass(w.category, stats.FallbackWarning))
+    return found
+
+
+MISTAKES = {
+    "sub": (aten.sub.Tensor, swapped, lambda x: (x * 2 - x.exp()).sin()),
+    "relu": (aten.relu.default, dropped, lambda x: x.relu() + 1),
+    "sum.dim_IntList": (aten.sum.dim_IntList, of_last, lambda x: (x * x).sum(0)),
+    "cos": (aten.cos.default, dropped, lambda x: torch.cat([x.cos(), x], 1) * 2),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch,
+                            told: list[warnings.WarningMessage]) -> None:
+    target, how, f = MISTAKES[name]
+    planted(monkeypatch, target, how)
+    run, x = compiled(f), torch.randn(5, 5)
+    torch.testing.assert_close(run(x), f(x))
+    line = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    found = only(told)
+    assert (found.filename, found.lineno) == (__file__, line)
+    assert name in str(found.message) and f"{__file__}:" in str(found.message)
+    assert name in wrong(run) and "instead of" in wrong(run)
+    assert transconv.stats().fallback["wrong"] == transconv.stats().compared["wrong"] == 1
+    torch.testing.assert_close(run(x), f(x))
+    assert len([w for w in told if issubclass(w.category, stats.FallbackWarning)]) == 1
+
+
+def test_a_mistake_without_a_disk(monkeypatch: pytest.MonkeyPatch,
+                                  told: list[warnings.WarningMessage]) -> None:
+    """The case of a wrong result cannot be written; wrong it is all the same."""
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+    monkeypatch.setattr(failing_case, "replace_data", full)
+    planted(monkeypatch, aten.relu.default, dropped)
+    run, x = compiled(lambda x: x.relu() + 1), torch.tensor([-1.0, 1.0])
+    assert torch.equal(run(x), x.relu() + 1) and "report-wrong" not in str(only(told).message)
+
+
+def test_a_mistake_of_a_gradient(monkeypatch: pytest.MonkeyPatch,
+                                 told: list[warnings.WarningMessage]) -> None:
+    """The forward graph is ours still."""
+    planted(monkeypatch, aten.mul.Tensor, lambda right, call: right(call) if not isinstance(
+        call.args[1], Constant) else right(replace(call, args=(call.args[0], 3))))
+    run, x = compiled(lambda x: x.sin()), torch.randn(3, 5, requires_grad=True)
+    y = torch.randn(3, 5, requires_grad=True)
+    planted(monkeypatch, aten.cos.default, dropped)
+    y = run(x)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(grad, x.cos())
+    assert "cos" in str(only(told).message)
+    forward, backward = report(run).graphs
+    assert forward.kernels and not forward.remarks and backward.remarks
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_a_mistake_of_a_later_size(dynamic: bool | None, monkeypatch: pytest.MonkeyPatch,
+                                   told: list[warnings.WarningMessage]) -> None:
+    """Right for the first sizes: an example's number is in the text."""
+    def clamped(right: Any, call: Call) -> Any:
+        made = right(call)
+        return ROWS[aten.clamp.default](replace(call, args=(made, None, 6), name="clamp"))
+
+    planted(monkeypatch, aten.argmax.default, clamped)
+    f = lambda x: (x * 2).argmax(1)  # noqa: E731
+    run = compiled(f, dynamic=dynamic)
+    for shape in ((4, 6), (9, 7), (3, 17), (2, 40)):
+        x = torch.randn(shape)
+        x[:, -1] = 9
+        assert torch.equal(run(x), f(x))
+    assert "argmax" in str(only(told).message)
+    assert transconv.stats().native["graph"] >= 2
+
+
+def test_what_others_see_stays_as_torch_leaves_it(told: list[warnings.WarningMessage]) -> None:
+    """Buffers, random numbers, inputs that are written to, and results that share memory."""
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(5), torch.nn.Dropout(0.5), torch.nn.ReLU())
+    run, x = compiled(model), torch.randn(4, 5)
+    torch.manual_seed(3)
+    run(x)
+    after, mean = torch.get_rng_state(), model[0].running_mean.clone()
+    torch.manual_seed(3)
+    run(x)  # nothing is compared
+    assert torch.equal(after, torch.get_rng_state())
+    torch.testing.assert_close(mean, 0.1 * x.mean(0))
+    assert int(model[0].num_batches_tracked) == 2
+
+    def writes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y.add_(x)
+        z = x.relu() * 2
+        return z, z.t()
+
+    run, y = compiled(writes), torch.ones(4, 5)
+    one, other = run(x, y)
+    torch.testing.assert_close(y, 1 + x)
+    assert other.data_ptr() == one.data_ptr() and torch.equal(one, x.relu() * 2)
+    assert not wrong(run) and not [w for w in told if issubclass(w.category, stats.FallbackWarning)]
+    assert transconv.stats().compared["right"] >= 4 and "wrong" not in transconv.stats().compared
+
+
+ODD: dict[str, tuple[Callable[[Tensor], Any], Tensor]] = {
+    "nan": (lambda x: (x.log() + 1, x.log().argmax(1)), torch.tensor([[-1.0, 2.0], [3.0, 0.0]])),
+    "infinite": (lambda x: (x / 0).exp(), torch.tensor([[-1.0, 2.0], [3.0, 1.0]])),
+    "ties": (lambda x: (x * 2).max(1), torch.ones(3, 7)),
+    "cancelling": (lambda x: (x - x.mean()).sum() * 1, torch.randn(40, 33)),
+    "bits": (lambda x: (x > 0.5) & (x * 3 < 2), torch.rand(9, 9)),
+    "rounded": (lambda x: (x * 10).round().to(torch.int32), torch.arange(90.0).view(9, 10) / 20),
+    "complex": (lambda x: torch.complex(x * 2, x + 1) * 2, torch.randn(3, 4)),
+    "bfloat16": (lambda x: ((x + 1) * 3).softmax(1) @ x.t(), torch.randn(9, 9).bfloat16()),
+    "pooled": (lambda x: F.max_pool2d(x.relu()[None], 2, return_indices=True), torch.randn(2, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_no_false_alarm(name: str, told: list[warnings.WarningMessage]) -> None:
+    f, x = ODD[name]
+    transconv.config.fallback = "error"
+    run = compiled(f)
+    with interpreted():
+        run(x)
+    assert transconv.stats().native["graph"] and transconv.stats().compared["right"] and not wrong(run)
+
+
+def test_sizes_that_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    real = eager_check.difference
+
+    def noted(values: Any, name: str, got: Tensor, tf32: bool) -> str:
+        asked.append(tuple(got.shape))
+        return real(values, name, got, tf32)
+    monkeypatch.setattr(eager_check, "difference", noted)
+    run = compiled(lambda x: x.exp() * 2, dynamic=True)
+    sizes = [3, 5, 6, 7, 9, 10, 11, 100, 12, 3, 999, *range(2000, 2100)]
+    for n in sizes:
+        run(torch.zeros(n))
+    seen = [shape[0] for shape in dict.fromkeys(asked)]
+    assert seen[:5] == sizes[:5] and 11 not in seen and {100, 12, 999} <= {*seen}
+    assert len(seen) == FirstSizes.MOST and (3,) not in asked[2:]
+    assert report(run).graphs[0].compared == len(seen)
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]) -> None:
+    monkeypatch.setenv("TRANSCONV_TRUST", "never")
+    planted(monkeypatch, aten.relu.default, dropped)
+    run, x = compiled(lambda x: x.relu() + 1), torch.tensor([-1.0, 1.0])
+    assert torch.equal(run(x), x + 1)
+    assert not transconv.stats().compared and not report(run).graphs[0].compared
+
+
+def test_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager_check, "room", lambda device: 100)
+    monkeypatch.setattr(eager_check, "FEW", 0)
+    run = compiled(lambda x: x.relu() + 1)
+    run(torch.randn(40))
+    assert transconv.stats().compared == {"left out": 1} and "no memory" in str(report(run))
+
+
+def test_a_warm_call_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it pass through what compares."""
+    run, x = compiled(lambda x: x.relu() + 1), torch.randn(4, 5)
+    run(x)
+    before = transconv.stats().compared
+    monkeypatch.setattr(eager_check.Checks, "due", None)
+    monkeypatch.setattr(eager_check, "Watch", None)
+    run(x)
+    assert before["right"] == 1 and transconv.stats().compared == before
+
+
+def test_a_mistake_of_a_wire(monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]) -> None:
+    """What is handed out is compared, too: two results change places behind the kernels."""
+    from transconv.graph.parts import Parts
+
+    real = Parts.compared
+    monkeypatch.setattr(Parts, "compared", lambda *given: real(*given)[::-1])
+    f = lambda x: (x.sin(), x.cos())  # noqa: E731
+    run, x = compiled(f), torch.randn(4, 5)
+    for _ in range(2):
+        torch.testing.assert_close(run(x), f(x))
+    assert wrong(run) and report(run).graphs[0].whole and "a graph" in str(only(told).message)
+
+
+def test_what_rounding_may_change() -> None:
+    """Four times torch's own error, measured, and no more."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.randn(64, 64).bfloat16()
+    gm = make_fx(lambda x: ((x + 1).exp() - 1,))(x)
+    for node in gm.graph.nodes:
+        if node.op != "output":
+            node.meta["val"] = torch.empty(64, 64, dtype=torch.bfloat16)
+    reference = eager_check.Reference(gm)
+    name = reference.results[0]
+    assert name is not None
+    exact = (x.double() + 1).exp() - 1
+    place = divmod(int(exact.argmax()), 64)
+
+    def said(got: Tensor) -> str:
+        return agreement.difference(reference.values([x]), name, got, False)
+    assert not said(exact.bfloat16()) and not said(gm(x)[0])
+    assert not said((exact * (1 + 2.0**-8)).bfloat16())
+    for factor in (1.5, float("nan"), float("inf")):
+        bad = exact.clone()
+        bad[place] *= factor
+        assert f"1 of 4096 elements differ, the first at {list(place)}" in said(bad.bfloat16())
+    assert "torch's is" in said(exact.float()) and "torch's is" in said(exact[:3].bfloat16())
