@@ -338,7 +338,7 @@ class Draw:
         """What numbers of positions, and sizes, are made of."""
         d, rank = self.dim(i), self.value(i).dim()
         def places(x: Any) -> Any:
-            return torch.arange(x.shape[d], dtype=x.dtype).view(-1, *[1] * (rank - d - 1))
+            return torch.arange(x.shape[d], dtype=x.dtype, device=x.device).view(-1, *[1] * (rank - d - 1))
         return self.one(i, *self.chance.choice([
             (f"add places along {d}", lambda x: x + places(x)),
             (f"over the size of {d}", lambda x: x / x.shape[d]),
