@@ -201,3 +201,27 @@ def test_sub_groups_that_write_to_one_place() -> None:
         writes.lower(Group(64, 64, 16), out(8), target="sm_90")
     with pytest.raises(KernelError, match="a race: an element of Y"):
         writes.simulate(Group(64, 64, 16), out(8))
+
+
+@kernel
+def divided(group, X, Y):
+    group.store(Y, group.load(X, shape=X.shape) // 7.0)
+
+
+@kernel
+def tl(group, X, Y):
+    group.store(Y, np.floor(group.load(X, shape=X.shape)))
+
+
+@kernel
+def erf(group, X, Y):
+    group.store(Y, doubled(group.load(X, shape=X.shape)))
+
+
+@pytest.mark.parametrize(("named", "meant"), [
+    (divided, lambda x: x // np.float32(7)), (tl, np.floor), (erf, lambda x: x * 2)],
+    ids=["divided", "tl", "erf"])
+def test_a_kernel_may_have_a_name_that_its_module_defines(named, meant) -> None:
+    x, y = floats(32) * 50, out(32)
+    named(Group(32, 32), x, y)
+    np.testing.assert_array_equal(y, meant(x))

@@ -6,6 +6,7 @@ In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emit
 from transconv.backend_triton.child import Child, reason_of, serve
 from transconv.backend_triton.compiled import pretend
 from transconv.backend_triton.compilers import Compilers
+from transconv.backend_triton.distinct import function_name
 from transconv.backend_triton.emit_tl import spelled_lines
 from transconv.backend_triton.expected import expect
 from transconv.backend_triton.flaws import Miscompiled
@@ -27,7 +28,7 @@ from transconv.backend_triton.starts import Begun, Bind
 
 __all__ = [
     "Answer", "BACKENDS", "Begun", "Bind", "Child", "CompileFailure", "Compilers", "Job", "Launcher",
-    "Miscompiled", "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "grid_size",
-    "is_explicit", "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
+    "Miscompiled", "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "function_name",
+    "grid_size", "is_explicit", "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
     "spelled_lines", "triton_version", "unspecialised", "write",
 ]

@@ -39,6 +39,13 @@ USED = frozenset({"tl", "gl", "gluon", "hopper", "mbarrier", "tma", "triton", "s
 """The functions that a module's text calls or defines."""
 
 
+def function_name(name: str) -> str:
+    """The name of a kernel's function: longer where modules call or define another one of that name."""
+    while name in USED:
+        name += "_"
+    return name
+
+
 def distinct(kernel: Kernel) -> Kernel:
     """The kernel with clashing names replaced.
 

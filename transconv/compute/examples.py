@@ -36,7 +36,8 @@ def of_examples(compute: Compute, count: int, given: Collection[str]) -> Compute
         return View(several(tensor, axis.name, count), (ViewDim(axis.var), *view.dims))
 
     made = compute.over(seen)
-    made = replace(made, axes=(axis, *compute.axes), name=f"{compute.name}_examples")
+    name = compute.name.removesuffix("_examples")
+    made = replace(made, axes=(axis, *compute.axes), name=f"{name}_examples")
     return parse(str(with_roles(made)))
 
 

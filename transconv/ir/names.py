@@ -11,8 +11,9 @@ import keyword
 import re
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-LONGEST = 64
-"""Letters of a name, at most."""
+LONGEST = 160
+"""Letters of a name, at most: with a digest, that of a file holds it. Gradients and copies of a text have
+longer names than the text."""
 LITERAL = ("inf", "nan")  # numbers in texts
 # Triton passes these to a kernel, or calls them so in the function that it writes around a kernel's
 # parameters.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from transconv.backend_triton import emit
+from transconv.backend_triton import emit, function_name
 from transconv.errors import KernelError
 from transconv.ir import (
     LARGEST_SIZE,
@@ -194,7 +194,8 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
         programs, range_of(programs, facts_of(numbers.sizes)).hi)
     stop = LARGEST_SIZE if most is None else min(LARGEST_SIZE, max(1, int(most)))
     body = For(program, stop, b.body(), "grid", until=many)
-    kernel = Kernel(source.name, tuple(tensors.values()), body, tuple(b.notes), _required(b, tensors))
+    kernel = Kernel(function_name(source.name), tuple(tensors.values()), body, tuple(b.notes),
+                    _required(b, tensors))
     return Written(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
 
 
