@@ -112,3 +112,17 @@ def test_the_least_number_by_a_negative_one(dtype: torch.dtype) -> None:
     assert quotient.tolist() == [n // -3 for n in x.tolist()]
     assert rest.tolist() == [n % -3 for n in x.tolist()]
     assert sum(transconv.stats().native.values()) == 1 and not transconv.stats().fallback
+
+
+def test_an_axis_of_one_position_needs_no_coordinate() -> None:
+    """As torch's gradients of single positions have it."""
+    text = """compute single
+    tensor X f32 [3, 4]
+    tensor Y f32 [3, 1, 1]
+    axes   n=3 h=1 w=1 | k=4
+    read   x = X[n, k]
+    store  Y[n, 0, 0] = sum(x*2.0; k)
+"""
+    x = torch.arange(12.0).view(3, 4)
+    assert transconv.computation(text)(x).view(3).tolist() == [12.0, 44.0, 76.0]
+    assert transconv.stats().native == {"single": 1}

@@ -20,6 +20,8 @@ def why_not_lowered(compute: Compute) -> str | None:
                     "kernel reduces over the same axes")
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     for x in compute.axes:
+        if x.size == 1 and x.extent is None:
+            continue  # one position, whatever the coordinates say
         for write in compute.writes:
             if x.name in compute.reduced and write not in inside or write in compute.statistics:
                 continue

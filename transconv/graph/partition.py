@@ -41,13 +41,27 @@ def regions(graph: fx.Graph, device: torch.device, symbols: Symbols | None = Non
     """The regions of a graph, in the order in which they run; ours are about tensors on one device.
     ``whole``: why all of it is torch's; ``refused``: why some nodes are, by their names. Sizes that are
     known at a call's beginning, and parts of results that are not computed, are in no region."""
-    found = _Partition(device, symbols or Symbols(graph), whole, refused)
-    for node in graph.nodes:
-        found.add(node)
+    symbols = symbols or Symbols(graph)
+    while True:
+        found = _Partition(device, symbols, whole, refused)
+        try:
+            for node in graph.nodes:
+                found.add(node)
+            break
+        except _PartRefused as part:  # then all of the result is torch's
+            refused = {**refused, part.result.name: part.why}
     made = [r for r in found.regions if r.nodes]
     for region in made:
         _ends(region, found.constants)
     return made
+
+
+class _PartRefused(Exception):
+    """A part of a result that is ours cannot be."""
+
+    def __init__(self, result: fx.Node, why: str) -> None:
+        super().__init__(why)
+        self.result, self.why = result, why
 
 
 class _Partition:
@@ -74,6 +88,8 @@ class _Partition:
             return
         least = max(self.last, self.barrier)
         parent = node.args[0] if node.target is operator.getitem else None
+        if isinstance(parent, fx.Node) and self.ours.get(parent, False):
+            raise _PartRefused(parent, reason)
         known = isinstance(parent, fx.Node) and parent in self.ours
         level = self.level[parent] if known else self.at_level(node, False, least)  # type: ignore[index]
         if parent is None:
