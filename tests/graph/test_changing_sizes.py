@@ -160,6 +160,7 @@ def test_halves_and_other_orders_of_a_batch(seed: int) -> None:
 
 def test_a_planted_number_of_the_example_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of elements that are those of the example, as if a rule had read a value."""
+    monkeypatch.setenv("TRANSCONV_TRUST", "never")  # else it is torch's
     from transconv.graph import reduction_rows
     from transconv.graph.sizes import like
 
