@@ -31,7 +31,7 @@ from transconv.ir import (
 from transconv.simplify.comparison import both_bounds
 from transconv.simplify.division import collect
 from transconv.simplify.facts import NO_FACTS, Facts, forget_simplified
-from transconv.simplify.linear import expand, is_polynomial, rebuild
+from transconv.simplify.polynomial import expand, is_polynomial, rebuild
 from transconv.simplify.ranges import range_of
 from transconv.simplify.rules import RULES
 
