@@ -6,11 +6,15 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, Sizes, conjuncts
 from transconv.simplify.interval import ANY, Range, between
 from transconv.simplify.polynomial import Polynomial, atom, expand, is_polynomial
 from transconv.simplify.ranges import range_of_poly
+
+if TYPE_CHECKING:
+    from transconv.simplify.presburger import Verdict
 
 
 class Facts:
@@ -22,7 +26,7 @@ class Facts:
 
     __slots__ = (
         "_ranges", "_multiples", "_true", "_false", "limits", "residues", "_unlimited",
-        "_without_residues", "known_ranges", "known_multiples", "simple", "_polys",
+        "_without_residues", "known_ranges", "known_multiples", "simple", "verdicts", "_polys",
     )
 
     def __init__(self, ranges: Mapping[Expr, Range] | None = None, true: Iterable[Expr] = (),
@@ -131,6 +135,7 @@ class Facts:
         self.known_ranges: dict[Expr, Range] = {}
         self.known_multiples: dict[Expr, int] = {}
         self.simple: dict[Expr, Expr] = {}
+        self.verdicts: dict[Expr, Verdict | None] = {}
         self._polys: dict[Expr, Polynomial] = {}
         self._unlimited = self._without_residues = None
 

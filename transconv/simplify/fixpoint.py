@@ -32,6 +32,7 @@ from transconv.simplify.comparison import both_bounds
 from transconv.simplify.division import collect
 from transconv.simplify.facts import NO_FACTS, Facts, forget_simplified
 from transconv.simplify.polynomial import expand, is_polynomial, rebuild
+from transconv.simplify.presburger import decide
 from transconv.simplify.ranges import range_of
 from transconv.simplify.rules import RULES
 
@@ -68,8 +69,10 @@ def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:
 
 
 def prove(cond: Expr, facts: Facts = NO_FACTS) -> bool:
-    """Whether a condition is known to hold for all values that the facts allow."""
-    return simplify(cond, facts) is TRUE
+    """Whether a condition is known to hold for all values that the facts allow: by the rules, or by what
+    they leave undecided (see ``presburger``)."""
+    verdict = decide(simplify(cond, facts), facts)
+    return verdict is not None and verdict.truth
 
 
 def _simple(e: Expr, facts: Facts) -> Expr:

@@ -78,7 +78,8 @@ class Polynomial:
         return self._const
 
     def _read(self) -> Terms:
-        atoms, terms = self.atoms, []
+        atoms = self.atoms
+        terms: list[tuple[Mono, int]] = []
         for powers, c in self.element.items():
             degree = sum(powers)
             if degree == 1:
@@ -179,6 +180,11 @@ class Polynomial:
         p, d, atoms = self._both(divisor)
         (q,), r = p.div([d])
         return Polynomial(atoms, q), Polynomial(atoms, r)
+
+    def factors(self) -> tuple[int, list[tuple[Polynomial, int]]]:
+        """The content and the factors with their powers, by SymPy's factoring."""
+        content, found = self.element.factor_list()
+        return int(content), [(Polynomial(self.atoms, f), int(n)) for f, n in found]
 
     def __repr__(self) -> str:
         return f"Polynomial({rebuild(self)})"

@@ -59,14 +59,15 @@ def _interval(p: Polynomial, facts: Facts) -> Range:
     lo: float = p.const
     hi: float = p.const
     for mono, c in p.terms:
-        r = _of_product(mono, facts)
+        r = range_of_product(mono, facts)
         ends = c * r.low, c * r.high
         lo += min(ends)
         hi += max(ends)
     return between(lo, hi)
 
 
-def _of_product(mono: Mono, facts: Facts) -> Range:
+def range_of_product(mono: Mono, facts: Facts) -> Range:
+    """The range of a product of atoms."""
     if len(mono) == 1:
         return range_of(mono[0], facts)
     total = Range(1, 1)
@@ -112,7 +113,7 @@ def _low_end(p: Polynomial, facts: Facts) -> tuple[int, float]:
     total: float = p.const
     unbounded = 0
     for mono, c in p.terms:
-        r = _of_product(mono, facts)
+        r = range_of_product(mono, facts)
         end = min(c * r.low, c * r.high)
         if end == -INF:
             unbounded += 1
