@@ -42,7 +42,8 @@ CHOICES = {
     "_name": "the order of factors", "ordered": "the order of factors", "ring_of": "SymPy's ring",
 }
 # Functions that apply rules, in which the witness is called.
-MACHINERY = {"simplify", "prove", "_simple", "_step", "_with_simple_children", "rule_name", "_flat"}
+MACHINERY = {"simplify", "prove", "_simple", "_step", "_with_simple_children", "rule_name", "_flat",
+             "operations", "_short", "_mapped"}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -62,10 +63,30 @@ def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:
 
     Equal for all values that the facts allow, except where a divisor is 0. Division rounds down.
     Positions are unbounded integers; arithmetic of other integers wraps around and is not rearranged,
-    nor are floats reassociated. The result simplifies to itself.
+    nor are floats reassociated. The result simplifies to itself, and has no more operations than ``e``.
     """
     facts.forget_if_large(MAX_REMEMBERED)
-    return _simple(e, facts)
+    made = _simple(e, facts)
+    return made if operations(made) <= operations(e) else _short(e, facts)
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def operations(e: Node) -> int:
+    """The number of operations of an expression: its nodes other than constants, variables and lanes; one
+    that occurs twice counts twice."""
+    return (not isinstance(e, (Const, Lane, Var))) + sum(map(operations, e.children()))
+
+
+def _short(e: Expr, facts: Facts) -> Expr:
+    """An expression whose normal form has more operations, as ``(x - 1) // 4`` has: with simplified
+    children."""
+    seen: dict[Expr, None] = {}
+    while e not in seen:
+        seen[e] = None
+        e = _mapped(e, lambda child: simplify(child, facts))
+        if operations(made := _simple(e, facts)) <= operations(e):
+            e = made
+    return e
 
 
 def prove(cond: Expr, facts: Facts = NO_FACTS) -> bool:
@@ -148,10 +169,15 @@ def _typed(e: Expr, dtype: DType) -> Expr:
 
 
 def _with_simple_children(e: Expr, facts: Facts) -> Expr:
+    return _mapped(e, lambda child: _simple(child, facts))
+
+
+def _mapped(e: Expr, child: Callable[[Expr], Expr]) -> Expr:
+    """A node with other children."""
     def new(value: Any) -> Any:
         if isinstance(value, Expr):
             # Lanes are kept: a Reduce and a Spread name lanes.
-            return value if isinstance(value, Lane) else _simple(value, facts)
+            return value if isinstance(value, Lane) else child(value)
         return tuple(map(new, value)) if isinstance(value, tuple) else value
 
     old = [getattr(e, f.name) for f in fields(e)]  # type: ignore[arg-type]
