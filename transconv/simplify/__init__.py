@@ -10,8 +10,9 @@ from transconv.simplify.interval import Range
 from transconv.simplify.presburger import Verdict, decide
 from transconv.simplify.ranges import multiple_of, range_of
 from transconv.simplify.reasons import reason
+from transconv.simplify.translation import from_sympy, to_sympy
 
 __all__ = [
-    "Facts", "Range", "Verdict", "decide", "facts_of", "multiple_of", "one_value", "prove", "range_of",
-    "reason", "simplify", "witnessed",
+    "Facts", "Range", "Verdict", "decide", "facts_of", "from_sympy", "multiple_of", "one_value", "prove",
+    "range_of", "reason", "simplify", "to_sympy", "witnessed",
 ]

@@ -244,8 +244,9 @@ class _System:
                 break
 
     def _signs_exclude(self) -> bool:
-        """Whether the factors of a goal that is no sum of atoms make it negative."""
-        return any(any(len(m) > 1 for m, _ in p.terms) and _negative(p, self.facts) for p in self.goals)
+        """Whether the factors of a goal p that is no sum of atoms make p, or p + 1, too small."""
+        products = [p for p in self.goals if any(len(m) > 1 for m, _ in p.terms)]
+        return any(_sign_of(p, self.facts) < 0 or _sign_of(p + 1, self.facts) <= 0 for p in products)
 
     def _unsolvable(self) -> bool:
         """Whether the equations among the rows have no solution in integers."""
@@ -290,10 +291,10 @@ def _residues(facts: Facts) -> Iterator[Polynomial]:
         yield -zero
 
 
-def _negative(p: Polynomial, facts: Facts) -> bool:
-    """Whether p < 0 by the signs of its factors, those of an even power being squares."""
+def _sign_of(p: Polynomial, facts: Facts) -> int:
+    """The largest sign of p by those of its factors, of which an even power is no less than 0."""
     content, factors = p.factors()
-    low, high = (content, content)
+    low = high = _sign(content)
     for factor, power in factors:
         r = range_of_poly(factor, facts)
         if power % 2 == 0:
@@ -302,7 +303,7 @@ def _negative(p: Polynomial, facts: Facts) -> bool:
             r = Range(_sign(r.low), _sign(r.high))
         ends = [a * b for a in (low, high) for b in (_sign(r.low), _sign(r.high))]
         low, high = min(ends), max(ends)
-    return high < 0
+    return high
 
 
 def _sign(x: float) -> int:
