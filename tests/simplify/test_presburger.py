@@ -84,7 +84,7 @@ def test_bounds_that_climb_for_ever_end() -> None:
     """Facts that contradict one another raise both variables by 1 in each round."""
     far = Facts().with_range(x, 0, 10**9).with_range(y, 0, 10**9).knowing([x < y, y < x + 1])
     near = Facts().with_range(x, 0, 30).with_range(y, 0, 30).knowing([x < y, y < x + 1])
-    assert decide(x >= 5, far) is None
+    assert decide(x >= 10**8, far) is None
     assert decide(x >= 5, near) is not None
 
 
