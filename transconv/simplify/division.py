@@ -147,11 +147,11 @@ def _split_exact(p: Polynomial, c: int, facts: Facts) -> tuple[Polynomial, Polyn
 
 
 def _split_factor(p: Polynomial, y: Polynomial) -> tuple[Polynomial, Polynomial]:
-    """(q, r) with p = y*q + r. For a y that is not one product of atoms, q is 1 if p = y, else 0."""
+    """(q, r) with p = y*q + r. By a sum, SymPy divides; what has no fewer terms then stays whole."""
     whole, rest = Polynomial.number(0), Polynomial.number(p.const)
     if len(y.terms) != 1 or y.const:
-        zero = Polynomial.number(0)
-        return (Polynomial.number(1), zero) if p == y else (zero, p)
+        q, r = p.divided(y)
+        return (q, r) if len(r.terms) < len(p.terms) else (Polynomial.number(0), p)
     (factors, c), = y.terms
     for mono, k in p.terms:
         left = list(mono)
