@@ -14,6 +14,7 @@ from transconv.ir import Const, Expr, Lane, Var, eq, minimum
 from transconv.simplify import Facts, Range, Verdict, decide, presburger, prove, simplify
 from transconv.simplify.polynomial import expand
 from transconv.simplify.witnesses import truths_at_points
+from transconv.verify.bisect_rules import Unsound, audited
 
 pid, step, turn, x, y, z = map(Var, ("pid", "step", "turn", "x", "y", "z"))
 u, v, w = map(Var, "uvw")
@@ -72,6 +73,14 @@ def _leaves(e: Expr) -> set[Expr]:
 def test_what_both_truths_have_is_left(condition: Expr) -> None:
     assert truths_at_points(condition, NEAR) == {True, False}
     assert decide(condition, NEAR) is None
+
+
+def test_a_wrong_verdict_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    meant = presburger._meaning
+    monkeypatch.setattr(presburger, "_meaning", lambda e, facts: [p - 8 for p in meant(e, facts)])
+    monkeypatch.setattr(presburger, "truths_at_points", lambda condition, facts: set())
+    with pytest.raises(Unsound, match="bounds"), audited():
+        prove(minimum(x, y) + 8 <= x, Facts(ranges={x: Range(0, 9), y: Range(0, 9)}))
 
 
 def test_steps_are_a_budget() -> None:

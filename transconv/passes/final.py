@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from transconv.ir import (
+    Add,
     Alloc,
     And,
     Call,
@@ -45,6 +46,7 @@ from transconv.ir import (
     Sizes,
     Stmt,
     Store,
+    Sub,
     Update,
     Var,
     bf16,
@@ -153,7 +155,7 @@ class _Spelled(ExprMutator):
             return Call("quotient", (x, by)) if _unknown(x, by) else FloorDiv(x, by)
         if low is not None and low >= -FARTHEST and isinstance(by, Const):
             shift = -(low // int(by.value))
-            return FloorDiv(x + shift * int(by.value), by) - shift
+            return FloorDiv(_plus(x, shift * int(by.value)), by) - shift
         last = Const(-1, x.dtype)
         return Select(x < 0, last - FloorDiv(last - x, by), FloorDiv(x, by))
 
@@ -163,9 +165,19 @@ class _Spelled(ExprMutator):
         if low is not None and low >= 0:
             return Call("remainder", (x, by)) if _unknown(x, by) else Mod(x, by)
         if low is not None and low >= -FARTHEST and isinstance(by, Const):
-            return Mod(x - low // int(by.value) * int(by.value), by)
+            return Mod(_plus(x, -(low // int(by.value)) * int(by.value)), by)
         rest = Mod(x, by)  # towards zero; what is added to it is of the other sign
         return Select(rest < 0, rest + by, rest)
+
+
+def _plus(x: Expr, n: int) -> Expr:
+    """``x + n``, with one constant: ``kh - 1 + 2`` is ``kh + 1``."""
+    match x:
+        case Add(a, Const(int(c))) | Sub(a, Const(int(c))) if x.dtype.kind == "index":
+            more = n + (c if isinstance(x, Add) else -c)
+            number = Const(abs(more), x.b.dtype)
+            return a if more == 0 else a + number if more > 0 else a - number
+    return x + n
 
 
 def _unknown(a: Expr, b: Expr) -> bool:

@@ -47,8 +47,9 @@ _witness: ContextVar[Witness | None] = ContextVar("_witness", default=None)
 
 @contextmanager
 def witnessed(by: Witness) -> Iterator[None]:
-    """Within ``with``, call ``by`` with every rewrite of this thread, inner nodes first, including those
-    that change nothing. Results that existing ``Facts`` have cached are not rewritten again."""
+    """Within ``with``, call ``by`` with every rewrite and verdict of this thread, inner nodes first,
+    including those that change nothing. Results that existing ``Facts`` have cached are not rewritten
+    again."""
     forget_simplified()
     token = _witness.set(by)
     try:
@@ -56,6 +57,12 @@ def witnessed(by: Witness) -> Iterator[None]:
     finally:
         _witness.reset(token)
         forget_simplified()
+
+
+def tell(rule: str, before: Expr, after: Expr, facts: Facts) -> None:
+    """Call the witness of this thread, if there is one, with a rewrite or a verdict."""
+    if (witness := _witness.get()) is not None:
+        witness(rule, before, after, facts)
 
 
 def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:
@@ -106,9 +113,9 @@ def _simple(e: Expr, facts: Facts) -> Expr:
         if after is None:
             made = _step(at, facts)
             after = _settled(made, at, facts)
-            if (witness := _witness.get()) is not None:
-                witness(rule_name(at), at, made, facts)
-                witness("settle", made, after, facts)
+            if _witness.get() is not None:
+                tell(rule_name(at), at, made, facts)
+                tell("settle", made, after, facts)
         if after in seen:
             break
         seen[at := after] = None

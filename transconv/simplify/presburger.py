@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from transconv.ir import (
+    FALSE,
+    TRUE,
     And,
     Const,
     Eq,
@@ -51,6 +53,8 @@ from transconv.simplify.witnesses import truths_at_points, variables
 STEPS = 600  # of one question: an inequality read, or two of them combined
 ROWS = 40  # inequalities of one system
 SUMS = 24  # combinations of two
+FACTORED = 8  # terms of a sum that SymPy factors
+EQUATIONS = 8  # of one system
 PERIOD = 12  # the largest period for cases, and the most cases
 CASES = 36
 
@@ -81,10 +85,14 @@ class _Steps:
 def decide(condition: Expr, facts: Facts, steps: int = STEPS) -> Verdict | None:
     """The verdict on a simplified condition; None if it holds for some values only, or the steps do not
     suffice."""
+    from transconv.simplify.fixpoint import tell  # it asks here
+
     if condition in facts.verdicts:
         return facts.verdicts[condition]
     found = _decide(condition, facts, steps)
     facts.verdicts[condition] = found
+    if found is not None:
+        tell(found.rule, condition, TRUE if found.truth else FALSE, facts)
     return found
 
 
@@ -245,14 +253,15 @@ class _System:
 
     def _signs_exclude(self) -> bool:
         """Whether the factors of a goal p that is no sum of atoms make p, or p + 1, too small."""
-        products = [p for p in self.goals if any(len(m) > 1 for m, _ in p.terms)]
+        products = [p for p in self.goals
+                    if len(p.terms) <= FACTORED and any(len(m) > 1 for m, _ in p.terms)]
         return any(_sign_of(p, self.facts) < 0 or _sign_of(p + 1, self.facts) <= 0 for p in products)
 
     def _unsolvable(self) -> bool:
         """Whether the equations among the rows have no solution in integers."""
         opposites = {(frozenset((m, -k) for m, k in p.terms), -p.const) for p in self.rows}
         equations = [p for p in self.rows if p.terms and (frozenset(p.terms), p.const) in opposites]
-        return len(equations) > 2 and not _has_integer_solution(equations)
+        return 2 < len(equations) <= 2 * EQUATIONS and not _has_integer_solution(equations)
 
 
 def _variables(p: Polynomial) -> frozenset[Expr]:
