@@ -2,8 +2,8 @@
 
 The kernels are those of the golden texts (``tests/golden``) and of drawn problems and schedules. A row has
 the masks' conditions, index operations, divisions and nodes of one kernel; ``removable``: how many of the
-conditions hold, or fail, at every point where the others hold, by evaluating every point; ``unknown``: how
-many have more points than are evaluated. A row is written for each ``--side``, and problems are read from
+conditions hold, or fail, at every point where the others about their variables hold, by evaluating every
+point; ``unknown``: how many have more points than are evaluated. A row is written for each ``--side``, and problems are read from
 the rows that are there, so that two versions of the source are compared over the same schedules.
 """
 
@@ -170,8 +170,8 @@ class _Census(Scope):
 
 
 def needless(part: Expr, others: list[Expr], facts: Facts) -> bool | None:
-    """Whether a condition is true, or false, at every point where the others hold; None if there are too
-    many points, or values that are no positions."""
+    """Whether a condition is true, or false, at every point where those of the others hold that have a
+    variable of it; None if there are too many points, or values that are no positions."""
     own = {n for n in walk(part) if isinstance(n, (Var, Lane))}
     for near in ([], [o for o in others if own & set(walk(o))]):
         found = _always(part, near, facts)
