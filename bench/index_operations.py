@@ -3,8 +3,9 @@
 The kernels are those of the golden texts (``tests/golden``) and of drawn problems and schedules. A row has
 the masks' conditions, index operations, divisions and nodes of one kernel; ``removable``: how many of the
 conditions hold, or fail, at every point where the others about their variables hold, by evaluating every
-point; ``unknown``: how many have more points than are evaluated. A row is written for each ``--side``, and problems are read from
-the rows that are there, so that two versions of the source are compared over the same schedules.
+point; ``unknown``: how many have more points than are evaluated. A row is written for each ``--side``, and
+problems are read from the rows that are there, so that two versions of the source are compared over the
+same schedules.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ from transconv.simplify.polynomial import Mono, Polynomial, rebuild
 from transconv.simplify.ranges import range_of, range_of_poly, range_of_product
 from transconv.simplify.witnesses import truths_at_points, variables
 
-STEPS = 600  # of one question: an inequality read, or two of them combined
-ROWS = 40  # inequalities of one system
+STEPS = 1200  # of one question: an inequality read, or two of them combined
+ROWS = 100  # inequalities of one system
 SUMS = 24  # combinations of two
 FACTORED = 8  # terms of a sum that SymPy factors
 EQUATIONS = 8  # of one system
