@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 STEP = """if True:
     import sys
     import torch, transconv
@@ -24,6 +26,7 @@ def _said(code: str, cache: Path) -> str:
     return ran.stdout
 
 
+@pytest.mark.slow
 def test_a_first_step_whose_plans_are_on_the_disk_needs_no_sympy(tmp_path: Path) -> None:
     """The cold step lowers three kernels, the warm one reads them; both answer natively."""
     for imported in ("True", "False"):
