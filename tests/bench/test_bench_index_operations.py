@@ -21,12 +21,12 @@ LOST = [(key, AFTER[key]) for key, r in BEFORE.items() if int(r["masks"]) > int(
 
 
 def test_what_is_left() -> None:
-    """Of the conditions that every point shows to be needless, all but two of one kernel are gone, and no
+    """Of the conditions that every point shows to be needless, all are gone, and no
     kernel has more masks, divisions or operations."""
     assert len({key[0] for key, _ in LOST}) >= 100
     removable = {side: sum(int(r["removable"]) for r in ROWS if r["side"] == side)
                  for side in ("before", "after")}
-    assert removable["before"] > 200 and removable["after"] <= 2
+    assert removable["before"] > 200 and removable["after"] == 0
     assert [line.split()[-1] for line in summary(ROWS)][2:] == ["0", "0", "0"]
 
 
