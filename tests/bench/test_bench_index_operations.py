@@ -9,7 +9,7 @@ import pytest
 
 from bench import index_operations
 from bench.index_operations import KEY, NAME, summary
-from transconv.ir import Const, Var, eq
+from transconv.ir import FALSE, Const, Expr, Var, all_of, eq
 from transconv.passes import simplification
 from transconv.simplify import Facts, Range, Verdict
 
@@ -44,6 +44,29 @@ def test_kernels_are_counted_again(number: int, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(simplification, "decide", rules_alone)
     bypassed = index_operations._counted(*text)
     assert bypassed is not None and bypassed["masks"] >= found["masks"]
+
+
+def test_what_is_dropped_is_needless_at_every_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped = 0
+    meant = simplification._Simplify.independent
+
+    def checked(self: simplification._Simplify, parts: list[Expr], tensor: str) -> list[Expr]:
+        nonlocal dropped
+        kept = meant(self, parts, tensor)
+        if kept == [FALSE]:
+            assert index_operations.needless(self.whole(all_of(parts)), [], self.facts) is not False
+        rest = [self.whole(part) for part in kept if part is not FALSE]
+        for part in parts if kept != [FALSE] else []:
+            if part not in kept:
+                dropped += 1
+                whole, known = self.whole(part), [*rest, *self.facts.true]
+                assert index_operations._always(whole, known, self.facts) is not False, str(part)
+        return kept
+
+    monkeypatch.setattr(simplification._Simplify, "independent", checked)
+    for text, _ in LOST[::8]:
+        index_operations._counted(*text)
+    assert dropped > 20
 
 
 def test_needless_conditions_are_seen() -> None:
