@@ -44,6 +44,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
            "schedules": "check and time given schedules of given problems",
            "parts": "time each kernel of plans on a GPU: copies, products, sums of parts",
+           "index-operations": "count the masks and operations that the simplifier leaves in kernels",
            "short-sums": "measure how far sums of 8-bit floats on the matrix unit are off",
            "computations": "check and time the computations of bench/computes, and torch's",
            "distributed": "time whole models split over several GPUs, and on one",

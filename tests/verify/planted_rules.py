@@ -24,25 +24,26 @@ from transconv.simplify import (
     facts,
     fixpoint,
     interval,
-    linear,
+    polynomial,
     ranges,
     rules,
 )
 from transconv.simplify.interval import Range
-from transconv.simplify.linear import Poly
+from transconv.simplify.polynomial import Polynomial
 
 SPOIL, REACHED = "__spoil__", "__reached__"
-MODULES = (rules, division, comparison, fixpoint, ranges, interval, linear)
+MODULES = (rules, division, comparison, fixpoint, ranges, interval, polynomial)
 # What only chooses between equal expressions, or walks: any value is right, or nothing is decided.
 CHOICES = {
-    "_weight": "which of two equal sums is lighter",
+    "_weight": "which of two equal sums is lighter", "_divisions_in": "which of two equal sums is lighter",
     "_divisions": "an identity holds for every y and b",
     "_width": "a type that holds the value either way; the `narrow` pass decides on overflow",
     "_leaves": "what is worth weighing", "_has_load": "what is worth weighing",
-    "_name": "the order of factors",
+    "_name": "the order of factors", "ordered": "the order of factors", "ring_of": "SymPy's ring",
 }
 # Functions that apply rules, in which the witness is called.
-MACHINERY = {"simplify", "prove", "_simple", "_step", "_with_simple_children", "rule_name", "_flat"}
+MACHINERY = {"simplify", "prove", "_simple", "_step", "_with_simple_children", "rule_name", "_flat",
+             "operations", "_short", "_mapped"}
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,8 @@ def spoil(line: int, value: Any) -> Any:
             return Not(value)
         case Expr() if value.dtype.is_integer:
             return Add(value, Const(1, value.dtype))
-        case Poly():
-            return value.shifted(1)
+        case Polynomial():
+            return value + 1
         case Range():
             return Range(1 if value.lo is None else value.lo + 1, value.hi)
         case bool():
@@ -192,10 +193,10 @@ def spoil(line: int, value: Any) -> Any:
             return 0 if isinf(value) else value + 1
         case (int(ends), float() | int() as bound):
             return ends, bound + 1
-        case (int(g), Poly() as inner, Poly() as rest):
-            return g, inner.shifted(1), rest
-        case (Poly() as whole, Poly() as rest):
-            return whole.shifted(1), rest
+        case (int(g), Polynomial() as inner, Polynomial() as rest):
+            return g, inner + 1, rest
+        case (Polynomial() as whole, Polynomial() as rest):
+            return whole + 1, rest
         case (Expr(), *rest):
             return (spoil(line, value[0]), *rest)
         case ((tuple() as mono, int(c)), *rest):  # the terms of a sum
@@ -215,7 +216,7 @@ def culprits(mutant: Mutant) -> set[str]:
     starts = {**{f.__name__: f for f in rules.RULES.values()}, "collect": division.collect,
               "logic": fixpoint._logic, "settle": fixpoint._settled}
     found: set[str] = set()
-    if mutant.module in (ranges, interval, linear):
+    if mutant.module in (ranges, interval, polynomial):
         found |= {*ANALYSES, "collect"}
     for name, start in starts.items():
         seen: set[str] = set()

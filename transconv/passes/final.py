@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from transconv.ir import (
+    Add,
     Alloc,
     And,
     Call,
@@ -45,6 +46,7 @@ from transconv.ir import (
     Sizes,
     Stmt,
     Store,
+    Sub,
     Update,
     Var,
     bf16,
@@ -146,7 +148,7 @@ class _Spelled(ExprMutator):
         if low is not None and low >= 0:
             return Call("quotient", (x, by)) if _unknown(x, by) else FloorDiv(x, by)
         if isinstance(by, Const) and (shift := self.shift(a, int(by.value))) is not None:
-            return FloorDiv(x + shift * int(by.value), by) - shift
+            return FloorDiv(_plus(x, shift * int(by.value)), by) - shift
         last = Const(-1, x.dtype)
         return Select(x < 0, last - FloorDiv(last - x, by), FloorDiv(x, by))
 
@@ -156,7 +158,7 @@ class _Spelled(ExprMutator):
         if low is not None and low >= 0:
             return Call("remainder", (x, by)) if _unknown(x, by) else Mod(x, by)
         if isinstance(by, Const) and (shift := self.shift(a, int(by.value))) is not None:
-            return Mod(x + shift * int(by.value), by)
+            return Mod(_plus(x, shift * int(by.value)), by)
         rest = Mod(x, by)  # towards zero; what is added to it is of the other sign
         return Select(rest < 0, rest + by, rest)
 
@@ -188,6 +190,16 @@ def _apart(rest: Expr, by: Expr) -> Expr:
     if isinstance(by, Const):
         return rest > 0
     return ne(rest, Const(0, rest.dtype)) & ne(rest < 0, by < 0)
+
+
+def _plus(x: Expr, n: int) -> Expr:
+    """``x + n``, with one constant: ``kh - 1 + 2`` is ``kh + 1``."""
+    match x:
+        case Add(a, Const(int(c))) | Sub(a, Const(int(c))) if x.dtype.kind == "index":
+            more = n + (c if isinstance(x, Add) else -c)
+            number = Const(abs(more), x.b.dtype)
+            return a if more == 0 else a + number if more > 0 else a - number
+    return x + n
 
 
 def _unknown(a: Expr, b: Expr) -> bool:

@@ -42,7 +42,7 @@ from transconv.ir import (
 )
 from transconv.passes.dead import drop_dead_sums
 from transconv.passes.scope import NOT_AFFINE, Scope, divides
-from transconv.simplify import reason, simplify
+from transconv.simplify import Verdict, decide, one_value, reason, simplify
 
 
 def _follows_in_memory(lane: Lane, address: Expr) -> bool:
@@ -57,6 +57,11 @@ def simplify_kernel(kernel: Kernel) -> Kernel:
     notes = [line for note in dict.fromkeys(pass_.notes)
              for line in textwrap.wrap(note, NOTE_WIDTH, subsequent_indent="    ")]
     return drop_dead_sums(replace(kernel, body=body, notes=(*kernel.notes, *notes)))
+
+
+def _by(verdict: Verdict) -> str:
+    """The rule of a verdict, in words; nothing for the rewriting rules."""
+    return "" if verdict.rule == "simplify" else f" by {verdict.rule}"
 
 
 NOTE_WIDTH = 96  # characters after the comment sign
@@ -100,24 +105,38 @@ class _Simplify(Scope):
         kept: list[Expr] = []
         notes: list[str] = []
         for part in conjuncts(mask):
-            proof = simplify(self.whole(part), self.facts)
-            if proof is FALSE:
-                self.notes.append(f"{tensor}: {readable(part)} is never true: {self.why(part)}")
-                return FALSE
-            if proof is TRUE:
-                notes.append(f"{tensor}: {readable(part)} is always true: {self.why(part)}")
-            elif not self.follows(proof, kept):
+            verdict = decide(simplify(self.whole(part), self.facts), self.facts)
+            if verdict is None:
                 kept.append(part)
+                continue
+            truth = f"{'always' if verdict.truth else 'never'} true{_by(verdict)}: {self.why(part)}"
+            if not verdict.truth:
+                self.notes.append(f"{tensor}: {readable(part)} is {truth}")
+                return FALSE
+            notes.append(f"{tensor}: {readable(part)} is {truth}")
         self.notes += notes
+        kept = self.independent(conjuncts(one_value(all_of(kept), self.facts)), tensor)
         return simplify(all_of(kept), self.facts)
 
-    def follows(self, condition: Expr, others: list[Expr]) -> bool:
-        """Whether a condition over loop variables and lanes holds where others hold, as that a fused axis
-        is within its first dimension where it is within all of them."""
-        facts = self.facts
-        for other in others:
-            facts = facts.assume(simplify(self.whole(other), self.facts))
-        return bool(others) and simplify(condition, facts) is TRUE
+    def independent(self, parts: list[Expr], tensor: str) -> list[Expr]:
+        """The conditions without those that hold where the others hold, as that a fused axis is within its
+        first dimension where it is within all of them; FALSE alone if one holds nowhere there."""
+        wholes = {part: simplify(self.whole(part), self.facts) for part in parts}
+        kept = list(wholes)
+        for part in reversed(list(wholes)):
+            others = [other for other in kept if other is not part]
+            facts = self.facts.knowing([wholes[other] for other in others])
+            verdict = decide(simplify(wholes[part], facts), facts)
+            if verdict is None:
+                continue
+            if not verdict.truth:
+                self.notes.append(f"{tensor}: {readable(all_of(parts))} is never true{_by(verdict)}")
+                return [FALSE]
+            kept = others
+            if verdict.rule != "simplify":
+                rest = readable(all_of(others))
+                self.notes.append(f"{tensor}: {readable(part)} holds where {rest} does,{_by(verdict)}")
+        return kept
 
     def why(self, condition: Expr) -> str:
         """The facts that decide a condition, over the names of lets if those suffice."""

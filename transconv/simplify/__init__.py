@@ -7,10 +7,12 @@ Knows: the IR.
 from transconv.simplify.facts import Facts, facts_of
 from transconv.simplify.fixpoint import one_value, prove, simplify, witnessed
 from transconv.simplify.interval import Range
+from transconv.simplify.presburger import Verdict, decide
 from transconv.simplify.ranges import multiple_of, range_of
 from transconv.simplify.reasons import reason
+from transconv.simplify.translation import from_sympy, to_sympy
 
 __all__ = [
-    "Facts", "Range", "facts_of", "multiple_of", "one_value", "prove", "range_of", "reason", "simplify",
-    "witnessed",
+    "Facts", "Range", "Verdict", "decide", "facts_of", "from_sympy", "multiple_of", "one_value", "prove",
+    "range_of", "reason", "simplify", "to_sympy", "witnessed",
 ]

@@ -21,7 +21,7 @@ from transconv.ir import (
 )
 from transconv.simplify.division import Again, common_factor
 from transconv.simplify.facts import Facts, both_integers
-from transconv.simplify.linear import Poly, rebuild
+from transconv.simplify.polynomial import Polynomial, rebuild
 from transconv.simplify.ranges import multiple_of, range_of_poly
 
 
@@ -57,24 +57,24 @@ def compare(e: Expr, facts: Facts, again: Again) -> Expr:
         limit = found[1]
     match limit.single:
         case FloorDiv(x, Const(int(c))), 1 if c > 0:
-            limit = facts.poly(x).shifted(limit.const * c)
+            limit = facts.poly(x) + limit.const * c
         case FloorDiv(x, Const(int(c))), -1 if c > 0:
-            limit = facts.poly(x).scaled(-1).shifted(limit.const * c + c - 1)
+            limit = -facts.poly(x) + (limit.const * c + c - 1)
     return _bound(limit, _width(e.a, e.b))
 
 
-def _limit(e: Expr, facts: Facts) -> Poly | None:
+def _limit(e: Expr, facts: Facts) -> Polynomial | None:
     """L such that a comparison of integers holds if and only if L >= 0; None for others."""
     match e:
         case Lt(a, b) | Le(a, b) if both_integers(a, b):
-            return facts.poly(b).plus(facts.poly(a), -1).shifted(-1 if isinstance(e, Lt) else 0)
+            return facts.poly(b) - facts.poly(a) - int(isinstance(e, Lt))
     return None
 
 
 def both_bounds(low: Expr, high: Expr, facts: Facts) -> Expr | None:
     """``x == c`` for two bounds equivalent to ``c <= x`` and ``x < c + 1``; None for others."""
     p, q = _limit(low, facts), _limit(high, facts)
-    if p is None or q is None or p.plus(q) != Poly():
+    if p is None or q is None or not (p + q).is_zero:
         return None
     assert isinstance(low, (Lt, Le))
     return Eq(low.b, low.a if isinstance(low, Le) else low.a + 1)
@@ -84,23 +84,23 @@ def _width(a: Expr, b: Expr) -> DType:
     return index64 if index64 in (a.dtype, b.dtype) else index
 
 
-def _bound(limit: Poly, dtype: DType) -> Expr:
+def _bound(limit: Polynomial, dtype: DType) -> Expr:
     """``limit >= 0`` with the constant on one side, or ``x < y`` and ``x <= y`` for a difference of two
     terms, or of one term and several that are subtracted, as in ``i*64 + col < n``."""
     if not limit.terms:
         return TRUE if limit.const >= 0 else FALSE
     if sorted(k for _, k in limit.terms) == [-1, 1] and limit.const in (0, -1):
         less, more = sorted(limit.terms, key=lambda term: term[1])
-        a, b = rebuild(Poly(((less[0], 1),)), dtype), rebuild(Poly((more,)), dtype)
+        a, b = rebuild(Polynomial.of([(less[0], 1)]), dtype), rebuild(Polynomial.of([more]), dtype)
         return Le(a, b) if limit.const == 0 else Lt(a, b)
     over = tuple(term for term in limit.terms if term[1] > 0)
     if len(over) == 1 and len(limit.terms) > 2 and limit.const == -1:
-        under = Poly(tuple(term for term in limit.terms if term[1] < 0)).scaled(-1)
-        return Lt(rebuild(under, dtype), rebuild(Poly(over), dtype))
-    x = Poly(limit.terms)
+        under = -Polynomial.of(term for term in limit.terms if term[1] < 0)
+        return Lt(rebuild(under, dtype), rebuild(Polynomial.of(over), dtype))
+    x = limit.whole
     if x.terms[0][1] > 0:
         return Le(Const(-limit.const), rebuild(x, dtype))
-    return Lt(rebuild(x.scaled(-1), dtype), Const(limit.const + 1))
+    return Lt(rebuild(-x, dtype), Const(limit.const + 1))
 
 
 def equate(e: Expr, facts: Facts, again: Again) -> Expr:
@@ -109,7 +109,7 @@ def equate(e: Expr, facts: Facts, again: Again) -> Expr:
         case Eq(a, b) if a.dtype.kind == "bool" and b.dtype.kind == "bool":
             return _same_truth(e, a, b)
         case Eq(a, b) if both_integers(a, b):
-            return _equal(facts.poly(a).plus(facts.poly(b), -1), facts, _width(a, b))
+            return _equal(facts.poly(a) - facts.poly(b), facts, _width(a, b))
         case Ne(a, b) if a.dtype.kind == b.dtype.kind != "float":
             same = again(Eq(a, b))
             if isinstance(same, Eq):
@@ -127,7 +127,7 @@ def _same_truth(e: Expr, a: Expr, b: Expr) -> Expr:
     return e
 
 
-def _equal(p: Poly, facts: Facts, dtype: DType) -> Expr:
+def _equal(p: Polynomial, facts: Facts, dtype: DType) -> Expr:
     """The comparison p == 0."""
     r = range_of_poly(p, facts)
     if 0 not in r or r.value == 0:
@@ -136,11 +136,11 @@ def _equal(p: Poly, facts: Facts, dtype: DType) -> Expr:
     if divisor and p.const % divisor:
         return FALSE
     g = p.content if p.terms[0][1] > 0 else -p.content
-    p = Poly(tuple((m, k // g) for m, k in p.terms), p.const // g)
+    p = Polynomial.of(((m, k // g) for m, k in p.terms), p.const // g)
     match p.single:
         case FloorDiv(x, Const(int(c))), 1 if c > 0:
             first = -p.const * c  # x // c == n: first <= x < first + c
-            low = facts.poly(x).shifted(-first)
+            low = facts.poly(x) - first
             if multiple_of(x, facts) % c == 0:
                 return Eq(x, Const(first))
             if range_of_poly(low, facts).low >= 0:
@@ -148,6 +148,6 @@ def _equal(p: Poly, facts: Facts, dtype: DType) -> Expr:
             if range_of_poly(low, facts).high < c:
                 return Le(Const(first), x)
     if [k for _, k in p.terms] == [1, -1] and p.const == 0:
-        a, b = (rebuild(Poly(((m, 1),)), dtype) for m, _ in p.terms)
+        a, b = (rebuild(Polynomial.of([(m, 1)]), dtype) for m, _ in p.terms)
         return Eq(a, b)
-    return Eq(rebuild(Poly(p.terms), dtype), Const(-p.const))
+    return Eq(rebuild(p.whole, dtype), Const(-p.const))

@@ -6,11 +6,15 @@ import functools
 import math
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, Sizes, conjuncts
 from transconv.simplify.interval import ANY, Range, between
-from transconv.simplify.linear import Poly, atom, expand, is_polynomial
+from transconv.simplify.polynomial import Polynomial, atom, expand, is_polynomial
 from transconv.simplify.ranges import range_of_poly
+
+if TYPE_CHECKING:
+    from transconv.simplify.presburger import Verdict
 
 
 class Facts:
@@ -22,7 +26,7 @@ class Facts:
 
     __slots__ = (
         "_ranges", "_multiples", "_true", "_false", "limits", "residues", "_unlimited",
-        "_without_residues", "known_ranges", "known_multiples", "simple", "_polys",
+        "_without_residues", "known_ranges", "known_multiples", "simple", "verdicts", "_polys",
     )
 
     def __init__(self, ranges: Mapping[Expr, Range] | None = None, true: Iterable[Expr] = (),
@@ -31,8 +35,8 @@ class Facts:
         self._multiples: dict[Expr, int] = dict(multiples or {})
         self._true: dict[Expr, None] = {}
         self._false: dict[Expr, None] = {}
-        self.limits: tuple[Poly, ...] = ()  # each is >= 0
-        self.residues: tuple[tuple[Poly, int], ...] = ()  # (p, n): p % n == 0
+        self.limits: tuple[Polynomial, ...] = ()  # each is >= 0
+        self.residues: tuple[tuple[Polynomial, int], ...] = ()  # (p, n): p % n == 0
         self._unlimited: Facts | None = None
         self._without_residues: Facts | None = None
         self._forget()
@@ -91,7 +95,7 @@ class Facts:
         """Whether exactly this condition is known to hold (True) or not to hold (False), else None."""
         return True if cond in self._true else False if cond in self._false else None
 
-    def poly(self, e: Expr) -> Poly:
+    def poly(self, e: Expr) -> Polynomial:
         """The polynomial of an expression over its atoms, which are not simplified."""
         found = self._polys.get(e)
         if found is None:
@@ -131,7 +135,8 @@ class Facts:
         self.known_ranges: dict[Expr, Range] = {}
         self.known_multiples: dict[Expr, int] = {}
         self.simple: dict[Expr, Expr] = {}
-        self._polys: dict[Expr, Poly] = {}
+        self.verdicts: dict[Expr, Verdict | None] = {}
+        self._polys: dict[Expr, Polynomial] = {}
         self._unlimited = self._without_residues = None
 
     def _copy(self) -> Facts:
@@ -154,8 +159,8 @@ class Facts:
         self._ranges[e] = r & self._ranges.get(e, ANY)
         if is_polynomial(e) and r != ANY:
             p = expand(self._simplified(e))
-            self._learn_limits([p.shifted(-r.lo)] if r.lo is not None else [])
-            self._learn_limits([p.scaled(-1).shifted(r.hi)] if r.hi is not None else [])
+            self._learn_limits([p - r.lo] if r.lo is not None else [])
+            self._learn_limits([-p + r.hi] if r.hi is not None else [])
         self._forget()
 
     def _learn(self, cond: Expr) -> None:
@@ -173,33 +178,33 @@ class Facts:
             case Ne(a, b):
                 self._false[Eq(a, b)] = None
                 if both_integers(a, b):
-                    self._learn_unequal(self.poly(a).plus(self.poly(b), -1))
+                    self._learn_unequal(self.poly(a) - self.poly(b))
             case Lt(a, b) if both_integers(a, b):
-                self._learn_limits([self.poly(b).plus(self.poly(a), -1).shifted(-1)])
+                self._learn_limits([self.poly(b) - self.poly(a) - 1])
             case Le(a, b) if both_integers(a, b):
-                self._learn_limits([self.poly(b).plus(self.poly(a), -1)])
+                self._learn_limits([self.poly(b) - self.poly(a)])
             case Eq(a, b) if both_integers(a, b):
-                difference = self.poly(a).plus(self.poly(b), -1)
-                self._learn_limits([difference, difference.scaled(-1)])
+                difference = self.poly(a) - self.poly(b)
+                self._learn_limits([difference, -difference])
                 self._learn_residue(cond)
         self._forget()
 
-    def _learn_unequal(self, p: Poly) -> None:
+    def _learn_unequal(self, p: Polynomial) -> None:
         """Add that a polynomial is not 0, which says more if it is known not to be negative, or not to be
         positive."""
         r = range_of_poly(p, self)
         if r.lo == 0:
-            self._learn_limits([p.shifted(-1)])
+            self._learn_limits([p - 1])
         elif r.hi == 0:
-            self._learn_limits([p.scaled(-1).shifted(-1)])
+            self._learn_limits([-p - 1])
 
     def _learn_residue(self, cond: Eq) -> None:
         match cond:
             case Eq(Mod(x, Const(int(n))), Const(int(r))) if n > 0:
-                p = self.poly(x).shifted(-r)
+                p = self.poly(x) - r
                 self.residues += ((p, n),)
 
-    def _learn_limits(self, limits: list[Poly]) -> None:
+    def _learn_limits(self, limits: list[Polynomial]) -> None:
         """Add that each is >= 0, and the bounds that follow for its atoms."""
         self.limits += tuple(p for p in limits if p.terms)
         for p in limits:
@@ -207,7 +212,7 @@ class Facts:
                 if len(mono) != 1:
                     continue
                 self._forget()
-                rest = range_of_poly(p.plus(Poly(((mono, c),)), -1), self.unlimited)
+                rest = range_of_poly(p - Polynomial.of([(mono, c)]), self.unlimited)
                 if rest.hi is None:
                     continue
                 e = _unwidened(mono[0])

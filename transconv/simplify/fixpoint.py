@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -31,7 +32,8 @@ from transconv.ir import (
 from transconv.simplify.comparison import both_bounds
 from transconv.simplify.division import collect
 from transconv.simplify.facts import NO_FACTS, Facts, forget_simplified
-from transconv.simplify.linear import expand, is_polynomial, rebuild
+from transconv.simplify.polynomial import expand, is_polynomial, rebuild
+from transconv.simplify.presburger import decide
 from transconv.simplify.ranges import range_of
 from transconv.simplify.rules import RULES
 
@@ -45,8 +47,9 @@ _witness: ContextVar[Witness | None] = ContextVar("_witness", default=None)
 
 @contextmanager
 def witnessed(by: Witness) -> Iterator[None]:
-    """Within ``with``, call ``by`` with every rewrite of this thread, inner nodes first, including those
-    that change nothing. Results that existing ``Facts`` have cached are not rewritten again."""
+    """Within ``with``, call ``by`` with every rewrite and verdict of this thread, inner nodes first,
+    including those that change nothing. Results that existing ``Facts`` have cached are not rewritten
+    again."""
     forget_simplified()
     token = _witness.set(by)
     try:
@@ -56,20 +59,48 @@ def witnessed(by: Witness) -> Iterator[None]:
         forget_simplified()
 
 
+def tell(rule: str, before: Expr, after: Expr, facts: Facts) -> None:
+    """Call the witness of this thread, if there is one, with a rewrite or a verdict."""
+    if (witness := _witness.get()) is not None:
+        witness(rule, before, after, facts)
+
+
 def simplify(e: Expr, facts: Facts = NO_FACTS) -> Expr:
     """An equal expression of the same type that is cheaper to compute and shorter to read.
 
     Equal for all values that the facts allow, except where a divisor is 0. Division rounds down.
     Positions are unbounded integers; arithmetic of other integers wraps around and is not rearranged,
-    nor are floats reassociated. The result simplifies to itself.
+    nor are floats reassociated. The result simplifies to itself, and has no more operations than ``e``.
     """
     facts.forget_if_large(MAX_REMEMBERED)
-    return _simple(e, facts)
+    made = _simple(e, facts)
+    return made if operations(made) <= operations(e) else _short(e, facts)
+
+
+@functools.lru_cache(maxsize=1 << 15)
+def operations(e: Node) -> int:
+    """The number of operations of an expression: its nodes other than constants, variables and lanes; one
+    that occurs twice counts twice."""
+    return (not isinstance(e, (Const, Lane, Var))) + sum(map(operations, e.children()))
+
+
+def _short(e: Expr, facts: Facts) -> Expr:
+    """An expression whose normal form has more operations, as ``(x - 1) // 4`` has: with simplified
+    children."""
+    seen: dict[Expr, None] = {}
+    while e not in seen:
+        seen[e] = None
+        e = _mapped(e, lambda child: simplify(child, facts))
+        if operations(made := _simple(e, facts)) <= operations(e):
+            e = made
+    return e
 
 
 def prove(cond: Expr, facts: Facts = NO_FACTS) -> bool:
-    """Whether a condition is known to hold for all values that the facts allow."""
-    return simplify(cond, facts) is TRUE
+    """Whether a condition is known to hold for all values that the facts allow: by the rules, or by what
+    they leave undecided (see ``presburger``)."""
+    verdict = decide(simplify(cond, facts), facts)
+    return verdict is not None and verdict.truth
 
 
 def _simple(e: Expr, facts: Facts) -> Expr:
@@ -82,9 +113,9 @@ def _simple(e: Expr, facts: Facts) -> Expr:
         if after is None:
             made = _step(at, facts)
             after = _settled(made, at, facts)
-            if (witness := _witness.get()) is not None:
-                witness(rule_name(at), at, made, facts)
-                witness("settle", made, after, facts)
+            if _witness.get() is not None:
+                tell(rule_name(at), at, made, facts)
+                tell("settle", made, after, facts)
         if after in seen:
             break
         seen[at := after] = None
@@ -145,10 +176,15 @@ def _typed(e: Expr, dtype: DType) -> Expr:
 
 
 def _with_simple_children(e: Expr, facts: Facts) -> Expr:
+    return _mapped(e, lambda child: _simple(child, facts))
+
+
+def _mapped(e: Expr, child: Callable[[Expr], Expr]) -> Expr:
+    """A node with other children."""
     def new(value: Any) -> Any:
         if isinstance(value, Expr):
             # Lanes are kept: a Reduce and a Spread name lanes.
-            return value if isinstance(value, Lane) else _simple(value, facts)
+            return value if isinstance(value, Lane) else child(value)
         return tuple(map(new, value)) if isinstance(value, tuple) else value
 
     old = [getattr(e, f.name) for f in fields(e)]  # type: ignore[arg-type]

@@ -29,6 +29,8 @@ class Range:
         return self.low <= value <= self.high
 
     def __and__(self, other: Range) -> Range:
+        if other is ANY or self is ANY:
+            return self if other is ANY else other
         return between(max(self.low, other.low), min(self.high, other.high))
 
     def __or__(self, other: Range) -> Range:

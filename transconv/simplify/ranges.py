@@ -27,7 +27,7 @@ from transconv.ir import (
     Xor,
 )
 from transconv.simplify.interval import ANY, BIT, INF, Range, between, quotient
-from transconv.simplify.linear import Mono, Poly, is_polynomial
+from transconv.simplify.polynomial import Mono, Polynomial, is_polynomial
 
 if TYPE_CHECKING:
     from transconv.simplify.facts import Facts
@@ -45,28 +45,29 @@ def range_of(e: Expr, facts: Facts) -> Range:
         if is_polynomial(e):
             found &= range_of_poly(facts.poly(e), facts)
         elif facts.limits and e.dtype.is_integer:
-            found &= _limited(Poly.of(e), facts)
+            found &= _limited(Polynomial.atom(e), facts)
         facts.known_ranges[e] = found
     return found
 
 
-def range_of_poly(p: Poly, facts: Facts) -> Range:
+def range_of_poly(p: Polynomial, facts: Facts) -> Range:
     """The range of a polynomial."""
-    return _interval(p, facts) & _limited(p, facts)
+    return _interval(p, facts) & _limited(p, facts) if facts.limits else _interval(p, facts)
 
 
-def _interval(p: Poly, facts: Facts) -> Range:
+def _interval(p: Polynomial, facts: Facts) -> Range:
     lo: float = p.const
     hi: float = p.const
     for mono, c in p.terms:
-        r = _of_product(mono, facts)
+        r = range_of_product(mono, facts)
         ends = c * r.low, c * r.high
         lo += min(ends)
         hi += max(ends)
     return between(lo, hi)
 
 
-def _of_product(mono: Mono, facts: Facts) -> Range:
+def range_of_product(mono: Mono, facts: Facts) -> Range:
+    """The range of a product of atoms."""
     if len(mono) == 1:
         return range_of(mono[0], facts)
     total = Range(1, 1)
@@ -79,14 +80,14 @@ def _of_product(mono: Mono, facts: Facts) -> Range:
     return total
 
 
-def _limited(p: Poly, facts: Facts) -> Range:
+def _limited(p: Polynomial, facts: Facts) -> Range:
     """The range of a polynomial by the known inequalities."""
     if not facts.limits or not p.terms:
         return ANY
-    return between(_at_least(p, facts), -_at_least(p.scaled(-1), facts))
+    return between(_at_least(p, facts), -_at_least(-p, facts))
 
 
-def _at_least(p: Poly, facts: Facts) -> float:
+def _at_least(p: Polynomial, facts: Facts) -> float:
     """A lower bound from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
 
     Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
@@ -99,7 +100,7 @@ def _at_least(p: Poly, facts: Facts) -> float:
             k, odd = divmod(own[mono], c)
             if k <= 0 or odd:
                 continue
-            rest = p.plus(limit, -k)
+            rest = p - limit * k
             bound = _low_end(rest, facts.unlimited)
             if bound > best:
                 p, best, own = rest, bound, dict(rest.terms)
@@ -107,12 +108,12 @@ def _at_least(p: Poly, facts: Facts) -> float:
     return best[1] if best[0] == 0 else -INF
 
 
-def _low_end(p: Poly, facts: Facts) -> tuple[int, float]:
+def _low_end(p: Polynomial, facts: Facts) -> tuple[int, float]:
     """Minus the number of terms without a lower bound, and the sum of the bounds of the others."""
     total: float = p.const
     unbounded = 0
     for mono, c in p.terms:
-        r = _of_product(mono, facts)
+        r = range_of_product(mono, facts)
         end = min(c * r.low, c * r.high)
         if end == -INF:
             unbounded += 1
@@ -169,7 +170,7 @@ def _of_tree(e: Expr, facts: Facts) -> Range:
 def _half(a: Expr, b: Expr, up: int, facts: Facts) -> Range:
     """The range of (a + b) / 2, rounded down (``up`` = 0) or up (1): at least min(a, b) and at most
     max(a, b). It shows that max(x, -x) is never negative."""
-    return quotient(range_of_poly(facts.poly(a).plus(facts.poly(b)).shifted(up), facts), Range(2, 2))
+    return quotient(range_of_poly(facts.poly(a) + facts.poly(b) + up, facts), Range(2, 2))
 
 
 def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
@@ -184,7 +185,7 @@ def _of_remainder(a: Expr, b: Range, facts: Facts) -> Range:
         return Range(x.lo % c, x.hi % c)
     # a = step*y + rest, so a % c is one of rest, rest + step, ...
     p = facts.poly(a)
-    step = math.gcd(c, multiple_of_poly(Poly(p.terms), facts))
+    step = math.gcd(c, multiple_of_poly(p.whole, facts))
     rest = p.const % step
     return between(rest, min(c - step + rest, x.high if x.low >= 0 else INF))
 
@@ -223,27 +224,27 @@ def _multiple(e: Expr, facts: Facts) -> int:
         case Cast(x):
             found = multiple_of(x, facts)
         case _:
-            found = _congruent(Poly.of(e), 1, facts)
+            found = _congruent(Polynomial.atom(e), 1, facts)
     return math.lcm(found, stated)
 
 
-def multiple_of_poly(p: Poly, facts: Facts) -> int:
+def multiple_of_poly(p: Polynomial, facts: Facts) -> int:
     """The largest number known to divide a polynomial."""
     return _congruent(p, _divisor(p, facts), facts)
 
 
-def _divisor(p: Poly, facts: Facts) -> int:
+def _divisor(p: Polynomial, facts: Facts) -> int:
     found = p.const
     for mono, c in p.terms:
         found = math.gcd(found, c * math.prod(multiple_of(a, facts) for a in mono))
     return found
 
 
-def _congruent(p: Poly, found: int, facts: Facts) -> int:
+def _congruent(p: Polynomial, found: int, facts: Facts) -> int:
     """``found``, improved by facts q % n == 0: a divisor of both n and p - q divides p."""
     if p.terms:
         plain = facts.without_residues
         for q, n in facts.residues:
             for sign in (1, -1):
-                found = math.lcm(found, math.gcd(n, _divisor(p.plus(q, -sign), plain)))
+                found = math.lcm(found, math.gcd(n, _divisor(p - q * sign, plain)))
     return found

@@ -44,7 +44,7 @@ def extreme(e: Expr, facts: Facts, again: Again) -> Expr:
     if not isinstance(e, (Min, Max)) or not e.dtype.is_integer:
         return e
     kind, fold = (Min, min) if isinstance(e, Min) else (Max, max)
-    difference = range_of_poly(facts.poly(e.a).plus(facts.poly(e.b), -1), facts)
+    difference = range_of_poly(facts.poly(e.a) - facts.poly(e.b), facts)
     if difference.high <= 0:
         return e.a if kind is Min else e.b
     if difference.low >= 0:

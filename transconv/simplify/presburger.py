@@ -1,0 +1,376 @@
+"""Second tier of proofs: conditions over integers that the rules leave undecided.
+
+A condition is refuted by a system of inequalities ``p >= 0`` over the integers, in SymPy's polynomials:
+the condition or its opposite, the known inequalities and residues, and what ``//``, ``%``, ``min`` and
+``max`` mean. Each step is exact, and steps are counted, so that a text is the same from run to run: a
+budget of time would make it depend on the machine.
+
+==============  ==========================================================================
+rule            a system has no solution, because
+==============  ==========================================================================
+``bounds``      the bounds of its unknowns, rounded to integers, exclude one another
+``combined``    sums of two inequalities, divided by their content, do
+``equations``   its equations have no solution in integers (Smith's normal form)
+``factors``     an inequality's factors have signs that exclude it
+``cases``       none for any remainder of a variable by a small period
+==============  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from transconv.ir import (
+    FALSE,
+    TRUE,
+    And,
+    Const,
+    Eq,
+    Expr,
+    FloorDiv,
+    Lane,
+    Le,
+    Lt,
+    Max,
+    Min,
+    Mod,
+    Ne,
+    Or,
+    Var,
+    index,
+    substitute,
+    walk,
+)
+from transconv.simplify.facts import Facts, both_integers
+from transconv.simplify.interval import INF, Range, between
+from transconv.simplify.polynomial import Mono, Polynomial, rebuild
+from transconv.simplify.ranges import range_of, range_of_poly, range_of_product
+from transconv.simplify.witnesses import truths_at_points, variables
+
+STEPS = 1200  # of one question: an inequality read, or two of them combined
+ROWS = 100  # inequalities of one system
+SUMS = 24  # combinations of two
+FACTORED = 8  # terms of a sum that SymPy factors
+EQUATIONS = 8  # of one system
+PERIOD = 12  # the largest period for cases, and the most cases
+CASES = 36
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a condition holds for all values that the facts allow (True), or for none (False), and the
+    rule that decided."""
+
+    truth: bool
+    rule: str
+
+
+class _Spent(Exception):
+    """The steps of a question are used up."""
+
+
+class _Steps:
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise _Spent
+
+
+def decide(condition: Expr, facts: Facts, steps: int = STEPS) -> Verdict | None:
+    """The verdict on a simplified condition; None if it holds for some values only, or the steps do not
+    suffice."""
+    from transconv.simplify.fixpoint import tell  # it asks here
+
+    if condition in facts.verdicts:
+        return facts.verdicts[condition]
+    found = _decide(condition, facts, steps)
+    facts.verdicts[condition] = found
+    if found is not None:
+        tell(found.rule, condition, TRUE if found.truth else FALSE, facts)
+    return found
+
+
+def _decide(condition: Expr, facts: Facts, steps: int) -> Verdict | None:
+    if isinstance(condition, Const):
+        return Verdict(bool(condition.value), "simplify")
+    if isinstance(condition, (And, Or)):
+        return _of_parts(condition, facts, steps)
+    if not isinstance(condition, (Lt, Le, Eq, Ne)) or not both_integers(condition.a, condition.b):
+        return None
+    seen = truths_at_points(condition, facts)
+    if len(seen) == 2:
+        return None
+    for truth in (True, False):
+        if seen == {not truth}:
+            continue
+        rule = _refuted(condition, not truth, facts, steps)
+        if rule:
+            return Verdict(truth, rule)
+    return None
+
+
+def _of_parts(condition: And | Or, facts: Facts, steps: int) -> Verdict | None:
+    """A conjunction is true if both parts are, false if one is; a disjunction is the dual."""
+    one = isinstance(condition, Or)
+    found = [decide(part, facts, steps) for part in (condition.a, condition.b)]
+    for verdict in found:
+        if verdict is not None and verdict.truth is one:
+            return verdict
+    if None in found:
+        return None
+    return Verdict(not one, found[0].rule)  # type: ignore[union-attr]
+
+
+def _refuted(condition: Expr, truth: bool, facts: Facts, steps: int) -> str:
+    """The rule by which a comparison cannot have a truth; empty if none says so."""
+    budget, rule = _Steps(steps), ""
+    try:
+        for goals in _alternatives(condition, truth, facts):
+            rule = _System(goals, facts, budget).contradiction()
+            if not rule:
+                return _by_cases(condition, truth, facts)
+    except _Spent:
+        return ""
+    return rule
+
+
+def _alternatives(condition: Expr, truth: bool, facts: Facts) -> list[list[Polynomial]]:
+    """Systems of p >= 0, of which one holds if and only if the comparison has that truth."""
+    assert isinstance(condition, (Lt, Le, Eq, Ne))
+    p = facts.poly(condition.b) - facts.poly(condition.a)
+    if isinstance(condition, (Eq, Ne)):
+        return [[p, -p]] if isinstance(condition, Eq) is truth else [[p - 1], [-p - 1]]
+    least = int(isinstance(condition, Lt))
+    return [[p - least]] if truth else [[-p + least - 1]]
+
+
+class _System:
+    """Inequalities ``p >= 0``, and the bounds of the monomials in them."""
+
+    def __init__(self, goals: list[Polynomial], facts: Facts, steps: _Steps) -> None:
+        self.facts, self.steps = facts, steps
+        self.goals = goals
+        self.bounds: dict[Mono, Range] = {}
+        self.rows: list[Polynomial] = []
+        for p in goals:
+            self.add(p)
+        self._add_known()
+
+    def add(self, p: Polynomial) -> None:
+        """Add p >= 0, divided by its content, what its atoms mean, and their bounds."""
+        if len(self.rows) >= ROWS:
+            return
+        content = p.content
+        if content > 1:
+            p = Polynomial.of(((m, k // content) for m, k in p.terms), p.const // content)
+        self.rows.append(p)
+        for mono, _ in p.terms:
+            if mono not in self.bounds:
+                self.bounds[mono] = range_of_product(mono, self.facts)
+                for e in mono:
+                    for meant in _meaning(e, self.facts):
+                        self.add(meant)
+
+    def _add_known(self) -> None:
+        """Add the inequalities and residues of the facts that are about the variables of the system, first
+        those about its goals'."""
+        waiting = [(p, _variables(p)) for p in (*self.facts.limits, *_residues(self.facts))]
+        reached = frozenset[Expr]().union(*map(_variables, self.goals))
+        while near := [(p, own) for p, own in waiting if own & reached]:
+            waiting = [(p, own) for p, own in waiting if not own & reached]
+            for p, own in near:
+                self.add(p)
+                reached |= own
+
+    def contradiction(self) -> str:
+        """The rule by which the system has no solution; empty if none says so."""
+        if self._exclude():
+            return "bounds"
+        if self._signs_exclude():
+            return "factors"
+        for p in self._sums():
+            self.rows.append(p)
+        if self._exclude():
+            return "combined"
+        return "equations" if self._unsolvable() else ""
+
+    def _exclude(self) -> bool:
+        """Narrow the bounds until they exclude one another, or nothing changes."""
+        changed = True
+        while changed:
+            changed = False
+            for p in self.rows:
+                self.steps.take()
+                highs = [_high(k, self.bounds[m]) for m, k in p.terms]
+                top = p.const + sum(highs)
+                if top < 0:
+                    return True
+                for (mono, k), high in zip(p.terms, highs, strict=True):
+                    rest = top - high if top < INF else p.const + sum(
+                        h for (m, _), h in zip(p.terms, highs, strict=True) if m is not mono)
+                    if rest == INF:
+                        continue
+                    # k * x >= -rest
+                    bound = between(-(rest // k), INF) if k > 0 else between(-INF, rest // -k)
+                    old = self.bounds[mono]
+                    new = old & bound
+                    if new != old:
+                        self.bounds[mono], changed = new, True
+                        if new.low > new.high:
+                            return True
+        return False
+
+    def _sums(self) -> Iterator[Polynomial]:
+        """Sums of a goal, or of a sum, and another inequality without an unknown that both have."""
+        waiting = [(p, q) for p in self.goals for q in self.rows if q is not p]
+        for _ in range(SUMS):
+            if not waiting:
+                return
+            p, q = waiting.pop(0)
+            for mono, k in p.terms:
+                other = q.coefficient(mono)
+                if k * other >= 0:
+                    continue
+                self.steps.take()
+                g = math.gcd(k, other)
+                made = p * (abs(other) // g) + q * (abs(k) // g)
+                if len(made.terms) > max(len(p.terms), len(q.terms)):
+                    continue
+                content = made.content
+                if content > 1:
+                    made = Polynomial.of(((m, c // content) for m, c in made.terms),
+                                         made.const // content)
+                if all(m in self.bounds for m, _ in made.terms):
+                    yield made
+                    waiting += [(made, r) for r in self.rows if r is not q and r is not p]
+                break
+
+    def _signs_exclude(self) -> bool:
+        """Whether the factors of a goal p that is no sum of atoms make p, or p + 1, too small."""
+        products = [p for p in self.goals
+                    if len(p.terms) <= FACTORED and any(len(m) > 1 for m, _ in p.terms)]
+        return any(_sign_of(p, self.facts) < 0 or _sign_of(p + 1, self.facts) <= 0 for p in products)
+
+    def _unsolvable(self) -> bool:
+        """Whether the equations among the rows have no solution in integers."""
+        opposites = {(frozenset((m, -k) for m, k in p.terms), -p.const) for p in self.rows}
+        equations = [p for p in self.rows if p.terms and (frozenset(p.terms), p.const) in opposites]
+        return 2 < len(equations) <= 2 * EQUATIONS and not _has_integer_solution(equations)
+
+
+def _variables(p: Polynomial) -> frozenset[Expr]:
+    return frozenset[Expr]().union(*(variables(e) for e in p.atoms))
+
+
+def _high(k: int, r: Range) -> float:
+    """The largest value of k*x for x in a range."""
+    end = r.high if k > 0 else r.low
+    return 0 if k == 0 else k * end
+
+
+def _meaning(e: Expr, facts: Facts) -> list[Polynomial]:
+    """Polynomials >= 0 that say what an atom is: ``c*(x // c) <= x < c*(x // c) + c``,
+    ``x % c == x - c*(x // c)``, ``min(a, b) <= a``."""
+    at = Polynomial.atom(e)
+    match e:
+        case FloorDiv(x, Const(int(c))) if c > 0:
+            rest = facts.poly(x) - at * c
+            return [rest, -rest + (c - 1)]
+        case Mod(x, Const(int(c))) if c > 0:
+            zero = facts.poly(x) - Polynomial.atom(FloorDiv(x, Const(c))) * c - at
+            return [zero, -zero]
+        case Min(a, b) if e.dtype.kind == "index":
+            return [facts.poly(a) - at, facts.poly(b) - at]
+        case Max(a, b) if e.dtype.kind == "index":
+            return [at - facts.poly(a), at - facts.poly(b)]
+    return []
+
+
+def _residues(facts: Facts) -> Iterator[Polynomial]:
+    """``p % n == 0`` as p == n*t, with ``t = p // n``."""
+    for p, n in facts.residues:
+        zero = p - Polynomial.atom(FloorDiv(rebuild(p), Const(n))) * n
+        yield zero
+        yield -zero
+
+
+def _sign_of(p: Polynomial, facts: Facts) -> int:
+    """The largest sign of p by those of its factors, of which an even power is no less than 0."""
+    content, factors = p.factors()
+    low = high = _sign(content)
+    for factor, power in factors:
+        r = range_of_poly(factor, facts)
+        if power % 2 == 0:
+            r = Range(0 if 0 in r else 1, None)
+        else:
+            r = Range(_sign(r.low), _sign(r.high))
+        ends = [a * b for a in (low, high) for b in (_sign(r.low), _sign(r.high))]
+        low, high = min(ends), max(ends)
+    return high
+
+
+def _sign(x: float) -> int:
+    return (x > 0) - (x < 0)
+
+
+def _has_integer_solution(equations: list[Polynomial]) -> bool:
+    """Whether linear equations p == 0 have a solution in integers: their matrix has the same invariant
+    factors with and without the constants."""
+    from sympy.polys.domains import ZZ  # type: ignore[import-untyped]
+    from sympy.polys.matrices import DomainMatrix  # type: ignore[import-untyped]
+    from sympy.polys.matrices.normalforms import invariant_factors  # type: ignore[import-untyped]
+
+    unknowns = list(dict.fromkeys(m for p in equations for m, _ in p.terms))
+    rows = [[ZZ(p.coefficient(m)) for m in unknowns] for p in equations]
+    wide = [[*row, ZZ(p.const)] for row, p in zip(rows, equations, strict=True)]
+    found = [[abs(int(f)) for f in invariant_factors(DomainMatrix(a, (len(a), len(a[0])), ZZ)) if f]
+             for a in (rows, wide)]
+    return len(found[0]) == len(found[1]) and math.prod(found[0]) == math.prod(found[1])
+
+
+def _by_cases(condition: Expr, truth: bool, facts: Facts) -> str:
+    """``cases`` if the comparison has the opposite truth for every remainder of its variables by their
+    period, which is that of the divisors around them; else empty."""
+    from transconv.simplify.fixpoint import simplify  # it asks here
+
+    wanted: Mapping[Expr, int] = _periods(condition)
+    if not wanted or math.prod(wanted.values()) > CASES:
+        return ""
+    for rests in product(*(range(n) for n in wanted.values())):
+        given, values = facts, dict[Expr, Expr]()
+        for (v, n), rest in zip(wanted.items(), rests, strict=True):
+            r = range_of(v, facts)
+            part = Var(f"{v.name}/{n}")  # type: ignore[attr-defined]
+            given = given.with_range(part, *_quotients(r, rest, n))
+            values[v] = part * n + rest
+        found = simplify(substitute(condition, values), given)
+        if not isinstance(found, Const) or bool(found.value) is truth:
+            return ""
+    return "cases"
+
+
+def _quotients(r: Range, rest: int, n: int) -> tuple[int | None, int | None]:
+    """The range of t with ``n*t + rest`` in a range."""
+    return (None if r.lo is None else -((rest - r.lo) // n), None if r.hi is None else (r.hi - rest) // n)
+
+
+def _periods(condition: Expr) -> dict[Expr, int]:
+    """The period of each variable: the divisor of all ``%`` around it. Empty if there is no ``%``, or one
+    of another form."""
+    found: dict[Expr, int] = {}
+    for e in walk(condition):
+        if isinstance(e, Mod):
+            if not isinstance(e.b, Const) or not 1 < int(e.b.value) <= PERIOD:
+                return {}
+            for v in walk(e.a):
+                if isinstance(v, Lane):
+                    return {}
+                if isinstance(v, Var) and v.dtype is index:
+                    found[v] = math.lcm(found.get(v, 1), int(e.b.value))
+    return found
