@@ -8,6 +8,7 @@ has a text of numbers for the sizes of each call.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -77,7 +78,7 @@ class SizedText:
         def with_joined(text: str) -> str:
             factors = _factors(text)
             for name, own in joined.items():
-                if {*own} <= {*factors}:
+                if not Counter(own) - Counter(factors):  # each as often as it is a factor
                     factors = (name, *_without(factors, own))
             return "*".join(factors)
         text = BRACED.sub(lambda n: f"{{{with_joined(n[1])}}}", self.template)
