@@ -2,8 +2,8 @@
 
 In the child the functions of the mutant's file get the mutant's code, and the tests that execute the line
 run until one fails. The file in the copy of the project is the mutant's meanwhile, for programs that tests
-start. What imports execute (tables, classes, what a collection computes) is tried by a fresh process. A test
-that kills has to pass without the mutant, in the same way.
+start. What imports execute (tables, classes, what a collection computes) is tried by a fresh process. A
+test that kills has to pass without the mutant, in the same way.
 """
 
 from __future__ import annotations
