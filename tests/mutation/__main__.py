@@ -21,7 +21,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.covering import FOLDER, ROOMS, ROOT, SELECTED, TREE, groups, record_all
+from tests.mutation.covering import (
+    FOLDER,
+    ROOMS,
+    ROOT,
+    SELECTED,
+    TREE,
+    copy_tree,
+    groups,
+    record_all,
+)
 from tests.mutation.operators import WEIGHTS, Mutant, Source
 from tests.mutation.trials import Trials
 
@@ -156,10 +165,10 @@ def try_again(trials: Trials, part: str) -> None:
 def serve(options: argparse.Namespace) -> int:
     """In the copy of the project: collects all tests, and tries mutants."""
     if options.again is None:
-        trials = Trials(lambda trials: try_drawn(trials, options.n, options.seed))
+        trials = Trials(lambda trials: try_drawn(trials, options.n, options.seed), options.budget)
     else:
-        trials = Trials(lambda trials: try_again(trials, options.again))
-    tests = [test for each in groups().values() for test in each]
+        trials = Trials(lambda trials: try_again(trials, options.again), options.budget)
+    tests = [test for name, each in groups().items() for test in each if (FOLDER / f"{name}.json").exists()]
     return int(pytest.main([*SELECTED, *tests], plugins=[trials]))
 
 
@@ -167,8 +176,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("--n", type=int, default=100, help="how many mutants of the seed (100)")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=40, metavar="SECONDS",
+                        help="how long the tests of one mutant may take (40)")
     parser.add_argument("--again", metavar="FILE", nargs="?", const="",
                         help="the survivors of files with this in their path, all if nothing is given")
+    parser.add_argument("--no-record", dest="record", action="store_false",
+                        help="only tests of folders that were recorded before")
     parser.add_argument("--summary", action="store_true", help="only the score of what was tried")
     options = parser.parse_args()
     if options.summary:
@@ -176,7 +189,10 @@ def main() -> int:
         return 0
     if ROOT == TREE or "MUTATION_COMMIT" in os.environ:
         return serve(options)
-    record_all([])
+    if options.record:
+        record_all([])
+    else:
+        copy_tree()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True,
                             capture_output=True)
     path = os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])])

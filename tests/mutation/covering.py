@@ -1,7 +1,8 @@
-"""Which tests execute a line of the package: recorded once by coverage.py, and read for each mutant.
+"""Which tests execute a statement of the package: recorded once, and read for each mutant.
 
 ``python -m tests.mutation.covering [FOLDER or FILE ..]`` records in a copy of the project, a process for
-each, and leaves in ``build/mutation`` the lines of each test, its seconds, and the sources as they were. A
+each. The rooms are imported with a mark in front of each statement of a function, since a tracer would
+double the time. Of a test with many cases a few are recorded; the others are taken to execute the same. A
 line that has been moved since is looked up where it was; one that is new has the tests of the one before.
 """
 
@@ -10,18 +11,21 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import importlib.machinery
+import importlib.util
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +39,7 @@ ROOMS = ("ir", "simplify", "compute", "conv", "passes", "backend_triton", "graph
          "torch_ops", "runtime")
 SELECTED = ("-q", "-m", "not gpu and not slow", "-p", "no:cacheprovider",
             *(f"--ignore={path}" for path in NOT_RUN))
+CASES = 5
 
 
 def copy_tree() -> None:
@@ -56,42 +61,108 @@ def copy_tree() -> None:
 # -- recording, in a process of its own ---------------------------------------------------------------
 
 
-class Recorder:
-    """A plugin of pytest that tells coverage.py which test runs, and takes its time."""
+class Marked(importlib.machinery.PathFinder):
+    """Finds the modules of ROOMS, and has them marked. Place ``n`` of ``ran`` is that of ``places[n]``."""
 
-    def __init__(self, coverage: Any) -> None:
-        self.coverage = coverage
+    ran = bytearray(1 << 20)
+    places: list[tuple[str, int]] = []
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        spec = super().find_spec(name, path, target)
+        if spec and spec.origin and name.startswith(tuple(f"transconv.{r}" for r in (*ROOMS, "verify"))):
+            spec.loader = _Loader(name, spec.origin)
+        return spec
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def get_code(self, name: str) -> CodeType:
+        tree = ast.parse(self.get_data(self.path))
+        _Marker(str(Path(self.path).relative_to(TREE))).visit(tree)
+        return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__ran__"] = Marked.ran
+        super().exec_module(module)
+
+
+class _Marker(ast.NodeTransformer):
+    """Writes ``__ran__[n] = 1`` before each statement of a function, but its docstring."""
+
+    def __init__(self, file: str) -> None:
+        self.file, self.depth = file, 0
+
+    def visit_FunctionDef(self, node: Any) -> Any:
+        self.depth += 1
+        self.generic_visit(node)
+        self.depth -= 1
+        return node
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody") if self.depth else ():
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):
+                setattr(node, name, [s for each in inner for s in (*self.mark(each), each)])
+        return node
+
+    def mark(self, at: ast.stmt) -> list[ast.stmt]:
+        if isinstance(at, ast.Expr) and isinstance(at.value, ast.Constant):
+            return []
+        Marked.places.append((self.file, at.lineno))
+        made = ast.parse(f"__ran__[{len(Marked.places) - 1}] = 1").body
+        return [ast.copy_location(s, at) for s in made]
+
+
+class Recorder:
+    """A plugin of pytest that runs some cases of each test, and takes its time and what it executes.
+    What an import or a collection executes is that of the test ``""``."""
+
+    def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.failed: set[str] = set()
+        self.ran: dict[str, np.ndarray[Any, Any]] = {}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        cases = defaultdict(list)
+        for item in items:
+            cases[item.nodeid.partition("[")[0]].append(item)
+        items[:] = [each[i] for each in cases.values()
+                    for i in sorted({k * len(each) // CASES for k in range(CASES)})]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self.coverage.switch_context(item.nodeid)
+        if not self.ran:
+            self.take("")
         begun = time.perf_counter()
         result = yield
         self.seconds[item.nodeid] = round(time.perf_counter() - begun, 4)
-        self.coverage.switch_context("")
+        self.take(item.nodeid)
         return result
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failed.add(report.nodeid)
+    def take(self, test: str) -> None:
+        marks = np.frombuffer(Marked.ran, np.uint8)
+        self.ran[test] = np.flatnonzero(marks).astype(np.int32)
+        marks[:] = 0
 
 
 def record(name: str, tests: Sequence[str]) -> None:
-    """Runs tests of this folder's copy under coverage.py; leaves ``NAME.coverage`` and ``NAME.json``."""
-    import coverage
-
-    measured = coverage.Coverage(data_file=str(FOLDER / f"{name}.coverage"),
-                                 include=[f"{TREE}/transconv/{room}/*" for room in (*ROOMS, "verify")])
-    measured.erase()
-    measured.start()
-    recorder = Recorder(measured)
+    """Runs tests of this folder's copy; leaves ``NAME.npz`` and ``NAME.json``."""
+    sys.meta_path.insert(0, Marked)
+    recorder = Recorder()
     pytest.main([*SELECTED, *tests], plugins=[recorder])
-    measured.stop()
-    measured.save()
-    (FOLDER / f"{name}.json").write_text(json.dumps({
-        "seconds": recorder.seconds, "failed": sorted(recorder.failed)}))
+    save(name, recorder.seconds, recorder.ran, Marked.places)
+
+
+def save(name: str, seconds: dict[str, float], ran: dict[str, np.ndarray[Any, Any]],
+         places: list[tuple[str, int]]) -> None:
+    """``ran``: of each test the numbers of the places that it executes."""
+    np.savez_compressed(FOLDER / f"{name}.npz", ran=np.concatenate([np.zeros(0, np.int32), *ran.values()]),
+                        counts=[len(each) for each in ran.values()])
+    (FOLDER / f"{name}.json").write_text(json.dumps(
+        {"seconds": seconds, "tests": [*ran], "places": places}))
 
 
 def groups() -> dict[str, list[str]]:
@@ -122,64 +193,87 @@ def record_all(wanted: Sequence[str]) -> None:
 # -- looking up ---------------------------------------------------------------------------------------
 
 
+class Recorded:
+    """What one process has recorded."""
+
+    def __init__(self, path: Path) -> None:
+        known = json.loads(path.read_text())
+        self.seconds: dict[str, float] = known["seconds"]
+        self.tests: list[str] = known["tests"]
+        self.places: list[tuple[str, int]] = known["places"]
+        arrays = np.load(path.with_suffix(".npz"))
+        self.ran, counts = arrays["ran"], arrays["counts"]
+        self.counts = dict(zip(self.tests, counts.tolist(), strict=True))
+        self.test = np.repeat(np.arange(len(counts)), counts)
+
+    def lines(self, file: str) -> Iterator[tuple[int, str]]:
+        """The lines of a file, each with every test that executes it."""
+        own = [i for i, (name, _) in enumerate(self.places) if name == file]
+        for at in np.flatnonzero(np.isin(self.ran, own)):
+            yield self.places[self.ran[at]][1], self.tests[self.test[at]]
+
+
 class Covering:
     """What was recorded: the tests that execute a statement, and what each costs."""
 
     def __init__(self) -> None:
-        from coverage import CoverageData
-
+        self.recorded = [Recorded(p) for p in sorted(FOLDER.glob("*.json"), key=lambda p: p.stat().st_mtime)]
         self.seconds: dict[str, float] = {}
-        self.failed: set[str] = set()
-        self.files: dict[str, int] = defaultdict(int)
-        self.data = []
-        self.contexts = functools.cache(self._contexts)
+        self.size: dict[str, int] = {}  # how many statements a test executes
+        for each in self.recorded:
+            self.seconds |= each.seconds
+            self.size |= each.counts
+        self.longest: dict[str, float] = defaultdict(float)
+        for test, seconds in self.seconds.items():
+            self.longest[_function(test)] = max(seconds, self.longest[_function(test)])
+        self.lines = functools.cache(self._lines)
         self.places = functools.cache(self._places)
-        for path in sorted(FOLDER.glob("*.json"), key=lambda p: p.stat().st_mtime):
-            known = json.loads(path.read_text())
-            self.seconds |= known["seconds"]
-            self.failed = self.failed - known["seconds"].keys() | set(known["failed"])
-            data = CoverageData(str(path.with_suffix(".coverage")))
-            data.read()
-            self.data.append(data)
-            with sqlite3.connect(path.with_suffix(".coverage")) as lines:
-                self.files |= dict(lines.execute(
-                    "select c.context, count(distinct l.file_id) from line_bits l "
-                    "join context c on c.id = l.context_id group by l.context_id"))
 
-    def _contexts(self, file: str) -> dict[int, set[str]]:
-        """The tests of each line of the file as it was recorded; "" is an import or a collection."""
+    def _lines(self, file: str) -> dict[int, set[str]]:
         found: dict[int, set[str]] = defaultdict(set)
-        for data in self.data:
-            for line, contexts in data.contexts_by_lineno(str(TREE / file)).items():
-                found[line].update(contexts)
+        for each in self.recorded:
+            for line, test in each.lines(file):
+                found[line].add(test)
         return found
 
     def _places(self, file: str) -> Places:
         return Places((FOLDER / "sources" / file).read_text(), (TREE / file).read_text())
 
-    def tests(self, file: str, line: int) -> tuple[list[str], bool]:
-        """The tests that execute the statement of this line, the best first, and whether it is
-        executed by an import, too. A statement outside of functions has the tests of all functions."""
-        places, contexts = self.places(file), self.contexts(file)
-        lines = places.recorded(line)
-        found = set().union(*(contexts.get(n, ()) for n in lines))
+    def tests(self, file: str, line: int, known: Iterable[str]) -> tuple[list[str], bool]:
+        """Of the tests that are known those that execute the statement of this line, the best first, and
+        whether it is executed by an import, too. A statement outside of functions has the tests of all
+        functions of the file."""
+        places, lines = self.places(file), self.lines(file)
+        found = set[str]().union(*(lines.get(n, ()) for n in places.recorded(line)))
         early = "" in found
         if not places.in_function(line):
-            found, early = set().union(*contexts.values()), True
-        return self.ordered(found - {""} - self.failed), early
+            found, early = set[str]().union(*lines.values()), True
+        functions = {_function(test) for test in found}
+        cases = (t for t in known if t in found or t not in self.seconds and _function(t) in functions)
+        return self.ordered(cases), early
+
+    def taken(self, test: str) -> float:
+        """The seconds of a test; of a case that was not recorded those of the longest one that was."""
+        if test not in self.seconds:
+            return self.longest.get(_function(test), 1.0)
+        return self.seconds[test] + 0.005
 
     def cost(self, test: str) -> float:
-        """Seconds, times how many files of the package the test executes."""
-        return (self.seconds.get(test, 0.0) + 0.005) * (self.files.get(test, 0) + 5)
+        """Seconds, times how much of the package the test executes."""
+        return self.taken(test) * (self.size.get(test, 1000) + 100)
 
     def ordered(self, tests: Iterable[str]) -> list[str]:
         """Cheap and specific ones first; of the cases of one test function first one, then two, .."""
         cases: dict[str, list[str]] = defaultdict(list)
-        for test in sorted(tests, key=lambda t: (self.cost(t), t)):
-            cases[test.partition("[")[0]].append(test)
+        for test in sorted(tests, key=lambda t: (t not in self.size, self.cost(t), t)):
+            cases[_function(test)].append(test)
         functions = sorted(cases.values(), key=lambda each: self.cost(each[0]))
         rounds = [[t for each in functions for t in each[2**r - 1:2**(r + 1) - 1]] for r in range(13)]
         return [test for each in rounds for test in each]
+
+
+def _function(test: str) -> str:
+    return test.partition("[")[0]
 
 
 class Places:
@@ -194,9 +288,8 @@ class Places:
 
     def in_function(self, line: int) -> bool:
         for at in ast.walk(self.tree):
-            if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                first = at.body if isinstance(at, ast.Lambda) else at.body[0]
-                if first.lineno <= line <= (at.end_lineno or line):
+            if isinstance(at, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                if at.body[0].lineno <= line <= (at.end_lineno or line):
                     return True
         return False
 
@@ -219,7 +312,9 @@ class Places:
 
 
 if __name__ == "__main__":
+    from tests.mutation import covering  # the module that the marks are of has one name
+
     if sys.argv[1:2] == ["--one"]:
-        record(sys.argv[2], sys.argv[3:])
+        covering.record(sys.argv[2], sys.argv[3:])
     else:
-        record_all(sys.argv[1:])
+        covering.record_all(sys.argv[1:])

@@ -36,7 +36,7 @@ from tests.mutation.operators import Mutant
 LIMIT_S = 60  # of the processor; others may use it meanwhile
 WAIT_S = 4 * LIMIT_S
 STAMPS = itertools.count(int(time.time()) - 2 * 10**8)  # times of files with mutants
-BUDGET_S, FRESH_BUDGET_S, FRESH_FILES = 45.0, 20.0, 12  # recorded seconds of tests for one mutant
+FRESH_FILES = 12  # a process imports and collects them
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,9 @@ def _place(code: CodeType) -> tuple[str, str, int]:
 class Trials:
     """A plugin of pytest: instead of the tests it runs ``work``, which asks for outcomes of mutants."""
 
-    def __init__(self, work: Callable[[Trials], None]) -> None:
-        self.work = work
+    def __init__(self, work: Callable[[Trials], None], budget: float) -> None:
+        """``budget``: how long the tests for one mutant may take, in recorded seconds."""
+        self.work, self.budget = work, budget
         self.covering = Covering()
         self.items: dict[str, pytest.Item] = {}
         self.unreliable: set[str] = set()
@@ -103,16 +104,16 @@ class Trials:
 
     def outcome(self, mutant: Mutant) -> Outcome:
         begun = time.perf_counter()
-        tests, early = self.covering.tests(mutant.file, mutant.line)
-        tests = [t for t in tests if t in self.items and t not in self.unreliable]
+        tests, early = self.covering.tests(mutant.file, mutant.line, self.items)
+        tests = [t for t in tests if t not in self.unreliable]
         with _planted(mutant):
             verdict, test, count = "survived", "", 0
             found = self._code(mutant)
             if found is not None:
                 verdict, test, count = self._tried(
-                    self._chosen(tests, BUDGET_S), functools.partial(self._forked, found))
+                    self._chosen(tests), functools.partial(self._forked, found))
             if found is None or early and verdict == "survived":
-                chosen = self._chosen(tests, FRESH_BUDGET_S, FRESH_FILES)
+                chosen = self._chosen(tests, FRESH_FILES)
                 verdict, test, more = self._tried(chosen, _fresh)
                 count += more
         if test in self.items and self._forked([], [test])[0] != "survived":
@@ -120,12 +121,12 @@ class Trials:
             return self.outcome(mutant)
         return Outcome(verdict, test, count, round(time.perf_counter() - begun, 1))
 
-    def _chosen(self, tests: Sequence[str], budget: float, files: int = 10**6) -> list[str]:
+    def _chosen(self, tests: Sequence[str], files: int = 10**6) -> list[str]:
         chosen, seen, total = [], set[str](), 0.0
         for test in tests:
             file = test.partition("::")[0]
-            cost = self.covering.seconds[test] + 0.005
-            if total + cost <= budget and (file in seen or len(seen) < files):
+            cost = self.covering.taken(test)
+            if total + cost <= self.budget and (file in seen or len(seen) < files):
                 chosen.append(test)
                 seen.add(file)
                 total += cost
