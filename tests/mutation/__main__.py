@@ -23,11 +23,11 @@ import pytest
 
 from tests.mutation.covering import (
     FOLDER,
+    PLANTED,
     ROOMS,
     ROOT,
     SELECTED,
-    TREE,
-    copy_tree,
+    copy_project,
     groups,
     record_all,
 )
@@ -49,15 +49,15 @@ KILLED = ("killed", "timeout")
 
 @functools.cache
 def source(file: str) -> Source:
-    return Source(file, (TREE / file).read_text())
+    return Source(file, (PLANTED / file).read_text())
 
 
 @functools.cache
 def files() -> dict[str, int]:
     """Files that may be drawn, with their weights."""
-    found = [p.relative_to(TREE).as_posix() for room in ROOMS
-             for p in (TREE / "transconv" / room).rglob("*.py")] + [f"transconv/{n}" for n in OFTEN]
-    return {name: len((TREE / name).read_text().splitlines()) * (
+    found = [p.relative_to(PLANTED).as_posix() for room in ROOMS
+             for p in (PLANTED / "transconv" / room).rglob("*.py")] + [f"transconv/{n}" for n in OFTEN]
+    return {name: len((PLANTED / name).read_text().splitlines()) * (
         TIMES if name.removeprefix("transconv/") in OFTEN else 1) for name in sorted(set(found))}
 
 
@@ -79,7 +79,7 @@ def drawn(seed: int, n: int) -> Iterator[Mutant]:
 
 def found_again(row: dict[str, str]) -> Mutant | None:
     """The mutant of a row of the results in the files of today, the nearest to its line."""
-    if not (TREE / row["file"]).exists():
+    if not (PLANTED / row["file"]).exists():
         return None
     of = source(row["file"])
     each = (of.mutant(site) for site in of.sites if site.operator == row["operator"])
@@ -168,7 +168,8 @@ def serve(options: argparse.Namespace) -> int:
         trials = Trials(lambda trials: try_drawn(trials, options.n, options.seed), options.budget)
     else:
         trials = Trials(lambda trials: try_again(trials, options.again), options.budget)
-    tests = [test for name, each in groups().items() for test in each if (FOLDER / f"{name}.json").exists()]
+    tests = [test for name, each in groups(PLANTED).items() for test in each
+             if (FOLDER / f"{name}.json").exists()]
     return int(pytest.main([*SELECTED, *tests], plugins=[trials]))
 
 
@@ -187,19 +188,18 @@ def main() -> int:
     if options.summary:
         print(summary())
         return 0
-    if ROOT == TREE or "MUTATION_COMMIT" in os.environ:
+    if ROOT == PLANTED or "MUTATION_COMMIT" in os.environ:
         return serve(options)
     if options.record:
         record_all([])
-    else:
-        copy_tree()
+    copy_project(PLANTED)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True,
                             capture_output=True)
-    path = os.pathsep.join([str(TREE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(PLANTED), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "MUTATION": str(FOLDER), "MUTATION_RESULTS": str(RESULTS),
                    "MUTATION_COMMIT": commit.stdout.strip(), "OMP_NUM_THREADS": "1",
                    "PYTHONPATH": path}
-    code = subprocess.run([sys.executable, "-m", "tests.mutation", *sys.argv[1:]], cwd=TREE,
+    code = subprocess.run([sys.executable, "-m", "tests.mutation", *sys.argv[1:]], cwd=PLANTED,
                           env=environment).returncode
     print(summary())
     return code

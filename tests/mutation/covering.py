@@ -30,7 +30,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("MUTATION", ROOT / "build" / "mutation"))
-TREE = FOLDER / "tree"
+TREE = FOLDER / "tree"  # where tests are recorded
+PLANTED = FOLDER / "planted"  # where mutants are tried
 # Tests of other things than numbers and kernels, or of several processes.
 NOT_RUN = ("tests/docs", "tests/bench", "tests/report", "tests/gpu", "tests/distributed",
            "tests/test_release.py", "tests/test_readme.py", "tests/verify/test_mutants.py",
@@ -42,17 +43,17 @@ SELECTED = ("-q", "-m", "not gpu and not slow", "-p", "no:cacheprovider",
 CASES = 5
 
 
-def copy_tree() -> None:
-    """The files of the project, without those that git ignores, in a folder where mutants are planted."""
+def copy_project(to: Path) -> None:
+    """The files of the project, without those that git ignores."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
                             capture_output=True, text=True).stdout.splitlines()
     wanted = {name for name in listed if (ROOT / name).is_file()}
-    for old in TREE.rglob("*"):
-        name = str(old.relative_to(TREE))
+    for old in to.rglob("*"):
+        name = str(old.relative_to(to))
         if old.suffix == ".py" and name not in wanted:
             old.unlink(missing_ok=True)
     for name in wanted:
-        source, target = ROOT / name, TREE / name
+        source, target = ROOT / name, to / name
         if not target.exists() or source.read_bytes() != target.read_bytes():
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, target)
@@ -165,11 +166,11 @@ def save(name: str, seconds: dict[str, float], ran: dict[str, np.ndarray[Any, An
         {"seconds": seconds, "tests": [*ran], "places": places}))
 
 
-def groups() -> dict[str, list[str]]:
+def groups(tree: Path) -> dict[str, list[str]]:
     """Test files by folder: those of one folder are recorded by one process."""
     found = defaultdict(list)
-    for path in sorted((TREE / "tests").rglob("test_*.py")):
-        name = str(path.relative_to(TREE))
+    for path in sorted((tree / "tests").rglob("test_*.py")):
+        name = str(path.relative_to(tree))
         if not name.startswith(NOT_RUN):
             found[path.parent.name].append(name)
     return dict(found)
@@ -177,11 +178,11 @@ def groups() -> dict[str, list[str]]:
 
 def record_all(wanted: Sequence[str]) -> None:
     """All folders of tests that were not recorded yet; or the folders and files that are named, again."""
-    copy_tree()
+    copy_project(TREE)
     if not (FOLDER / "sources").exists():
         shutil.copytree(TREE / "transconv", FOLDER / "sources" / "transconv",
                         ignore=shutil.ignore_patterns("__pycache__"))
-    each = groups()
+    each = groups(TREE)
     asked = {name.replace("/", "-"): each.get(name, [name]) for name in wanted} or {
         name: tests for name, tests in each.items() if not (FOLDER / f"{name}.json").exists()}
     for name, tests in asked.items():
@@ -217,7 +218,8 @@ class Covering:
     """What was recorded: the tests that execute a statement, and what each costs."""
 
     def __init__(self) -> None:
-        self.recorded = [Recorded(p) for p in sorted(FOLDER.glob("*.json"), key=lambda p: p.stat().st_mtime)]
+        files = sorted(FOLDER.glob("*.json"), key=lambda p: p.stat().st_mtime)
+        self.recorded = [Recorded(path) for path in files]
         self.seconds: dict[str, float] = {}
         self.size: dict[str, int] = {}  # how many statements a test executes
         for each in self.recorded:
@@ -237,7 +239,7 @@ class Covering:
         return found
 
     def _places(self, file: str) -> Places:
-        return Places((FOLDER / "sources" / file).read_text(), (TREE / file).read_text())
+        return Places((FOLDER / "sources" / file).read_text(), (PLANTED / file).read_text())
 
     def tests(self, file: str, line: int, known: Iterable[str]) -> tuple[list[str], bool]:
         """Of the tests that are known those that execute the statement of this line, the best first, and

@@ -30,7 +30,7 @@ from types import CodeType, FunctionType
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.mutation.covering import SELECTED, TREE, Covering
+from tests.mutation.covering import PLANTED, SELECTED, Covering
 from tests.mutation.operators import Mutant
 
 LIMIT_S = 60  # of the processor; others may use it meanwhile
@@ -73,7 +73,7 @@ def live_functions() -> dict[tuple[str, str, int], list[FunctionType]]:
     gc.unfreeze()
     found = defaultdict(list)
     for each in gc.get_objects():
-        if type(each) is FunctionType and each.__code__.co_filename.startswith(str(TREE / "transconv")):
+        if type(each) is FunctionType and each.__code__.co_filename.startswith(str(PLANTED / "transconv")):
             found[_place(each.__code__)].append(each)
     gc.freeze()
     return dict(found)
@@ -139,7 +139,7 @@ class Trials:
 
     def _code(self, mutant: Mutant) -> list[tuple[FunctionType, CodeType]] | None:
         """Functions and what they execute; None where the change is outside of functions."""
-        path = str(TREE / mutant.file)
+        path = str(PLANTED / mutant.file)
         old, new = (compile(text, path, "exec", dont_inherit=True)
                     for text in (_original(mutant), mutant.text))
         try:
@@ -226,12 +226,12 @@ def _fresh(tests: list[str]) -> tuple[str, str]:
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         listed = Path(folder) / "tests"
         listed.write_text("\n".join(sorted(tests, key=lambda t: t.partition("::")[0])))
-        environment = {**os.environ, **_environment(folder), "PYTHONPATH": str(TREE)}
+        environment = {**os.environ, **_environment(folder), "PYTHONPATH": str(PLANTED)}
         for name in ("TRANSCONV_CACHE", "PYTEST_CURRENT_TEST"):
             environment.pop(name, None)
         ran = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-x", "--no-header", "--tb=no", "-rfE", *SELECTED,
-             f"@{listed}"], cwd=TREE, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+             f"@{listed}"], cwd=PLANTED, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True)
         try:
             out, _ = ran.communicate(timeout=WAIT_S)
@@ -249,13 +249,13 @@ def _fresh(tests: list[str]) -> tuple[str, str]:
 
 
 def _original(mutant: Mutant) -> str:
-    return (TREE / mutant.file).with_suffix(".py.original").read_text()
+    return (PLANTED / mutant.file).with_suffix(".py.original").read_text()
 
 
 @contextlib.contextmanager
 def _planted(mutant: Mutant) -> Iterator[None]:
     """The mutant in its file. Each has a time of its own, by which Python tells what it has compiled."""
-    path = TREE / mutant.file
+    path = PLANTED / mutant.file
     kept = path.with_suffix(".py.original")
     shutil.copy2(path, kept)
     try:
