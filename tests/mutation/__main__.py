@@ -28,7 +28,6 @@ from tests.mutation.covering import (
     ROOT,
     SELECTED,
     copy_project,
-    groups,
     record_all,
 )
 from tests.mutation.operators import WEIGHTS, Mutant, Source
@@ -168,9 +167,8 @@ def serve(options: argparse.Namespace) -> int:
         trials = Trials(lambda trials: try_drawn(trials, options.n, options.seed), options.budget)
     else:
         trials = Trials(lambda trials: try_again(trials, options.again), options.budget)
-    tests = [test for name, each in groups(PLANTED).items() for test in each
-             if (FOLDER / f"{name}.json").exists()]
-    return int(pytest.main([*SELECTED, *tests], plugins=[trials]))
+    tests = sorted({test.partition("::")[0] for test in trials.covering.seconds})
+    return int(pytest.main([*SELECTED, *(t for t in tests if (PLANTED / t).exists())], plugins=[trials]))
 
 
 def main() -> int:
@@ -182,7 +180,7 @@ def main() -> int:
     parser.add_argument("--again", metavar="FILE", nargs="?", const="",
                         help="the survivors of files with this in their path, all if nothing is given")
     parser.add_argument("--no-record", dest="record", action="store_false",
-                        help="only tests of folders that were recorded before")
+                        help="only tests that were recorded before")
     parser.add_argument("--summary", action="store_true", help="only the score of what was tried")
     options = parser.parse_args()
     if options.summary:

@@ -16,7 +16,6 @@ from transconv.verify import data
 from transconv.verify.data import Guarded, allocate, exact_values, fill
 
 
-
 def square(dtype: str) -> ConvProblem:
     p = ConvProblem.make(1, 64, 64, (8, 8), (8, 8), dtype=dtype)
     assert math.prod(p.shapes["src"]) == 4096
