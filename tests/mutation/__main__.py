@@ -149,7 +149,7 @@ def summary() -> str:
 def try_drawn(trials: Trials, n: int, seed: int) -> None:
     judged = {row_key(row) for row in rows()}
     for mutant in drawn(seed, n):
-        if mutant.key not in judged:
+        if mutant.key not in judged and trials.has_tests(mutant):
             judge(trials, mutant)
 
 

@@ -102,6 +102,12 @@ class Trials:
         self.work(self)
         return True
 
+    def has_tests(self, mutant: Mutant) -> bool:
+        """Whether what the tests of the mutant's room execute was recorded."""
+        room = mutant.file.split("/")[1]
+        return not (PLANTED / "tests" / room).is_dir() or any(
+            test.startswith(f"tests/{room}/") for test in self.covering.size)
+
     def outcome(self, mutant: Mutant) -> Outcome:
         begun = time.perf_counter()
         tests, early = self.covering.tests(mutant.file, mutant.line, self.items)

@@ -102,7 +102,8 @@ def test_no_index_of_32_bits_runs_over_and_all_mean_the_same(seed: int) -> None:
     (Var("i"), 2**31 - 1, False),
     (Var("i") * -65536, 32769, False),
     (Var("i") * -65536 - 1, 32769, True), (Var("i") - 2**31, 2**31 - 1, True),
-    (Var("i") * 65536 - Var("i") * 65535, 32768, False), (Var("i") * 65536 - Var("i") * 65535, 32769, True),
+    (Var("i") * 65536 - Var("i") * 65535, 32768, False),
+    (Var("i") * 65536 - Var("i") * 65535, 32769, True),
     (Var("i") * 65536 // 65536, 32769, True), (M + Var("i") * 32, 2**26, False),
     (M + Var("i") * 32 + 1, 2**26, True)], ids=str)
 def test_what_just_fits_stays(offset: Expr, size: int, wide: bool) -> None:
