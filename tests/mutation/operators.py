@@ -62,7 +62,8 @@ def changed_string(node: cst.SimpleString) -> Iterator[cst.CSTNode]:
 
 def argument_gone(node: cst.Call) -> Iterator[cst.CSTNode]:
     """A named argument, or the last of several."""
-    kept = [i for i, a in enumerate(node.args) if a.keyword or len(node.args) > 1 == len(node.args) - i]
+    kept = [i for i, a in enumerate(node.args) if not _is_said(a) and (
+        a.keyword or len(node.args) > 1 == len(node.args) - i)]
     for i in kept:
         yield node.with_changes(args=[*node.args[:i], *node.args[i + 1:]])
 
@@ -137,8 +138,8 @@ def condition_changed(node: cst.If | cst.While | cst.CompIf | cst.IfExp) -> Iter
 def statement_gone(node: cst.SimpleStatementLine) -> Iterator[cst.CSTNode]:
     """A call for its effect, or an update."""
     for small in node.body:
-        if isinstance(small, cst.AugAssign) or (
-                isinstance(small, cst.Expr) and isinstance(small.value, cst.Call)):
+        if isinstance(small, cst.AugAssign) or isinstance(small, cst.Expr) and isinstance(
+                small.value, cst.Call) and not _is_said(small):
             yield node.with_changes(body=[cst.Pass()])
 
 
@@ -191,10 +192,14 @@ class _Finder(cst.CSTVisitor):
 
     def __init__(self) -> None:
         self.found: list[Site] = []
+        self.targets: list[cst.CSTNode] = []
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, UNCHANGED) or _is_said(node):
+        if isinstance(node, UNCHANGED) or _is_said(node) or isinstance(node, cst.Tuple) and any(
+                node is target for target in self.targets):
             return False
+        if isinstance(node, (cst.AssignTarget, cst.For, cst.CompFor)):
+            self.targets.append(node.target)
         for name, nodes, operator, _ in OPERATORS:
             if isinstance(node, nodes):
                 self.found += [Site(name, node, other) for other in operator(node)]
@@ -205,10 +210,14 @@ UNCHANGED = (cst.Annotation, cst.Raise, cst.Assert, cst.Import, cst.ImportFrom, 
 
 
 def _is_said(node: cst.CSTNode) -> bool:
-    """Docstrings, the list of what a file exports, a condition about types alone."""
+    """Docstrings, the list of what a file exports, a condition about types alone, a log's line, whether
+    ``zip`` asks for equal lengths."""
     string = matchers.Expr(matchers.SimpleString() | matchers.ConcatenatedString())
     exports = matchers.Assign(targets=[matchers.AssignTarget(matchers.Name("__all__"))])
-    return matchers.matches(node, string | exports | matchers.If(test=matchers.Name("TYPE_CHECKING")))
+    logged = matchers.Expr(matchers.Call(func=matchers.Attribute(value=matchers.Name("log"))))
+    strict = matchers.Arg(keyword=matchers.Name("strict"))
+    types = matchers.If(test=matchers.Name("TYPE_CHECKING"))
+    return matchers.matches(node, string | exports | logged | strict | types)
 
 
 class Source:
