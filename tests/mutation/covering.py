@@ -118,8 +118,8 @@ class _Marker(ast.NodeTransformer):
 
 
 class Recorder:
-    """A plugin of pytest that runs some cases of each test, and takes its time and what it executes.
-    What an import or a collection executes is that of the test ``""``."""
+    """A plugin of pytest that runs some cases of each test, and takes its processor's time and what it
+    executes. What an import or a collection executes is that of the test ``""``."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -137,9 +137,9 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         if not self.ran:
             self.take("")
-        begun = time.perf_counter()
+        begun = time.process_time()
         result = yield
-        self.seconds[item.nodeid] = round(time.perf_counter() - begun, 4)
+        self.seconds[item.nodeid] = round(time.process_time() - begun, 4)
         self.take(item.nodeid)
         return result
 
