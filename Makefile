@@ -101,7 +101,7 @@ check-all: check matrix mutants
 N ?= 100
 SEED ?= 1
 mutants: $(ready)
-	@$(PYTHON) -c "import coverage, mutmut" 2>/dev/null || $(PYTHON) -m pip install --quiet coverage mutmut
+	@$(PYTHON) -c "import mutmut" 2>/dev/null || $(PYTHON) -m pip install --quiet mutmut
 	$(PYTHON) -m tests.verify.mutants
 	$(PYTHON) -m tests.mutation --n $(N) --seed $(SEED)
 

@@ -131,7 +131,7 @@ class Recorder:
         for item in items:
             cases[item.nodeid.partition("[")[0]].append(item)
         items[:] = [each[i] for each in cases.values()
-                    for i in sorted({k * len(each) // CASES for k in range(CASES)})]
+                    for i in sorted({k * (len(each) - 1) // (CASES - 1) for k in range(CASES)})]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
@@ -244,15 +244,17 @@ class Covering:
     def tests(self, file: str, line: int, known: Iterable[str]) -> tuple[list[str], bool]:
         """Of the tests that are known those that execute the statement of this line, the best first, and
         whether it is executed by an import, too. A statement outside of functions has the tests of all
-        functions of the file."""
+        functions of the file. Last come cases that were not recorded, of tests that execute the file."""
         places, lines = self.places(file), self.lines(file)
         found = set[str]().union(*(lines.get(n, ()) for n in places.recorded(line)))
         early = "" in found
         if not places.in_function(line):
             found, early = set[str]().union(*lines.values()), True
-        functions = {_function(test) for test in found}
-        cases = (t for t in known if t in found or t not in self.seconds and _function(t) in functions)
-        return self.ordered(cases), early
+        near = {_function(test) for test in found}
+        far = {_function(test) for each in lines.values() for test in each}
+        cases = [t for t in known if t in found or t not in self.seconds and _function(t) in near]
+        more = [t for t in known if t not in self.seconds and _function(t) in far - near]
+        return self.ordered(cases) + self.ordered(more), early
 
     def taken(self, test: str) -> float:
         """The seconds of a test; of a case that was not recorded those of the longest one that was."""

@@ -8,7 +8,6 @@ from types import FunctionType
 import pytest
 
 pytest.importorskip("mutmut")
-pytest.importorskip("coverage")
 
 from tests.mutation.covering import ROOMS, Covering, Places  # noqa: E402
 from tests.mutation.operators import WEIGHTS, Source  # noqa: E402
