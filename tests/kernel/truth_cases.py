@@ -43,7 +43,8 @@ def _truths(x: Array, y: Array) -> dict[int, Array]:
     rows = []
     for a, b, c in x.astype(bool).tolist():
         rows.append([a and b and c, a or b or c, 1 if a and (b or not c) else 2 if c and not b else 3,
-                     not (a and b) or c, a and c, a or b, 1 if a and not c else 2 if b or c else 3, a != b])
+                     not (a and b) or c, a and c, a or b, 1 if a and not c else 2 if b or c else 3,
+                     a != b])
     return {1: np.array(rows, np.int32)}
 
 
