@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel import cases, function_cases, item_cases, truth_cases
+from tests.kernel import cases, control_cases, function_cases, item_cases
 from tests.kernel.cases import Case
 from transconv.ir import Kernel, Memory, run
 
-ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *truth_cases.CASES)
+ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES)
 by_name = pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 
 
