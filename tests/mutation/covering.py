@@ -15,6 +15,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -244,17 +245,27 @@ class Covering:
     def tests(self, file: str, line: int, known: Iterable[str]) -> tuple[list[str], bool]:
         """Of the tests that are known those that execute the statement of this line, the best first, and
         whether it is executed by an import, too. A statement outside of functions has the tests of all
-        functions of the file. Last come cases that were not recorded, of tests that execute the file."""
+        functions of the file; a file that only other processes execute has those of files that name it.
+        Last come cases that were not recorded, of tests that execute the file."""
         places, lines = self.places(file), self.lines(file)
         found = set[str]().union(*(lines.get(n, ()) for n in places.recorded(line)))
         early = "" in found
         if not places.in_function(line):
             found, early = set[str]().union(*lines.values()), True
+        if not any(lines.values()):
+            found = self.tests_of_starters(file)
         near = {_function(test) for test in found}
         far = {_function(test) for each in lines.values() for test in each}
         cases = [t for t in known if t in found or t not in self.seconds and _function(t) in near]
         more = [t for t in known if t not in self.seconds and _function(t) in far - near]
         return self.ordered(cases) + self.ordered(more), early
+
+    def tests_of_starters(self, file: str) -> set[str]:
+        """The tests of files that name the module of this file as a word."""
+        word = re.compile(rf"\b{Path(file).stem}\b")
+        others = (path.relative_to(PLANTED).as_posix() for path in (PLANTED / "transconv").rglob("*.py")
+                  if word.search(path.read_text()))
+        return set[str]().union(*(tests for name in others for tests in self.lines(name).values()))
 
     def taken(self, test: str) -> float:
         """The seconds of a test; of a case that was not recorded those of the longest one that was."""
