@@ -88,9 +88,9 @@ def network(seed: int) -> Callable[[Tensor], list[Tensor]]:
     rng = random.Random(seed)
     steps: list[Step] = []
     for at in range(rng.randint(2, 4)):
-        a, b = (rng.randint(max(0, at - rng.choice([0, 0, 1])), at) for _ in "ab")
+        a, b = (rng.choice([0, 0, 1]) if at else 0 for _ in "ab")
         w, scale = torch.randn(4, 4, 3, 3) / 6, torch.randn(rng.choice([(1, 4, 1, 1), (2, 4, 5, 5), (5,)]))
-        way, groups, keeps = rng.randrange(6), rng.choice([1, 2]), rng.random() < 0.2
+        way, groups, keeps = rng.randrange(6), rng.choice([1, 2]), rng.random() < 0.5
 
         def step(v: list[Tensor], a: int = a, b: int = b, w: Tensor = w, scale: Tensor = scale,
                  way: int = way, groups: int = groups, keeps: bool = keeps) -> list[Tensor]:
@@ -105,8 +105,8 @@ def network(seed: int) -> Callable[[Tensor], list[Tensor]]:
     def f(x: Tensor) -> list[Tensor]:
         values = [x]
         for step in steps:
-            values = [values[0], *step(values), *values[1:]]
-        return [F.conv2d(values[1], torch.ones(4, 4, 3, 3)), *(values[at] for at in handed)]
+            values = [*step(values), *values]
+        return [F.conv2d(values[0] + values[1], torch.ones(4, 4, 3, 3)), *(values[at] for at in handed)]
     return f
 
 

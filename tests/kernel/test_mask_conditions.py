@@ -13,6 +13,7 @@ from transconv.ir import (
     Expr,
     Lane,
     Or,
+    Renamed,
     Var,
     all_of,
     as_expr,
@@ -20,6 +21,7 @@ from transconv.ir import (
     value_at,
 )
 from transconv.kernel.masks import at_first, either, joined, mentions, proved, whole
+from transconv.kernel.values import is_leaf
 from transconv.simplify import Facts
 from transconv.simplify.interval import Range
 
@@ -117,3 +119,8 @@ def test_what_varies_along_lanes() -> None:
     assert mentions(ROW + N < 3, [ROW], {}) and mentions(ROW + COL < 3, [COL, ROW], {})
     assert not mentions(ROW + N < 3, [COL], {}) and not mentions(N < 3, [ROW, COL], {})
     assert mentions(HELD < 3, [COL], {HELD: (COL,)}) and not mentions(HELD < 3, [ROW], {HELD: (COL,)})
+
+
+def test_names_numbers_and_places_cost_nothing_to_repeat() -> None:
+    assert all(map(is_leaf, (N, Const(3), ROW, Renamed(N, (ROW,), (COL,)))))
+    assert not any(map(is_leaf, (N + 1, ROW * 2, Renamed(ROW + 1, (ROW,), (COL,)))))
