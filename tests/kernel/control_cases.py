@@ -1,5 +1,5 @@
-"""Conditions of numbers that are known at run time only, at every row of their truth tables, and loops
-from and to any number."""
+"""Conditions of numbers that are known at run time only, at every row of their truth tables, loops
+from and to any number, and places of extremes among elements of which the first are inactive."""
 
 from __future__ import annotations
 
@@ -83,6 +83,28 @@ def _ranges(x: Array, n: Array, y: Array) -> dict[int, Array]:
     return {2: made}
 
 
+@kernel
+def places_of_extremes(group, X, Y):  # type: ignore[no-untyped-def]
+    i, = group.id()
+    t = group.empty(shape=(4, 6), dtype=np.float32)
+    t[1:, 2:] = 0.0  # what is in front of them is inactive
+    t[2, 3] = X[i]
+    group.store(Y[i, 0], t.argmax(axis=0))
+    group.store(Y[i, 1], t.argmin(axis=0))
+    group.store(Y[i, 2], t[1:].T.argmax(axis=0))
+
+
+def _places(x: Array, y: Array) -> dict[int, Array]:
+    made, t = y.copy(), np.zeros((len(x), 3, 4), np.float32)
+    t[:, 1, 1] = x
+    for row, own in zip(made, t, strict=True):
+        row[0, 2:], row[1, 2:] = own.argmax(0) + 1, own.argmin(0) + 1
+        row[2, :3] = own.argmax(1) + 2
+    return {1: made}
+
+
 BOUNDS = np.array([(0, 3), (2, 8), (5, 5), (6, 2), (8, 9), (0, 9)], np.int32)
 CASES = (Case(truths, Group(8, 1), (TABLE, out(8, 8, dtype=np.int32)), _truths),
-         Case(ranges, Group(6, 1), (ints(10).astype(np.float32), BOUNDS, out(6, 8)), _ranges))
+         Case(ranges, Group(6, 1), (ints(10).astype(np.float32), BOUNDS, out(6, 8)), _ranges),
+         Case(places_of_extremes, Group(3, 1),
+              (np.array([-2, 0, 3], np.float32), out(3, 3, 6, dtype=np.int32)), _places))
