@@ -88,6 +88,8 @@ def places_of_extremes(group, X, Y):  # type: ignore[no-untyped-def]
     i, = group.id()
     t = group.empty(shape=(4, 6), dtype=np.float32)
     t[1:, 2:] = 0.0  # what is in front of them is inactive
+    t[1:, 4] = -np.inf
+    t[1:, 5] = np.inf
     t[2, 3] = X[i]
     group.store(Y[i, 0], t.argmax(axis=0))
     group.store(Y[i, 1], t.argmin(axis=0))
@@ -96,6 +98,7 @@ def places_of_extremes(group, X, Y):  # type: ignore[no-untyped-def]
 
 def _places(x: Array, y: Array) -> dict[int, Array]:
     made, t = y.copy(), np.zeros((len(x), 3, 4), np.float32)
+    t[:, :, 2:] = -np.inf, np.inf
     t[:, 1, 1] = x
     for row, own in zip(made, t, strict=True):
         row[0, 2:], row[1, 2:] = own.argmax(0) + 1, own.argmin(0) + 1
