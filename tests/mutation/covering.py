@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -226,9 +227,10 @@ class Covering:
         for each in self.recorded:
             self.seconds |= each.seconds
             self.size |= each.counts
-        self.longest: dict[str, float] = defaultdict(float)
+        cases: dict[str, list[float]] = defaultdict(list)
         for test, seconds in self.seconds.items():
-            self.longest[_function(test)] = max(seconds, self.longest[_function(test)])
+            cases[_function(test)].append(seconds)
+        self.usual = {name: statistics.median(each) for name, each in cases.items()}
         self.lines = functools.cache(self._lines)
         self.places = functools.cache(self._places)
 
@@ -268,9 +270,9 @@ class Covering:
         return set[str]().union(*(tests for name in others for tests in self.lines(name).values()))
 
     def taken(self, test: str) -> float:
-        """The seconds of a test; of a case that was not recorded those of the longest one that was."""
+        """The seconds of a test; of a case that was not recorded those of most that were."""
         if test not in self.seconds:
-            return self.longest.get(_function(test), 1.0)
+            return self.usual.get(_function(test), 1.0)
         return self.seconds[test] + 0.005
 
     def cost(self, test: str) -> float:

@@ -99,7 +99,7 @@ def test_lines_that_moved_are_looked_up_where_they_were() -> None:
 def test_cheap_tests_of_different_functions_come_first() -> None:
     covering = object.__new__(Covering)
     covering.seconds = {"f::a[1]": 0.1, "f::a[2]": 0.2, "f::a[3]": 0.3, "f::b": 0.4, "f::c": 9.0}
-    covering.longest = {"f::a": 0.3}
+    covering.usual = {"f::a": 0.3}
     covering.size = dict.fromkeys(covering.seconds, 3)
     assert covering.ordered([*covering.seconds, "f::a[0]"]) == [
         "f::a[1]", "f::b", "f::c", "f::a[2]", "f::a[3]", "f::a[0]"]
