@@ -79,7 +79,7 @@ def composed(chains: Sequence[Sequence[Step]]) -> Callable[..., list[Tensor]]:
     return f
 
 
-@pytest.mark.every(4)
+@pytest.mark.every(8)
 @pytest.mark.parametrize("seed", range(16))
 def test_drawn_chains_are_torchs_to_the_bit(seed: int) -> None:
     rng, answered = random.Random(seed), 0
