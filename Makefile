@@ -26,7 +26,8 @@ help:
 	@echo "make lint     ruff and mypy alone"
 	@echo "make docs     the documentation as a site in build/site; warnings are errors"
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
-	@echo "make mutants  omits parts of keys and texts one by one, and lists those that no test detects"
+	@echo "make mutants  mutation testing: 100 drawn bugs (N=, SEED=) planted one at a time in the rooms that"
+	@echo "              decide numbers, into bench/results/mutation.csv; and parts of keys omitted one by one"
 	@echo "make report-images  the pictures of docs/report.md, with Chromium"
 	@echo "make sanitize  on a GPU: every family of kernels under compute-sanitizer's memcheck and racecheck"
 	@echo "make check-all  the nightly run: everything above, and what takes too long for it"
@@ -95,9 +96,15 @@ check-all: check matrix mutants
 	$(PYTHON) -m tests.torch_ops.attack --n 300
 	TRITON_INTERPRET=1 $(PYTHON) -m tests.torch_ops.attack --n 30 --seed 1
 
-# Some 10 minutes: a process for each mutant.
+# Some 10 minutes for the parts of keys and texts, a process for each. The drawn mutants take some 30, and the
+# record of what each test executes as long as `make test` twice; it is kept in build/mutation, and of what
+# is in the file of results nothing is tried again.
+N ?= 100
+SEED ?= 1
 mutants: $(ready)
+	@$(PYTHON) -c "import mutmut" 2>/dev/null || $(PYTHON) -m pip install --quiet mutmut
 	$(PYTHON) -m tests.verify.mutants
+	$(PYTHON) -m tests.mutation --n $(N) --seed $(SEED)
 
 # Of docs/report.md; needs Chromium and chromedriver.
 report-images: $(ready)

@@ -118,6 +118,8 @@ HEAD = "compute p\n axes m=3 k=5\n"
     (HEAD + "tensor X q9 [3]\nread x = X[m]\nstore Y[m] = x", "expected a name, a type and sizes"),
     (HEAD + "read x = X[m, k]\nstore Y[m] = sum((x; k)", "open parenthesis"),
     ("compute p math=odd\n axes m=3", "'math=odd' is unknown"),
+    *((f"compute p\n{before}\n sizes M=8 in 1..9", "sizes stand in one line, before tensors and axes")
+      for before in (" sizes K=8 in 1..9", " tensor X f16 [3]", " axes m=3")),
 ])
 def test_what_is_wrong_is_said_in_one_line(text: str, said: str) -> None:
     with pytest.raises(ComputeError) as error:

@@ -146,3 +146,18 @@ def test_drawn_coordinates_are_inverted_or_refused() -> None:
                         "store Y[i] = x")
         holds(compute, back(compute))
     assert found > 45
+
+
+STORED = ("i", "{last} - i", "i + 2", "i - 1", "(i + 3) % {size}", "i*2 + 1", "i*2 - 3",
+          "i // 2 * 2 + (1 - i % 2)")
+
+
+@pytest.mark.parametrize("stored", STORED)
+@pytest.mark.parametrize("read", ["i", "{last} - i", "i + 1", "reflect(i - 2, {size})"])
+def test_results_that_are_stored_elsewhere_than_at_their_axes(read: str, stored: str) -> None:
+    """What is stored beyond the result is not there, and its gradient is 0, also where sizes are equal."""
+    for size, places in ((8, 8), (8, 17), (6, 6)):
+        at, to = (text.format(size=size, last=size - 1) for text in (read, stored))
+        made = parse(f"compute p\n tensor X f32 [{size}]\n tensor Y f32 [{places}]\n axes i={size}\n"
+                     f"read x = X[{at}]\n store Y[{to}] where 0 <= {to} and {to} < {places} = x*2")
+        holds(made, back(made))

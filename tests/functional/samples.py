@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -79,13 +80,15 @@ def ours_of(name: str) -> Callable[..., Any]:
     return (lambda weight, index, **more: ours(index, weight, **more)) if name == "embedding" else ours
 
 
-def tried(name: str, device: str, dtype: torch.dtype, every: int = 1, near: float = 1e-4) -> Found:
-    """How every n-th sample of a function ended."""
+def tried(name: str, device: str, dtype: torch.dtype, every: int = 1, near: float = 1e-4,
+          only: int | None = None) -> Found:
+    """How every n-th sample of a function ended; or one of them alone."""
     found = Found()
     for op in ops_of(name):
         grads = op.supports_autograd
-        for at, sample in enumerate(op.sample_inputs(device, dtype, requires_grad=grads)):
-            if at % every:
+        samples = op.sample_inputs(device, dtype, requires_grad=grads)
+        for at, sample in enumerate(islice(samples, None if only is None else only + 1)):
+            if at % every or only not in (None, at):
                 continue
             found.count(f"{op.full_name} {at}", partial(_compare, op.op, ours_of(name), sample, near))
     return found

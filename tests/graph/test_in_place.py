@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.graph.meant import Meant, by_meaning
+from tests.graph.meant import Meant, by_meaning, results, traced
 from tests.graph.test_statistics import Block
+from transconv.functional.launches import program
+from transconv.functional.operators import by_numpy
 from transconv.graph import backend, compiled
 from transconv.graph.price import Price
 
@@ -28,9 +31,30 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     def noted(self: Meant, tensors: Sequence[Tensor]) -> None:
         there = [t.data_ptr() for t in tensors]
         found.append((self.texts[0].split()[1], len({*there}) < len(there)))
+        for text in self.texts:
+            needs_own_places(text, tensors)
         start(self, tensors)
     monkeypatch.setattr(Meant, "start", noted)
     return found
+
+
+def needs_own_places(text: str, tensors: Sequence[Tensor]) -> None:
+    """An element that is written over an operand is computed of the operand's element there, and of no
+    other: programs write in any order."""
+    found = program(text)
+    views = [t.as_strided(m.shape, m.strides, t.storage_offset()) for t, m in zip(
+        tensors, [*found.given.values(), *found.stored.values()], strict=True)]
+    count = len(found.given)
+    for i, x in enumerate(views[:count]):
+        for j, into in enumerate(views[count:]):
+            if x.data_ptr() == into.data_ptr():
+                kept = torch.rand(into.shape) < 0.5
+                other = [torch.where(kept, v, torch.randn_like(v)) if k == i else v
+                         for k, v in enumerate(views[:count])]
+                made = [by_numpy(text, given, x.device)[j] for given in (views[:count], other)]
+                assert torch.equal(made[0][kept], made[1][kept]), text
+    written = [t.data_ptr() for t in views[count:]]
+    assert len({*written}) == len(written), text
 
 
 def over(seen: Seen) -> set[str]:
@@ -54,6 +78,54 @@ def test_of_a_norm_behind_a_convolution(seen: Seen, handed: bool) -> None:
             for a, b in zip(want, run(x), strict=True):
                 assert torch.allclose(a, b, atol=1e-4)
             assert over(seen) == ({"mean_rsqrt_norm_silu"} if call and not handed else set()), call
+
+
+Step = Callable[[list[Tensor]], list[Tensor]]
+
+
+def network(seed: int) -> Callable[[Tensor], list[Tensor]]:
+    """Maps behind convolutions of drawn earlier values; what is handed out is any of them."""
+    rng = random.Random(seed)
+    steps: list[Step] = []
+    for at in range(rng.randint(2, 4)):
+        a, b = (rng.choice([0, 0, 1]) if at else 0 for _ in "ab")
+        w, scale = torch.randn(4, 4, 3, 3) / 6, torch.randn(rng.choice([(1, 4, 1, 1), (2, 4, 5, 5), (5,)]))
+        way, groups, keeps = rng.randrange(6), rng.choice([1, 2]), rng.random() < 0.5
+
+        def step(v: list[Tensor], a: int = a, b: int = b, w: Tensor = w, scale: Tensor = scale,
+                 way: int = way, groups: int = groups, keeps: bool = keeps) -> list[Tensor]:
+            y = F.conv2d(v[a], w, padding=1)
+            n = F.group_norm(y, groups)
+            made = [[F.silu(n)], [n + v[b]], [n * y.flip(3)], [n.transpose(2, 3).relu()],
+                    [n.relu(), n * 2], [n * scale]][way]
+            return [*made, *([y] if keeps else [])]
+        steps.append(step)
+    handed = [at for at in range(1, len(steps)) if rng.random() < 0.2]
+
+    def f(x: Tensor) -> list[Tensor]:
+        values = [x]
+        for step in steps:
+            values = [*step(values), *values]
+        return [F.conv2d(values[0] + values[1], torch.ones(4, 4, 3, 3)), *(values[at] for at in handed)]
+    return f
+
+
+def test_what_is_needed_later_is_not_written_over(seen: Seen) -> None:
+    """Drawn networks: each call has the results of torch, and those of earlier calls stay as they were."""
+    replaced = 0
+    for seed in range(12):
+        f, inputs = network(seed), [torch.randn(2, 4, 5, 5) for _ in range(3)]
+        with torch.no_grad(), by_meaning():
+            run, found = traced(f, inputs[:1]), []
+            for x in inputs:
+                before = x.clone()
+                found.append(results(run(x)))
+                assert torch.equal(x, before)
+            for x, made in zip(inputs, found, strict=True):
+                for a, b in zip(f(x), made, strict=True):
+                    assert torch.allclose(a, b, atol=1e-3), seed
+        replaced += len(over(seen))
+    assert replaced > 2
 
 
 @pytest.mark.gpu

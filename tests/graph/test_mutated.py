@@ -64,6 +64,22 @@ def test_inputs_made_of_each_other(written: list[int]) -> None:
     assert written == [3, 3]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_results_lie_as_torchs_do_however_many_inputs_are_written(count: int) -> None:
+    def f(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        for other in others:
+            other.add_(1)
+        return x.t() * 2, x + 1, (x * 3).t()
+
+    given, same = ([torch.arange(12.0).reshape(3, 4) + i for i in range(count + 1)] for _ in "ab")
+    run = torch.compile(f, backend=backend, options={"rest": "eager"})
+    with torch.no_grad(), by_meaning() as texts:
+        for _ in range(2):
+            for a, b in zip((*run(*given), *given), (*f(*same), *same), strict=True):
+                assert torch.equal(a, b) and a.stride() == b.stride()
+    assert texts
+
+
 def test_a_weight_that_needs_a_gradient(written: list[int]) -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         with torch.no_grad():

@@ -278,6 +278,24 @@ def test_arithmetic_happens_in_the_promoted_type() -> None:
     assert value_of(ir.Const(2 ** 31 - 1, index) + 1, index) == 2 ** 31
 
 
+@pytest.mark.parametrize("dtype", [i8, i32, ir.i64, f16, f32, f64], ids=str)
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min"])
+def test_reductions_happen_in_the_type_of_what_they_reduce(op: str, dtype: ir.DType) -> None:
+    """Integers wrap around, floats become infinite where their type ends."""
+    lane, held = ir.Lane("m", 8, 1), tensor("x", 8, dtype=dtype)
+    out = tensor("y", 1, dtype=f64)
+    most = np.iinfo(dtype.numpy).max if dtype.is_integer else np.finfo(dtype.numpy).max
+    x = np.array([most, most, 3, 5, 1, 2, 1, 1], dtype.numpy)
+    value = ir.Var("v", dtype)
+    body = ir.seq(ir.Let(value, ir.Load(held, lane, ir.TRUE)),
+                  ir.store(out, 0, ir.Reduce(op, value, lane)))
+    data = {"x": x, "y": zeros(out)}
+    with np.errstate(all="ignore"):
+        ir.run(ir.Kernel("reduced", (held, out), ir.For(I, 1, body, "grid")), data)
+        want = getattr(np, op)(x, **({"dtype": x.dtype} if op in ("sum", "prod") else {}))
+    assert data["y"][0] == np.float64(want)
+
+
 @settings(deadline=None)
 @given(draw.floats(width=32))
 def test_bf16_rounds_to_nearest_even(x: float) -> None:

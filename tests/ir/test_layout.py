@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from transconv.errors import LayoutError
 from transconv.ir.dtype import f16, f32, index
 from transconv.ir.expr import Add, Const, Expr, FloorDiv, Mod, Mul, Var
+from transconv.ir.interp.memory import offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
+from transconv.ir.tensor import Tensor
 
 
 def offsets(layout: Layout, shape: tuple[int, ...]) -> np.ndarray:
@@ -72,6 +74,8 @@ def test_offsets_of_tags_agree_with_a_packer(
     packed = pack(logical, inner, order)
     assert layout.span == packed.size
     assert (packed[offsets(layout, shape)] == logical).all()
+    names = tuple("abcde"[:len(shape)])
+    assert (offsets_of(Tensor("t", names, shape, layout)) == offsets(layout, shape)).all()
     assert layout.is_dense and layout.is_packed
     assert layout.padded(shape) == layout.extents
 

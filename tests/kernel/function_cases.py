@@ -73,6 +73,17 @@ def functions_of_their_own(group, X, Z, Y):
     group.store(Y[i:], gate(x, z) + gate(z, x))
 
 
+@kernel.func(inline=False)
+def mixed(n, m):
+    return np.where(n > m, n * 3 - m, np.maximum(n, -m)) & 127
+
+
+@kernel
+def whole_functions_of_their_own(group, N, M, Y):
+    n, m = group.load(N, shape=(11,)), group.load(M, shape=(11,))
+    group.store(Y, mixed(n, m) + mixed(m, n))
+
+
 @kernel.func
 def raised(x, n):
     for k in range(n):
@@ -337,6 +348,10 @@ def _convolved(x, f, y):
     return {2: np.einsum("kyx,kn->nyx", np.stack(taps), f)}
 
 
+def _mixed(n, m):
+    return np.where(n > m, n * 3 - m, np.maximum(n, -m)) & 127
+
+
 def _layouts(x, y, z):
     at = np.arange(8)[:, None] * 8 + (np.arange(8) + np.arange(8)[:, None]) % 8
     made, seen = z.copy(), x[at]
@@ -351,6 +366,9 @@ CASES = (
     Case(overloads, Group(40, 16, 8), (floats(40), out(3, 40)), _overloads),
     Case(added_to_one_place, Group(1), (ints(5), np.zeros(3, np.float32)), lambda n, t: {1: [5.0, 0, 0]}),
     Case(functions_of_their_own, Group(20, 8), (floats(20), floats(20, seed=4), out(20)), _gate),
+    Case(whole_functions_of_their_own, Group(1),
+         (ints(11), ints(11)[::-1].copy(), out(11, dtype=np.int32)),
+         lambda n, m, y: {2: _mixed(n, m) + _mixed(m, n)}),
     Case(written_by_functions, Group(1), (floats(8), out(2, 8)), _raised),
     Case(intrinsics, Group(1), (floats(20), floats(20).astype(np.float16), out(2, 20)), _intrinsics, 2e-3),
     Case(products_by_intrinsics, Group((20, 18), (16, 16)), (floats(20, 33), floats(33, 18), out(20, 18)),

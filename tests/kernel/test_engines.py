@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kernel import cases, function_cases, item_cases
+from tests.kernel import cases, control_cases, function_cases, item_cases
 from tests.kernel.cases import Case
 from transconv.ir import Kernel, Memory, run
+from transconv.kernel import Group
 
-ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES)
+ALL = (*cases.CASES, *item_cases.CASES, *function_cases.CASES, *control_cases.CASES)
 by_name = pytest.mark.parametrize("case", ALL, ids=lambda c: c.name)
 
 
@@ -53,3 +54,15 @@ def test_as_written_and_after_all_passes(case: Case) -> None:
     for _, kernel in (low.stages[0], low.stages[-1]):
         check(case, interpreted(case, kernel))
         assert Kernel.parse(str(kernel)) is kernel
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_numbers_of_numpy_are_those_of_python(simulated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    x = cases.floats(10)
+    for alpha, n, flag in ((np.float32(0.5), np.int64(3), np.bool_(True)),
+                           (np.float64(2), np.uint8(1), True), (0.25, np.int32(-1), np.bool_(False))):
+        y = np.zeros(10, np.float32)
+        run = cases.scaled.simulate if simulated else cases.scaled
+        run(Group(10, 4), x, y, alpha, n, flag)
+        np.testing.assert_allclose(y, x * 2 * int(n) * (float(alpha) if flag else 1.0), 1e-6)

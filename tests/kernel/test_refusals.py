@@ -92,3 +92,29 @@ def test_work_without_elements_launches_nothing() -> None:
     given = X.copy(), np.ones_like(X)
     copied(Group((0, 16)), *given)
     assert (given[1] == 1).all()
+
+
+def starred(group: Any, X: Any, *Y: Any) -> None:
+    pass
+
+
+def named(group: Any, X: Any, **Y: Any) -> None:
+    pass
+
+
+def by_name(group: Any, X: Any, *, Y: Any) -> None:
+    pass
+
+
+def by_place(group: Any, X: Any, /, Y: Any) -> None:
+    pass
+
+
+def without() -> None:
+    pass
+
+
+@pytest.mark.parametrize("function", [starred, named, by_name, by_place, without])
+def test_parameters_of_other_kinds(function: Any) -> None:
+    with pytest.raises(KernelError, match="parameters with . or /|a kernel without parameters"):
+        _ = kernel(function).source

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernel import function_cases, item_cases
+from tests.kernel import control_cases, function_cases, item_cases
 from tests.kernel.cases import CASES, Case
 from tests.kernel.test_engines import check, copies
 from transconv.kernel import Group, KernelError, group_scope, kernel
@@ -19,7 +19,8 @@ from transconv.kernel.simulator import simulate
 from transconv.kernel.simulator_group import SimulatedGroup
 
 
-@pytest.mark.parametrize("case", (*CASES, *item_cases.CASES, *function_cases.CASES), ids=lambda c: c.name)
+@pytest.mark.parametrize("case", (*CASES, *item_cases.CASES, *function_cases.CASES,
+                                  *control_cases.CASES), ids=lambda c: c.name)
 def test_cases(case: Case) -> None:
     given = copies(case)
     case.kernel.simulate(case.group, *given)

@@ -28,6 +28,9 @@ INTEGERS: dict[str, Shape] = {
     "recombine": lambda k, c, n: (x + n) // c * (c * k) + (x + n) % c * k,
     "recombine rest": lambda k, c, n: (x * k + n) - (x * k + n) // c * c,
     "digits": lambda k, c, n: (x + n) // c % abs(k) * c + (x + n) % c,
+    "div by name": lambda k, c, n: (x * k + n) // (y + c),
+    "mod by name": lambda k, c, n: (x * k + n) % (y * c + c),
+    "constant by name": lambda k, c, n: n % (y + c) + k // (y * c + 1),
     "min": lambda k, c, n: minimum(x * k + n, y * c),
     "max": lambda k, c, n: maximum(x * k, (y + n) // c),
 }

@@ -204,3 +204,10 @@ def test_what_is_not_known_is_not_proved() -> None:
     assert not prove(5 <= x)
     assert not prove(eq(x % 2, 0))
     assert not prove(flag)
+
+
+def test_facts_read_as_ranges_conditions_and_divisors() -> None:
+    x, y = Var("x"), Var("y")
+    known = Facts({x: Range(0, 7)}).assume(y < x).with_multiple(y, 4)
+    said = repr(known)
+    assert "0<=x<=7" in said and str(simplify(y < x, known)) and "y" in said.split(";")[1] and "4" in said

@@ -172,3 +172,11 @@ def test_the_derivative_is_a_computation() -> None:
         (1, 6, 1, 1), (6, 1, 1, 1), f32), place), (True, False, True))
     assert reads == (0, 1, 2, 3) and stores == (0, 2)
     assert "store  DACC[d0, d1, d2, d3] = grad_0" in text and "ARG1[0, d1, 0, 0]" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_a_bias_of_another_type_is_refused_as_torch_does(dtype: torch.dtype) -> None:
+    x, w, *_ = given(torch.float16)
+    with pytest.raises(RuntimeError, match="bias|type") as ours:
+        transconv.fused_conv2d(x, w, torch.zeros(6, dtype=dtype), epilogue=lambda acc: acc * 2)
+    assert "float16" in str(ours.value).lower() or "half" in str(ours.value).lower()

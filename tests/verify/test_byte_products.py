@@ -12,6 +12,7 @@ from transconv.schedule import Schedule
 from transconv.selection import heuristics
 from transconv.target import TARGETS
 from transconv.verify.case import Case
+from transconv.verify.data import allocate, fill
 from transconv.verify.matrix.jobs import job_of
 
 BOXES = "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box swap=1 via=gluon stages=4 warps=4"
@@ -24,6 +25,21 @@ def test_explicit_kernels(types: str, words: str) -> None:
     case = Case(problem, Prop.FWD, words, "cpu", target=TARGETS["sm_90"], numpy=True,
                 bia="f32" if words else "")
     assert case.judge(case.plan(BOXES), "exact", 1).reason == ""
+
+
+@pytest.mark.parametrize("types", ["u8:s8:s32", "s8:u8:s32", "u8:u8:s32"])
+def test_every_number_of_8_bits_is_multiplied(types: str) -> None:
+    """Shifted to what matrix units take, also the smallest and the largest one: operands have all."""
+    problem = ConvProblem.parse(f"mb2ic32ih8oc32oh8kh3ph1 dt={types}")
+    case = Case(problem, Prop.FWD, "", "cpu", target=TARGETS["sm_80"], numpy=True)
+    plan = case.plan("mb.oh.ow:64 oc:32 ic:32 | mma | stages=2 warps=4")
+    assert "near_" in plan.source
+    assert case.judge(plan, "exact", 1).reason == ""
+    tensors = {**allocate(problem, "cpu")}
+    fill(tensors, problem, Prop.FWD, "exact", 1)
+    for name in Prop.FWD.operands:
+        low, high = tensors[name].layout.dtype.limits
+        assert {low, high} <= {*tensors[name].view.reshape(-1).tolist()}
 
 
 def test_merged_groups_share_a_scale() -> None:
