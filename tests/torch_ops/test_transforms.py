@@ -3,6 +3,7 @@ numbers, or a clear refusal; no tangent is dropped."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -217,3 +218,19 @@ def test_a_quantised_call_has_no_tangent() -> None:
         torch.func.grad(lambda s: scaled(s).sum())(one)
     scales = torch.tensor([1.0, 0.5])
     torch.testing.assert_close(torch.vmap(scaled)(scales), torch.stack([scaled(s) for s in scales]))
+
+
+def test_gradients_of_many_results_in_a_thread_of_their_own() -> None:
+    """As the backward pass of a GPU has one, which knows of no vmap that is going on."""
+    f = transconv.computation("compute squares ;; axes i=3 ;; read x = X[i] ;; store Y[i] = x*x")
+    made: list[torch.Tensor] = []
+    level = torch._C._vmapmode_increment_nesting()
+    try:
+        several = torch._add_batch_dim(torch.tensor([[1.0, 2, 3], [4, 5, 6]]), 0, level)
+        thread = threading.Thread(target=lambda: made.append(f(several)))
+        thread.start()
+        thread.join()
+        assert torch._remove_batch_dim(made[0], level, 2, 0).tolist() == [[1, 4, 9], [16, 25, 36]]
+    finally:
+        torch._C._vmapmode_decrement_nesting()
+    assert transconv.stats().native and not transconv.stats().fallback

@@ -171,8 +171,7 @@ def pushed(rules: Rules, *given: Any) -> Tensors:
 
 def over_legacy(rules: Rules, *given: Any) -> Tensors:
     """The results of a call of tensors that ``is_grads_batched`` made."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    level = max(_legacy_level(t) for t in given)
     own: list[Any] = []
     on: list[bool] = []
     for t in given:
@@ -183,6 +182,18 @@ def over_legacy(rules: Rules, *given: Any) -> Tensors:
     size = max((t.shape[0] for t, there in zip(own, on, strict=True) if there), default=1)
     own = [t.expand(size, *t.shape[1:]) if there else t for t, there in zip(own, on, strict=True)]
     return tuple(torch._add_batch_dim(t, 0, level) for t in rules.batched(size, on, own))
+
+
+def _legacy_level(t: Any) -> int:
+    """The innermost level that a tensor of ``is_grads_batched`` has; 0 for any other. It is asked of the
+    tensor: backward passes of a GPU run in threads that know of no level."""
+    found = level = 0
+    while isinstance(t, Tensor) and functorch.is_legacy_batchedtensor(t):
+        level += 1
+        few, more = (torch._remove_batch_dim(t, level, n, 0) for n in (1, 2))
+        if few.shape[0] == more.shape[0]:  # its own dim; else a new one of as many
+            found, t = level, few
+    return found
 
 
 def looped(call: Callable[..., Tensors]) -> Batched:
