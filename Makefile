@@ -17,7 +17,7 @@ GPU_NAME ?= $(or $(if $(GPU),$(shell $(GPU) --query-gpu=name --format=csv,nohead
 
 MEASURES := measure-layers measure-right measure-networks measure-dropin measure-ablation measure-tune \
     measure-issues
-.PHONY: help install demo test check check-all docs lint matrix mutants sanitize release report-images \
+.PHONY: help install demo test check check-all docs lint house matrix mutants sanitize release report-images \
     clean measure $(MEASURES)
 help:
 	@echo "make demo     convolutions of a real network, generated, executed, compared with the answer"
@@ -25,6 +25,7 @@ help:
 	@echo "make check    ruff, mypy --strict, and the test suite"
 	@echo "make lint     ruff and mypy alone"
 	@echo "make docs     the documentation as a site in build/site; warnings are errors"
+	@echo "make house    figures of the architecture: sizes, imports, names, with limits"
 	@echo "make matrix   the golden problems compiled for every chip, by two releases of Triton"
 	@echo "make mutants  mutation testing: 100 drawn bugs (N=, SEED=) planted one at a time in the rooms that"
 	@echo "              decide numbers, into bench/results/mutation.csv; and parts of keys omitted one by one"
@@ -80,6 +81,9 @@ lint: $(ready)
 	$(PYTHON) -m mypy --strict transconv
 
 check: lint test
+
+house: $(ready)
+	@$(PYTHON) -m tests.house.metrics
 
 docs: $(ready)
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --site-dir build/site

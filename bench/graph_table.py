@@ -62,3 +62,37 @@ def _apart(row: Row | None, of: Row | None) -> str:
     if not all(lists):
         return "-"
     return f"{max(abs(a - b) / abs(b) for a, b in zip(*lists, strict=True)):.1e}"
+
+
+def models_table(rows: list[Row]) -> str:
+    """A line for each GPU and kind of model: how many, the geometric mean and the least of torch.compile's
+    time over ours, by the clock and of the GPU's time. ``rows``: of ``graphs.csv`` and of ``zoo.csv``."""
+    found: dict[tuple[str, str], list[tuple[str, float, float]]] = {}
+    for row in rows:
+        if "inductor_ms" in row:
+            of, sides = "classifiers, segmentation, video: inference", _sides_of_zoo(row)
+        else:
+            own = [r for r in rows if r["model"] == row["model"] and r["device"] == row["device"]]
+            if row is not own[0] or "side" not in row:
+                continue
+            training = row["what"] == "training"
+            of = "training steps" if training else "autoencoders of image and video: inference"
+            sides = [(number(r, "ms"), number(r, "gpu_ms")) if (r := _fastest(own, side)) else (None, None)
+                     for side in ("inductor", "transconv")]
+        (theirs, their_gpu), (ours, our_gpu) = sides
+        if theirs and ours and their_gpu and our_gpu:
+            found.setdefault((of, str(row["device"])), []).append(
+                (row["model"], theirs / ours, their_gpu / our_gpu))
+    cells = []
+    for (of, device), ratios in sorted(found.items()):
+        least = min(ratios, key=lambda x: x[1])
+        cells.append([of, device.replace("_", " "), str(len(ratios)),
+                      two_digits(geometric_mean([x[1] for x in ratios])), f"{least[1]:.2f} `{least[0]}`",
+                      two_digits(geometric_mean([x[2] for x in ratios])),
+                      str(sum(x[1] < 1 for x in ratios))])
+    return markdown(["models", "GPU", "timed", "torch.compile / ours", "least", "the same of the GPU's time",
+                     "slower"], cells)
+
+
+def _sides_of_zoo(row: Row) -> list[tuple[float | None, float | None]]:
+    return [(number(row, f"{side}_ms"), number(row, f"{side}_gpu_ms")) for side in ("inductor", "transconv")]

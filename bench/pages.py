@@ -15,7 +15,7 @@ from bench import ablation_table, plots
 from bench.chips_table import chips_table
 from bench.distributed import distributed_table
 from bench.environment import ROOT
-from bench.graph_table import graphs_table
+from bench.graph_table import graphs_table, models_table
 from bench.issue_table import issues_table
 from bench.kernels.kernel_table import kernels_table
 from bench.quantized_table import quantized_table, training_table
@@ -29,7 +29,8 @@ from bench.run_tables import (
     overhead_table,
     samples_table,
 )
-from bench.size_table import first_calls_table, models_table, sizes_table
+from bench.size_table import first_calls_table, sizes_table
+from bench.size_table import models_table as size_models_table
 from bench.slide_table import slide_table
 from bench.small_types import small_types_table
 from bench.start_table import start_table
@@ -116,10 +117,12 @@ TABLES = {
     "slide": Table(("h200_slide_trials.csv",),
                    ("python -m bench schedules bench/problems/slide_trials.csv",), slide_table),
     "size_models": Table(("h200_size_models.csv",), ("python -m bench sizes --only models",),
-                         models_table),
+                         size_models_table),
     "first_calls": Table(("h200_first_calls.csv",), ("python -m bench first-calls",), first_calls_table),
     "start": Table(("h200_start.csv",), ("python -m bench start --models resnet50,audio,detection",),
                    start_table),
+    "models": Table(("h100_zoo.csv", "h200_zoo.csv", "h100_graphs.csv", "h200_graphs.csv"), (
+        "python -m bench zoo", "python -m bench graphs"), models_table),
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
     "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),

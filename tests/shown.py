@@ -82,6 +82,8 @@ def source(head: str, page: str) -> str:
         name, _, settings[name] = words.pop(0).partition("=")
     if words[:3] == ["python", "-m", "transconv"]:
         return TIMES.sub(r"\1", printed(words[3:], settings))
+    if words[:2] == ["python", "-m"]:
+        return programs.run(words[1:], cwd=ROOT).stdout
     names = [m for m in re.findall(r"^\$ python (\w+\.py)$", page, re.MULTILINE) if settings == SETTINGS]
     return executed(tuple(dict.fromkeys(names or [words[1]])), page, tuple(settings.items()))[words[1]]
 

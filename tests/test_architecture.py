@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PACKAGE = ROOT / "transconv"
+from tests.house.metrics import FIGURES, Figure, limit_of, limits
+from tests.house.source import PACKAGE, ROOT, imports, relative, sources, tree_of
+from tests.house.source import room_of as layer_of
 
 # The packages, lowest first; a module may import its own package and those of earlier lines. Packages of
 # one line do not import each other.
@@ -53,43 +51,7 @@ LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "run
 TENSORS = ("verify/data.py", "verify/oracle.py", "verify/judgement.py", "verify/epilogue_data.py",
            "verify/machine.py", "verify/case.py", "verify/computation.py", "verify/timed.py",
            "tuning/timing.py")
-SOURCES = sorted(p for p in PACKAGE.rglob("*.py"))
-
-
-def relative(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
-
-
-def layer_of(path: Path) -> str:
-    return relative(path).split("/")[0].removesuffix(".py")
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@functools.cache
-def imports(path: Path) -> tuple[tuple[str, bool], ...]:
-    """Every imported module, and whether it is imported when the file is (not in a function, not
-    for types alone)."""
-    def visit(at: ast.AST, early: bool) -> Iterator[tuple[str, bool]]:
-        for child in ast.iter_child_nodes(at):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                yield from visit(child, False)
-            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                yield from visit(child, False)
-            elif isinstance(child, ast.Import):
-                yield from ((a.name, early) for a in child.names)
-            elif isinstance(child, ast.ImportFrom):
-                assert child.level == 0, f"{relative(path)}: a relative import"
-                assert child.module is not None
-                whole = child.module == "transconv"
-                yield from ((f"transconv.{a.name}" if whole else child.module, early)
-                            for a in child.names)
-            else:
-                yield from visit(child, early)
-    return tuple(visit(tree_of(path), True))
+SOURCES = sources()
 
 
 def test_every_file_is_in_a_layer() -> None:
@@ -247,11 +209,20 @@ def test_names_of_files_say_what_is_in_them() -> None:
     assert not [p for p in everywhere if p.stem in vague]
 
 
-def test_sizes_of_files() -> None:
-    lines = {relative(p): len(p.read_text().splitlines()) for p in SOURCES}
-    assert not {name: n for name, n in lines.items() if n > 600}
-    assert statistics.median(n for name, n in lines.items() if n > 1) <= 250
-    assert len([name for name in lines if "/" not in name]) <= 8
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_figures_do_not_grow(figure: Figure) -> None:
+    """What is counted is at most its limit; of a list, no member is new and none that is gone is still
+    allowed. ``python -m tests.house.metrics --lower`` lowers limits."""
+    allowed = limits()[figure.name]
+    if figure.members is not None:
+        assert isinstance(allowed, list)
+        assert not set(figure.members) - set(allowed), "write it so that it needs no exception"
+        assert not set(allowed) - set(figure.members), "gone: lower the limits"
+    assert figure.value <= limit_of(figure)
+
+
+def test_the_root_has_few_files() -> None:
+    assert len([p for p in SOURCES if p.parent == PACKAGE]) <= 9
 
 
 def test_only_knobs_reads_the_environment() -> None:

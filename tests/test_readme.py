@@ -57,7 +57,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_programs(printed: str) -> None:
-    for said in ("@triton.jit", "result (fwd)", "1 convolution converted"):
+    for said in ("@triton.jit", "result (fwd)"):
         assert said in printed
 
 

@@ -19,7 +19,8 @@ from transconv.__main__ import main
 DOCS = ROOT / "docs"
 PAGES = (*(DOCS / f"{name}.md" for name in (
     "README", "models", "graphs", "kernels", "reading", "architecture", "four_stages", "gallery",
-    "glossary", "quantized", "kernel_api", "kernel_masks", "kernel_functions", "simplification")),
+    "glossary", "guide_source", "quantized", "kernel_api", "kernel_masks", "kernel_functions",
+    "simplification")),
     *sorted((DOCS / "how_to_add").glob("*.md")), ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md")
 BLOCKS = [(page, block) for page in PAGES for block in blocks(page.read_text("utf-8"))]
 SHOWN = [(page, block) for page, block in BLOCKS if block.rule]
