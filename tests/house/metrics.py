@@ -208,7 +208,8 @@ def lower_limits() -> None:
         if figure.members is not None:
             allowed[figure.name] = [m for m in figure.members if not isinstance(known, list) or m in known]
         else:
-            most = max(figure.value, figure.meant)
+            step = 500 if figure.value > 9_999 else 50 if figure.value > 999 else 1
+            most = max(-(-figure.value // step) * step, figure.meant)  # lines vary with each change
             allowed[figure.name] = min(most, known) if isinstance(known, int) else most
     ALLOWED.write_text(json.dumps(allowed, indent=1) + "\n")
 
