@@ -37,6 +37,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "graphs": "time whole models through torch.compile's backend, and torch's own compilers",
            "zoo": "compile, check and time torchvision's and timm's convolutional models",
            "overhead": "measure the host time of one warm call, and torch's",
+           "graph-checks": "time first calls of models with and without their comparison with torch",
            "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
            "first-calls": "measure what a new size costs the host, with kernels for any size",
            "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
