@@ -101,7 +101,7 @@ check-all: check matrix mutants
 	TRITON_INTERPRET=1 $(PYTHON) -m tests.torch_ops.attack --n 30 --seed 1
 
 # Some 10 minutes for the parts of keys and texts, a process for each. The drawn mutants take some 30, and the
-# record of what each test executes as long as `make test` twice; it is kept in build/mutation, and of what
+# record of what each test executes about as long as `make test`; it is kept in build/mutation, and of what
 # is in the file of results nothing is tried again.
 N ?= 100
 SEED ?= 1

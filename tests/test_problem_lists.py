@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 from pathlib import Path
 
 import pytest
+import torch
 
+from transconv.conv import SCHEMA, from_json
 from transconv.conv.problem import ConvProblem, Prop
 from transconv.conv.problem_lists import iter_problems, read_problems
 from transconv.errors import ProblemError
@@ -114,3 +117,27 @@ def test_every_descriptor_of_the_suite_parses() -> None:
 def test_a_backslash_that_stands_alone_joins_lines() -> None:
     lines = ["--dt=f16, \\", "    bf16,\\", "  f32  # three", "ic4ih8oc4oh6kh3"]
     assert [p.dtypes[0].name for p in read_problems(lines)] == ["f16", "bf16", "f32"]
+
+
+def test_layers_of_a_file_have_the_sizes_that_torch_gives_them() -> None:
+    """Drawn layers in JSON, forward and transposed: images as torch's modules make them."""
+    rng = random.Random(4)
+    for at in range(60):
+        n = rng.randint(1, 3)
+        kernel, stride, dilation = ([rng.randint(1, 3) for _ in range(n)] for _ in range(3))
+        pad = [rng.randint(0, (k - 1) * d) for k, d in zip(kernel, dilation, strict=True)]
+        size = [(k - 1) * d + rng.randint(1, 5) for k, d in zip(kernel, dilation, strict=True)]
+        extra = [rng.randint(0, max(s, d) - 1) for s, d in zip(stride, dilation, strict=True)]
+        transposed, groups = rng.random() < 0.5, rng.choice([1, 2])
+        row = {"name": f"layer_{at}", "n": 2, "groups": groups, "cin": 4, "cout": 6, "in_size": size,
+               "kernel": kernel, "stride": stride, "dilation": dilation, "pad": pad,
+               "transposed": transposed, **({"output_padding": extra} if transposed else {})}
+        (layer,) = from_json({"schema": SCHEMA, "layers": [row]})
+        words = {"stride": stride, "padding": pad, "dilation": dilation, "groups": groups}
+        module = (getattr(torch.nn, f"ConvTranspose{n}d")(4, 6, kernel, output_padding=extra, **words)
+                  if transposed else getattr(torch.nn, f"Conv{n}d")(4, 6, kernel, **words))
+        made = module(torch.zeros(2, 4, *size)).shape[2:]
+        p = layer.shape
+        ends = [tuple(size), tuple(made)]
+        assert [p.i, p.o] == (ends[::-1] if transposed else ends), row
+        assert (p.ic, p.oc) == ((6, 4) if transposed else (4, 6)) and layer.transposed == transposed

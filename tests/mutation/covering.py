@@ -280,13 +280,13 @@ class Covering:
         return self.taken(test) * (self.size.get(test, 1000) + 100)
 
     def ordered(self, tests: Iterable[str]) -> list[str]:
-        """Cheap and specific ones first; of the cases of one test function first one, then two, .."""
-        cases: dict[str, list[str]] = defaultdict(list)
+        """Cheap and specific ones first; a case costs the more, the more cases of its test precede it."""
+        cases: dict[str, int] = defaultdict(int)
+        weighed = []
         for test in sorted(tests, key=lambda t: (t not in self.size, self.cost(t), t)):
-            cases[_function(test)].append(test)
-        functions = sorted(cases.values(), key=lambda each: self.cost(each[0]))
-        rounds = [[t for each in functions for t in each[2**r - 1:2**(r + 1) - 1]] for r in range(13)]
-        return [test for each in rounds for test in each]
+            cases[_function(test)] += 1
+            weighed.append((self.cost(test) * cases[_function(test)], test))
+        return [test for _, test in sorted(weighed)]
 
 
 def _function(test: str) -> str:

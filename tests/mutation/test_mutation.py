@@ -102,7 +102,7 @@ def test_cheap_tests_of_different_functions_come_first() -> None:
     covering.usual = {"f::a": 0.3}
     covering.size = dict.fromkeys(covering.seconds, 3)
     assert covering.ordered([*covering.seconds, "f::a[0]"]) == [
-        "f::a[1]", "f::b", "f::c", "f::a[2]", "f::a[3]", "f::a[0]"]
+        "f::a[1]", "f::b", "f::a[2]", "f::a[3]", "f::c", "f::a[0]"]
 
 
 def test_files_that_are_drawn_often_exist() -> None:

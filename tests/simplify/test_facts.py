@@ -211,3 +211,11 @@ def test_facts_read_as_ranges_conditions_and_divisors() -> None:
     known = Facts({x: Range(0, 7)}).assume(y < x).with_multiple(y, 4)
     said = repr(known)
     assert "0<=x<=7" in said and str(simplify(y < x, known)) and "y" in said.split(";")[1] and "4" in said
+
+
+def test_a_quotient_that_equals_a_number_is_a_bound_where_one_end_is_known() -> None:
+    x = Var("x")
+    at_least, below = Facts({x: Range(8, 100)}), Facts({x: Range(0, 11)})
+    assert simplify(eq(x // 4, 2), at_least) == (x < 12)
+    assert simplify(eq(x // 4, 2), below) == (8 <= x)
+    assert simplify(eq(x // 4, 2), Facts({x: Range(0, 100)}).with_multiple(x, 4)) == eq(x, 8)

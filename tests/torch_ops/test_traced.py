@@ -180,3 +180,25 @@ def test_a_bias_of_another_type_is_refused_as_torch_does(dtype: torch.dtype) -> 
     with pytest.raises(RuntimeError, match="bias|type") as ours:
         transconv.fused_conv2d(x, w, torch.zeros(6, dtype=dtype), epilogue=lambda acc: acc * 2)
     assert "float16" in str(ours.value).lower() or "half" in str(ours.value).lower()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_gradients_of_operands_have_their_types_and_lose_nothing_on_the_way(
+        dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an operand of one value for each feature it is a sum, whose terms are not rounded first."""
+    monkeypatch.setattr(transconv.config, "cpu", "interpret")
+
+    def both(acc: Tensor, res: Tensor, gate: Tensor) -> Tensor:
+        return (acc + res) * gate
+
+    x, w, b, res, gate = given(dtype)
+    y = transconv.fused_conv2d(x, w, b, padding=1, epilogue=both, operands=(res, gate))
+    g = torch.randn_like(y)
+    found = torch.autograd.grad(y, (res, gate), g)
+    wide = [t.detach().double() for t in (x, w, b, res, gate, g)]
+    acc = F.conv2d(wide[0], wide[1], wide[2], padding=1)
+    want = (wide[5] * wide[4], (wide[5] * (acc + wide[3])).sum((0, 2, 3))[:, None, None])
+    for a, c, near in zip(found, want, (2e-3, 1e-2), strict=True):
+        assert a.dtype is dtype
+        torch.testing.assert_close(a.double(), c, rtol=near, atol=near * float(c.abs().max()))
+    assert any("epilogue" in n for n in transconv.stats().native) and not transconv.stats().fallback
