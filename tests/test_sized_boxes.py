@@ -71,6 +71,12 @@ def built(at: int, target: Target = SM90) -> tuple[Compute, Plan]:
     return compute, build_compute(compute, target, Schedule.parse(schedule))
 
 
+def read_back(compute: Compute, step: Any) -> Any:
+    """A step, as a record of its plan has it."""
+    return kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0,
+                      {t.name: t for t in compute.tensors})
+
+
 @pytest.mark.every(2)
 @pytest.mark.parametrize("at", range(len(LAYERS)), ids=NAMES)
 def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +187,7 @@ def test_stepped_boxes_are_read_back_and_lie_on_disk(monkeypatch: pytest.MonkeyP
     for stage, kernel in transconv.lower(compute, STEPPED[0][2], "sm_90"):
         assert Kernel.parse(str(kernel)) is kernel, stage
     step = plan.steps[0]
-    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0)
+    again = read_back(compute, step)
     assert again.launcher.boxes == step.launcher.boxes
     assert [b[0].every for b in step.launcher.boxes if b and b[0].every] == [(1, 2, 2, 1)]
     assert "in boxes of [1, 4, 8, 16] of every [1, 2, 2, 1]" in step.source
@@ -375,12 +381,14 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
 
 def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
-    step = built(1)[1].steps[0]
-    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0)
+    compute, plan = built(1)
+    step = plan.steps[0]
+    again = read_back(compute, step)
     assert again.launcher.boxes == step.launcher.boxes
     assert any(b and b[0].extents for b in step.launcher.boxes)
-    step = built(NAMES.index("planes"))[1].steps[0]
-    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0)
+    compute, plan = built(NAMES.index("planes"))
+    step = plan.steps[0]
+    again = read_back(compute, step)
     assert again.launcher.boxes == step.launcher.boxes
     assert any(b and b[0].pitches for b in step.launcher.boxes)
 

@@ -78,8 +78,10 @@ def test_programs_are_counted_for_the_sizes() -> None:
 
 def test_a_plan_lies_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
-    step = built("window")[1].steps[0]
-    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0)
+    compute, plan = built("window")
+    step = plan.steps[0]
+    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0,
+                       {t.name: t for t in compute.tensors})
     for run in (step.launcher, again.launcher):
         assert isinstance(run, SizedLauncher) and run.explicit and run.describe is describe_explicit
         assert run.sizes.names == ("MB", "IH", "IW")

@@ -33,7 +33,8 @@ def test_every_result_is_read_and_every_result_that_is_named_exists() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for pattern in READERS for path in ROOT.glob(pattern)
                      if path != ROOT / "docs/results.md")
     there = {p.name for p in pages.RESULTS.iterdir()}
-    named = set(re.findall(r"\b(?:h100|h200|interpreted)_\w+\.(?:csv|json|txt)", text))
+    named = set(re.findall(
+        r"\b(?:h100_|h200_|interpreted_|index_operations|mutation)\w*\.(?:csv|json|txt)", text))
     read = {name for chip in pages.CHIPS for table in pages.TABLES.values()
             for name in table.on(chip).files}
     unmeasured, named = read - there, named | read

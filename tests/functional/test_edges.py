@@ -3,7 +3,7 @@ that are ignored, norms of zero, saturated functions, empty inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf, nan
 from typing import Any
 
@@ -140,9 +140,20 @@ def test_operations(op: Op, dtype: torch.dtype) -> None:
         y = one(*leaves)
         slopes = torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True)
         found.append([y.detach(), *(torch.zeros_like(y) if t is None else t for t in slopes)])
-    torch.testing.assert_close(*found, equal_nan=True, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(known(found[0], found[1], op.name), found[1], equal_nan=True, rtol=1e-4,
+                               atol=1e-6)
     if dtype is torch.float32:
         assert transconv.stats().native and not transconv.stats().fallback
+
+
+def known(ours: Sequence[Tensor], theirs: Sequence[Tensor], name: str) -> list[Tensor]:
+    """Our results and gradients; of gelu_tanh without the gradients that torch does not know: its own are
+    NaN where the argument's square or cube is infinite, ours have the limit, 0 or 1."""
+    if name != "gelu_tanh":
+        return [*ours]
+    assert all(((a == 0) | (a == 1) | a.isnan())[b.isnan()].all()
+               for a, b in zip(ours, theirs, strict=True))
+    return [ours[0], *(a.where(~b.isnan(), b) for a, b in zip(ours[1:], theirs[1:], strict=True))]
 
 
 ACTIVATED: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -164,7 +175,8 @@ def test_fused_convolutions(name: str | None) -> None:
         found.append([y.detach(), *torch.autograd.grad(y, x, torch.ones_like(y))])
     assert transconv.stats().native["fwd"] and not transconv.stats().fallback
     for got in (found[0], found[2]):
-        torch.testing.assert_close(got, found[1], equal_nan=True, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(known(got, found[1], str(name)), found[1], equal_nan=True, rtol=1e-3,
+                                   atol=1e-4)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["", "create_graph"])

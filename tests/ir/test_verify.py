@@ -142,7 +142,7 @@ BREACHES = {
         kernel(ir.For(I, 4, ir.Comment("x"), "grid"), ir.For(J, 4, ir.Comment("x"), "grid")),
     ],
     "names-are-identifiers": [
-        kernel(name="2d"), kernel(name="a" * 65), kernel(ir.Let(ir.Var("in"), ir.ONE)),
+        kernel(name="2d"), kernel(name="a" * 161), kernel(ir.Let(ir.Var("in"), ir.ONE)),
         kernel(ir.For(ir.Var("i.j"), 4, ir.Comment("x"))), kernel(ir.Alloc(ir.Var(""))),
         kernel(ir.store(T, ir.Lane("m n", 4, 0), ZERO)), kernel(ir.Let(ir.Var("x\n"), ir.ONE)),
         kernel(params=(ir.Tensor("a-b", ("d",), (64,), T.layout),)),

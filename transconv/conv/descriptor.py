@@ -69,7 +69,7 @@ class _Axis:
 
 def parse_descriptor(text: str) -> Descriptor:
     """Read one descriptor (without spaces). Raises ProblemError with the position of the mistake."""
-    if not text.isascii():  # other alphabets have digits, too
+    if not re.sub(r'n".*"', "", text).isascii():  # other alphabets have digits, too; a name is a label
         raise ProblemError(f"problem '{text}': {why_not_text(text)}")
     given, name = _scan(text)
     for key in ("ic", "oc"):

@@ -49,7 +49,6 @@ SMALL = 1 << 12  # elements: what takes torch longer than is usual is the machin
 ELEMENT = (3e-8, 1e-9)  # seconds for an element of a result, on a CPU and a GPU
 FEW = 1 << 26  # bytes that are there, or torch says that they are not
 NEVER = (0, USUAL, 0.0)
-DIFFERS = "wrong"  # the reason for which torch computes it
 MEMORY = "there is no memory for torch's operators beside ours"
 LOST: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
 
@@ -174,7 +173,7 @@ class Watch:
     def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
         """Note that a result is wrong, and leave its case on the disk; the whole sentence."""
         said = f"{self.said(name)}: {why}"
-        stats.held(DIFFERS)
+        stats.held("wrong")
         self.checks.wrong.append(said)
         try:
             return said + failing_case.saved(self.values, name, said, works)
@@ -227,7 +226,7 @@ class RegionWatch:
             if name not in self.watch.values.settled:
                 if why := self.watch.difference(kernel, name, t, tf32, [kernel.workload]):
                     self.blamed = self.makers(name)
-                    raise Unsupported(DIFFERS, why)
+                    raise Unsupported("wrong", why)
                 self.watch.values.enter(name, t)
 
     def makers(self, name: str) -> frozenset[str]:
@@ -242,7 +241,7 @@ class RegionWatch:
             name = origin(node)
             if name in self.watch.values.of.nodes and self.watch.values.known.get(name) is not t:
                 if why := self.watch.difference(self.region, name, t, tf32, [k.workload for k in kernels]):
-                    raise Refused("of a region", self.makers(name), DIFFERS, why)
+                    raise Refused("of a region", self.makers(name), "wrong", why)
         self.watch.enter(self.region.outputs, made)
 
 
@@ -289,6 +288,6 @@ class FirstCall:
                 made[i] = watch.values.evaluated(watch.values.needed(name), [name])[name]
                 wrong = wrong or why
         if wrong:
-            stats.announce(DIFFERS, wrong, "a graph")
-            stats.add(False, DIFFERS, 1)
+            stats.announce("wrong", wrong, "a graph")
+            stats.add(False, "wrong", 1)
         return wrong

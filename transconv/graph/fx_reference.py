@@ -214,7 +214,7 @@ def _called(node: Node, values: Mapping[str, Any], wide: bool, change: Change | 
     if change is not None and getattr(target, "overloadpacket", None) in COMPARED:
         args = (_met(args[0], args[1], node), *args[1:])
     try:
-        found = target(*_wide(args), **_wide(kwargs)) if wide else target(*args, **kwargs)
+        found = target(*_wide(args), **_wide(kwargs)) if wide else _taken(target, args, kwargs)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -224,6 +224,22 @@ def _called(node: Node, values: Mapping[str, Any], wide: bool, change: Change | 
     if change is None or target is operator.getitem:
         return found
     return _changed(found, change, "result", node)
+
+
+def _taken(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An operation's result; of dense operands where its kernel takes no others, as that of group norms on
+    a GPU does. Values do not depend on it."""
+    try:
+        return target(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        given = [*args, *kwargs.values()]
+        if all(t.is_contiguous() for t in given if isinstance(t, Tensor)):
+            raise
+        dense = fx.node.map_aggregate((tuple(args), dict(kwargs)),
+                                      lambda t: t.contiguous() if isinstance(t, Tensor) else t)
+        return target(*dense[0], **dense[1])
 
 
 def _met(one: Any, other: Any, node: Node) -> Any:

@@ -4,6 +4,7 @@ the last pass; ``triton``: Triton's interpreter; ``device``: a GPU."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import tempfile
@@ -118,7 +119,9 @@ def _written(trial: KernelTrial, arrays: dict[str, Any]) -> float:
 
 def loaded(text: str, folder: Path) -> KernelFunction:
     """The kernel of a source, written to a file, as its lines are read from there."""
-    path = folder / f"drawn_kernel_{os.getpid()}.py"
+    # A name for each text: Python keeps what it compiled of a file by its size and the second of its date.
+    digest = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    path = folder / f"drawn_kernel_{digest}_{os.getpid()}.py"
     path.write_text(text, "utf-8")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
