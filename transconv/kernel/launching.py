@@ -279,7 +279,7 @@ def launcher_of(low: Lowered) -> Launcher:
     # The text says neither the types of the arrays nor how products are rounded.
     words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)} as written".encode()
     digest = hashlib.blake2b(words, digest_size=8).hexdigest()
-    path = write(low.source, f"kernel_{low.name}_{digest}"[:100])
+    path = write(low.source, f"kernel_{low.name[:75]}_{digest}")
     if kernel.sizes:
         return SizedLauncher(low.source, kernel.name, path, programs(kernel), kernel.sizes, low.warps,
                              low.num_stages, False, types=types, key=digest, fuse=False)
