@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from transconv.cli import variables
-from transconv.cli.options import Parser, refusal
-from transconv.cli.ranges import (
+from transconv.cli.arguments import variables
+from transconv.cli.arguments.options import Parser, refusal
+from transconv.cli.arguments.ranges import (
     at_least,
     folder,
     gigabytes,

@@ -19,11 +19,12 @@ from bench import environment, layers
 from bench.ablation_table import document
 from bench.check import verdict
 from transconv import knobs
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.passes import passes
 from transconv.schedule import Schedule, why_not
-from transconv.selection import choice, transfer
+from transconv.selection import choice
+from transconv.selection.tuning_db import transfer
 from transconv.target import Target, detect
 from transconv.tuning.progress import Progress
 from transconv.tuning.session import Job

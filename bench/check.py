@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import environment, layers
-from transconv.cli.options import some_computable
+from transconv.cli.arguments.options import some_computable
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table, number
@@ -70,7 +70,7 @@ def main(options: Namespace) -> int:
     out = Path(options.out)
     table = Table(out / "check.csv", COLUMNS, KEY)
     rows, todo = left(table, rows_of(options), options)
-    group = Group("transconv.verify.driver_run:work", options.workers,
+    group = Group("transconv.verify.benchdnn.run:work", options.workers,
                   environment.worker_environment(options.cache))
     tasks = []
     for row in todo:

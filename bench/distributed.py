@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.environment import ROOT, at_hand, device_name, versions, worker_environment
 from bench.tables import markdown, two_digits
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import Row, Table, number
 
 NAMES = ("unet3d", "wan", "weather", "volume")

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from transconv.distributed import transfer
-from transconv.torch_ops import originals, shapes
+from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
 
@@ -46,7 +47,7 @@ def no_rows() -> Iterator[None]:
 def nothing_computed() -> Iterator[None]:
     """torch's convolutions, which answer while kernels are prepared, leave results as memory has them: of
     2^31 elements and more they are slow or have no room."""
-    real = originals.aten_forward, originals.aten_backward
+    real = aten_convolutions.aten_forward, aten_convolutions.aten_backward
 
     def forward(x: Tensor, w: Tensor, b: Tensor | None, p: Params, dual: bool = False) -> Tensor:
         shape = shapes.output_shape(x.shape, w.shape, p)
@@ -58,8 +59,8 @@ def nothing_computed() -> Iterator[None]:
         return tuple(torch.empty_like(t) if wanted else None
                      for t, wanted in zip((x, w, bias), mask, strict=True))
 
-    originals.aten_forward, originals.aten_backward = forward, backward
+    aten_convolutions.aten_forward, aten_convolutions.aten_backward = forward, backward
     try:
         yield
     finally:
-        originals.aten_forward, originals.aten_backward = real
+        aten_convolutions.aten_forward, aten_convolutions.aten_backward = real

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.environment import ROOT, versions, worker_environment
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.progress import Progress
 
 COUNTS = ("passed", "rounded", "failed", "fell_back")

@@ -15,17 +15,20 @@ from unittest.mock import patch
 import torch
 
 import transconv
-from transconv.backend_triton import SizedLauncher, launch, sized_launch, starts
-from transconv.functional import launches
-from transconv.graph import compiled, eager_check, region_calls, torch_compile
-from transconv.runtime import allocator, compiler, trust
+from transconv.backend_triton import SizedLauncher
+from transconv.backend_triton.launch import bound_start, launcher, sized_launcher
+from transconv.functional.calls import compiled_launch
+from transconv.graph import torch_compile
+from transconv.graph.regions import region_calls, region_compiler
+from transconv.graph.verification import eager_check
+from transconv.runtime import allocator, compiler, first_run_check
 from transconv.target import TARGETS, Target
-from transconv.torch_ops import execute, route, route_starts
+from transconv.torch_ops.calls import launch_stubs, lower_call, route
 
 Launched = list[tuple[Any, ...]]
 """Of each launch the number of programs, then addresses, descriptors and sizes."""
 SM90 = Target.parse("sm_90")
-made, made_sized = launch.Launcher.__init__, SizedLauncher.__init__
+made, made_sized = launcher.Launcher.__init__, SizedLauncher.__init__
 
 
 @contextmanager
@@ -36,17 +39,17 @@ def as_on_gpu() -> Iterator[Launched]:
     def started(*given: Any) -> None:
         found.append((given[0], *given[13:]))
 
-    def init(self: launch.Launcher, *given: Any, **named: Any) -> None:
+    def init(self: launcher.Launcher, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
-        self.kept[None, True] = starts.Direct(started, self.grid, "f", "p")  # type: ignore[index]
+        self.kept[None, True] = bound_start.Direct(started, self.grid, "f", "p")  # type: ignore[index]
 
     replaced: list[tuple[Any, str, Any]] = [
-        (execute, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
-        (route_starts, "_empty", _empty), (allocator, "quickest", lambda: _empty),
-        (trust, "is_trusted", lambda *_: True),
-        (sized_launch, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
-        (starts, "encoding", lambda meta, box: lambda address, lying: [lying]),
-        (launch.Launcher, "__init__", init), (launch.Launcher, "_interpret", _interpret),
+        (lower_call, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
+        (launch_stubs, "_empty", _empty), (allocator, "quickest", lambda: _empty),
+        (first_run_check, "is_trusted", lambda *_: True),
+        (sized_launcher, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
+        (bound_start, "encoding", lambda meta, box: lambda address, lying: [lying]),
+        (launcher.Launcher, "__init__", init), (launcher.Launcher, "_interpret", _interpret),
         (SizedLauncher, "__init__", _init_sized), (SizedLauncher, "start", _start)]
     config = transconv.config
     before = config.cpu, config.sizes, config.fallback
@@ -72,18 +75,20 @@ def graphs_as_on_gpu() -> Iterator[Launched]:
     with ExitStack() as stack:
         found = stack.enter_context(as_on_gpu())
         for home, name, value in (
-                (torch_compile, "TARGETS", {**TARGETS, "interpreter": SM90}),
-                (torch_compile, "begin", lambda questions: None),
-                (compiled, "rank", lambda questions: None),
-                (launches, "target_of", lambda device: SM90), (launches, "current_device", lambda: None),
-                (launches.Launch, "start", _start_text),
-                (eager_check.Checks, "due", lambda self, values: False),
-                (region_calls.Launches, "empty", staticmethod(_empty))):
+            (torch_compile, "TARGETS", {**TARGETS, "interpreter": SM90}),
+            (torch_compile, "begin", lambda questions: None),
+            (region_compiler, "rank", lambda questions: None),
+            (compiled_launch, "target_of", lambda device: SM90),
+            (compiled_launch, "current_device", lambda: None),
+            (compiled_launch.Launch, "start", _start_text),
+            (eager_check.Checks, "due", lambda self, values: False),
+            (region_calls.Launches, "empty", staticmethod(_empty)),
+        ):
             stack.enter_context(patch.object(home, name, value))
         yield found
 
 
-def _start_text(self: launches.Launch, tensors: Any) -> None:
+def _start_text(self: compiled_launch.Launch, tensors: Any) -> None:
     if self.begin is None:
         self.begin, self.device = self.plan.starter(None, True, self.names), None  # type: ignore
     assert self.begin is not None
@@ -95,14 +100,14 @@ def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def _interpret(self: launch.Launcher, tensors: list[Any]) -> None:
+def _interpret(self: launcher.Launcher, tensors: list[Any]) -> None:
     self.kept[None, True](tuple(t.data_ptr() for t in tensors), tensors, "stream")  # type: ignore[index]
 
 
 def _init_sized(self: SizedLauncher, *given: Any, **named: Any) -> None:
     made_sized(self, *given, **named)
     kernel = SimpleNamespace(function="f", packed_metadata="p")
-    self.starts[None, True] = sized_launch._Start(self, kernel)  # type: ignore[index]
+    self.starts[None, True] = sized_launcher._Start(self, kernel)  # type: ignore[index]
 
 
 def _start(self: SizedLauncher, tensors: list[Any], values: dict[str, int]) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from bench.environment import at_hand, versions
 from bench.issues import short
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import Table
 
 COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "second_ms", "compared", "device",

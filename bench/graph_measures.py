@@ -24,7 +24,7 @@ import transconv
 from bench.graph_models import MODELS, GraphModel, Tensor
 from bench.network_measures import covered, relative
 from bench.waves import take
-from transconv.backend_triton import starts
+from transconv.backend_triton.launch import bound_start
 from transconv.graph import KernelRow, Report, TorchRow
 
 Row = dict[str, Any]
@@ -262,12 +262,12 @@ def of_report(found: Report) -> Row:
 def counted() -> Iterator[list[tuple[int, ...]]]:
     """Within ``with``, the addresses of launches with boxes whose descriptors were not at hand."""
     found: list[tuple[int, ...]] = []
-    look = starts.Encoder.__call__
+    look = bound_start.Encoder.__call__
 
-    def noted(self: starts.Encoder, at: tuple[int, ...], places: Any) -> Any:
+    def noted(self: bound_start.Encoder, at: tuple[int, ...], places: Any) -> Any:
         found.append(at)
         return look(self, at, places)
-    with patch.object(starts.Encoder, "__call__", noted):
+    with patch.object(bound_start.Encoder, "__call__", noted):
         yield found
 
 

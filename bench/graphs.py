@@ -16,7 +16,7 @@ from bench.environment import at_hand, versions, worker_environment
 from bench.graph_measures import LAYOUTS, STEPS, Row
 from bench.graph_models import MODELS
 from bench.graph_table import SIDES, graphs_table
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import Table
 from transconv.verify.pool import Pool
 

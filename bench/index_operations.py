@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from transconv import ir
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.relation import computes
 from transconv.errors import TransconvError
@@ -42,7 +42,7 @@ from transconv.schedule import Schedule
 from transconv.simplify import Facts, range_of
 from transconv.target import TARGETS
 from transconv.tuning.table import Table
-from transconv.verify import draw, draw_schedule
+from transconv.verify.draw import conv_problems, legal_schedules
 
 COLUMNS = ("problem", "direction", "launch", "schedule", "target", "side", "masks", "removable", "unknown",
            "operations", "divisions", "nodes")
@@ -105,8 +105,8 @@ def _drawn(count: int) -> Iterator[Text]:
     for seed in range(count):
         rng = Random(seed)
         prop, target = rng.choice(list(Prop)), rng.choice(["sm_80", "sm_90"])
-        problem = draw.drawn(rng, prop)
-        schedule = draw_schedule.schedule(rng, list(computes(problem, prop)), TARGETS[target])
+        problem = conv_problems.drawn(rng, prop)
+        schedule = legal_schedules.schedule(rng, list(computes(problem, prop)), TARGETS[target])
         if schedule is not None:
             for launch in range(len(list(computes(problem, prop)))):
                 yield str(problem), prop.value, str(launch), str(schedule), target

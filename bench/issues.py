@@ -18,7 +18,7 @@ from typing import Any
 from bench import environment
 from bench.issue_cases import CASES, IssueCase
 from bench.issue_table import issues_table
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Row, Table
 from transconv.verify.pool import Group, Pool, Task

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transconv.conv import DIRECTIONS, SCHEMA, Layer, from_json, from_problems, layers, select
+from transconv.conv import DIRECTIONS, SCHEMA, Layer, from_json, from_problems, select
+from transconv.conv.problem import layers
 
 __all__ = ["DIRECTIONS", "OWN", "SCHEMA", "Layer", "from_json", "from_problems", "read", "select"]
 

@@ -24,7 +24,8 @@ from transconv.compute import Compute, kernels, parse, touched
 from transconv.cost import estimate
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, why_not
-from transconv.selection import heuristics, spread
+from transconv.selection import spread
+from transconv.selection.proposals import heuristics
 from transconv.target import detect
 from transconv.tuning.timing import Clock
 from transconv.verify.timed import random_tensor

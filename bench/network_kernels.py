@@ -17,12 +17,12 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
     """The kernels that one training step and one inference need, eager and compiled: a graph
     leaves a bias under autocast in float32."""
     from transconv.errors import Unsupported
-    from transconv.torch_ops import execute, routes
+    from transconv.torch_ops.calls import lower_call, route_cache
 
     setting = Setting(model, precision, layout, device, small)
     prepare()
     asked: dict[tuple[Any, ...], None] = {}
-    planned = execute.planned
+    planned = lower_call.planned
 
     def note(problem: Any, prop: Any, device: Any, epilogue: str, aligned: bool,
              deterministic: bool, bias: torch.dtype | None, mode: str) -> Any:
@@ -30,7 +30,7 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
             asked[problem, prop, epilogue, aligned, deterministic, added] = None
         raise Unsupported("bench:collecting")
 
-    execute.planned = note
+    lower_call.planned = note
     try:
         with gpu(lock, exclusive=False):
             setting.arrange()
@@ -41,20 +41,20 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
                 setting.forward(after.eval(), x)
             setting.wait()
     finally:
-        execute.planned = planned
-        routes.forget()
+        lower_call.planned = planned
+        route_cache.forget()
         release()
     return {"kernels": list(asked)}
 
 
 def compile_one(kernel: tuple[Any, ...]) -> Row:
     """Plan and compile into the shared cache. What fails here will fail, and be counted, there."""
-    from transconv.torch_ops import execute
+    from transconv.torch_ops.calls import lower_call
     from transconv.verify.case import warm
 
     problem, prop, epilogue, aligned, *how = kernel
     start = time.perf_counter()
-    compiled = execute.planned(problem, prop, torch.device("cuda"), epilogue, aligned, *how)
+    compiled = lower_call.planned(problem, prop, torch.device("cuda"), epilogue, aligned, *how)
     if aligned:  # others are compiled where they are launched
         warm(compiled)
     return {"seconds": time.perf_counter() - start}
@@ -63,11 +63,11 @@ def compile_one(kernel: tuple[Any, ...]) -> Row:
 def plan_all(kernels: list[tuple[Any, ...]], device: str) -> None:
     """Generate the kernels' texts before the GPU is locked."""
     from transconv.errors import Unsupported
-    from transconv.torch_ops import execute
+    from transconv.torch_ops.calls import lower_call
 
     for problem, prop, *how in kernels:
         try:
-            execute.planned(problem, prop, torch.device(device, 0) if device == "cuda"
+            lower_call.planned(problem, prop, torch.device(device, 0) if device == "cuda"
                             else torch.device(device), *how)
         except Unsupported:
             pass

@@ -21,7 +21,7 @@ from bench import models
 from bench.environment import at_hand, versions, worker_environment
 from bench.network_measures import STEPS
 from bench.network_setting import LAYOUTS, PRECISIONS, Row
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.progress import Progress
 from transconv.tuning.table import Table
 from transconv.verify.pool import Group, Pool, Task

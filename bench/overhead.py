@@ -23,7 +23,7 @@ from bench import overhead_functional
 from bench.environment import at_hand, versions
 from bench.overhead_functional import MODES
 from bench.overhead_parts import parts
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import Table
 
 COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", "device",
@@ -94,13 +94,13 @@ def compare(sides: dict[str, Call], calls: int, bursts: int, device: str) -> dic
 def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
            transposed: bool) -> dict[str, Call]:
     """The part below the public function: the plan's launch on a kept result."""
-    from transconv.torch_ops import requests, routes
+    from transconv.torch_ops.calls import call_attributes, route_cache
 
     n = x.dim() - 2
     numbers = [tuple((kwargs.get(k, d),) * n) for k, d in (("stride", 1), ("padding", 0),
                                                            ("dilation", 1))]
-    req = requests.request("", 0, *numbers, transposed, (0,) * n, kwargs.get("groups", 1))
-    route = routes.forward_route(req, x, w, None, "now")
+    req = call_attributes.request("", 0, *numbers, transposed, (0,) * n, kwargs.get("groups", 1))
+    route = route_cache.forward_route(req, x, w, None, "now")
     if route.compiled is None:
         return {}
     y = x.new_empty_strided(route.shape, route.strides)

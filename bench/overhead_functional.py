@@ -23,10 +23,10 @@ import torch.nn.functional as F
 import transconv.functional as ours
 from transconv import config
 from transconv.compute import parse
-from transconv.functional import launches, routes
+from transconv.functional.calls import compiled_launch, route_cache
 from transconv.runtime import build_compute
 from transconv.target import Target
-from transconv.torch_ops.route import current_device
+from transconv.torch_ops.calls.route import current_device
 
 Call = Callable[[], object]
 
@@ -104,16 +104,16 @@ def launched(device: str) -> Iterator[None]:
     if device == "cuda":
         yield
         return
-    before, empty, start = config.cpu, routes._empty, launches.Launch.start
+    before, empty, start = config.cpu, route_cache._empty, compiled_launch.Launch.start
 
-    def begin(self: launches.Launch, tensors: Any) -> None:
+    def begin(self: compiled_launch.Launch, tensors: Any) -> None:
         self.begin, self.device = (lambda *given: None), current_device()
 
     interpreted = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"  # without it torch would compute
     config.cpu = "interpret"
-    routes._empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
-    launches.Launch.start = begin
+    route_cache._empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    compiled_launch.Launch.start = begin
     try:
         yield
     finally:
@@ -121,8 +121,8 @@ def launched(device: str) -> Iterator[None]:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
         config.cpu = before
-        routes._empty = empty
-        launches.Launch.start = start
+        route_cache._empty = empty
+        compiled_launch.Launch.start = start
 
 
 def generated(name: str, chip: str = "sm_90", times: int = 5) -> float:

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 
 import transconv
-from transconv.torch_ops import (
+from transconv.torch_ops import functional
+from transconv.torch_ops.calls import (
     autograd,
+    call_attributes,
+    call_cache,
     dispatch,
-    execute,
-    functional,
-    requests,
+    launch_stubs,
+    lower_call,
     route,
-    route_starts,
-    routes,
-    warm,
+    route_cache,
 )
 
 Call = Callable[[], object]
@@ -32,19 +32,19 @@ def parts(device: str) -> dict[str, Call]:
     x = torch.randn(1, 16, 8, 8, device=device)
     w = torch.randn(16, 16, 3, 3, device=device)
     leaf = w.clone().requires_grad_()
-    for _ in range(2 * warm.PATIENCE + 2):
+    for _ in range(2 * call_cache.PATIENCE + 2):
         transconv.conv2d(x, w, padding=1)
         transconv.conv2d(x, leaf, padding=1)
-    req = requests.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    found: route.Route = routes.forward_route(req, x, w, None, "now")
-    check = warm.guard(x, w)
+    req = call_attributes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    found: route.Route = route_cache.forward_route(req, x, w, None, "now")
+    check = call_cache.guard(x, w)
     assert check is not None, "this torch has no guard of tensors"
     made: dict[str, Call] = {
         "an empty `with torch.no_grad()`": _nothing,
         "guard: type, dtype, sizes, strides, keys": lambda: check(x, w),
-        "numeric switches": lambda: execute.flags(torch.float32),
+        "numeric switches": lambda: lower_call.flags(torch.float32),
         "two addresses": lambda: x.data_ptr() | w.data_ptr(),
-        "the general key": lambda: routes.forward_key(req, x, w, None),
+        "the general key": lambda: route_cache.forward_key(req, x, w, None),
     }
     if found.start is not None and found.compiled is not None:
         start = found.start
@@ -52,7 +52,7 @@ def parts(device: str) -> dict[str, Call]:
         begin = found.compiled.starter(found.device, found.aligned)
         assert begin is not None
         made |= {
-            "an empty result": lambda: route_starts._empty(found.shape, found.strides, torch.float32),
+            "an empty result": lambda: launch_stubs._empty(found.shape, found.strides, torch.float32),
             "a launch": lambda: begin(x, w, y),
             "a result and a launch": lambda: start(x, w),
         }

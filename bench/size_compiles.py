@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transconv.runtime import readiness_child
+from transconv.runtime.compilation import compile_child
 from transconv.tuning.table import Row
 
 
 def compiled(job: dict[str, Any], name: str, direction: str) -> Row:
     """Compile the plan of a question (``Question.job``) into the caches; which pair it is for."""
-    return readiness_child.answer(job)
+    return compile_child.answer(job)

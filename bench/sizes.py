@@ -23,9 +23,9 @@ from bench import environment
 from bench.issues import short
 from bench.size_layers import LAYOUTS, Size, allowed, chosen, chunks, drawn, order
 from bench.size_table import models_table, sizes_table
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS
-from transconv.runtime.readiness import compiles
+from transconv.runtime.compilation.async_compile import compiles
 from transconv.tuning.table import Row, Table
 from transconv.verify.pool import Group, Pool, Task
 

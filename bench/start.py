@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from bench import environment, models
 from bench.issues import short
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import Table
 
 if TYPE_CHECKING:

@@ -15,13 +15,14 @@ from pathlib import Path
 from statistics import median
 
 from bench.tables import geometric_mean, markdown
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS, ConvProblem, ConvWorkload, Epilogue, Prop, from_problems
 from transconv.cost import estimate
 from transconv.disk_cache import replace_named
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
-from transconv.selection import choice, nearest, rows, transfer
+from transconv.selection import choice
+from transconv.selection.tuning_db import nearest, record, transfer
 from transconv.target import Target, of_card
 from transconv.tuning.session import Job, read_log
 from transconv.tuning.table import Row, number
@@ -132,10 +133,10 @@ def explored(found: Sequence[Tried]) -> str:
 
 def left_out(found: Sequence[Tried], target: Target) -> str:
     """The measured schedule that a database of all other problems would choose for each problem."""
-    table = [rows.make(t.job.workload, target,
+    table = [record.make(t.job.workload, target,
                        str(min(t.times, key=lambda c: t.times[c])), t.best, len(t.times))
              for t in found]
-    groups = [t.job.workload.group(rows.machine(target)) for t in found]
+    groups = [t.job.workload.group(record.machine(target)) for t in found]
     plain, near, used = [], [], 0
     for i, tried in enumerate(found):
         others = [r for j, r in enumerate(table) if j != i and groups[j] == groups[i]
@@ -150,7 +151,7 @@ def left_out(found: Sequence[Tried], target: Target) -> str:
             f"{used} of {len(found)} problems, {geometric_mean(near):.3f} (worst {min(near):.2f}).")
 
 
-def _neighbours_choice(tried: Tried, others: list[rows.Row], target: Target) -> Schedule | None:
+def _neighbours_choice(tried: Tried, others: list[record.Row], target: Target) -> Schedule | None:
     """The schedule that neighbours put first, if any; only measured ones can be."""
     compute = tried.job.phases()[0]
     measured = sorted((choice.Choice(c, estimate(c, compute, target)) for c in tried.times),

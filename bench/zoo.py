@@ -16,7 +16,7 @@ from bench.environment import at_hand, versions, worker_environment
 from bench.zoo_measures import SIDES, Row
 from bench.zoo_models import ZOO
 from bench.zoo_table import zoo_table
-from transconv.cli import ranges
+from transconv.cli.arguments import ranges
 from transconv.tuning.table import Table
 from transconv.verify.pool import Pool
 

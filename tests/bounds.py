@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from transconv import ir
-from transconv.backend_triton import emit_tl
-from transconv.backend_triton.interpreter import prepare_interpreter
-from transconv.backend_triton.module import load
+from transconv.backend_triton.emitters import triton
+from transconv.backend_triton.launch.interpreter import prepare_interpreter
+from transconv.backend_triton.launch.jit_module import load
 
 L = np.longdouble
 PI = L("3.14159265358979323846264338327950288")
@@ -221,7 +221,7 @@ def emitted(value: Callable[[ir.Expr], ir.Expr], x: Array, dtype: ir.DType, devi
     """The results of the emitted kernel, on a CPU in Triton's interpreter."""
     made = kernel(value, dtype)
     ir.verify(made)
-    function = load(emit_tl.emit(made), "each")
+    function = load(triton.emit(made), "each")
     if device == "cpu":
         prepare_interpreter()
     held = torch.bfloat16 if dtype is ir.bf16 else None

@@ -102,12 +102,12 @@ def few_threads() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def kept_compilers() -> Iterator[None]:
     """Offline compiles of all tests share child processes, whose start takes longer than most compiles."""
-    from transconv.backend_triton import offline
+    from transconv.backend_triton.offline import compilation
 
-    made, idle = offline._child, defaultdict(list)
+    made, idle = compilation._child, defaultdict(list)
 
     @contextmanager
-    def kept(triton: Path | None) -> Iterator[offline.Child]:
+    def kept(triton: Path | None) -> Iterator[compilation.Child]:
         child = idle[triton].pop() if idle[triton] else made(triton)
         try:
             yield child
@@ -115,7 +115,7 @@ def kept_compilers() -> Iterator[None]:
             idle[triton].append(child)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offline, "_child", kept)
+        patch.setattr(compilation, "_child", kept)
         yield
     for children in idle.values():
         for child in children:
@@ -140,7 +140,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache folder of the test's own, and none of the tuned rows that the package brings."""
     from transconv.conv import compiler
     from transconv.disk_cache import files as keep
-    from transconv.selection import store
+    from transconv.selection.tuning_db import store
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_TUNED", "1")

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from transconv import ir
-from transconv.backend_triton import emit_tl
-from transconv.backend_triton.module import load
+from transconv.backend_triton.emitters import triton
+from transconv.backend_triton.launch.jit_module import load
 
 N = 128
 
@@ -27,7 +27,7 @@ def wrong(count: int, seed: int, device: str) -> tuple[int, int]:
     x, by = np.random.default_rng(seed).integers(0, 1 << 32, (2, count), np.uint32).view(np.float32)
     out = torch.full(x.shape, torch.nan, device=device)
     with np.errstate(all="ignore"):
-        load(emit_tl.emit(kernel()), "each")[count // N,](
+        load(triton.emit(kernel()), "each")[count // N,](
             torch.from_numpy(x).to(device), torch.from_numpy(by).to(device), out)
         want = x / by
     got, large = out.cpu().numpy(), ~(np.abs(want) < 2.0**-39)

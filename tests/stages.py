@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from tests.reference import convolve, integers, pack, unpack
 from transconv.compute.compute import Compute
 from transconv.conv import compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Kernel
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
-from transconv.ir.verify import verify
+from transconv.ir.rules.verifier import verify
 from transconv.passes import NAIVE, PIPELINE, levels
-from transconv.schedule.legality import why_not
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS, Target
 
 # Shrinking a kernel takes minutes; the message already says how to repeat a failure.

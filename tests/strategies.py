@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from transconv.conv.problem import ConvProblem
-from transconv.verify import draw
+from transconv.conv.problem.conv_problem import ConvProblem
+from transconv.verify.draw import conv_problems
 
 
 def problems(ndims: int | None = None, dtype: str = "f32") -> st.SearchStrategy[ConvProblem]:
     """Small convolutions: 1D/2D/3D, stride, dilation, asymmetric padding, groups, depthwise."""
-    return st.builds(lambda rng: draw.tiny(rng, ndims or 0, dtype),
+    return st.builds(lambda rng: conv_problems.tiny(rng, ndims or 0, dtype),
                      st.randoms(use_true_random=False))

@@ -39,14 +39,29 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 RANK = {name: i for i, layer in enumerate(LAYERS) for name in layer}
 HEAVY = ("torch", "triton", "sympy")
 # Files below torch_ops that may import torch or triton, inside functions.
-LATE = ("target/records.py", "runtime/operands.py", "runtime/allocator.py", "runtime/trust.py",
-        "compute/sampled.py", "compute/sampled_statistics.py", "conv/sampling.py", "conv/spotcheck.py",
-        "conv/known_sums.py",
-        "backend_triton/module.py", "backend_triton/launch.py", "backend_triton/descriptors.py",
-        "backend_triton/offline_child.py", "backend_triton/resources.py", "backend_triton/machine_code.py",
-        "backend_triton/interpreter.py",
-        "backend_triton/compiled.py", "backend_triton/expected.py", "backend_triton/fingerprint.py",
-        "backend_triton/reloaded.py", "backend_triton/starts.py")
+LATE = (
+    "target/records.py",
+    "runtime/operands.py",
+    "runtime/allocator.py",
+    "runtime/first_run_check.py",
+    "compute/semantics/sampled_points.py",
+    "compute/semantics/sampled_statistics.py",
+    "conv/sampling.py",
+    "conv/spotcheck.py",
+    "conv/quantization/compensation_sums.py",
+    "backend_triton/launch/jit_module.py",
+    "backend_triton/launch/launcher.py",
+    "backend_triton/launch/descriptors.py",
+    "backend_triton/offline/child.py",
+    "backend_triton/offline/resources.py",
+    "backend_triton/offline/machine_code.py",
+    "backend_triton/launch/interpreter.py",
+    "backend_triton/launch/compile_records.py",
+    "backend_triton/launch/warmup.py",
+    "backend_triton/launch/fingerprint.py",
+    "backend_triton/launch/binary_reload.py",
+    "backend_triton/launch/bound_start.py",
+)
 # Files above the compiler that import torch at the top, because they are about tensors.
 TENSORS = ("verify/data.py", "verify/oracle.py", "verify/judgement.py", "verify/epilogue_data.py",
            "verify/machine.py", "verify/case.py", "verify/computation.py", "verify/timed.py",
@@ -139,7 +154,7 @@ def test_what_a_schedule_makes_of_a_computation_is_derived_in_one_place() -> Non
     found = [f"{relative(path)}: {alias.name}" for path in SOURCES
              for at in ast.walk(tree_of(path)) if isinstance(at, ast.ImportFrom)
              and str(at.module).startswith("transconv.schedule") for alias in at.names
-             if alias.name in FORMS and relative(path) != "schedule/scheduled.py"]
+             if alias.name in FORMS and relative(path) != "schedule/bound_schedule.py"]
     assert not found, "\n".join(found)
 
 

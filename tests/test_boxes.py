@@ -6,11 +6,11 @@ import pytest
 
 from tests.stages import SM90, SM100, launches_of, wrong_stages
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.schedule.boxes import Box, box_of
-from transconv.schedule.legality import why_not
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.boxes import Box, box_of
 from transconv.target.records import Target
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

@@ -16,8 +16,8 @@ import torch
 
 from transconv import knobs
 from transconv.__main__ import main
-from transconv.cli import installation, machine, selftest, storage
-from transconv.cli.finding import Finding, guarded, size
+from transconv.cli.diagnosis import installation, machine, selftest, storage
+from transconv.cli.diagnosis.findings import Finding, guarded, size
 from transconv.disk_cache import files as keep
 from transconv.target import TARGETS
 
@@ -209,7 +209,7 @@ def test_tuned_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_rows_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transconv.selection.rows.triton_version", lambda: "9.9")
+    monkeypatch.setattr("transconv.selection.tuning_db.record.triton_version", lambda: "9.9")
     assert "another version of Triton" in only(storage.tuned(TARGETS["sm_90"]), "note", "tuned").found
 
 

@@ -11,16 +11,16 @@ import pytest
 from tests.reference import convolve, integers, pack, unpack
 from tests.stages import SM90, shapes
 from transconv import ir
-from transconv.backend_triton.kernel_text import emit
+from transconv.backend_triton.emitters.kernel_text import emit
 from transconv.conv import Epilogue
 from transconv.conv.compiler import plan_steps
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import InterpError, Memory
-from transconv.ir.verify import verify
+from transconv.ir.rules.verifier import verify
 from transconv.passes import pipeline
-from transconv.schedule.legality import why_not
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

@@ -9,10 +9,10 @@ import torch
 
 from transconv.backend_triton import SizedLauncher
 from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop
-from transconv.conv.any_size import every
+from transconv.conv.dynamic_sizes import every
 from transconv.errors import Unsupported
 from transconv.ir import Sizes
-from transconv.runtime import compiler, first_result, trust, verdicts
+from transconv.runtime import check_records, compiler, first_result, first_run_check
 from transconv.target import TARGETS
 
 PROBLEM = ConvProblem.parse("mb8ic8ih56oc8oh56kh3ph1 dt=f32 tag=nhwc")
@@ -23,8 +23,8 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
-    monkeypatch.setattr("transconv.runtime.first_results.SIDE", 5)
-    verdicts.forget()
+    monkeypatch.setattr("transconv.runtime.check_warmup.SIDE", 5)
+    check_records.forget()
     workload = ConvWorkload(PROBLEM, Prop.FWD, Epilogue.parse("bias"), every(PROBLEM))
     return compiler.plan(workload, TARGETS["interpreter"], None, False, Compiled)
 
@@ -33,13 +33,13 @@ def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: Compiled,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     seen, start = [], SizedLauncher.start
     monkeypatch.setattr(SizedLauncher, "start", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
-    assert not trust.is_trusted(plan)
+    assert not first_run_check.is_trusted(plan)
     assert first_result(plan, torch.device("cpu")).steps is plan.steps
-    assert trust.is_trusted(plan) and seen == [{"MB": 5, "IH": 5, "IW": 5}]
+    assert first_run_check.is_trusted(plan) and seen == [{"MB": 5, "IH": 5, "IW": 5}]
 
 
 def test_a_plan_that_is_wrong_is_found(plan: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "MOST_REJECTED", 1)
+    monkeypatch.setattr(first_run_check, "MOST_REJECTED", 1)
     monkeypatch.setattr(SizedLauncher, "start", lambda *_: None)
     with pytest.raises(Unsupported, match="gave wrong results"):
         first_result(plan, torch.device("cpu"))
@@ -47,8 +47,8 @@ def test_a_plan_that_is_wrong_is_found(plan: Compiled, monkeypatch: pytest.Monke
 
 
 def test_sizes_that_are_not_allowed_are_those_of_the_example() -> None:
-    from transconv.compute.named_sizes import sizes_of
-    from transconv.runtime.first_results import _small
+    from transconv.compute.symbolic_sizes import sizes_of
+    from transconv.runtime.check_warmup import _small
 
     told: Sizes = sizes_of("M=300 in 40..512, K=63 in 1..64, K % 7 == 0")
     assert _small(told) == {"M": 300, "K": 63}

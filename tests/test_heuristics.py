@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 
 from bench import fit
 from tests.strategies import problems
-from transconv.compute import strides as lying
+from transconv.compute.analysis import view_strides as lying
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.cost.work import count
 from transconv.schedule.counts import k_steps, transposed_bytes
-from transconv.schedule.legality import why_not
-from transconv.schedule.packing import over_copies
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Block, Schedule
-from transconv.selection import heuristics
+from transconv.schedule.tiles.packing import over_copies
+from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS, Constants
 
 GPUS = ("sm_90", "sm_80", "gfx942")

@@ -22,15 +22,15 @@ import torch
 
 import transconv
 from transconv import knobs, runtime
-from transconv.backend_triton import module
+from transconv.backend_triton.launch import jit_module
 from transconv.conv import compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.disk_cache import files as keep
 from transconv.disk_cache import records as drawer
 from transconv.disk_cache.records import Drawer
-from transconv.runtime import verdicts
+from transconv.runtime import check_records
 from transconv.target.records import TARGETS
-from transconv.torch_ops import routes
+from transconv.torch_ops.calls import route_cache
 
 ROOT = Path(__file__).parent.parent
 DRAWER = Drawer("sums", 1)
@@ -43,10 +43,10 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """A cache of the test's own, with no message given yet."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     keep.forget()
-    verdicts.forget()
+    check_records.forget()
     yield tmp_path / "cache"
     keep.forget()
-    verdicts.forget()
+    check_records.forget()
 
 
 def child(code: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -205,7 +205,7 @@ def test_a_tampered_copy_is_never_executed(cache: Path) -> None:
     path.write_bytes(b"raise SystemExit('tampered again')")
     made.launch(src, wei, dst)
     assert dst[0, 0, 2, 2] == 36
-    assert module.write(made.source, path.stem) == path and path.read_text() == made.source
+    assert jit_module.write(made.source, path.stem) == path and path.read_text() == made.source
 
 
 @interpreted
@@ -266,9 +266,9 @@ def works_without_keeping(caplog: pytest.LogCaptureFixture, words: str) -> None:
         assert DRAWER.get("a") is None and list(DRAWER.items()) == []
         assert DRAWER.update("a", lambda old: {"n": 2 if old is None else 3}) == {"n": 2}
         DRAWER.drop("a")
-        verdicts.record("k" * 32, verdicts.WRONG)
-        assert verdicts.is_wrong("k" * 32)  # in memory
-        assert module.write("x = 1\n", "kernel") is None
+        check_records.record("k" * 32, check_records.WRONG)
+        assert check_records.is_wrong("k" * 32)  # in memory
+        assert jit_module.write("x = 1\n", "kernel") is None
     told = warnings(caplog)
     assert len(told) == 1 and words in told[0] and "TRANSCONV_CACHE" in told[0], told
 
@@ -376,18 +376,18 @@ def full(*_: object, **__: object) -> Any:
 def test_a_full_disk(call: str, cache: Path, monkeypatch: pytest.MonkeyPatch,
                      caplog: pytest.LogCaptureFixture) -> None:
     DRAWER.put("a", {"n": 1})
-    verdicts.record("k" * 32, verdicts.WRONG)
+    check_records.record("k" * 32, check_records.WRONG)
     monkeypatch.setattr(os, call, full)
     for _ in range(3):
         assert not DRAWER.put("a", {"n": 2})
         assert DRAWER.get("a") == {"n": 1}  # the old record stands
         assert DRAWER.update("a", lambda old: {**(old or {}), "m": 1}) == {"n": 1, "m": 1}
     lost = call == "replace"  # nobody waits until the disk has what can be made again
-    assert (module.write("x = 1\n", "kernel") is None) is lost
+    assert (jit_module.write("x = 1\n", "kernel") is None) is lost
     assert Drawer("made", 1, lasting=False).put("a", {"n": 1}) is not lost
-    verdicts.record("k" * 32, verdicts.RIGHT)
-    verdicts.forget()
-    assert verdicts.is_wrong("k" * 32)
+    check_records.record("k" * 32, check_records.RIGHT)
+    check_records.forget()
+    assert check_records.is_wrong("k" * 32)
     told = warnings(caplog)
     assert len(told) == 1 + 2 * lost, "one for each folder"
     assert all("No space left on device" in t for t in told)
@@ -498,7 +498,7 @@ def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.M
         (cache / "verdicts-2").write_text("no folder")
     x, w = torch.randn(1, 3, 6, 6), torch.randn(5, 3, 3, 3)
     got = transconv.conv2d(x, w, padding=1)
-    routes.forget()
+    route_cache.forget()
     torch.testing.assert_close(got, torch.nn.functional.conv2d(x, w, padding=1), rtol=1e-4, atol=1e-4)
     assert transconv.stats(reset=True).native == {"fwd": 1}
     places = [text.split(": ")[0] for text in warnings(caplog)]
@@ -507,10 +507,10 @@ def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.M
 
 
 def test_the_page_names_every_drawer() -> None:
-    from transconv.selection import listing as shortlist
-    from transconv.selection import store
+    from transconv.selection import shortlist as shortlist
+    from transconv.selection.tuning_db import store
 
     page = (ROOT / "docs" / "caches.md").read_text(encoding="utf-8")
-    for kept in (verdicts.DRAWER, store.DRAWER, shortlist.DRAWER):
+    for kept in (check_records.DRAWER, store.DRAWER, shortlist.DRAWER):
         assert f"| `{kept.name}/` |" in page
     assert f"after {drawer.PATIENCE:g} seconds" in page and keep.STALE == 3600

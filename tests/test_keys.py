@@ -15,14 +15,15 @@ from transconv import runtime
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.disk_cache import Drawer, records
 from transconv.ir import f16, f32
+from transconv.runtime import check_records, plan_cache, steps
 from transconv.runtime import compiler as planning
-from transconv.runtime import kept, steps, verdicts
 from transconv.schedule import Schedule
-from transconv.selection import listing
-from transconv.selection.rows import Row
+from transconv.selection import shortlist
+from transconv.selection.tuning_db.record import Row
 from transconv.target import TARGETS
-from transconv.torch_ops import execute, fused_route, routes
-from transconv.torch_ops.requests import request
+from transconv.torch_ops.calls import lower_call, route_cache
+from transconv.torch_ops.calls.call_attributes import request
+from transconv.torch_ops.fused import fused_route
 
 Tensor = torch.Tensor
 SM90 = TARGETS["sm_90"]
@@ -67,17 +68,17 @@ class Asked(dict[Hashable, Any]):
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
     known = Asked()
-    monkeypatch.setattr(routes, "_routes", known)
+    monkeypatch.setattr(route_cache, "_routes", known)
     return known.keys_asked
 
 
 def _forward(x: Tensor, w: Tensor, b: Tensor | None = None) -> None:
-    key, _flags, _aligned = routes.forward_key(REQUEST, x, w, b)
-    routes.find(key)
+    key, _flags, _aligned = route_cache.forward_key(REQUEST, x, w, b)
+    route_cache.find(key)
 
 
 def _backward(grad: Tensor, x: Tensor, w: Tensor) -> None:
-    _found, _flags, _aligned = routes.backward_routes(PARAMS, grad, x, w, (True, True, False), "now")
+    _found, _flags, _aligned = route_cache.backward_routes(PARAMS, grad, x, w, (True, True, False), "now")
 
 
 def _fused(x: Tensor, w: Tensor, b: Tensor, res: Tensor) -> None:
@@ -109,9 +110,9 @@ def test_switches(name: str, asked: list[Hashable], monkeypatch: pytest.MonkeyPa
     call, count = CALLS[name]
     given = [torch.empty(2, 3, 4, 4) for _ in range(count)]
     for math, deterministic in (("ieee", False), ("tf32", False), ("ieee", True)):
-        flags = execute.Flags(math, deterministic)
+        flags = lower_call.Flags(math, deterministic)
         with monkeypatch.context() as patch:
-            patch.setattr(execute, "flags", lambda dtype, flags=flags: flags)
+            patch.setattr(lower_call, "flags", lambda dtype, flags=flags: flags)
             call(*given)
     assert len(set(asked)) == 3
 
@@ -120,16 +121,16 @@ def test_numbers_and_what_is_wanted(asked: list[Hashable]) -> None:
     x, w = torch.empty(2, 3, 4, 4), torch.empty(2, 3, 4, 4)
     other: Any = request(*NUMBERS[:-1], 2)
     for req in (REQUEST, other):
-        routes.find(routes.forward_key(req, x, w, None)[0])
-        routes.find(routes.forward_key(req, x, w, w)[0])
+        route_cache.find(route_cache.forward_key(req, x, w, None)[0])
+        route_cache.find(route_cache.forward_key(req, x, w, w)[0])
         for activation in ("", "relu"):
             fused_route.find(req, (x, w, None, None), activation, "now")
         fused_route.find(req, (x, w, x, None), "", "now")
         fused_route.find(req, (x, w, None, x), "", "now")
     for mask in ((True, True, False), (True, False, False), (False, True, False), (True, True, True)):
-        routes.backward_routes(PARAMS, x, x, w, mask, "now")
+        route_cache.backward_routes(PARAMS, x, x, w, mask, "now")
     other = (2, 2)
-    routes.backward_routes(other, x, x, w, (True, True, False), "now")
+    route_cache.backward_routes(other, x, x, w, (True, True, False), "now")
     assert len(set(asked)) == len(asked) == 17
 
 
@@ -202,11 +203,11 @@ def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(type(FWD), "shape_text", "ic\u00b2-8_x")
         assert "_ic8_x_" in steps.kernel_name(FWD, compute, schedule, SM90)
-    digests = {verdicts.digest(source, machine) for source in "ab" for machine in "cd"}
-    monkeypatch.setattr(verdicts, "triton_version", lambda: "another")
-    digests.add(verdicts.digest("a", "c"))
-    monkeypatch.setattr(verdicts, "SCHEMA", verdicts.SCHEMA + 1)
-    digests |= {verdicts.digest("a", "c"), *(verdicts.variant(key, False) for key in "ab")}
+    digests = {check_records.digest(source, machine) for source in "ab" for machine in "cd"}
+    monkeypatch.setattr(check_records, "triton_version", lambda: "another")
+    digests.add(check_records.digest("a", "c"))
+    monkeypatch.setattr(check_records, "SCHEMA", check_records.SCHEMA + 1)
+    digests |= {check_records.digest("a", "c"), *(check_records.variant(key, False) for key in "ab")}
     assert len(digests) == 8
 
 
@@ -224,24 +225,24 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
              (8, compute, SM90, replace(FWD, problem=FWD.problem.with_layout("nhwc"))),
              *((8, compute, other, FWD) for other in (
                  replace(SM90, sms=SM90.sms + 1), replace(SM90, features=SM90.features - {"box"})))]
-    keys = [listing._key(*words) for words in given]
+    keys = [shortlist._key(*words) for words in given]
     twin = FWD.innermost()
     assert twin is not None and twin.group("sm_90x132") != FWD.group("sm_90x132")
     for name, value in (("__version__", "another"), ("files_digest", lambda: "other files")):
         with monkeypatch.context() as patch:
-            patch.setattr(listing, name, value)
-            keys.append(listing._key(*given[0]))
-    rows_of = listing.store.rows_of
+            patch.setattr(shortlist, name, value)
+            keys.append(shortlist._key(*given[0]))
+    rows_of = shortlist.store.rows_of
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(listing.store, "rows_of", lambda name, group=group: (
+            patch.setattr(shortlist.store, "rows_of", lambda name, group=group: (
                 [ROW] if name == group else rows_of(name)))
-            keys.append(listing._key(*given[0]))
+            keys.append(shortlist._key(*given[0]))
     assert keys.pop(3) == keys[0]  # neither workload has tuned rows, and the computation is one
     assert len(set(keys)) == len(keys) == 10
     features = frozenset(f"feature{n}" for n in range(40))
     backwards = frozenset(sorted(features, reverse=True))
-    told = [listing.told_by(replace(SM90, features=f)) for f in (features, backwards)]
+    told = [shortlist.told_by(replace(SM90, features=f)) for f in (features, backwards)]
     assert told[0] == told[1]
 
 
@@ -263,10 +264,10 @@ def test_shortlists_where_rows_were_tuned(monkeypatch: pytest.MonkeyPatch) -> No
         (compute, Differing(FWD, lacks=frozenset({"ow"})))]
 
     def keys() -> set[str]:
-        return {listing._key(8, c, SM90, w) for c, w in given}
+        return {shortlist._key(8, c, SM90, w) for c, w in given}
 
     assert len(keys()) == 1, "there are none"
-    monkeypatch.setattr(listing.store, "rows_of", lambda name: [ROW])
+    monkeypatch.setattr(shortlist.store, "rows_of", lambda name: [ROW])
     assert len(keys()) == 4
 
 
@@ -276,19 +277,19 @@ def test_plans_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_TUNED", "1")
     twin = FWD.innermost()
     assert twin is not None
-    keys = [kept.key(FWD, SM90, False), kept.key(FWD, SM90, True)]
-    users_rows = listing.store.users_rows
+    keys = [plan_cache.key(FWD, SM90, False), plan_cache.key(FWD, SM90, True)]
+    users_rows = shortlist.store.users_rows
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(listing.store, "users_rows", lambda name, group=group: (
+            patch.setattr(shortlist.store, "users_rows", lambda name, group=group: (
                 [ROW] if name == group else users_rows(name)))
-            keys.append(kept.key(FWD, SM90, False))
+            keys.append(plan_cache.key(FWD, SM90, False))
     for name, value in (("triton_version", lambda: "0.0"), ("files_digest", lambda: "other files")):
         with monkeypatch.context() as patch:
-            patch.setattr(listing, name, value)
-            keys.append(kept.key(FWD, SM90, False))
+            patch.setattr(shortlist, name, value)
+            keys.append(plan_cache.key(FWD, SM90, False))
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
-    keys.append(kept.key(FWD, SM90, False))
+    keys.append(plan_cache.key(FWD, SM90, False))
     assert all(keys) and len(set(keys)) == 7
 
 

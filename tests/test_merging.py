@@ -14,20 +14,21 @@ from tests.stages import PHASES, SM90, launches_of, shapes, small_schedules, wro
 from tests.strategies import problems
 from transconv.compute import describe
 from transconv.conv import Epilogue, compiler
-from transconv.conv.descriptor import parse_descriptor
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.problem.descriptor import parse_descriptor
 from transconv.conv.relation import computes
 from transconv.cost.model import estimate
 from transconv.cost.work import count
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
-from transconv.schedule.copying import copies
-from transconv.schedule.legality import why_not
-from transconv.schedule.merging import merged, why_not_merged
+from transconv.schedule.bound_schedule import Scheduled
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.schedule.scheduled import Scheduled
-from transconv.selection import fitted, heuristics, telling
+from transconv.schedule.tiles.copy_kernels import copies
+from transconv.schedule.tiles.merging import merged, why_not_merged
+from transconv.selection import explain_choice, fitted
+from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
@@ -216,7 +217,7 @@ def test_products_grow_and_bytes_do_not() -> None:
     alone, wide = (count(Schedule.parse(f"{blocks} | merge={m}"), compute, SM90) for m in (1, 16))
     assert wide.traffic == alone.traffic
     assert wide.tiles * wide.steps == 16 // 4 * 16 // 4 * alone.tiles * alone.steps // 16
-    said = telling.parts(Schedule.parse(f"{blocks} | merge=16"), compute, SM90)
+    said = explain_choice.parts(Schedule.parse(f"{blocks} | merge=16"), compute, SM90)
     assert "29.6 GFLOP" in said and "16 times the products" in said
 
 

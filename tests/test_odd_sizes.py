@@ -8,7 +8,7 @@ from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.computation import Case
 

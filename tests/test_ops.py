@@ -14,9 +14,11 @@ from transconv import ir
 from transconv.compute import ACTIVATIONS, OPS, Op, register, unregister
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError
-from transconv.torch_ops import fold, fused, fused_autograd
-from transconv.verify import draw_post_ops, oracle
+from transconv.torch_ops.conversion import fold
+from transconv.torch_ops.fused import fused_autograd, fused_functional
+from transconv.verify import oracle
 from transconv.verify.case import Case
+from transconv.verify.draw import post_op_lists
 
 POINTS = (-3.5, -3.0, -2.5, -1.0, -0.25, 0.0, 0.125, 0.5, 1.5, 2.0, 3.0, 6.0, 7.5)
 POSITIVE = ("log", "log2", "sqrt", "rsqrt")
@@ -111,9 +113,9 @@ def bounded() -> Iterator[Op]:
 
 def test_a_row_from_outside_is_everywhere(bounded: Op) -> None:
     assert str(Epilogue.parse("bias+bounded")) == "bias+bounded"
-    assert "bounded" in draw_post_ops.EXACT and "bounded" in fused.ACTIVATIONS
+    assert "bounded" in post_op_lists.EXACT and "bounded" in fused_functional.ACTIVATIONS
     assert not oracle.approximates("bias+bounded")
-    from transconv.verify.driver_attr import post_ops
+    from transconv.verify.benchdnn.attributes import post_ops
 
     assert post_ops("clip:-2:2", 4) == ["clip:-2:2"]
     assert str(Epilogue.parse("clip:-2:2")) == "bounded"
@@ -144,7 +146,7 @@ def test_gradients_of_a_row_from_outside(bounded: Op) -> None:
 
 
 def test_a_row_that_is_gone_is_nowhere() -> None:
-    assert "bounded" not in OPS and "bounded" not in draw_post_ops.DRAWN
+    assert "bounded" not in OPS and "bounded" not in post_op_lists.DRAWN
     with pytest.raises(ScheduleError, match="has 'bounded', expected one of"):
         Epilogue.parse("bounded")
     with pytest.raises(RuntimeError, match="activation 'bounded' is unknown"):

@@ -16,7 +16,7 @@ from tests.stages import PHASES, SM90, SM100, launches_of, small_schedules, wron
 from tests.strategies import problems
 from transconv.compute import parse
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost.work import count
 from transconv.errors import ScheduleError
@@ -24,9 +24,10 @@ from transconv.ir import Layout, Tensor, convert, f16, f32, tf32
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
-from transconv.schedule.copying import copies, is_copy
-from transconv.schedule.legality import why_not
-from transconv.schedule.packing import (
+from transconv.schedule.legality.check import why_not
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.copy_kernels import copies, is_copy
+from transconv.schedule.tiles.packing import (
     copy_of,
     innermost,
     over_copies,
@@ -35,8 +36,7 @@ from transconv.schedule.packing import (
     with_letter,
     workspaces,
 )
-from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS, Target
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

@@ -14,17 +14,17 @@ from transconv import runtime
 from transconv.compute import Alone, parse
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import model as cost
 from transconv.ir import convert, tf32
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
-from transconv.schedule.copying import is_copy
-from transconv.schedule.legality import why_not
-from transconv.schedule.packing import copy_of, over_copies, why_not_copied
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.schedule.tiles.copy_kernels import is_copy
+from transconv.schedule.tiles.packing import copy_of, over_copies, why_not_copied
+from transconv.selection.proposals import heuristics
 from transconv.target.records import Target
 from transconv.verify.case import Case
 

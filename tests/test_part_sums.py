@@ -9,9 +9,9 @@ import pytest
 from tests.stages import SM90
 from tests.test_explicit import kernels, right_in_any_order
 from transconv import ir
-from transconv.backend_triton.offline import Resources, compile_offline
+from transconv.backend_triton.offline.compilation import Resources, compile_offline
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import InterpError, Memory
 from transconv.schedule import Schedule, why_not

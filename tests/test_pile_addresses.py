@@ -15,9 +15,9 @@ import pytest
 
 from tests.stages import launches_of
 from tests.test_piles import ALL, IDS, planned
-from transconv.conv.problem import Prop
+from transconv.conv.problem.conv_problem import Prop
 from transconv.ir import Buffer, Const, Expr, FuncCall, Kernel, Lane, Piece, Put, find
-from transconv.schedule import box_rules
+from transconv.schedule.legality import box_dimensions
 
 Array = np.ndarray[Any, Any]
 OPERATIONS = {"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "FloorDiv": np.floor_divide,
@@ -82,7 +82,7 @@ def test_boxes_land_where_the_matrix_unit_looks(text: str, prop: Prop, blocks: s
 
 def test_long_rows_below_one_another_would_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A box with rows of 256 bytes has its second columns where the next box's first ones belong."""
-    monkeypatch.setattr(box_rules, "ROW", 256)
+    monkeypatch.setattr(box_dimensions, "ROW", 256)
     kernel, = kernels("mb2ic32ih4iw128oc64oh4ow128kh3kw1ph1pw0", Prop.BWD_W, "kh.ic:64 oc:64 ow:128", "",
                       "f16")
     piece, = piles(kernel)

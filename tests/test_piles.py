@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.stages import SM90, launches_of, wrong_stages
-from transconv.backend_triton.offline import CompileFailure, compile_offline
+from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir import Buffer, find
-from transconv.schedule.legality import why_not
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.verify.matrix.jobs import job_of
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W

@@ -15,10 +15,11 @@ from tests.stages import PHASES, SM90, launches_of, shapes, small_schedules, wro
 from tests.strategies import problems
 from transconv import ir
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir.interp.kernel import run
-from transconv.passes import PIPELINE, lower, naive, sides
+from transconv.passes import PIPELINE, lower
+from transconv.passes.lowering import naive, tile_axes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import one_value
 
@@ -82,7 +83,7 @@ def test_names_mean_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return ir.substitute(kernel, names)
 
     monkeypatch.setattr(naive, "naive", renamed)
-    monkeypatch.setattr(sides, "LANES", {k: f"zq_{v}" for k, v in sides.LANES.items()})
+    monkeypatch.setattr(tile_axes, "LANES", {k: f"zq_{v}" for k, v in tile_axes.LANES.items()})
     made = lowered()
     assert made != plain
     assert [t.replace("zq_", "").replace("_zq", "") for t in made] == plain

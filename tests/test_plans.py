@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from tests.stages import shapes
 from transconv import knobs, runtime
 from transconv.conv import Compiled, Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import TensorError
 from transconv.ir import bf16, convert, f32, tf32
-from transconv.runtime import allocator, steps, trust, verdicts
-from transconv.schedule.legality import why_not
+from transconv.runtime import allocator, check_records, first_run_check, steps
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 
@@ -354,7 +354,7 @@ def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
         planted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
-    verdicts.forget()
+    check_records.forget()
     honest = steps.emit
 
     def emit(*args: Any) -> str:
@@ -367,10 +367,10 @@ def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
     asked = []
     monkeypatch.setattr(runtime.compiler, "replan", lambda wrong: asked.append(wrong) or _raise())
     with pytest.raises(LookupError):
-        trust.run(compiled, tensors_of(compiled.problem, FWD))
-    wrong = [s.launcher.function for s in compiled.steps if verdicts.is_wrong(s.digest)]
+        first_run_check.run(compiled, tensors_of(compiled.problem, FWD))
+    wrong = [s.launcher.function for s in compiled.steps if check_records.is_wrong(s.digest)]
     assert len(wrong) == 1 and wrong[0].startswith(planted)
-    verdicts.forget()
+    check_records.forget()
 
 
 def replace_fixed(compiled: Compiled) -> Compiled:

@@ -11,11 +11,12 @@ import torch
 import transconv
 from tests.test_ready import Processes
 from transconv.__main__ import main
-from transconv.backend_triton.launch import Launcher
-from transconv.cli.options import each_described
+from transconv.backend_triton.launch.launcher import Launcher
+from transconv.cli.arguments.options import each_described
 from transconv.conv import compiler
 from transconv.ir import f16, f32
-from transconv.runtime import collecting, readiness
+from transconv.runtime import collecting
+from transconv.runtime.compilation import async_compile
 
 TEXT = ("compute double\n  tensor X f16 [n=64]\n  tensor Y f16 [n=64]\n  axes n=64\n"
         "  read x = X[n]\n  store Y[n] = x + x\n")
@@ -36,8 +37,8 @@ class AtOnce(Processes):
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
-    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
-    monkeypatch.setattr(readiness, "Compilers", AtOnce)
+    monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
+    monkeypatch.setattr(async_compile, "Compilers", AtOnce)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
     monkeypatch.setattr(AtOnce, "asked", [])
     compiler.forget()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transconv.__main__ import main
-from transconv.cli import python_file
+from transconv.cli.arguments import python_file
 
 
 @pytest.fixture(autouse=True)

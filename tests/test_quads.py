@@ -11,7 +11,7 @@ from tests.stages import SM90
 from transconv.compute import parse
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.ir import CALLS, Call, Let, find, i8, u8
-from transconv.ir.quads import BYTES, PRODUCTS, SHIFTED
+from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.passes import lower
 from transconv.schedule import Schedule
 from transconv.target.records import TARGETS

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from transconv import runtime
-from transconv.backend_triton import Compilers, compiled
-from transconv.backend_triton.child import Child
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton import Compilers
+from transconv.backend_triton.launch import compile_records
+from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.offline.worker import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
 from transconv.conv.plans import Compiled
@@ -25,16 +26,15 @@ from transconv.errors import Unsupported
 from transconv.runtime import (
     Batch,
     Plan,
+    check_records,
     estimated,
     estimates,
     is_estimated,
-    kept,
+    plan_cache,
     prepare,
-    readiness,
-    readiness_child,
-    verdicts,
 )
 from transconv.runtime import compiler as compiler_
+from transconv.runtime.compilation import async_compile, compile_child
 from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
@@ -75,19 +75,19 @@ def there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[set[str]]
     found: set[str] = set()
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: self.key in found)
     compiler.forget()
-    verdicts.forget()
-    readiness.forget()
+    check_records.forget()
+    async_compile.forget()
     yield found
     compiler.forget()
-    verdicts.forget()
-    readiness.forget()
+    check_records.forget()
+    async_compile.forget()
 
 
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     made = Processes()
-    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
-    monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
+    monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
+    monkeypatch.setattr(async_compile, "Compilers", lambda *_: made)
     return made
 
 
@@ -104,7 +104,7 @@ def refused(mode: str, **options: Any) -> Unsupported:
 def test_background_refuses_until_a_process_has_compiled(there: set[str], processes: Processes) -> None:
     assert [refused("background").reason for _ in range(3)] == ["compiling"] * 3
     assert len(processes.jobs) == 1, "one job for a kernel, however often it is asked for"
-    assert not list(kept.DRAWER.items()), "whoever asks generates nothing"
+    assert not list(plan_cache.DRAWER.items()), "whoever asks generates nothing"
     there |= {s.digest for s in asked("now").steps}
     compiler.forget()
     processes.answer(kernels=1, seconds=0.1)
@@ -115,11 +115,11 @@ def test_a_process_waits_for_another_ones_start_unless_it_is_hurried(
         there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the first launch of a kernel that was compiled in the background waits for a C compiler."""
     seen = []
-    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
+    monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
     monkeypatch.setattr(Launcher, "compile", lambda self, aligned, patient: seen.append(patient))
-    job = readiness.Question(ConvWorkload(PROBLEM, Prop.FWD), SM90).job
+    job = async_compile.Question(ConvWorkload(PROBLEM, Prop.FWD), SM90).job
     for hurried in ({}, {"hurried": True}):
-        assert readiness_child.answer(job | hurried)["kernels"] == 1
+        assert compile_child.answer(job | hurried)["kernels"] == 1
     assert seen == [True, False]
 
 
@@ -161,7 +161,7 @@ def test_a_kernel_that_does_not_compile_is_wrong(there: set[str], processes: Pro
     processes.answer(kernels=1, wrong=[{"kernel": digest, "function": "f", "schedule": "s",
                                         "reason": "spilt", "keep": False}])
     compiler.forget()
-    assert verdicts.is_wrong(digest) and asked("now").steps[0].digest != digest
+    assert check_records.is_wrong(digest) and asked("now").steps[0].digest != digest
 
 
 def test_where_nothing_is_kept_the_caller_compiles(there: set[str], processes: Processes,
@@ -204,9 +204,9 @@ def test_a_kept_plan_is_the_plan(there: set[str], monkeypatch: pytest.MonkeyPatc
     {"digest": "0" * 32}, {"source": "import os"}, {"schedule": "nonsense"}, {"boxes": 3}, {"zero": {}}])
 def test_a_kept_plan_that_makes_no_sense_is_made_again(there: set[str], change: dict[str, Any]) -> None:
     first = asked("now")
-    (name, content), = kept.DRAWER.items()
+    (name, content), = plan_cache.DRAWER.items()
     content["steps"][0] |= change
-    kept.DRAWER.put(name, content)
+    plan_cache.DRAWER.put(name, content)
     compiler.forget()
     assert asked("now").source == first.source
 
@@ -225,7 +225,7 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
     workload = Alone(parse(text))
     told = (workload, SM90, None, False, Plan)
     first = runtime.compiler.plan(*told)
-    (name, content), = kept.DRAWER.items()
+    (name, content), = plan_cache.DRAWER.items()
     forget = compiler.forget
     forget()
     with monkeypatch.context() as m:
@@ -235,7 +235,7 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
                lambda p: p.steps[0].launcher.programs, lambda p: p.steps[0].launcher.boxes):
         assert of(first) == of(second)
     with monkeypatch.context() as m:  # nothing is proved or counted again
-        m.setattr("transconv.backend_triton.sized_launch.facts_of", None)
+        m.setattr("transconv.backend_triton.launch.sized_launcher.facts_of", None)
         m.setattr("transconv.runtime.plans.AtSizes", None)
         forget()
         assert runtime.compiler.plan(*told).formulas() == first.formulas()
@@ -244,7 +244,7 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
                    {"programs": None},
                    {"sizes": "N=8 in 1..4096, K=300 in 1..8192, K % 4 =="}):
         broken = {**content, "steps": [{**content["steps"][0], **change}, *content["steps"][1:]]}
-        kept.DRAWER.put(name, broken)
+        plan_cache.DRAWER.put(name, broken)
         forget()
         made = runtime.compiler.plan(*told)
         assert made.steps[0].launcher.requires == first.steps[0].launcher.requires, change
@@ -256,7 +256,7 @@ def test_who_wants_to_see_the_passes_sees_them(there: set[str], monkeypatch: pyt
                                                tmp_path: Path, name: str) -> None:
     monkeypatch.setenv(name, {"TRANSCONV_DUMP": str(tmp_path), "TRANSCONV_DEBUG": "2"}.get(name, "1"))
     asked("now")
-    assert not list(kept.DRAWER.items())
+    assert not list(plan_cache.DRAWER.items())
 
 
 # -- processes -------------------------------------------------------------------------------------
@@ -265,9 +265,9 @@ def test_who_wants_to_see_the_passes_sees_them(there: set[str], monkeypatch: pyt
 def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     monkeypatch.setattr(Launcher, "compile", lambda self, *_: done.append(self.key))
-    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
+    monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
     question = compiler.question(PROBLEM, Prop.FWD, SM90, "bias+relu", aligned=False)
-    answer = readiness_child.answer(question.job)
+    answer = compile_child.answer(question.job)
     assert answer["kernels"] == len(done) >= 1 and not answer["wrong"]
     assert runtime.ready(question.workload, question.target, None, False, Compiled, False, "now").source
     assert done == [s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu",
@@ -286,10 +286,10 @@ def test_a_batch_is_answered_as_far_as_there_is_room(monkeypatch: pytest.MonkeyP
 
     for name, value in (("_request", lambda job: (None, SM90)), ("pretend", lambda *_: None),
                         ("_compile", lambda *_: None)):
-        monkeypatch.setattr(readiness_child, name, value)
+        monkeypatch.setattr(compile_child, name, value)
     monkeypatch.setattr(compiler_, "plan", plan)
     job = {"deterministic": False, "aligned": True}
-    first, refused, second, large, last, more = readiness_child.answer(
+    first, refused, second, large, last, more = compile_child.answer(
         {"batch": [job] * 6, "most": 4})["each"]
     assert [a.get("kernels") for a in (first, second, last)] == [2, 2, 1] and not made
     assert large["left"] and more == {"left": True} and "no schedule" in refused["reason"]
@@ -306,8 +306,8 @@ def test_a_batch_whose_process_died_is_asked_one_by_one(monkeypatch: pytest.Monk
 
     several = Batch(tuple(compiler.question(PROBLEM, prop, SM90) for prop in Prop), most=6)
     alone = Batch(tuple(compiler.question(PROBLEM, Prop.FWD, SM90, e) for e in ("relu",)), each=9)
-    monkeypatch.setattr(readiness, "compilers", AtOnce)
-    monkeypatch.setattr(readiness, "there", lambda *_: None)
+    monkeypatch.setattr(async_compile, "compilers", AtOnce)
+    monkeypatch.setattr(async_compile, "there", lambda *_: None)
     report = prepare([several, alone], 2, lambda q, has: ended.append((q.workload.direction, has)))
     assert asked == ["fwd", 6, "fwd", "bwd_d", "bwd_w"], "the one with the most work first"
     assert ended == [("fwd", True), ("fwd", True), ("bwd_d", True), ("bwd_w", False)]
@@ -317,17 +317,19 @@ def test_a_batch_whose_process_died_is_asked_one_by_one(monkeypatch: pytest.Monk
 
 def test_the_child_rehearses_and_keeps_no_plan(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     compiled_: list[str] = []
-    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
-    monkeypatch.setattr(readiness_child.gc, "freeze", lambda: None)
+    monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
+    monkeypatch.setattr(compile_child.gc, "freeze", lambda: None)
     monkeypatch.setattr(Launcher, "compile", lambda self, *_: compiled_.append(self.key))
     like = compiler.question(PROBLEM, Prop.FWD, SM90)
-    assert readiness_child.answer(readiness.START | like.job) == {}
+    assert compile_child.answer(async_compile.START | like.job) == {}
     assert compiled_ == [s.digest for s in asked("now").steps]
     compiler.forget()
     for path in [p for p in Path(os.environ["TRANSCONV_CACHE"]).rglob("plans-*/*") if p.is_file()]:
         path.unlink()
-    assert readiness_child.answer(readiness.START | like.job) == {} and not list(kept.DRAWER.items())
-    assert readiness_child.answer(readiness.START | like.job | {"problem": "none"}) == {}
+    assert compile_child.answer(async_compile.START | like.job) == {} and not list(
+        plan_cache.DRAWER.items()
+    )
+    assert compile_child.answer(async_compile.START | like.job | {"problem": "none"}) == {}
 
 
 def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +338,7 @@ def test_the_child_ranks_schedules_alone(there: set[str], monkeypatch: pytest.Mo
     asked = question.workload, SM90
     estimates.estimated.cache_clear()
     assert not is_estimated(*asked)
-    assert "kernels" not in readiness_child.answer(question.job | {"rank": True})
+    assert "kernels" not in compile_child.answer(question.job | {"rank": True})
     assert is_estimated(*asked)
     us = estimated(*asked)
     for forget in (estimates.estimated.cache_clear, compiler.forget):
@@ -390,14 +392,14 @@ def test_what_is_compiled_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path
         hash, name = "ab" * 32, "f"
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(compiled, "folder", lambda: tmp_path)
-    compiled.forget()
-    compiled.note("k", True, Kernel)
-    assert compiled.is_there("k", True) and not compiled.is_there("k", False)
-    compiled.forget()
-    assert not compiled.is_there("k", True), "Triton's folder was removed"
-    place = tmp_path / compiled.folder_of(Kernel.hash)
+    monkeypatch.setattr(compile_records, "folder", lambda: tmp_path)
+    compile_records.forget()
+    compile_records.note("k", True, Kernel)
+    assert compile_records.is_there("k", True) and not compile_records.is_there("k", False)
+    compile_records.forget()
+    assert not compile_records.is_there("k", True), "Triton's folder was removed"
+    place = tmp_path / compile_records.folder_of(Kernel.hash)
     place.mkdir()
     (place / "__grp__f.json").write_text("{}")
-    assert compiled.is_there("k", True)
-    compiled.forget()
+    assert compile_records.is_there("k", True)
+    compile_records.forget()

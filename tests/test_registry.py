@@ -9,15 +9,17 @@ from types import SimpleNamespace
 import pytest
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.backend_triton import SizedLauncher, sized_launch
+from transconv.backend_triton import SizedLauncher
+from transconv.backend_triton.launch import sized_launcher
 from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, Registry, registry
-from transconv.conv.any_size import any_size, every, spelled
+from transconv.conv.dynamic_sizes import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
-from transconv.runtime import build_compute, compiler, kept, sized
+from transconv.runtime import build_compute, compiler, plan_cache, size_arguments
 from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, Table
-from transconv.selection import choice, rows, store
+from transconv.selection import choice
+from transconv.selection.tuning_db import record, store
 from transconv.target import Target
 
 SM80, SM90 = Target.parse("sm_80"), Target.parse("sm_90")
@@ -88,10 +90,10 @@ def test_a_start_has_nothing_left_to_decide(gathered: Registry, monkeypatch: pyt
     assert held.starter(0, True) is None, "nothing is compiled yet"
     started: list[tuple[object, ...]] = []
     kernel = SimpleNamespace(function="f", packed_metadata="p")
-    monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), None))
-    monkeypatch.setattr(sized_launch, "torch_module", lambda: SimpleNamespace(
+    monkeypatch.setattr(sized_launcher, "entry", lambda *_: (lambda *args: started.append(args), None))
+    monkeypatch.setattr(sized_launcher, "torch_module", lambda: SimpleNamespace(
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: f"stream {device}")))
-    monkeypatch.setitem(step.launcher.starts, (0, True), sized_launch._Start(step.launcher, kernel))
+    monkeypatch.setitem(step.launcher.starts, (0, True), sized_launcher._Start(step.launcher, kernel))
     run = held.starter(0, True)
     assert run is not None
     assert held.required is not None
@@ -168,19 +170,21 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
         m.setattr(compiler, "build", lambda *_: pytest.fail("a plan was made"))
         again = Registry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
         (question,) = again.questions
-        for room in (sized, sized_launch):  # few plans that are read take a call
+        for room in (size_arguments, sized_launcher):  # few plans that are read take a call
             m.setattr(room, "function_of", lambda *_: pytest.fail("a function of sizes was made"))
-        found = kept.find(question.workload, SM90, False, type(first.plan), lambda: pytest.fail("lowered"))
+        found = plan_cache.find(
+            question.workload, SM90, False, type(first.plan), lambda: pytest.fail("lowered")
+        )
     assert found is not None and found.source == first.plan.source
     run, was = found.steps[0].launcher, first.plan.steps[0].launcher
     assert (run.sizes, run.programs, run.types, run.key) == (was.sizes, was.programs, was.types, was.key)
     assert run.boxes == was.boxes
     assert found.required.sizes == first.plan.required.sizes
-    ((name, content),) = kept.DRAWER.items()
+    ((name, content),) = plan_cache.DRAWER.items()
     for sizes in ("MB=8 in 9..7", 7, "MB=8 in 1..3; import os"):
         step = {**content["steps"][0], "sizes": sizes}
-        kept.DRAWER.put(name, {**content, "steps": [step]})
-        assert kept.find(question.workload, SM90, False, type(first.plan), first.plan.at) is None
+        plan_cache.DRAWER.put(name, {**content, "steps": [step]})
+        assert plan_cache.find(question.workload, SM90, False, type(first.plan), first.plan.at) is None
     compiler.forget()
 
 
@@ -190,7 +194,7 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
     near = LAYER.at(8, (56, 56), (56, 56))
 
     def chosen(text: str) -> list[Compiled]:
-        row = rows.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
+        row = record.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
         monkeypatch.setattr(store, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
         monkeypatch.setattr(choice, "surprise", lambda *_: 1.9)
         made = Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)

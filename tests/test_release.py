@@ -26,8 +26,8 @@ from transconv.version import __version__
 
 ROOT = Path(__file__).parent.parent
 STEM = f"transconv-{__version__}"
-DATA = {"py.typed", "data/tuned_h200.csv", "data/resnet50.txt", "verify/corpus/generated.txt",
-        "verify/corpus/compiled.txt"}
+DATA = {"py.typed", "data/tuned_h200.csv", "data/resnet50.txt", "verify/fuzz/corpus/generated.txt",
+        "verify/fuzz/corpus/compiled.txt"}
 TEMPLATES = (".html", ".css", ".js", ".j2", ".jinja")
 
 FIRST = """

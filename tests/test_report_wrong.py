@@ -14,7 +14,7 @@ import transconv
 from tests.graph.meant import by_meaning
 from transconv.__main__ import main
 from transconv.graph import backend, report
-from transconv.graph.rows import ROWS, Call
+from transconv.graph.lowerings.table import ROWS, Call
 from transconv.torch_ops import stats
 
 aten = torch.ops.aten

@@ -28,9 +28,9 @@ from transconv.ir import (
     text_of,
     value_at,
 )
-from transconv.passes.reach import Reach
+from transconv.passes.scalar.index_bounds import Reach
 from transconv.runtime import Plan, build_compute
-from transconv.runtime.sized import Required
+from transconv.runtime.size_arguments import Required
 from transconv.schedule import Schedule
 from transconv.target import Target
 

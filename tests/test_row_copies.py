@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule import why_not
-from transconv.schedule.row_copies import rows_of, why_not_rows
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.schedule.tiles.row_copies import rows_of, why_not_rows
+from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify.case import Case
 

@@ -10,14 +10,16 @@ import pytest
 
 from transconv.compute import Alone, parse
 from transconv.conv import ConvWorkload, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice, heuristics, rows, store
-from transconv.selection import listing as shortlist
-from transconv.selection.keys import unnamed
-from transconv.selection.listing import DRAWER, Listed
-from transconv.selection.rows import Row
+from transconv.selection import choice, shortlist
+from transconv.selection.proposals import heuristics
+from transconv.selection.shortlist import DRAWER, Listed
+from transconv.selection.tuning_db import record as records
+from transconv.selection.tuning_db import store
+from transconv.selection.tuning_db.keys import unnamed
+from transconv.selection.tuning_db.record import Row
 from transconv.target.records import TARGETS
 from transconv.target.versions import triton_version
 
@@ -92,7 +94,7 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     listed(Prop.BWD_D)
     assert len(ranked) == 4
     store.remember([Row(ConvWorkload(DENSE, Prop.FWD).text, "fwd", "", "sm_90x132", TUNED, 12.5, 16,
-                        rows.LOWERING, triton_version())])
+                        records.LOWERING, triton_version())])
     found = listed()
     assert len(ranked) == 5 and found[0].schedule == Schedule.parse(TUNED) and found[0].tuned
     monkeypatch.setenv("TRANSCONV_TUNED", "0")

@@ -11,23 +11,17 @@ from typing import Any
 import pytest
 
 import transconv
-from transconv.backend_triton import (
-    Miscompiled,
-    Resources,
-    SizedLauncher,
-    compile_offline,
-    descriptors,
-    sized_launch,
-    starts,
-)
+from transconv.backend_triton import Miscompiled, Resources, SizedLauncher, compile_offline
+from transconv.backend_triton.launch import bound_start, descriptors, sized_launcher
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
 from transconv.cost import AtSizes, estimate
 from transconv.errors import Unsupported
 from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at
-from transconv.runtime import Plan, build_compute, kept
-from transconv.schedule import Schedule, legality_boxes, why_not
-from transconv.selection import heuristics
+from transconv.runtime import Plan, build_compute, plan_cache
+from transconv.schedule import Schedule, why_not
+from transconv.schedule.legality import boxes
+from transconv.selection.proposals import heuristics
 from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import Case
@@ -73,7 +67,7 @@ def built(at: int, target: Target = SM90) -> tuple[Compute, Plan]:
 
 def read_back(compute: Compute, step: Any) -> Any:
     """A step, as a record of its plan has it."""
-    return kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0,
+    return plan_cache._read(plan_cache._step(step), SM90, lambda: pytest.fail("lowered"), 0,
                       {t.name: t for t in compute.tensors})
 
 
@@ -201,11 +195,11 @@ def test_what_cannot_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(run, SizedLauncher)
     with pytest.raises(Unsupported, match=r"every \[1, 2, 2, 1\] position of src, which Triton's interp"):
         Case(compute.at(MB=1, IH=5, IW=5)).launched(plan, "cpu")
-    monkeypatch.setattr(sized_launch, "entry", lambda *_: None)
+    monkeypatch.setattr(sized_launcher, "entry", lambda *_: None)
     with pytest.raises(Unsupported, match="Triton's own launch cannot"):
-        sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
-    monkeypatch.setattr(legality_boxes, "is_direct", lambda: False)
-    reason = legality_boxes.why_not_a(Schedule.parse(STEPPED[0][2]), compute, SM90)
+        sized_launcher._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    monkeypatch.setattr(boxes, "is_direct", lambda: False)
+    reason = boxes.why_not_a(Schedule.parse(STEPPED[0][2]), compute, SM90)
     assert reason is not None and "has no such descriptors" in reason
 
 
@@ -242,9 +236,9 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
             raise descriptors.NotEncoded("the driver said 1")
         return encode
 
-    monkeypatch.setattr(starts, "encoding", encoding)
-    monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: None, "xyz"))
-    start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    monkeypatch.setattr(bound_start, "encoding", encoding)
+    monkeypatch.setattr(sized_launcher, "entry", lambda *_: (lambda *args: None, "xyz"))
+    start = sized_launcher._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
     with pytest.raises(Miscompiled, match="the driver said 1") as told:
         start((2, 5, 6), run.numbers(2, 5, 6)[0], tensors, "stream")
@@ -362,9 +356,9 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
             return [lying[0], meta]
         return encode
 
-    monkeypatch.setattr(starts, "encoding", encoding)
-    monkeypatch.setattr(sized_launch, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
-    start = sized_launch._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    monkeypatch.setattr(bound_start, "encoding", encoding)
+    monkeypatch.setattr(sized_launcher, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
+    start = sized_launcher._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
     for images in (2, 3, 2, 2):
         start((images, 5, 6), run.numbers(images, 5, 6)[0], tensors, "stream")

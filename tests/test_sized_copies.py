@@ -23,10 +23,10 @@ from transconv.conv import (
 )
 from transconv.cost import AtSizes, count, estimate
 from transconv.ir import Mod, find, value_at
-from transconv.runtime import Plan, build, build_compute, kept, plans
-from transconv.runtime.apart import apart
+from transconv.runtime import Plan, build, build_compute, plan_cache, plans
+from transconv.runtime.weight_prepack import apart
 from transconv.schedule import Schedule, Scheduled, is_copy, why_not
-from transconv.schedule.packing import copy_of
+from transconv.schedule.tiles.packing import copy_of
 from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import Case, after_every_pass
@@ -167,8 +167,8 @@ def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     workload = ConvWorkload(ConvProblem.parse(plain), Prop.FWD, Epilogue(), names)
     plan = build(workload, SM90, None, None, False, Plan)
     assert plan.schedule.pack == "a.b"
-    kept.keep(plan)
-    again = kept.find(workload, SM90, False, Plan, lambda: pytest.fail("made again"))
+    plan_cache.keep(plan)
+    again = plan_cache.find(workload, SM90, False, Plan, lambda: pytest.fail("made again"))
     assert again is not None and again.numbers(3, 50) == plan.numbers(3, 50)
     assert {n: t.extents for n, t in again.workspaces.items()} == {
         n: t.extents for n, t in plan.workspaces.items()}

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from transconv.backend_triton import Resources, SizedLauncher, compile_offline
-from transconv.backend_triton.descriptors import describe_explicit
+from transconv.backend_triton.launch.descriptors import describe_explicit
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.ir import InterpError, Kernel
-from transconv.runtime import Plan, build_compute, kept
+from transconv.runtime import Plan, build_compute, plan_cache
 from transconv.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import Case
@@ -80,7 +80,7 @@ def test_a_plan_lies_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     compute, plan = built("window")
     step = plan.steps[0]
-    again = kept._read(kept._step(step), SM90, lambda: pytest.fail("lowered"), 0,
+    again = plan_cache._read(plan_cache._step(step), SM90, lambda: pytest.fail("lowered"), 0,
                        {t.name: t for t in compute.tensors})
     for run in (step.launcher, again.launcher):
         assert isinstance(run, SizedLauncher) and run.explicit and run.describe is describe_explicit

@@ -9,11 +9,11 @@ import pytest
 from transconv.backend_triton import Resources, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, any_size, marked
-from transconv.conv.any_size import every
+from transconv.conv.dynamic_sizes import every
 from transconv.ir import Fetch, find
 from transconv.runtime import Plan, build_compute, compiler
 from transconv.schedule import Schedule, why_not
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
 from transconv.verify.computation import Case

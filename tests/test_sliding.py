@@ -10,7 +10,7 @@ import pytest
 from tests.reference import convolve, integers, pack, unpack
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import copies as cost_of_copies
 from transconv.cost import issue
@@ -19,14 +19,14 @@ from transconv.errors import ScheduleError
 from transconv.ir import Alloc, For, Kernel, Let, Load, Reduce, Spread, Update, find
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
-from transconv.ir.verify import verify
+from transconv.ir.rules.verifier import verify
 from transconv.passes import PIPELINE, levels
-from transconv.schedule.copying import copies
-from transconv.schedule.legality import why_not
-from transconv.schedule.packing import copy_of, over_copies, rows_of_features
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
-from transconv.selection.sliding import sliding, sliding_down
+from transconv.schedule.tiles.copy_kernels import copies
+from transconv.schedule.tiles.packing import copy_of, over_copies, rows_of_features
+from transconv.selection.proposals import heuristics
+from transconv.selection.proposals.depthwise_windows import sliding, sliding_down
 from transconv.target.records import TARGETS
 
 SM90 = TARGETS["sm_90"]

@@ -14,12 +14,13 @@ import pytest
 from tests.stages import SM90
 from tests.test_explicit import BWD_D, BWD_W, FWD, ROLE, kernels, right_in_any_order
 from transconv import ir
-from transconv.backend_triton.kernel_text import emit
-from transconv.conv.any_size import any_size
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.backend_triton.emitters.kernel_text import emit
+from transconv.conv.dynamic_sizes import any_size
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
-from transconv.schedule import Schedule, legality_sliding, shared_bytes, why_not
+from transconv.schedule import Schedule, shared_bytes, why_not
+from transconv.schedule.legality import window_reuse
 from transconv.target import versions
 from transconv.verify.case import Case
 
@@ -128,7 +129,7 @@ def test_why_steps_share_nothing(text: str, prop: Prop, schedule: str, reason: s
 def test_releases_that_refuse_wide_views_share_nothing(release: str, wide: bool,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Their compilers do: without the rule such a kernel is chosen, and torch computes in its place."""
-    for module in (versions, legality_sliding):
+    for module in (versions, window_reuse):
         monkeypatch.setattr(module, "triton_version", lambda: release)
     (compute,) = computes(ConvProblem.parse(f"{CASES[0][0]} dt=f16 tag=axb"), FWD)
     told = why_not(Schedule.parse(CASES[0][2]), compute, SM90)

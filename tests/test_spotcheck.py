@@ -15,7 +15,7 @@ from tests.reference import convolve
 from tests.strategies import problems
 from transconv.compute import ACTIVATIONS
 from transconv.conv import Epilogue, sampling, spotcheck
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.sampling import Axes, choose
 from transconv.conv.spotcheck import POINTS, examine, spot_check
 

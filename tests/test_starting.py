@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from transconv.backend_triton import Begun
-from transconv.runtime.starting import starter
+from transconv.runtime.launch_codegen import starter
 
 
 class Memory:

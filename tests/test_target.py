@@ -13,7 +13,7 @@ from transconv.conv import ConvProblem, Prop, compiler, computes
 from transconv.cost import estimate
 from transconv.errors import ScheduleError, Unsupported
 from transconv.ir.dtype import DType, bf16, f16, f32, f64, i8, i32
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import records as target
 from transconv.target.records import TARGETS, Target
 

@@ -22,18 +22,19 @@ import torch.nn.functional as F
 import transconv
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import knobs, runtime
-from transconv.backend_triton.flaws import Miscompiled
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.miscompiles.signs import Miscompiled
 from transconv.conv import compiler, workload
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import Unsupported
-from transconv.functional.launches import launch
-from transconv.runtime import steps, trust, verdicts
+from transconv.functional.calls.compiled_launch import launch
+from transconv.runtime import check_records, first_run_check, steps
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
-from transconv.torch_ops import routes, stats
+from transconv.torch_ops import stats
+from transconv.torch_ops.calls import route_cache
 
 INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]
 PLAIN = ConvProblem.parse("mb2ic3ih6oc40oh6kh3ph1 math=ieee")
@@ -46,14 +47,14 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setattr(runtime.compiler, "_plans", {})
-    monkeypatch.setattr(verdicts, "_known", {})
-    monkeypatch.setattr(verdicts, "_proved", set())
+    monkeypatch.setattr(check_records, "_known", {})
+    monkeypatch.setattr(check_records, "_proved", set())
     monkeypatch.setattr(transconv.config, "cpu", "interpret")
     monkeypatch.setattr(transconv.config, "fallback", "silent")
-    routes.forget()
+    route_cache.forget()
     transconv.stats(reset=True)
     yield
-    routes.forget()
+    route_cache.forget()
     transconv.stats(reset=True)
     stats.forget_warnings()
 
@@ -113,12 +114,12 @@ def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant,
     first = compiler.plan(PLAIN, prop, INTERPRETER)
     assert first.schedule == best and first.rejected == 0
     with caplog.at_level(logging.WARNING, "transconv"):
-        passed = trust.run(first, t)
+        passed = first_run_check.run(first, t)
     assert passed.schedule == second and passed.rejected == 1
     torch.testing.assert_close(t[prop.result], answer(PLAIN, prop, t), atol=1e-4, rtol=1e-4)
     (line,) = caplog.messages
     assert str(PLAIN) in line and str(best) in line and str(first.steps[0].path) in line
-    assert trust.is_trusted(passed) and not trust.is_trusted(first)
+    assert first_run_check.is_trusted(passed) and not first_run_check.is_trusted(first)
     assert compiler.plan(PLAIN, prop, INTERPRETER) is passed
 
 
@@ -126,13 +127,13 @@ def test_a_wrong_kernel_is_replaced(prop: Prop, plant: Plant,
 def test_other_processes_hear_of_it(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     best, second = ranked(PLAIN, Prop.FWD)[:2]
     plant(lambda source: f"schedule {best}" in source)
-    passed = trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), tensors_of(PLAIN, Prop.FWD))
-    verdicts.forget()
+    passed = first_run_check.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), tensors_of(PLAIN, Prop.FWD))
+    check_records.forget()
     assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).schedule == second
-    assert not trust.is_trusted(passed)  # always: no other process is believed
+    assert not first_run_check.is_trusted(passed)  # always: no other process is believed
     monkeypatch.setenv("TRANSCONV_TRUST", "check")
-    assert verdicts.is_right(passed.steps[0].digest, True)
-    assert not verdicts.is_right(passed.steps[0].digest, False)
+    assert check_records.is_right(passed.steps[0].digest, True)
+    assert not check_records.is_right(passed.steps[0].digest, False)
     monkeypatch.setenv("TRANSCONV_TRUST", "never")
     assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).schedule == best
 
@@ -152,11 +153,11 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Launcher, "_interpret", interpret)
     t = tensors_of(PLAIN, Prop.FWD)
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
-    passed = trust.run(first, t)
+    passed = first_run_check.run(first, t)
     assert first.schedule == best and passed.schedule == second
-    assert "a constant is lost" in caplog.text and verdicts.is_wrong(first.steps[0].digest)
+    assert "a constant is lost" in caplog.text and check_records.is_wrong(first.steps[0].digest)
     torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t), atol=1e-4, rtol=1e-4)
-    verdicts.forget()
+    check_records.forget()
     assert compiler.build(PLAIN, Prop.FWD, INTERPRETER).schedule == second
 
 
@@ -167,7 +168,7 @@ def test_only_the_wrong_stride_phase_is_replaced(plant: Plant) -> None:
     plant(lambda source: "bwd_d_0_1 of" in source and f"schedule {best}" in source)
     t = tensors_of(p, Prop.BWD_D)
     first = compiler.plan(p, Prop.BWD_D, INTERPRETER)
-    passed = trust.run(first, t)
+    passed = first_run_check.run(first, t)
     torch.testing.assert_close(t["src"], answer(p, Prop.BWD_D, t), atol=1e-4, rtol=1e-4)
     changed = [a.compute.name for a, b in zip(first.steps, passed.steps, strict=True)
                if a.digest != b.digest]
@@ -181,9 +182,9 @@ def test_parts_of_a_split_sum_are_rejected_together(plant: Plant) -> None:
     split = compiler.plan(p, Prop.FWD, INTERPRETER, "oc:16 mb.oh.ow:16 ic:16 | mma | split_k=2")
     assert len(split.steps) == 2
     with pytest.raises(Unsupported, match="gives wrong results") as refused:
-        trust.run(split, tensors_of(p, Prop.FWD))
+        first_run_check.run(split, tensors_of(p, Prop.FWD))
     assert refused.value.reason == "miscompiled"
-    assert all(verdicts.is_wrong(step.digest) for step in split.steps)
+    assert all(check_records.is_wrong(step.digest) for step in split.steps)
 
 
 @interpreted
@@ -194,7 +195,7 @@ def test_dull_data_prove_nothing(value: float, plant: Plant) -> None:
     plant(lambda source: f"schedule {best}" in source)
     t = tensors_of(PLAIN, Prop.FWD)
     t["wei"].fill_(value)
-    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).schedule != best
+    assert first_run_check.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).schedule != best
     torch.testing.assert_close(t["dst"], F.conv2d(t["src"], t["wei"], padding=1), equal_nan=True)
 
 
@@ -211,7 +212,7 @@ def test_what_is_not_written_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "emit", emit)
     t = tensors_of(PLAIN, Prop.FWD)
     t["dst"].copy_(answer(PLAIN, Prop.FWD, t))
-    assert trust.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).schedule != best
+    assert first_run_check.run(compiler.plan(PLAIN, Prop.FWD, INTERPRETER), t).schedule != best
 
 
 @interpreted
@@ -228,7 +229,7 @@ def test_a_part_leaves_the_others_alone() -> None:
     x, y = torch.randn(4, 8), torch.zeros(8, 8)
     for begin in (0, 1):
         launch(half(begin), x.device, True, "now").start([x, y])
-    assert verdicts._proved, "nothing was checked"
+    assert check_records._proved, "nothing was checked"
     assert torch.equal(y, torch.stack([x, x + 1], 1).reshape(8, 8))
 
 
@@ -238,7 +239,7 @@ def test_when_nothing_is_right(plant: Plant, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(runtime.compiler, "MOST_REJECTED", 2)
     p = ConvProblem.parse("mb2ic3ih6oc4oh6kh3ph1")
     with pytest.raises(Unsupported, match="known to give wrong results") as refused:
-        trust.run(compiler.plan(p, Prop.FWD, INTERPRETER), tensors_of(p, Prop.FWD))
+        first_run_check.run(compiler.plan(p, Prop.FWD, INTERPRETER), tensors_of(p, Prop.FWD))
     assert refused.value.reason == "miscompiled"
 
 
@@ -274,10 +275,10 @@ def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) ->
 
     first.steps[0].launcher._interpret = interpret  # type: ignore[method-assign]
     t = tensors_of(PLAIN, Prop.FWD)
-    passed = trust.run(first, t)
+    passed = first_run_check.run(first, t)
     assert passed.rejected == 1
     torch.testing.assert_close(t["dst"], answer(PLAIN, Prop.FWD, t))
-    assert [content["verdict"] for _, content in verdicts.DRAWER.items()] == ["right"]
+    assert [content["verdict"] for _, content in check_records.DRAWER.items()] == ["right"]
 
 
 @interpreted
@@ -288,7 +289,7 @@ def test_a_kernel_that_triton_refuses_holds_no_tensors() -> None:
 
     def called() -> weakref.ref[torch.Tensor]:
         t = tensors_of(PLAIN, Prop.FWD)
-        assert trust.run(first, t).rejected == 1
+        assert first_run_check.run(first, t).rejected == 1
         return weakref.ref(t["dst"])
     gc.collect()
     gc.disable()
@@ -315,8 +316,8 @@ def test_what_ails_the_device_is_no_kernels(raised: Callable[[], None]) -> None:
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
     first.steps[0].launcher._interpret = lambda tensors: raised()  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="illegal memory|no memory"):
-        trust.run(first, tensors_of(PLAIN, Prop.FWD))
-    assert not [*verdicts.DRAWER.items()]
+        first_run_check.run(first, tensors_of(PLAIN, Prop.FWD))
+    assert not [*check_records.DRAWER.items()]
 
 
 def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +325,7 @@ def test_the_interpreter_is_believed_unless_asked(monkeypatch: pytest.MonkeyPatc
     for policy, believed in {"always": [], "check": [INTERPRETER],
                              "never": [INTERPRETER, SM90]}.items():
         monkeypatch.setenv("TRANSCONV_TRUST", policy)
-        assert [t for t, plan in made.items() if trust.is_trusted(plan)] == believed
+        assert [t for t, plan in made.items() if first_run_check.is_trusted(plan)] == believed
 
 
 # -- choosing --------------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ def test_rejected_kernels_are_passed_over_up_to_a_limit(monkeypatch: pytest.Monk
     for turn in range(runtime.compiler.MOST_REJECTED):
         made = compiler.build(PLAIN, Prop.FWD, SM90)
         assert made.schedule == wanted[turn] and made.rejected == turn
-        verdicts.record(made.steps[0].digest, verdicts.WRONG)
+        check_records.record(made.steps[0].digest, check_records.WRONG)
     with pytest.raises(Unsupported, match="3 best kernels for fwd") as refused:
         compiler.build(PLAIN, Prop.FWD, SM90)
     assert refused.value.reason == "miscompiled"
@@ -344,9 +345,9 @@ def test_rejected_kernels_are_passed_over_up_to_a_limit(monkeypatch: pytest.Monk
 
 
 def test_digests_tell_kernels_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {verdicts.digest(*words) for words in (("a", "sm_90"), ("a", "sm_80"), ("b", "sm_90"))}
-    monkeypatch.setattr(verdicts, "triton_version", lambda: "0.1")
-    assert len(keys | {verdicts.digest("a", "sm_90")}) == 4
+    keys = {check_records.digest(*words) for words in (("a", "sm_90"), ("a", "sm_80"), ("b", "sm_90"))}
+    monkeypatch.setattr(check_records, "triton_version", lambda: "0.1")
+    assert len(keys | {check_records.digest("a", "sm_90")}) == 4
 
 
 # -- through torch ---------------------------------------------------------------------------------
@@ -411,9 +412,9 @@ def test_fused_calls_are_checked(plant: Plant, monkeypatch: pytest.MonkeyPatch,
 
 
 def stored(key: str = "k" * 32, verdict: str = "wrong") -> Path:
-    verdicts.record(key, verdict, reason="x")
-    verdicts.forget()
-    path = verdicts.DRAWER.path(key)
+    check_records.record(key, verdict, reason="x")
+    check_records.forget()
+    path = check_records.DRAWER.path(key)
     assert path is not None
     return path
 
@@ -421,8 +422,8 @@ def stored(key: str = "k" * 32, verdict: str = "wrong") -> Path:
 def test_verdicts_survive_the_process() -> None:
     path = stored()
     assert json.loads(path.read_text())["content"] == {
-        "verdict": "wrong", "reason": "x", "triton": verdicts.triton_version()}
-    assert verdicts.is_wrong(path.stem)
+        "verdict": "wrong", "reason": "x", "triton": check_records.triton_version()}
+    assert check_records.is_wrong(path.stem)
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -439,33 +440,33 @@ def test_files_that_say_nothing(spoil: Callable[[str], str]) -> None:
     text = spoil(path.read_text())
     assert text != path.read_text()
     path.write_text(text)
-    assert verdicts.look_up(path.stem) == ""
+    assert check_records.look_up(path.stem) == ""
     path.write_bytes(b"\xff\xfe{")
-    verdicts.forget()
-    assert verdicts.look_up(path.stem) == ""
+    check_records.forget()
+    assert check_records.look_up(path.stem) == ""
 
 
 def test_places_that_are_not_trusted(tmp_path: Path) -> None:
     path = stored()
     path.parent.chmod(0o777)
-    assert verdicts.look_up(path.stem) == ""
-    verdicts.record(path.stem, "right")  # stays in memory
-    assert verdicts.look_up(path.stem) == "right" and "wrong" in path.read_text()
+    assert check_records.look_up(path.stem) == ""
+    check_records.record(path.stem, "right")  # stays in memory
+    assert check_records.look_up(path.stem) == "right" and "wrong" in path.read_text()
     path.parent.chmod(0o700)
     path.rename(tmp_path / "elsewhere.json")
     path.symlink_to(tmp_path / "elsewhere.json")
-    verdicts.forget()
-    assert verdicts.look_up(path.stem) == ""
+    check_records.forget()
+    assert check_records.look_up(path.stem) == ""
     path.unlink()
     path.mkdir()
-    verdicts.forget()
-    assert verdicts.look_up(path.stem) == ""
-    verdicts.record(path.stem, "right")  # cannot be written
-    assert verdicts.look_up(path.stem) == "right"
+    check_records.forget()
+    assert check_records.look_up(path.stem) == ""
+    check_records.record(path.stem, "right")  # cannot be written
+    assert check_records.look_up(path.stem) == "right"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
 def test_folders_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert verdicts.look_up(path.stem) == ""
+    assert check_records.look_up(path.stem) == ""

@@ -13,7 +13,9 @@ from transconv.cli import computations
 from transconv.compute import Alone, Compute, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.runtime import Plan
-from transconv.selection import choice, heuristics, rows, store
+from transconv.selection import choice
+from transconv.selection.proposals import heuristics
+from transconv.selection.tuning_db import record, store
 from transconv.target import Target
 from transconv.tuning import measure
 from transconv.tuning.session import Job, Limits, Session, log_of, of_log
@@ -35,7 +37,7 @@ TWO = parse("""compute two
 def tuned(compute: Compute, at: int = 3) -> str:
     """Keep a row that says that another schedule than the first is the fastest."""
     schedule = str(heuristics.candidates(compute, SM90)[at])
-    assert store.remember([rows.make(Alone(compute), SM90, schedule, 9.5, 4)]) == 1
+    assert store.remember([record.make(Alone(compute), SM90, schedule, 9.5, 4)]) == 1
     return schedule
 
 
@@ -79,7 +81,7 @@ def test_rows_of_problems_and_of_computations_share_a_file(
     dense, = problem.computations
     wanted = {w: str(heuristics.candidates(c, SM90)[2])
               for w, c in ((problem, dense), (Alone(CHAIN), CHAIN))}
-    store.save(tmp_path / "tuned.csv", [rows.make(w, SM90, s, 9.5, 4) for w, s in wanted.items()])
+    store.save(tmp_path / "tuned.csv", [record.make(w, SM90, s, 9.5, 4) for w, s in wanted.items()])
     assert len(store.load(tmp_path / "tuned.csv")) == 2
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "tuned.csv"))
     store.forget()
@@ -92,7 +94,7 @@ def test_long_texts_are_keys_and_damaged_ones_are_not() -> None:
     many = "\n".join(f" read x{i} = X{i}[n]" for i in range(60))
     added = " + ".join(f"x{i}" for i in range(60))
     long = parse(f"compute long\n axes n=640\n{many}\n store Y[n] = {added}")
-    assert len(str(long)) > rows.LONGEST
+    assert len(str(long)) > record.LONGEST
     tuned(long, at=1)
     assert choice.ranked(long, SM90, Alone(long))[0].source == "tuned"
     assert store.workload_of("compute nonsense") is None
@@ -108,7 +110,7 @@ def test_what_the_user_says_of_convolutions_is_not_for_computations(
 
 
 def test_an_illegal_row_is_passed_over() -> None:
-    store.remember([rows.make(Alone(ROWS), SM90, "k:4096 | fma | red=lane", 1.0, 2)])
+    store.remember([record.make(Alone(ROWS), SM90, "k:4096 | fma | red=lane", 1.0, 2)])
     assert choice.ranked(ROWS, SM90, Alone(ROWS))[0].source == "estimate"
 
 
@@ -121,9 +123,9 @@ def test_the_command_makes_a_job_of_every_kernel(
     source.write_text(f"# rows\n{SMALL}\n{TWO}\n")
     target = Target.parse("interpreter")
 
-    def run(self: Session) -> list[rows.Row]:
+    def run(self: Session) -> list[record.Row]:
         asked.extend(self.jobs)
-        return [rows.make(j.workload, target, str(heuristics.default(j.phases()[0], target)), 1.0, 2)
+        return [record.make(j.workload, target, str(heuristics.default(j.phases()[0], target)), 1.0, 2)
                 for j in self.jobs]
 
     asked: list[Job] = []

@@ -12,14 +12,15 @@ import pytest
 from transconv import knobs, runtime
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
-from transconv.runtime import verdicts
-from transconv.schedule.legality import why_not
+from transconv.runtime import check_records
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice, nearest, rows, store, telling, transfer
-from transconv.selection.rows import Row
+from transconv.selection import choice, explain_choice
+from transconv.selection.tuning_db import nearest, record, store, transfer
+from transconv.selection.tuning_db.record import Row
 from transconv.target.records import TARGETS
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -34,7 +35,7 @@ SLOWER = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 program
 def row(problem: ConvProblem = DENSE, schedule: str = SLOWER, prop: str = "fwd",
         **changes: object) -> Row:
     made = Row(ConvWorkload(problem, Prop(prop)).text, prop, "", "sm_90x132", schedule, 12.5, 16,
-               rows.LOWERING, verdicts.triton_version())
+               record.LOWERING, check_records.triton_version())
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -47,27 +48,27 @@ def first(problem: ConvProblem = DENSE, epilogue: str = "", prop: Prop = Prop.FW
 
 def test_rows_are_text_and_back() -> None:
     found = [row(), row(OTHER_BATCH, kind="res", us=0.25), row(prop="bwd_w")]
-    text = rows.write_rows(found)
-    assert set(rows.read_rows(text)) == set(found)
-    assert rows.write_rows(rows.read_rows(text)) == text
-    assert all(rows.of_mapping(rows.mapping(r)) == r for r in found)
+    text = record.write_rows(found)
+    assert set(record.read_rows(text)) == set(found)
+    assert record.write_rows(record.read_rows(text)) == text
+    assert all(record.of_mapping(record.mapping(r)) == r for r in found)
     newer = replace(found[0], us=9.0)
-    assert rows.merged(found, [newer]) == [newer, *found[1:]]
+    assert record.merged(found, [newer]) == [newer, *found[1:]]
 
 
 @pytest.mark.parametrize("text", [
     "", "\0", "a,b\n1,2\n", "problem,prop\nx,fwd\n", '"', "\udcff"])
 def test_what_is_no_table_has_no_rows(text: str) -> None:
-    assert rows.read_rows(text) == []
+    assert record.read_rows(text) == []
 
 
 @pytest.mark.parametrize("changes", [
     {"us": "nan"}, {"us": "-1"}, {"us": "inf"}, {"us": "fast"}, {"tried": "1e3"},
     {"lowering": ""}, {"config": "x" * 2000}, {"tried": "9" * 5000}])
 def test_rows_that_make_no_sense_are_left_out(changes: dict[str, str]) -> None:
-    assert rows.of_mapping({**rows.mapping(row()), **changes}) is None
-    assert rows.of_mapping({**rows.mapping(row()), "more": 1}) is None
-    assert rows.of_mapping([1]) is None
+    assert record.of_mapping({**record.mapping(row()), **changes}) is None
+    assert record.of_mapping({**record.mapping(row()), "more": 1}) is None
+    assert record.of_mapping([1]) is None
 
 
 # -- choices ---------------------------------------------------------------------------------------
@@ -81,7 +82,7 @@ def test_a_tuned_schedule_is_chosen_by_plans_and_explained() -> None:
     assert found.why == ("tuned for this problem on sm_90x132: 12.5 us, the fastest of 16 tried")
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
     assert str(plan.schedule) == SLOWER and plan.why == found.why
-    lines = telling.reasons(found, choice.ranked(computes(DENSE, Prop.FWD)[0], SM90, FORWARD),
+    lines = explain_choice.reasons(found, choice.ranked(computes(DENSE, Prop.FWD)[0], SM90, FORWARD),
                             computes(DENSE, Prop.FWD)[0], SM90)
     text = " ".join(" ".join(lines).split())
     assert f"the estimate alone would take {plain.schedule}" in text
@@ -113,13 +114,13 @@ def test_the_same_kernels_serve_both_ways_of_torchs_switch() -> None:
     once = compiler.plan(DENSE, Prop.FWD, SM90)
     same = compiler.plan(DENSE, Prop.FWD, SM90, deterministic=True)
     assert same.deterministic and not once.deterministic and same.steps is once.steps
-    verdicts.record(once.steps[0].digest, verdicts.WRONG, keep=False)
+    check_records.record(once.steps[0].digest, check_records.WRONG, keep=False)
     try:
         other = compiler.replan(same)
         assert other.deterministic and other.steps[0].digest != once.steps[0].digest
         assert compiler.plan(DENSE, Prop.FWD, SM90).steps[0].digest == other.steps[0].digest
     finally:
-        verdicts.forget()
+        check_records.forget()
 
 
 def test_show_tells_where_a_schedule_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,7 +149,7 @@ def test_the_switch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [
-    {"lowering": rows.LOWERING + 1}, {"triton": "2.1.0"}, {"machine": "sm_90x114"},
+    {"lowering": record.LOWERING + 1}, {"triton": "2.1.0"}, {"machine": "sm_90x114"},
     {"machine": "sm_80x108"}, {"prop": "bwd_w"}])
 def test_rows_of_other_versions_and_machines_do_not_count(changes: dict[str, object]) -> None:
     store.remember([row(**changes)])
@@ -156,7 +157,7 @@ def test_rows_of_other_versions_and_machines_do_not_count(changes: dict[str, obj
 
 
 def test_another_patch_of_triton_is_the_same() -> None:
-    major, minor = verdicts.triton_version().split(".")[:2]
+    major, minor = check_records.triton_version().split(".")[:2]
     store.remember([row(triton=f"{major}.{minor}.99")])
     assert first().source == "tuned"
 
@@ -288,7 +289,9 @@ def test_a_bad_schedule_is_passed_over(schedule: str) -> None:
 @pytest.mark.parametrize("problem", ["", "junk", "mb0ic1ih1oc1oh1kh1", "ic64ih56 oc3", "mb" + "9" * 90])
 def test_a_bad_problem_is_passed_over(problem: str) -> None:
     name = FORWARD.group("sm_90x132")
-    store.DRAWER.put(name, {"rows": [rows.mapping(replace(row(), problem=problem)), rows.mapping(row())]})
+    store.DRAWER.put(
+        name, {"rows": [record.mapping(replace(row(), problem=problem)), record.mapping(row())]}
+    )
     assert first().source == "tuned"
 
 
@@ -332,12 +335,12 @@ def test_a_kernel_that_fails_to_generate_costs_a_warning(
 def test_a_tuned_kernel_that_is_known_to_be_wrong_is_passed_over() -> None:
     store.remember([row()])
     tuned = compiler.build(DENSE, Prop.FWD, SM90)
-    verdicts.record(verdicts.variant(tuned.steps[0].digest, True), verdicts.WRONG)
+    check_records.record(check_records.variant(tuned.steps[0].digest, True), check_records.WRONG)
     try:
         after = compiler.build(DENSE, Prop.FWD, SM90)
         assert str(after.schedule) != SLOWER and after.rejected == 1
     finally:
-        verdicts.forget()
+        check_records.forget()
 
 
 # -- many writers ----------------------------------------------------------------------------------
@@ -378,8 +381,8 @@ def test_every_row_that_ships_is_a_legal_schedule_of_its_problem() -> None:
     from importlib.resources import files
 
     text = files("transconv").joinpath("data", "tuned_h200.csv").read_text(encoding="utf-8")
-    shipped = rows.read_rows(text)
-    assert len(shipped) == len(text.splitlines()) - 1 and text == rows.write_rows(shipped)
+    shipped = record.read_rows(text)
+    assert len(shipped) == len(text.splitlines()) - 1 and text == record.write_rows(shipped)
     for at, r in enumerate(shipped[::3]):
         problem = ConvProblem.parse(r.problem)
         assert r.machine == "sm_90x132" and ConvWorkload(problem, Prop(r.direction)).text == r.problem

@@ -23,7 +23,7 @@ from tests.shown import ROOT
 from tests.test_readme import TUNE
 from tests.test_tune_session import SM90, job
 from tests.tuning_workers import time_of
-from transconv.selection import store
+from transconv.selection.tuning_db import store
 from transconv.tuning import dealing, ranks
 from transconv.tuning.ranks import Ranks, meet
 from transconv.tuning.session import Limits, Session, groups, log_of, of_log

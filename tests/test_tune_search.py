@@ -7,11 +7,12 @@ from dataclasses import fields
 import pytest
 
 from tests.tuning_workers import time_of
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.schedule.legality import why_not
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics, transfer
+from transconv.selection.proposals import heuristics
+from transconv.selection.tuning_db import transfer
 from transconv.target.records import TARGETS
 from transconv.tuning import search
 from transconv.tuning.search import Search, Trial

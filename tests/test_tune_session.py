@@ -12,9 +12,9 @@ from tests.test_readme import TUNE
 from tests.tuning_workers import time_of
 from transconv.__main__ import main
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.selection import rows, store
+from transconv.selection.tuning_db import record, store
 from transconv.target.records import TARGETS
 from transconv.tuning import search
 from transconv.tuning.session import Job, Limits, Session, log_of, of_log, read_log
@@ -129,7 +129,7 @@ def test_nothing_to_compute_is_nothing_to_tune(tmp_path: Path) -> None:
     integer = ConvProblem.parse("mb1ic64ih8oc64oh8kh3ph1 dt=f64")
     made, log = session(tmp_path, job(empty), said=said)
     assert made.run() == [] and log.rows == [] and said == []
-    assert rows.make(ConvWorkload(integer, Prop.FWD), SM90, "x", 1.0, 1).triton
+    assert record.make(ConvWorkload(integer, Prop.FWD), SM90, "x", 1.0, 1).triton
 
 
 # -- the command -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from transconv.conv import ConvProblem, ConvWorkload, Prop, computes
 from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.passes import lower
-from transconv.runtime import header, kernel_name, verdicts
+from transconv.runtime import check_records, header, kernel_name
 from transconv.runtime.steps import digest_of
 from transconv.schedule import (
     Block,
@@ -31,9 +31,9 @@ from transconv.schedule import (
     words,
     words_table,
 )
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
-from transconv.verify import draw_schedule
+from transconv.verify.draw import legal_schedules
 
 PAGE = Path(__file__).parent.parent / "docs" / "guide_schedules.md"
 BEGIN, END = "<!-- table:words -->\n", "\n<!-- end:words -->"
@@ -93,8 +93,8 @@ def test_a_kernel_of_a_renamed_word_keeps_its_key_and_its_name() -> None:
     name = kernel_name(workload, FWD, schedule, SM90)
     source = "\n".join(header(workload, FWD, schedule, SM90))
     assert name == "conv_fwd_ic32ih8oc32oh8kh3ph1_024341ed"
-    assert digest_of(source, schedule, SM90) == verdicts.digest(
-        source.replace("consumers=2", "teams=2"), "sm_90 4 2") != verdicts.digest(source, "sm_90 4 2")
+    assert digest_of(source, schedule, SM90) == check_records.digest(
+        source.replace("consumers=2", "teams=2"), "sm_90 4 2") != check_records.digest(source, "sm_90 4 2")
 
 
 @pytest.mark.parametrize("given", [["words"], ["words", "split_k", "via"]])
@@ -197,7 +197,7 @@ def test_a_word_from_outside_takes_part(note: None) -> None:
 
 def test_a_word_from_outside_is_drawn_proposed_priced_and_told(note: None) -> None:
     drawn = {c.word("note") for n in range(30)
-             if (c := draw_schedule.schedule(random.Random(n), [FWD], SM90)) is not None}
+             if (c := legal_schedules.schedule(random.Random(n), [FWD], SM90)) is not None}
     assert {0, 1, 2} <= drawn
     assert estimate(PLAIN.with_words(note=1), FWD, SM90) == estimate(PLAIN, FWD, SM90) / 2
     assert heuristics.default(FWD, SM90).word("note") == 1

@@ -12,8 +12,9 @@ from transconv import knobs, runtime
 from transconv.compute import Alone, Found, Workload, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.errors import Unsupported
-from transconv.runtime import Plan, trust, verdicts
-from transconv.selection import choice, rows, store
+from transconv.runtime import Plan, check_records, first_run_check
+from transconv.selection import choice
+from transconv.selection.tuning_db import record, store
 from transconv.target import TARGETS
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -69,7 +70,7 @@ def test_rows_of_another_front_end(known: None) -> None:
     ranked = choice.ranked(work.compute, SM90, work)
     assert {c.source for c in ranked} == {"estimate"}
     second = ranked[1].schedule
-    store.remember([rows.make(work, SM90, str(second), 1.0, 2)])
+    store.remember([record.make(work, SM90, str(second), 1.0, 2)])
     first = choice.ranked(work.compute, SM90, work)[0]
     assert (first.source, first.schedule) == ("tuned", second)
     assert runtime.plan(work, SM90, None, False, Plan).schedule == second
@@ -82,8 +83,8 @@ def test_front_ends_do_not_read_each_other(known: None) -> None:
     conv, work = ConvWorkload(p, Prop.FWD), Product(product("rows 64"))
     assert conv.like(work.text) is None and work.like(conv.text) is None
     assert conv.distance(work) is None
-    found = store.grouped([rows.make(w, SM90, "x", 1.0, 1) for w in (conv, work)])
-    machine = rows.machine(SM90)
+    found = store.grouped([record.make(w, SM90, "x", 1.0, 1) for w in (conv, work)])
+    machine = record.machine(SM90)
     assert sorted(found) == sorted(w.group(machine) for w in (conv, work))
 
 
@@ -93,12 +94,12 @@ def test_a_first_result_is_checked_as_the_workload_says(monkeypatch: pytest.Monk
     work = Product(product("rows 64"))
     plan = runtime.plan(work, INTERPRETER, None, False, Plan)
     tensors = {"A": torch.randn(64, 64), "B": torch.randn(32, 64), "C": torch.empty(64, 32)}
-    assert trust.run(plan, tensors) is plan and trust.is_trusted(plan)
-    verdicts.forget()
+    assert first_run_check.run(plan, tensors) is plan and first_run_check.is_trusted(plan)
+    check_records.forget()
     monkeypatch.setattr(Product, "examine", lambda *_: Found(9, 9, True, ((0, 0),), "wrong"))
-    monkeypatch.setattr(trust, "MOST_REJECTED", 2)
+    monkeypatch.setattr(first_run_check, "MOST_REJECTED", 2)
     with pytest.raises(Unsupported, match="gave wrong results|known to give wrong"):
-        trust.run(plan, tensors)
+        first_run_check.run(plan, tensors)
 
 
 def test_a_computation_by_itself_has_rows_of_its_own_and_a_sampled_check() -> None:

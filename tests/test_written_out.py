@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from transconv import ir
-from transconv.backend_triton import starts
-from transconv.functional import written
-from transconv.functional.traced import Trace
-from transconv.graph import running
-from transconv.kernel import quick
-from transconv.runtime import starting
-from transconv.torch_ops import quantized_warm
+from transconv.backend_triton.launch import bound_start
+from transconv.functional.calls import call_codegen
+from transconv.functional.calls.symbolic_int import Trace
+from transconv.graph.regions import region_codegen
+from transconv.kernel.launch import launch_cache
+from transconv.runtime import launch_codegen
+from transconv.torch_ops.quantized import quantized_call_cache
 
 COUNTS = (0, 1, 3)
 
@@ -42,9 +42,11 @@ def test_starts_of_kernels(many: int, numbers: int) -> None:
 
     order = tuple(range(many))[::-1]
     wanted = (*(tensors[i].data_ptr() for i in order), *range(numbers))
-    starts.written_out(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, *range(numbers))(*tensors)
+    bound_start.written_out(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, *range(numbers))(
+        *tensors
+    )
     assert seen.pop()[13:] == wanted
-    starts.encoded(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, lambda at: None,
+    bound_start.encoded(order, numbers)(raw, 7, "f", "m", False, 0, lambda d: d, lambda at: None,
                                    lambda at, places: at, None, *range(numbers))(*tensors)
     assert seen.pop()[13:] == wanted
 
@@ -61,8 +63,15 @@ def test_plans_of_any_size(tensors: int, sizes: int, spaces: int, steps: int) ->
         assert given == tuple(range(sizes))
         return (*((i, i + 1) for i in range(steps)), tuple((8,) for _ in range(spaces)))
 
-    made = starting.starter(numbers, lambda shape, strides, kind: torch.zeros(shape), 0, tensors, sizes,
-                            [torch.float32] * spaces, [(bind, (), None)] * steps)
+    made = launch_codegen.starter(
+        numbers,
+        lambda shape, strides, kind: torch.zeros(shape),
+        0,
+        tensors,
+        sizes,
+        [torch.float32] * spaces,
+        [(bind, (), None)] * steps,
+    )
     made(tuple(range(sizes)))(*[torch.zeros(2)] * tensors)
     assert seen == [(tuple(range(sizes)), i, i + 1, tensors + spaces) for i in range(steps)]
 
@@ -79,11 +88,11 @@ def test_traced_functions_of_numbers(many: int) -> None:
 def test_launches(operands: int, results: int, saved: int | None) -> None:
     names = [f"x{i}" for i in range(operands)]
     made = [f"y{i}" for i in range(results)]
-    begun = written.Begun(lambda *given: seen.append(len(given)), tuple(names), tuple(made),
-                          tuple(written.Memory((2,), (1,), torch.float32) for _ in made))
+    begun = call_codegen.Begun(lambda *given: seen.append(len(given)), tuple(names), tuple(made),
+                          tuple(call_codegen.Memory((2,), (1,), torch.float32) for _ in made))
     seen: list[int] = []
     kept = None if saved is None else [*names, *made][:saved]
-    run = written.launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
+    run = call_codegen.launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
 
     class Context:
         to_save: Any = None
@@ -104,7 +113,7 @@ def test_entries_of_calls(tensors: int, numbers: int, results: int, grads: bool 
     given = (torch.zeros(64), *[torch.zeros(64)] * (tensors - 2), *[None] * (tensors > 1))
     there = [t is not None for t in given]
     route = Route()
-    run = written.entry(
+    run = call_codegen.entry(
         route, lambda *x: [t + 1 for t in x][:1] * results if results > 1 else x[0] + 1,
         lambda *x: "others", lambda *x: True, there, [int] * numbers, grads, True, None,
         (lambda t, n, found: found[0]) if finish else None, results)
@@ -119,10 +128,18 @@ def test_gradients(tensors: int, launches: int) -> None:
         calls_back = 0
 
     saved = [f"s{i}" for i in range(tensors)]
-    begun = [written.Begun(lambda *given: given[-1].fill_(3.0), ("G",), (f"r{i}",),
-                           (written.Memory((2,), (1,), torch.float32),)) for i in range(launches)]
-    made = written.gradients(Route(), lambda shape, strides, kind: torch.zeros(shape), lambda *x: True,
-                             saved, begun, [f"r{i}" for i in range(launches)], True, None)
+    begun = [call_codegen.Begun(lambda *given: given[-1].fill_(3.0), ("G",), (f"r{i}",),
+                           (call_codegen.Memory((2,), (1,), torch.float32),)) for i in range(launches)]
+    made = call_codegen.gradients(
+        Route(),
+        lambda shape, strides, kind: torch.zeros(shape),
+        lambda *x: True,
+        saved,
+        begun,
+        [f"r{i}" for i in range(launches)],
+        True,
+        None,
+    )
     with torch.no_grad():
         found = made(*[torch.zeros(64)] * (tensors + 1))
     assert found is not None and [float(t.sum()) for t in found] == [6.0] * launches
@@ -131,7 +148,7 @@ def test_gradients(tensors: int, launches: int) -> None:
 @pytest.mark.parametrize("many", COUNTS)
 def test_regions_of_no_launch(many: int) -> None:
     pieces = [object() for _ in range(many)]
-    made = running.written(pieces, [], [(p, None) for p in pieces], torch.empty_strided)  # type: ignore[arg-type]
+    made = region_codegen.written(pieces, [], [(p, None) for p in pieces], torch.empty_strided)  # type: ignore[arg-type]
     given = [torch.full((1,), float(i)) for i in range(many)]
     assert [float(t) for t in made([*given])] == [float(i) for i in range(many)]
 
@@ -146,7 +163,7 @@ def test_entries_of_quantised_calls(quantities: int, biased: bool, operands: int
     names = ("x",) * first
     kinds = tuple(i % 2 == 0 for i in range(quantities))
     told = None if operands is None else tuple(f"r{i}" for i in range(operands))
-    made = quantized_warm._spelled(kinds, biased, told, names, None)
+    made = quantized_call_cache._spelled(kinds, biased, told, names, None)
     values = [torch.zeros(64) if k else i for i, k in enumerate(kinds)]
     words = {f"q{i}": v for i, v in enumerate(values)}
 
@@ -164,7 +181,7 @@ def test_entries_of_quantised_calls(quantities: int, biased: bool, operands: int
 @pytest.mark.parametrize("many", COUNTS)
 def test_known_calls_of_kernels(many: int) -> None:
     seen: list[tuple[Any, ...]] = []
-    spelled = quick._spelled(tuple(range(many)))
+    spelled = launch_cache._spelled(tuple(range(many)))
     made = spelled((None, lambda *x: seen.append(x)), 0, lambda: 0, *[256] * many)
     given = tuple(torch.zeros(64) for _ in range(many))
     assert made(given) is True and len(seen[0]) == many

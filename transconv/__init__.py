@@ -29,46 +29,68 @@ if TYPE_CHECKING:
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
-    from transconv.torch_ops.convert import convert_ as convert_
-    from transconv.torch_ops.convert import disable as disable
-    from transconv.torch_ops.convert import enable as enable
-    from transconv.torch_ops.convert import revert_ as revert_
-    from transconv.torch_ops.convert import use as use
+    from transconv.torch_ops.calls.route_cache import counted as stats  # noqa: F401
+    from transconv.torch_ops.conversion.convert import convert_ as convert_
+    from transconv.torch_ops.conversion.convert import disable as disable
+    from transconv.torch_ops.conversion.convert import enable as enable
+    from transconv.torch_ops.conversion.convert import revert_ as revert_
+    from transconv.torch_ops.conversion.convert import use as use
+    from transconv.torch_ops.conversion.export import export as export
+    from transconv.torch_ops.conversion.fold import fold as fold
+    from transconv.torch_ops.conversion.inference import inference as inference
     from transconv.torch_ops.explain import explain as explain
-    from transconv.torch_ops.exported import export as export
-    from transconv.torch_ops.fold import fold as fold
     from transconv.torch_ops.functional import conv1d as conv1d
     from transconv.torch_ops.functional import conv2d as conv2d
     from transconv.torch_ops.functional import conv3d as conv3d
     from transconv.torch_ops.functional import conv_transpose1d as conv_transpose1d
     from transconv.torch_ops.functional import conv_transpose2d as conv_transpose2d
     from transconv.torch_ops.functional import conv_transpose3d as conv_transpose3d
-    from transconv.torch_ops.fused import fused_conv1d as fused_conv1d
-    from transconv.torch_ops.fused import fused_conv2d as fused_conv2d
-    from transconv.torch_ops.fused import fused_conv3d as fused_conv3d
-    from transconv.torch_ops.inference import inference as inference
-    from transconv.torch_ops.prepare import prepare as prepare
-    from transconv.torch_ops.quantize import quantize_ as quantize_
-    from transconv.torch_ops.routes import counted as stats  # noqa: F401
-    from transconv.torch_ops.tracing import epilogue as epilogue
+    from transconv.torch_ops.fused.fused_functional import fused_conv1d as fused_conv1d
+    from transconv.torch_ops.fused.fused_functional import fused_conv2d as fused_conv2d
+    from transconv.torch_ops.fused.fused_functional import fused_conv3d as fused_conv3d
+    from transconv.torch_ops.fused.tracing import epilogue as epilogue
+    from transconv.torch_ops.precompile.prepare import prepare as prepare
+    from transconv.torch_ops.quantization.quantize import quantize_ as quantize_
 
 
 _HOMES = {
-    "conv1d": "torch_ops.functional", "conv2d": "torch_ops.functional",
-    "conv3d": "torch_ops.functional", "conv_transpose1d": "torch_ops.functional",
-    "conv_transpose2d": "torch_ops.functional", "conv_transpose3d": "torch_ops.functional",
-    "fused_conv1d": "torch_ops.fused", "fused_conv2d": "torch_ops.fused",
-    "fused_conv3d": "torch_ops.fused", "epilogue": "torch_ops.tracing", "fold": "torch_ops.fold",
-    "convert_": "torch_ops.convert", "revert_": "torch_ops.convert", "enable": "torch_ops.convert",
-    "disable": "torch_ops.convert", "use": "torch_ops.convert", "explain": "torch_ops.explain",
-    "inference": "torch_ops.inference", "prepare": "torch_ops.prepare", "stats": "torch_ops.routes",
-    "FallbackWarning": "torch_ops.stats", "quantize_": "torch_ops.quantize",
-    "ConvProblem": "conv.problem", "Prop": "conv.problem",
-    "Compute": "api", "Kernel": "api", "Schedule": "api", "Target": "api", "compile": "api",
-    "lower": "api", "computation": "functional.computation", "export": "torch_ops.exported",
+    "conv1d": "torch_ops.functional",
+    "conv2d": "torch_ops.functional",
+    "conv3d": "torch_ops.functional",
+    "conv_transpose1d": "torch_ops.functional",
+    "conv_transpose2d": "torch_ops.functional",
+    "conv_transpose3d": "torch_ops.functional",
+    "fused_conv1d": "torch_ops.fused.fused_functional",
+    "fused_conv2d": "torch_ops.fused.fused_functional",
+    "fused_conv3d": "torch_ops.fused.fused_functional",
+    "epilogue": "torch_ops.fused.tracing",
+    "fold": "torch_ops.conversion.fold",
+    "convert_": "torch_ops.conversion.convert",
+    "revert_": "torch_ops.conversion.convert",
+    "enable": "torch_ops.conversion.convert",
+    "disable": "torch_ops.conversion.convert",
+    "use": "torch_ops.conversion.convert",
+    "explain": "torch_ops.explain",
+    "inference": "torch_ops.conversion.inference",
+    "prepare": "torch_ops.precompile.prepare",
+    "stats": "torch_ops.calls.route_cache",
+    "FallbackWarning": "torch_ops.stats",
+    "quantize_": "torch_ops.quantization.quantize",
+    "ConvProblem": "conv.problem.conv_problem",
+    "Prop": "conv.problem.conv_problem",
+    "Compute": "api",
+    "Kernel": "api",
+    "Schedule": "api",
+    "Target": "api",
+    "compile": "api",
+    "lower": "api",
+    "computation": "functional.computation",
+    "export": "torch_ops.conversion.export",
 }
 # Modules of higher rooms to import with a name: they register kernels of derivatives.
-_ALSO = dict.fromkeys(("epilogue", "fused_conv1d", "fused_conv2d", "fused_conv3d"), "functional.epilogues")
+_ALSO = dict.fromkeys(
+    ("epilogue", "fused_conv1d", "fused_conv2d", "fused_conv3d"), "functional.epilogue_derivatives"
+)
 _INNER_NAMES = {"stats": "counted"}
 
 __all__ = [  # noqa: PLE0604

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from transconv.cli import finding, installation
-from transconv.cli.printable import one_line
+from transconv.cli.arguments.printable import one_line
+from transconv.cli.diagnosis import findings, installation
 from transconv.errors import StageError, TransconvError
 
 VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
@@ -21,7 +21,7 @@ VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export"
 
 def parser() -> argparse.ArgumentParser:
     """All verbs with their options. ImportError where a library that they need is missing."""
-    from transconv.cli import options
+    from transconv.cli.arguments import options
 
     made = options.Parser(
         prog="python -m transconv",
@@ -46,15 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _without(error: ImportError, given: Sequence[str]) -> int:
     """Run while a library cannot be imported: ``doctor`` reports it, other verbs are refused."""
     if list(given[:1]) == ["doctor"]:
-        return finding.printed(installation.incomplete(error), "--json" in given)
+        return findings.printed(installation.incomplete(error), "--json" in given)
     print(one_line(f"{type(error).__name__}: {error}; python -m transconv doctor says what is missing"),
           file=sys.stderr)
     return 2
 
 
 def _run(words: argparse.Namespace) -> int:
-    from transconv.cli import variables
-    from transconv.cli.options import refusal
+    from transconv.cli.arguments import variables
+    from transconv.cli.arguments.options import refusal
     from transconv.verify.stopping import code, terminable
 
     try:

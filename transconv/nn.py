@@ -1,8 +1,7 @@
 """transconv.nn: torch.nn's convolution modules, computed by transconv; fused and quantised ones,
 and ones that train in 8-bit floats."""
 
-from transconv.torch_ops.float8 import Float8Conv1d, Float8Conv2d, Float8Conv3d
-from transconv.torch_ops.fused_modules import FusedConv1d, FusedConv2d, FusedConv3d
+from transconv.torch_ops.fused.fused_modules import FusedConv1d, FusedConv2d, FusedConv3d
 from transconv.torch_ops.modules import (
     Conv1d,
     Conv2d,
@@ -17,7 +16,8 @@ from transconv.torch_ops.modules import (
     LazyConvTranspose2d,
     LazyConvTranspose3d,
 )
-from transconv.torch_ops.quantized_modules import (
+from transconv.torch_ops.quantization.float8 import Float8Conv1d, Float8Conv2d, Float8Conv3d
+from transconv.torch_ops.quantization.quantized_modules import (
     QuantConv1d,
     QuantConv2d,
     QuantConv3d,

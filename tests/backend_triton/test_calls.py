@@ -9,12 +9,12 @@ import torch
 
 from tests import quotients
 from transconv import ir
-from transconv.backend_triton import emit_gluon, emit_tl
-from transconv.backend_triton.interpreter import prepare_interpreter
-from transconv.backend_triton.module import load
-from transconv.backend_triton.offline import Job, Resources, compile_offline
+from transconv.backend_triton.emitters import gluon, triton
+from transconv.backend_triton.launch.interpreter import prepare_interpreter
+from transconv.backend_triton.launch.jit_module import load
+from transconv.backend_triton.offline.compilation import Job, Resources, compile_offline
 from transconv.compute import OPS
-from transconv.ir.calls import CALLS
+from transconv.ir.functions.calls import CALLS
 from transconv.target import TARGETS
 
 N = 128
@@ -56,7 +56,7 @@ def points(name: str) -> np.ndarray:
 
 def emitted(value: object, x: np.ndarray) -> np.ndarray:
     """The result in Triton's interpreter."""
-    function = load(emit_tl.emit(kernel(value)), "each")
+    function = load(triton.emit(kernel(value)), "each")
     prepare_interpreter()
     out = torch.full((N,), float("nan"))
     function[(1,)](torch.from_numpy(x), out)
@@ -67,7 +67,7 @@ def emitted(value: object, x: np.ndarray) -> np.ndarray:
 def test_calls_of_integers_in_triton_s_interpreter(name: str) -> None:
     x = np.arange(N, dtype=np.int32) * 100_003
     value = kernel(lambda v: ir.Call(name, (v, v // ir.Const(3, ir.i32) + ir.Const(1, ir.i32))), ir.i32)
-    function = load(emit_tl.emit(value), "each")
+    function = load(triton.emit(value), "each")
     prepare_interpreter()
     out = torch.full((N,), -1, dtype=torch.int32)
     function[(1,)](torch.from_numpy(x), out)
@@ -107,7 +107,7 @@ def test_gluon_has_the_functions_that_are_spelled() -> None:
     for callee in CALLS.values():
         if not callee.helper and "{" not in callee.gluon:
             assert hasattr(gl, callee.gluon)
-    assert emit_gluon.GluonEmitter.space == "gl"
+    assert gluon.GluonEmitter.space == "gl"
 
 
 @pytest.mark.parametrize("alone", [False, True], ids=["tile", "number"])
@@ -122,7 +122,7 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
 
         made = kernel(all_of, ir.DTYPES[dtype], alone=alone)
         ir.verify(made)
-        jobs.append(Job(emit_tl.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch,
+        jobs.append(Job(triton.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch,
                         t.warp_size))
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
@@ -133,7 +133,7 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
 def test_every_function_compiles_in_gluon(name: str) -> None:
     """In a kernel of its own, emitted as the expressions of a warp-specialised role are. No explicit
     kernel calls machine code."""
-    speller = emit_gluon.GluonEmitter((), 4, 0, False)
+    speller = gluon.GluonEmitter((), 4, 0, False)
     dtype = ir.f32 if CALLS[name].floats else ir.i32
     lane, v = ir.Lane("i", N, 1), ir.Var("v", dtype)
     speller.scope[v] = (lane,)
@@ -159,11 +159,11 @@ def test_rounding_to_tf32_is_a_cast(given: ir.DType) -> None:
     made = kernel(lambda v: ir.Cast(ir.Cast(v, ir.tf32), ir.f32), given, ir.f32)
     ir.verify(made)
     wide = "v" if given is ir.f32 else "v.to(tl.float32)"
-    assert f", nearest_tf32({wide}))" in emit_tl.emit(made)
+    assert f", nearest_tf32({wide}))" in triton.emit(made)
     x = np.resize(np.array([1 + 3 * 2.0**-12, -1 - 2.0**-11, 3.0, np.inf, np.nan, 0.0, 1e-3]), N)
     x = x.astype(given.numpy)
     out = torch.full((N,), float("nan"))
-    load(emit_tl.emit(made), "each")[(1,)](torch.from_numpy(x), out)
+    load(triton.emit(made), "each")[(1,)](torch.from_numpy(x), out)
     assert np.array_equal(out.numpy(), ir.convert(x, ir.tf32), equal_nan=True)
     buffers = {"x": x, "y": np.zeros(N, np.float32)}
     ir.run(made, ir.Memory(buffers))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from transconv import ir, knobs
-from transconv.backend_triton.emit_tl import emit
+from transconv.backend_triton.emitters.triton import emit
 from transconv.ir.interp import evaluate
-from transconv.passes.final import final
-from transconv.passes.narrow import narrow
-from transconv.passes.simplification import simplify_kernel
+from transconv.passes.lowering.legalization import final
+from transconv.passes.scalar.index_width import narrow
+from transconv.passes.scalar.simplification import simplify_kernel
 
 A, B, X, Y, PID = (ir.Var(n) for n in ("a", "b", "x", "y", "pid"))
 M = ir.Lane("m", 32, 1)

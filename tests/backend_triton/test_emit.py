@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from transconv.backend_triton import emit_tl
-from transconv.backend_triton.emit_expr import ExprSpeller
-from transconv.backend_triton.kernel_text import emit, grid_size, merged
+from transconv.backend_triton.emitters import triton
+from transconv.backend_triton.emitters.expressions import ExprSpeller
+from transconv.backend_triton.emitters.kernel_text import emit, grid_size, merged
 from transconv.conv import ConvWorkload, Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir import (
     FALSE,
@@ -107,9 +107,9 @@ def test_the_kernel_of_every_stage_is_read_back(name: str) -> None:
 def test_broken_lines_say_the_same(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CASES, "explicit", (*CASES["dense_boxes"][:2],
                                             f"{CASES['dense_boxes'][2]} via=gluon", "bias+silu", 0))
-    monkeypatch.setattr(emit_tl, "WIDTH", 1 << 20)
+    monkeypatch.setattr(triton, "WIDTH", 1 << 20)
     whole = emitted(name)
-    monkeypatch.setattr(emit_tl, "WIDTH", width)
+    monkeypatch.setattr(triton, "WIDTH", width)
     broken = emitted(name)
     assert ast.dump(ast.parse(broken)) == ast.dump(ast.parse(whole))
     assert len(broken.splitlines()) > len(whole.splitlines())

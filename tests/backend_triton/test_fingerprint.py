@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transconv.backend_triton import fingerprint
+from transconv.backend_triton.launch import fingerprint
 
 
 def test_it_is_computed_once_for_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from transconv.backend_triton import flaws, reloaded
-from transconv.backend_triton.branches import takes_uniform_branches
-from transconv.backend_triton.flaws import Miscompiled, flaw, refuse
-from transconv.backend_triton.machine_code import LISTED, listing
-from transconv.backend_triton.offline import Resources, compile_offline
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.backend_triton.launch import binary_reload
+from transconv.backend_triton.miscompiles import signs
+from transconv.backend_triton.miscompiles.box_branches import takes_uniform_branches
+from transconv.backend_triton.miscompiles.signs import Miscompiled, flaw, refuse
+from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.backend_triton.offline.machine_code import LISTED, listing
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Const
-from transconv.passes import simplification
-from transconv.schedule import legality_boxes
+from transconv.passes.scalar import simplification
+from transconv.schedule.legality import boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS
@@ -76,7 +77,7 @@ CHANGED = TOGETHER + "and.b32 \t%r{}, %r{}, 16711935;\n" + APART
     (CHANGED.format(1, 2, 1, 2), False)])
 def test_upper_halves(ptx: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not flaw({"ptx": HEAD + ptx}), "no branch of whole warps"
-    monkeypatch.setattr(flaws, "takes_uniform_branches", lambda cubin: True)
+    monkeypatch.setattr(signs, "takes_uniform_branches", lambda cubin: True)
     assert bool(flaw({"ptx": HEAD + ptx})) == wrong
 
 
@@ -119,7 +120,7 @@ def test_an_offset_with_bits_of_the_thread(chip: str, monkeypatch: pytest.Monkey
 def test_a_left_operand_in_registers_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The legality rules refuse this schedule; without them, the check of its machine code finds the
     error."""
-    monkeypatch.setattr(legality_boxes, "_rank", lambda box, target: 2)
+    monkeypatch.setattr(boxes, "_rank", lambda box, target: 2)
     p = ConvProblem.parse("mb1ic320ih96oc320oh96kh3ph1 dt=bf16 tag=nhwc")
     schedule = Schedule.parse("ih:8 iw:32 ic:128 oc:64 | mma | a=box b=box swap=1 stages=3 warps=8")
     (found,) = compile_offline(jobs_of(p, Prop.BWD_D, TARGETS["sm_90"], schedule))
@@ -156,8 +157,8 @@ def test_machine_code_alone_is_looked_at() -> None:
 def test_kernels_from_disk_were_read_for_the_same() -> None:
     """A record of a kernel is void when one of the files changes that say what is a known miscompile."""
     room = "transconv.backend_triton."
-    modules = {getattr(it, "__module__", None) or "" for it in vars(flaws).values()}
-    assert {f"{m.removeprefix(room)}.py" for m in modules if m.startswith(room)} == {*reloaded.RULES}
+    modules = {getattr(it, "__module__", None) or "" for it in vars(signs).values()}
+    assert {f"{m.removeprefix(room)}.py" for m in modules if m.startswith(room)} == {*binary_reload.RULES}
 
 
 def test_a_kernel_is_refused_before_it_runs() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from transconv.backend_triton import descriptors
-from transconv.backend_triton.flaws import Miscompiled
-from transconv.backend_triton.launch import Launcher
-from transconv.backend_triton.starts import MAPS_KEPT, Direct
+from transconv.backend_triton.launch import descriptors
+from transconv.backend_triton.launch.bound_start import MAPS_KEPT, Direct
+from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.miscompiles.signs import Miscompiled
 from transconv.conv import Compiled
 from transconv.conv.compiler import plan
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout, Tensor, f32
 from transconv.runtime import allocator
 from transconv.target.records import TARGETS
@@ -130,14 +130,15 @@ def test_split_sums_get_their_workspace(reduce: str, launches: int) -> None:
 
 
 def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transconv.backend_triton import launch, starts
+    from transconv.backend_triton.launch import bound_start
+    from transconv.backend_triton.launch import launcher as launchers
 
     made = compiled("mb2ic64ih16oc64oh16kh3ph1 dt=bf16 tag=nhwc", Prop.FWD)
     launcher = made.steps[0].launcher
     assert launcher.boxes
     raw, encoded = Started(), []
-    monkeypatch.setattr(launch, "entry", lambda kernel, boxed: (raw, launcher.boxes))
-    monkeypatch.setattr(starts, "encoding", lambda meta, box: lambda address, lying: (
+    monkeypatch.setattr(launchers, "entry", lambda kernel, boxed: (raw, launcher.boxes))
+    monkeypatch.setattr(bound_start, "encoding", lambda meta, box: lambda address, lying: (
         encoded.append((address, lying, meta, box)) or [f"map{len(encoded)}"]))
 
     class Kernel:

@@ -6,9 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from transconv.backend_triton import resources
-from transconv.backend_triton.offline import CompileFailure, Job, Resources, compile_offline
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.backend_triton.offline import resources
+from transconv.backend_triton.offline.compilation import (
+    CompileFailure,
+    Job,
+    Resources,
+    compile_offline,
+)
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix.jobs import jobs_of
 

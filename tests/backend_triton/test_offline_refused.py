@@ -7,8 +7,8 @@ import re
 import pytest
 
 from transconv import knobs
-from transconv.backend_triton.offline import Resources, compile_offline
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.backend_triton.offline.compilation import Resources, compile_offline
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify.matrix.jobs import jobs_of

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from transconv.backend_triton.launch import Launcher
-from transconv.backend_triton.offline import CompileFailure, compile_offline
-from transconv.backend_triton.starts import Direct
+from transconv.backend_triton.launch.bound_start import Direct
+from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
 from transconv.conv import Compiled, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix.jobs import job_of
 

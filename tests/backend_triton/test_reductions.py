@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transconv import knobs
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch.launcher import Launcher
 
 # x -> m*x + c, and then x -> n*x + d: the order of the elements matters.
 SOURCE = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.backend_triton import interpreter
+from transconv.backend_triton.launch import interpreter
 from transconv.errors import Unsupported
 
 

@@ -18,8 +18,8 @@ from triton.runtime.driver import driver
 
 from tests import programs
 from transconv import knobs
-from transconv.backend_triton import compiled
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch import compile_records
+from transconv.backend_triton.launch.launcher import Launcher
 from transconv.disk_cache import files
 
 HASH = "cd" * 32
@@ -32,11 +32,11 @@ H200 = GPUTarget("cuda", 90, 32)
 def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Triton's folder of the kernel ``f``, which the record ``k`` names, on a chip that is not there."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "ours"))
-    monkeypatch.setattr(compiled, "folder", lambda: tmp_path / "triton")
+    monkeypatch.setattr(compile_records, "folder", lambda: tmp_path / "triton")
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: H200))
-    compiled.forget()
+    compile_records.forget()
     files.forget()
-    found = tmp_path / "triton" / compiled.folder_of(HASH)
+    found = tmp_path / "triton" / compile_records.folder_of(HASH)
     found.mkdir(parents=True)
     about = {"hash": HASH, "name": "f", "num_warps": 8, "num_ctas": 1, "shared": 1024,
              "target": {"backend": "cuda", "arch": 90, "warp_size": 32}, "tensordesc_meta": None}
@@ -46,18 +46,21 @@ def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     kernel = SimpleNamespace(hash=HASH, name="f", asm={"cubin": CODE},
                              metadata=SimpleNamespace(target=H200),
                              src=SimpleNamespace(constants={}, signature={"z": "*bf16", "a": "i32"}))
-    compiled.note("k", True, kernel)
+    compile_records.note("k", True, kernel)
     yield found
-    compiled.forget()
+    compile_records.forget()
     files.forget()
 
 
 def test_a_kernel_comes_back(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = compiled.again("k", "f", True)
+    kernel = compile_records.again("k", "f", True)
     assert (kernel.kernel, kernel.name, kernel.hash) == (CODE, "f", HASH)
     assert kernel.packed_metadata == (8, 1, 1024)
     assert [*kernel.src.signature.items()] == [("z", "*bf16"), ("a", "i32")], "in the order of a launch"
-    assert compiled.again("k", "f", False) is None and compiled.again("other", "f", True) is None
+    assert (
+        compile_records.again("k", "f", False) is None
+        and compile_records.again("other", "f", True) is None
+    )
     monkeypatch.setattr(Launcher, "_function", lambda self: pytest.fail("Triton was asked"))
     launcher = Launcher("", "f", None, 1, 8, 3, key="k")
     assert launcher._compiled([], True).kernel == CODE
@@ -68,9 +71,9 @@ def test_a_kernel_of_other_types_does_not(place: Path) -> None:
     about = SimpleNamespace(constants={}, signature={"z": "*bf16"})
     kernel = SimpleNamespace(hash=HASH, name="f", asm={"cubin": CODE},
                              metadata=SimpleNamespace(target=H200), src=about)
-    compiled.note("k", True, kernel, ("bfloat16",))
-    assert compiled.again("k", "f", True, ("bfloat16",)).kernel == CODE
-    assert compiled.again("k", "f", True, ("float16",)) is None
+    compile_records.note("k", True, kernel, ("bfloat16",))
+    assert compile_records.again("k", "f", True, ("bfloat16",)).kernel == CODE
+    assert compile_records.again("k", "f", True, ("float16",)) is None
     launcher = Launcher("", "f", None, 1, 8, 3, types=("bfloat16",), key="k")
     assert launcher._compiled([], True).kernel == CODE
 
@@ -85,7 +88,9 @@ def changed(**words: Any) -> Callable[[Path], None]:
 
 def told(**words: Any) -> Callable[[Path], None]:
     """What changes our record."""
-    return lambda place: compiled.DRAWER.put("k", {**(compiled.DRAWER.get("k") or {}), **words}) and None
+    return lambda place: (
+        compile_records.DRAWER.put("k", {**(compile_records.DRAWER.get("k") or {}), **words}) and None
+    )
 
 
 @pytest.mark.parametrize("attack", [
@@ -94,7 +99,7 @@ def told(**words: Any) -> Callable[[Path], None]:
     changed(target={"backend": "hip", "arch": "gfx942", "warp_size": 64}),
     told(triton="3.5.1"), told(library=1), told(rules="another"), told(variables={"TRITON_X": "1"}),
     told(signature=[["z"]]), told(signature=7), told(signature=[]), told(function="g"),
-    told(folder="../.."), told(folder="/etc"), told(folder=compiled.folder_of("ab" * 32)),
+    told(folder="../.."), told(folder="/etc"), told(folder=compile_records.folder_of("ab" * 32)),
     told(code="another"),
     lambda place: (place / "f.json").write_text('{"hash": "cd'),
     lambda place: (place / "f.json").write_bytes(b"\xff\xfe\x00"),
@@ -102,24 +107,26 @@ def told(**words: Any) -> Callable[[Path], None]:
     lambda place: (place / "f.cubin").write_bytes(CODE[:-1]),
     lambda place: (place / "f.cubin").write_bytes(CODE[:9] + b"\x00" + CODE[10:])])
 def test_triton_decides_about_anything_else(place: Path, attack: Callable[[Path], Any]) -> None:
-    assert compiled.again("k", "f", True) is not None
+    assert compile_records.again("k", "f", True) is not None
     attack(place)
-    assert compiled.again("k", "f", True) is None
+    assert compile_records.again("k", "f", True) is None
 
 
 def test_a_stale_record_is_replaced(place: Path) -> None:
-    kernel = compiled.again("k", "f", True)
+    kernel = compile_records.again("k", "f", True)
     kernel.src.signature["b"] = "*fp32"
     told(rules="another")(place)
-    compiled.note("k", True, kernel)  # by which Triton has compiled or found it
-    again = compiled.again("k", "f", True)
+    compile_records.note("k", True, kernel)  # by which Triton has compiled or found it
+    again = compile_records.again("k", "f", True)
     assert [*again.src.signature] == ["z", "a", "b"]
 
 
 def test_damaged_machine_code_is_compiled_anew(place: Path, caplog: pytest.LogCaptureFixture) -> None:
     (place / "f.cubin").write_bytes(CODE[:50])
     with caplog.at_level(logging.WARNING, "transconv.cache"):
-        assert compiled.again("k", "f", True) is None and compiled.again("k", "f", True) is None
+        assert (
+            compile_records.again("k", "f", True) is None and compile_records.again("k", "f", True) is None
+        )
     assert not (place / "__grp__f.json").exists(), "by which Triton finds it"
     assert [r.getMessage() for r in caplog.records] == [
         f"cache {place}/f.cubin: the machine code is not what was compiled; it is compiled anew"]
@@ -130,14 +137,14 @@ def test_who_watches_triton_sees_all_kernels(place: Path, monkeypatch: pytest.Mo
                         ("runtime", "debug")):
         with monkeypatch.context() as m:
             m.setattr(getattr(triton.knobs, group), name, True)
-            assert compiled.again("k", "f", True) is None, name
+            assert compile_records.again("k", "f", True) is None, name
     with monkeypatch.context() as m:
         m.setenv("TRITON_PTXAS_PATH", "/somewhere/ptxas")
-        assert compiled.again("k", "f", True) is None
+        assert compile_records.again("k", "f", True) is None
     with monkeypatch.context() as m:
         m.setattr(triton, "__version__", "3.9.0")
-        assert compiled.again("k", "f", True) is None
-    assert compiled.again("k", "f", True) is not None
+        assert compile_records.again("k", "f", True) is None
+    assert compile_records.again("k", "f", True) is not None
 
 
 def test_a_compiling_process_also_builds_what_starts_a_kernel(
@@ -147,15 +154,15 @@ def test_a_compiling_process_also_builds_what_starts_a_kernel(
     built: list[str] = []
     monkeypatch.setattr(nvidia, "library_dirs", lambda: [])
     monkeypatch.setattr(nvidia, "compile_module_from_src", lambda src, **_: built.append(src))
-    compiled.build_start(compiled.again("k", "f", True), False)
+    compile_records.build_start(compile_records.again("k", "f", True), False)
     assert len(built) == 1 and "launch" in built[0]
 
     def missing() -> list[str]:
         raise AssertionError("libcuda.so cannot found!")
 
     monkeypatch.setattr(nvidia, "library_dirs", missing)
-    compiled.build_start(compiled.again("k", "f", True), False)
-    monkeypatch.setattr(compiled, "build_start", lambda kernel, patient: built.append(kernel.name))
+    compile_records.build_start(compile_records.again("k", "f", True), False)
+    monkeypatch.setattr(compile_records, "build_start", lambda kernel, patient: built.append(kernel.name))
     Launcher("", "f", None, 1, 8, 3, key="k").compile(True)
     assert built[1:] == ["f"]
 

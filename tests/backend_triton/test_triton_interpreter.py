@@ -9,7 +9,7 @@ import pytest
 
 from transconv import knobs
 from transconv.cli.execute import executable, execute
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 

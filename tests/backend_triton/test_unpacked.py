@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from transconv.backend_triton import Resources, unpacked
-from transconv.backend_triton.flaws import flaw
-from transconv.backend_triton.machine_code import instructions
-from transconv.backend_triton.offline import compile_offline
-from transconv.backend_triton.unpacked import takes_numbers
+from transconv.backend_triton import Resources
+from transconv.backend_triton.miscompiles import fp8_constants
+from transconv.backend_triton.miscompiles.fp8_constants import takes_numbers
+from transconv.backend_triton.miscompiles.signs import flaw
+from transconv.backend_triton.offline.compilation import compile_offline
+from transconv.backend_triton.offline.machine_code import instructions
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
@@ -73,8 +74,11 @@ def test_the_number_is_none_of_the_program(tmp_path: Path) -> None:
     """The upper half of 0x12345678 is 0x1234; the lower half becomes what it is."""
     def of(half: str) -> set[int]:
         ptx = LOOP.replace("KIND", "e5m2x2").replace("HALF", half).replace("FILL", "0x12345678")
-        return {word >> 32 & 0xFFFF for word, more in instructions(assembled(ptx, tmp_path))
-                if word & unpacked.OPCODE == unpacked.OF_CONSTANT and more & unpacked.UNPACKS}
+        return {
+            word >> 32 & 0xFFFF
+            for word, more in instructions(assembled(ptx, tmp_path))
+            if word & fp8_constants.OPCODE == fp8_constants.OF_CONSTANT and more & fp8_constants.UNPACKS
+        }
 
     assert of(LOWER) == {0x5678} and of(SHIFTED) == {0x1234}
     (number,) = of(UPPER)

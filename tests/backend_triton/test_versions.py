@@ -13,8 +13,8 @@ import pytest
 import triton
 
 from tests import programs
-from transconv.backend_triton import starts
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch import bound_start
+from transconv.backend_triton.launch.launcher import Launcher
 
 ROOT = Path(__file__).parents[2]
 NEWEST = ROOT / ".newest"
@@ -22,7 +22,7 @@ NEWEST = ROOT / ".newest"
 # A mask combined with a scalar condition, on which Triton 3.9's interpreter fails.
 SCALAR_CONDITION = """
 import torch, triton
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch.launcher import Launcher
 SOURCE = '''
 import triton
 import triton.language as tl
@@ -90,7 +90,7 @@ def test_a_launch_function_that_is_not_known_is_not_called(monkeypatch: pytest.M
         global_scratch_size=0, profile_scratch_size=0, launch_cooperative_grid=False,
         launch_pdl=False, launch=lambda *_: None))
     monkeypatch.setattr(triton, "__version__", "3.6.0")
-    assert starts.entry(ready, False) is not None
+    assert bound_start.entry(ready, False) is not None
     for version in ("3.7.1", "3.9.0", "3.60.0", "4.0.0"):
         monkeypatch.setattr(triton, "__version__", version)
-        assert starts.entry(ready, False) is None
+        assert bound_start.entry(ready, False) is None

@@ -14,7 +14,7 @@ import pytest
 
 from tests import programs
 from transconv import knobs
-from transconv.backend_triton import compiled, expected
+from transconv.backend_triton.launch import compile_records, warmup
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]
@@ -72,7 +72,7 @@ def test_what_starts_kernels_is_one_for_as_many_as_triton_says(types: tuple[str,
     def text(each: tuple[str, ...]) -> str:
         boxes = [{"block": 1} for t in each if t.startswith("tensordesc")]
         return str(driver.make_launcher({}, dict(enumerate(each)), boxes or None))
-    alike = compiled._started_like(types) == compiled._started_like(others)
+    alike = compile_records._started_like(types) == compile_records._started_like(others)
     assert alike is (text(types) == text(others))
 
 
@@ -88,23 +88,28 @@ def test_what_starts_plain_kernels_is_built_before_them(tmp_path: Path,
         return SimpleNamespace(launch=None)
     monkeypatch.setattr(driver, "compile_module_from_src", build)
     monkeypatch.setattr(driver, "library_dirs", list)
-    for count in expected.USUAL:
-        compiled.build_plain(count)
+    for count in warmup.USUAL:
+        compile_records.build_plain(count)
         own = {name: "*bf16" for name in ("src", "wei", "bia", "dst")[:count]}
         assert texts.pop() == driver.make_launcher({}, own, None) and not texts
-    made = driver.CudaLauncher(compiled.reloaded.Source({"x": "*i8"}), compiled.PLAIN)  # it has all fields
+    made = driver.CudaLauncher(
+        compile_records.binary_reload.Source({"x": "*i8"}), compile_records.PLAIN
+    )  # it has all fields
     assert not made.global_scratch_size and not made.launch_cooperative_grid
 
 
 def test_one_process_builds_what_starts_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
-    with compiled._only_here("a", False) as first, compiled._only_here("a", False) as second, \
-            compiled._only_here("b", False) as other:
+    with (
+        compile_records._only_here("a", False) as first,
+        compile_records._only_here("a", False) as second,
+        compile_records._only_here("b", False) as other,
+    ):
         assert first and other and not second
         seen: list[bool] = []
 
         def wait() -> None:
-            with compiled._only_here("a", True) as alone:
+            with compile_records._only_here("a", True) as alone:
                 seen.append(alone)
 
         waiting = threading.Thread(target=wait)

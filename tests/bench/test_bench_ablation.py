@@ -9,10 +9,10 @@ import pytest
 from bench import ablation, ablation_table, trials
 from bench.__main__ import main
 from transconv.conv import ConvWorkload
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.passes.pipeline import PIPELINE
-from transconv.schedule.legality import why_not
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice
 from transconv.target.records import TARGETS

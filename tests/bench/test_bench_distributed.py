@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from bench import distributed, distributed_watching
-from transconv.torch_ops import originals
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.conversion import aten_convolutions
 from transconv.tuning.table import read
 
 
@@ -68,8 +68,11 @@ def test_results_that_nothing_computed_look_like_torchs(transposed: bool) -> Non
                or (0, 0), 1)
 
     def answers() -> list[torch.Tensor]:
-        y = originals.aten_forward(x, w, bias, p)
-        return [y, *(t for t in originals.aten_backward(y, x, w, p, (True, True, True)) if t is not None)]
+        y = aten_convolutions.aten_forward(x, w, bias, p)
+        return [
+            y,
+            *(t for t in aten_convolutions.aten_backward(y, x, w, p, (True, True, True)) if t is not None),
+        ]
 
     def looks(t: torch.Tensor) -> Any:
         return t.shape, t.dtype
@@ -77,7 +80,7 @@ def test_results_that_nothing_computed_look_like_torchs(transposed: bool) -> Non
     with distributed_watching.nothing_computed():
         empty = answers()
     assert list(map(looks, empty)) == list(map(looks, answers())) and len(empty) == 4
-    assert originals.aten_forward.__module__ == "transconv.torch_ops.originals"
+    assert aten_convolutions.aten_forward.__module__ == "transconv.torch_ops.conversion.aten_convolutions"
 
 
 def test_a_row_that_takes_too_long(tmp_path: Path) -> None:

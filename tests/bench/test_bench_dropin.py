@@ -13,7 +13,7 @@ import transconv
 from bench import dropin, models, network_kernels, networks, run_tables
 from bench.__main__ import main
 from bench.network_measures import covered
-from transconv.torch_ops import execute
+from transconv.torch_ops.calls import lower_call
 
 # Millions of parameters, as published.
 PUBLISHED = {"resnet50": 25.557, "mobilenetv3": 5.483, "convnext_t": 28.589, "unet2d": 31.0}
@@ -82,7 +82,7 @@ def test_kernels_are_collected_before_anything_waits_for_them(
     assert {(epilogue, bias) for _, prop, epilogue, _, _, bias in found if prop.value == "fwd"} == {
         ("bias", torch.bfloat16), ("bias", torch.float32), ("", None)}
     made = []
-    monkeypatch.setattr(execute, "planned", lambda *how: made.append(how))
+    monkeypatch.setattr(lower_call, "planned", lambda *how: made.append(how))
     network_kernels.plan_all(found, "cpu")
     wanted = [(problem, prop, torch.device("cpu"), *how) for problem, prop, *how in found]
     assert made == wanted

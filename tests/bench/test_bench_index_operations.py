@@ -10,7 +10,7 @@ import pytest
 from bench import index_operations
 from bench.index_operations import KEY, NAME, summary
 from transconv.ir import FALSE, Const, Expr, Var, all_of, eq
-from transconv.passes import simplification
+from transconv.passes.scalar import simplification
 from transconv.simplify import Facts, Range, Verdict
 
 with (Path(__file__).parents[2] / "bench" / "results" / NAME).open(encoding="utf-8") as _file:

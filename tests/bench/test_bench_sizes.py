@@ -23,7 +23,7 @@ from transconv import knobs
 from transconv.conv import Epilogue, Prop, Registry
 from transconv.errors import ProblemError, Unsupported
 from transconv.target import Target
-from transconv.torch_ops import any_size, decide
+from transconv.torch_ops.calls import dynamic_sizes, select_impl
 from transconv.tuning.table import read
 
 LAYERS = size_layers.chosen(quick=False)
@@ -189,14 +189,14 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry of a measurement has the questions of the calls' own."""
     asked: list[Registry] = []
-    any_size.forget()
+    dynamic_sizes.forget()
 
     def choose(self: Registry, *given: object) -> None:
         asked.append(self)
         raise Unsupported("sizes:refused", "only looked at")
 
     monkeypatch.setattr(Registry, "choose", choose)
-    monkeypatch.setattr(decide._Call, "of_this_size", choose)
+    monkeypatch.setattr(select_impl._Call, "of_this_size", choose)
     monkeypatch.setattr(size_measures, "_registries", {})
     subject = Subject(size_measures._layer(name, False), "fwd", layout)
     sides = tuple(4 * s for s in subject.layer.shape.stride)

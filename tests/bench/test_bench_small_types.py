@@ -15,7 +15,7 @@ from bench.quantized_models import KINDS
 from bench.roofline import ceiling_of
 from bench.sides import baseline_calls
 from transconv.conv import ConvProblem, Prop
-from transconv.torch_ops import quantized as torch_quantized
+from transconv.torch_ops.quantized import quantized_functional as torch_quantized
 from transconv.tuning.session import read_log
 from transconv.tuning.table import read
 from transconv.verify.case import Case

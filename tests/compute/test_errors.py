@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transconv.compute import OPS, Compute, examine, execute, is_tf32, parse, rounds_once, share_of
-from transconv.compute.errors import SUMMED, TF32
+from transconv.compute.semantics.error_bounds import SUMMED, TF32
 from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f16, f32
 from transconv.verify.computation import Case
 

@@ -12,10 +12,10 @@ from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.passes import pipeline
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
-from transconv.verify.fuzz_compute import ComputeTrial
+from transconv.verify.fuzz.compute_trial import ComputeTrial
 
 SM90 = TARGETS["sm_90"]
 PRODUCT = """compute product

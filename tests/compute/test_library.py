@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from transconv.compute import execute, library, parse
 from transconv.compute.library import Formula, Gradient, Page, Strided
-from transconv.functional import bound
+from transconv.functional.calls import symbolic_bind
 from transconv.ir import bf16, f32
 from transconv.runtime import build_compute
 from transconv.target import Target
@@ -27,7 +27,7 @@ Values = dict[str, torch.Tensor]
 
 def strided(t: torch.Tensor) -> Strided:
     """A tensor as the library has it."""
-    return bound.strided(bound.lying(t))
+    return symbolic_bind.strided(symbolic_bind.lying(t))
 
 
 def evaluated(formula: Formula, text: str, values: Values) -> None:
@@ -182,7 +182,7 @@ def test_products(shapes: Any) -> None:
 
 @pytest.mark.parametrize("activation", ["", "relu", "gelu", "gelu_tanh", "silu", "hardswish", "tanh"])
 def test_linear(activation: str) -> None:
-    from transconv.torch_ops.fused_route import ACTIVATIONS
+    from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
     x, w, b = (torch.randn(s, dtype=D) for s in ((3, 4, 7), (5, 7), (5,)))
     holds(library.linear(strided(x), strided(w), strided(b), activation, saves=True), [x, w, b],

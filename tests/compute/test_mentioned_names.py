@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from transconv.compute import parse
+from transconv.compute.analysis.store_conflicts import _told
 from transconv.compute.names import fresh, used
-from transconv.compute.stores import _told
 from transconv.ir import Var, value_at
 
 TEXT = """compute p

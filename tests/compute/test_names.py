@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import transconv
-from transconv.backend_triton import emit_tl
+from transconv.backend_triton.emitters import triton
 from transconv.compute import parse
-from transconv.compute.applied_text import pointwise
+from transconv.compute.text.pointwise import pointwise
 from transconv.conv import ConvProblem
 from transconv.conv.post_ops import post_op
 from transconv.errors import ComputeError, KernelError, TransconvError
@@ -84,7 +84,7 @@ def test_a_name_of_a_kernel_is_plain_or_refused(role: str) -> None:
             continue
         assert not why_not_name(name), name
         assert parse_kernel(str(made)) == made
-        compile(emit_tl.emit(made), "text", "exec")
+        compile(triton.emit(made), "text", "exec")
 
 
 @pytest.mark.parametrize("role", ["title", "tensor", "value", "axis", "out"])

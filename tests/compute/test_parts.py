@@ -17,7 +17,8 @@ from tests.compute.test_sweeps import (
 )
 from transconv.compute import Compute, execute, kernels, parse, parted
 from transconv.runtime import build_compute
-from transconv.selection import heuristics, spread
+from transconv.selection import spread
+from transconv.selection.proposals import heuristics
 from transconv.verify.computation import Case, after_every_pass
 
 SHORT = {SOFTMAX: ("k", 11, ()), LAYER_NORM: ("h", 5, ("c",)), MOMENTS: ("k", 8, ()),

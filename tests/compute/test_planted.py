@@ -27,12 +27,14 @@ from transconv.ir import (
     find,
     substitute,
 )
-from transconv.passes import gridwise, hoist, lanewise, partials, reuse, split_sums, tails
+from transconv.passes.lowering import gridwise, lanewise, split_k, tail_masks, tile_statistics
+from transconv.passes.scalar import hoist, load_elimination
 from transconv.runtime import forget
-from transconv.schedule import Schedule, finishes, legality_words
-from transconv.selection.parts import spread
-from transconv.verify.bisect_compute import blame_compute
-from transconv.verify.bisect_report import Blame
+from transconv.schedule import Schedule, finishes
+from transconv.schedule.legality import words
+from transconv.selection.proposals.split_rows import spread
+from transconv.verify.bisect.computation import blame_compute
+from transconv.verify.bisect.report import Blame
 
 VARIANCE = """compute variance
     axes   n=3 p=4 | k=8
@@ -70,7 +72,7 @@ def found(text: str, schedule: str) -> Blame:
 
 def no_tail(patch: pytest.MonkeyPatch) -> None:
     """Lanes beyond the end of a row take part in its reduction."""
-    patch.setattr(tails.Guard, "mutate_Update", lambda self, at: at)
+    patch.setattr(tail_masks.Guard, "mutate_Update", lambda self, at: at)
 
 
 def one_name(patch: pytest.MonkeyPatch) -> None:
@@ -91,14 +93,17 @@ def one_accumulator(patch: pytest.MonkeyPatch) -> None:
 
 def any_load(patch: pytest.MonkeyPatch) -> None:
     """Loads of one tensor are equal, wherever they look."""
-    whole = reuse._Reuse.key
+    whole = load_elimination._Reuse.key
 
-    def key(self: reuse._Reuse, value: object) -> object:
+    def key(self: load_elimination._Reuse, value: object) -> object:
         made = whole(self, value)  # type: ignore[arg-type]
-        return replace(made, offset=made.tensor.shape[0] * 0 + reuse.Const(0), mask=TRUE) if isinstance(
-            made, Load) else made
+        return (
+            replace(made, offset=made.tensor.shape[0] * 0 + load_elimination.Const(0), mask=TRUE)
+            if isinstance(made, Load)
+            else made
+        )
 
-    patch.setattr(reuse._Reuse, "key", key)
+    patch.setattr(load_elimination._Reuse, "key", key)
 
 
 def from_zero(patch: pytest.MonkeyPatch) -> None:
@@ -108,7 +113,7 @@ def from_zero(patch: pytest.MonkeyPatch) -> None:
 
 def rows_in_another_place(patch: pytest.MonkeyPatch) -> None:
     """What one kernel keeps for the next is read at the row beside it."""
-    module = sys.modules["transconv.compute.kernels"]
+    module = sys.modules["transconv.compute.kernel_split"]
     whole = module.Cut.computation
 
     def computation(self: object, ends: object, number: int, every: object) -> Compute:
@@ -141,7 +146,7 @@ def stored_instead(patch: pytest.MonkeyPatch) -> None:
 
 def beyond_the_end_too(patch: pytest.MonkeyPatch) -> None:
     """Lanes beyond the end add, too."""
-    patch.setattr(tails.Guard, "mutate_FuncCall", lambda self, at: at)
+    patch.setattr(tail_masks.Guard, "mutate_FuncCall", lambda self, at: at)
 
 
 def never_cleared(patch: pytest.MonkeyPatch) -> None:
@@ -159,7 +164,7 @@ ADDED = """compute added
 
 def parts_of_one_mean(patch: pytest.MonkeyPatch) -> None:
     """Deviations of parts are joined as if all parts had one mean."""
-    module = sys.modules["transconv.compute.parts"]
+    module = sys.modules["transconv.compute.analysis.rfactor"]
     whole = module._Parted.squares
 
     def squares(self: object, step: object, x: object, total: object, mean: object) -> object:
@@ -171,7 +176,7 @@ def parts_of_one_mean(patch: pytest.MonkeyPatch) -> None:
 
 def parts_of_one_top(patch: pytest.MonkeyPatch) -> None:
     """Powers of parts are added as if all parts had one maximum."""
-    module = sys.modules["transconv.compute.parts"]
+    module = sys.modules["transconv.compute.analysis.rfactor"]
     whole = module._Parted.powers
 
     def powers(self: object, step: object, value: object, top: object) -> object:
@@ -183,7 +188,7 @@ def parts_of_one_top(patch: pytest.MonkeyPatch) -> None:
 
 def first_of_any_part(patch: pytest.MonkeyPatch) -> None:
     """The place of an extreme is taken from every part, not only from those that contain it."""
-    module = sys.modules["transconv.compute.parts"]
+    module = sys.modules["transconv.compute.analysis.rfactor"]
     whole = module._Parted.place_of
 
     def place_of(self: object, step: object, extreme: object) -> object:
@@ -195,7 +200,7 @@ def first_of_any_part(patch: pytest.MonkeyPatch) -> None:
 
 def last_not_rounded(patch: pytest.MonkeyPatch) -> None:
     """The kernel that rounds what was added to 16 bits leaves out the last row."""
-    module = sys.modules["transconv.compute.kernels"]
+    module = sys.modules["transconv.compute.kernel_split"]
     whole = module._rounded
 
     def rounded(compute: Compute, narrow: object) -> Compute:
@@ -209,7 +214,7 @@ def last_not_rounded(patch: pytest.MonkeyPatch) -> None:
 
 def prologue_beyond_the_end(patch: pytest.MonkeyPatch) -> None:
     """What is computed before it is multiplied counts as 0 beyond the end of a sum, like a read."""
-    patch.setattr(legality_words, "_uneven", lambda schedule, compute: None)
+    patch.setattr(words, "_uneven", lambda schedule, compute: None)
     no_tail(patch)
 
 
@@ -227,24 +232,24 @@ def grid_of_the_example(patch: pytest.MonkeyPatch) -> None:
 
 def first_store_alone(patch: pytest.MonkeyPatch) -> None:
     """Parts of a sum are stored where the first result is, before there is a sum."""
-    whole = split_sums._Partials.__init__
+    whole = split_k._Partials.__init__
 
-    def planted(self: split_sums._Partials, *given: object) -> None:
+    def planted(self: split_k._Partials, *given: object) -> None:
         whole(self, *given)  # type: ignore[arg-type]
         self.last = given[3][0]  # type: ignore[index]
 
-    patch.setattr(split_sums._Partials, "__init__", planted)
+    patch.setattr(split_k._Partials, "__init__", planted)
 
 
 def rows_beyond_the_end_count(patch: pytest.MonkeyPatch) -> None:
     """Rows of a tile beyond the end of the result take part in its statistics."""
-    patch.setattr(partials.Reducing, "masked", lambda self, op, value, mask: value)
+    patch.setattr(tile_statistics.Reducing, "masked", lambda self, op, value, mask: value)
 
 
 def rows_of_a_tile_are_not_added(patch: pytest.MonkeyPatch) -> None:
     """Of the rows that a program adds up behind its last tile, the greatest is taken."""
-    whole = partials.Reducing.reduced
-    patch.setattr(partials.Reducing, "reduced", lambda self, op, value, over: whole(
+    whole = tile_statistics.Reducing.reduced
+    patch.setattr(tile_statistics.Reducing, "reduced", lambda self, op, value, over: whole(
         self, "max" if isinstance(value, Var) and value.name.endswith("_all") else op, value, over))
 
 
@@ -261,7 +266,7 @@ def first_tile_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def one_mean_of_all_tiles(patch: pytest.MonkeyPatch) -> None:
     """Squared deviations of tiles are added up as if all tiles had one mean."""
-    module = sys.modules["transconv.schedule.finishing"]
+    module = sys.modules["transconv.schedule.tiles.final_reduction"]
     patch.setattr(module, "_between", lambda i, steps, read, *rest: read.var)
 
 

@@ -13,7 +13,8 @@ from transconv.cost import estimate
 from transconv.errors import ScheduleError
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, divided, kept, told, why_not
-from transconv.selection import completed, heuristics
+from transconv.selection import completed
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify import computation
 

@@ -10,7 +10,7 @@ from transconv.compute import examine, execute, kernels, parse, why_not_lowered
 from transconv.ir import VerifyError, verify
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, carried, why_not
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from transconv.compute import Axis, Compute, execute, parse, transposed
-from transconv.compute.expressions import Scope, expression
-from transconv.compute.inverse import inverse
+from transconv.compute.autodiff.view_inverse import inverse
+from transconv.compute.text.expressions import Scope, expression
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Layout, Tensor, Var, f32, index
 from transconv.runtime import build_compute

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from transconv.compute import COORDINATES, Compute, execute, parse, why_not_lowered
-from transconv.compute.meaning import outside
+from transconv.compute.semantics.evaluation import outside
 from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.ir import all_of, conjuncts
-from transconv.passes import naive, tails
+from transconv.passes.lowering import naive, tail_masks
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
 from transconv.verify.computation import Case, after_every_pass
-from transconv.verify.fuzz_compute import ComputeTrial
+from transconv.verify.fuzz.compute_trial import ComputeTrial
 
 SM90 = TARGETS["sm_90"]
 PADS = {"clamp": "edge", "reflect": "reflect", "symmetric": "symmetric", "wrap": "wrap"}
@@ -394,8 +394,8 @@ def found(text: str, schedule: str) -> str:
 def test_a_lost_mask_of_a_gather_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text, schedule = EMBEDDING.format(type="i64", i="i", fill=""), "s:4 k:8 | fma"
     assert found(text, schedule) == ""
-    kept = tails.Guard.guarded
-    monkeypatch.setattr(tails.Guard, "guarded", lambda self, offset, mask, inside=frozenset(): all_of(
+    kept = tail_masks.Guard.guarded
+    monkeypatch.setattr(tail_masks.Guard, "guarded", lambda self, offset, mask, inside=frozenset(): all_of(
         [p for p in conjuncts(kept(self, offset, mask, inside)) if "11" not in str(p)]))
     assert "of T is not in 0..220" in found(text, schedule)
 

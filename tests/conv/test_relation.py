@@ -8,13 +8,13 @@ import pytest
 from tests.reference import convolve, integers, pack, unpack
 from tests.stages import launches_of, wrong_stages
 from transconv.conv import Epilogue, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ScheduleError
 from transconv.ir import Load, find, index64
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
-from transconv.passes import split_sums
+from transconv.passes.lowering import split_k
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 
@@ -91,7 +91,7 @@ def test_phases_cover_the_result_once(text: str, count: int) -> None:
     steps = compiler.plan_steps(p, Prop.BWD_D, SM90, None, Epilogue())
     for compute, schedule in steps:
         if schedule.split_k > 1:
-            parts = split_sums.workspace(compute, schedule.split_k)
+            parts = split_k.workspace(compute, schedule.split_k)
             buffers["partials"] = np.full(parts.layout.span, np.nan, np.float32)
     memory = Memory(buffers)
     for compute, schedule in steps:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 from transconv.cost import Lines, Number
-from transconv.cost.spelled import kept, larger, smaller
+from transconv.cost.symbolic_cost import kept, larger, smaller
 from transconv.ir import Var, function_of, i32
 
 

@@ -20,12 +20,12 @@ import torch
 
 from transconv import knobs
 from transconv.__main__ import main
-from transconv.backend_triton import module
+from transconv.backend_triton.launch import jit_module
 from transconv.conv import compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.disk_cache import files, records, seals
-from transconv.runtime import Plan, kept, steps
+from transconv.runtime import Plan, plan_cache, steps
 from transconv.target.records import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
         patch.setenv("TRANSCONV_VERIFY", "0")
         forget()
         compiler.plan(PROBLEM, Prop.FWD, TARGET)
-        (path,) = (place / "cache").glob(f"{kept.DRAWER.name}/*.json")
+        (path,) = (place / "cache").glob(f"{plan_cache.DRAWER.name}/*.json")
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         return path.name, path.read_text(), (place / "key").read_text()
 
@@ -55,7 +55,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
 def plan_file(written: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
               tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The file of a plan in a cache of the test's own, with a key of its own."""
-    key, path = tmp_path_factory.mktemp("state") / "ours" / "key", tmp_path / "cache" / kept.DRAWER.name
+    key, path = (
+        tmp_path_factory.mktemp("state") / "ours" / "key",
+        tmp_path / "cache" / plan_cache.DRAWER.name,
+    )
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_KEY", str(key))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
@@ -82,7 +85,7 @@ def forget() -> None:
 def found() -> Plan | None:
     """The plan on disk."""
     forget()
-    return kept.find(WORKLOAD, TARGET, False, Plan, lambda: pytest.fail("the passes run"))
+    return plan_cache.find(WORKLOAD, TARGET, False, Plan, lambda: pytest.fail("the passes run"))
 
 
 def answers_anew() -> None:
@@ -118,14 +121,14 @@ def checksummed(name: str, key: str, told: dict[str, Any]) -> str:
 
 def test_a_plan_is_read_without_the_passes(plan_file: Path) -> None:
     plan = found()
-    assert plan is not None and kept.content_of(plan)["steps"] == content(plan_file)["steps"]
+    assert plan is not None and plan_cache.content_of(plan)["steps"] == content(plan_file)["steps"]
 
 
 def test_an_altered_plan_is_never_executed(plan_file: Path) -> None:
     """A right mode and owner, a right checksum: the seal is missing, or that of another text."""
     told = with_evil_text(content(plan_file))
     whole = json.loads(plan_file.read_text())
-    for text in (checksummed(kept.DRAWER.name, plan_file.stem, told),
+    for text in (checksummed(plan_cache.DRAWER.name, plan_file.stem, told),
                  json.dumps(whole | {"content": told}),
                  json.dumps(whole | {"content": told, "seal": seals.seal(b"guessed", "", "")}),
                  json.dumps(whole | {"content": told, "seal": None}),
@@ -188,7 +191,7 @@ def test_a_file_of_another_user_as_any_user_sees_it(plan_file: Path,
 def test_a_file_planted_before_the_folder_was_closed(plan_file: Path, tmp_path: Path) -> None:
     """The folder was open, somebody left a plan, and then the user closed it."""
     told = with_evil_text(content(plan_file))
-    plan_file.write_text(checksummed(kept.DRAWER.name, plan_file.stem, told))
+    plan_file.write_text(checksummed(plan_cache.DRAWER.name, plan_file.stem, told))
     plan_file.chmod(0o666)
     if os.geteuid() == 0:
         os.chown(plan_file, 65534, 65534)
@@ -217,7 +220,7 @@ def test_a_file_swapped_while_it_is_read(plan_file: Path, tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """What is looked at is what is read: a file of the same name that comes in between is neither."""
     right = plan_file.read_text()
-    evil = checksummed(kept.DRAWER.name, plan_file.stem, with_evil_text(content(plan_file)))
+    evil = checksummed(plan_cache.DRAWER.name, plan_file.stem, with_evil_text(content(plan_file)))
     real = os.open
 
     def swapped(path: Any, *rest: Any, **more: Any) -> int:
@@ -256,11 +259,11 @@ def test_no_byte_may_differ(plan_file: Path) -> None:
     whole, want = plan_file.read_bytes(), content(plan_file)
     rng = random.Random(37)
     forget()
-    assert kept.DRAWER.get(plan_file.stem) == want
+    assert plan_cache.DRAWER.get(plan_file.stem) == want
     for at in sorted(rng.sample(range(len(whole)), 120)):
         flipped = whole[at] ^ (1 << rng.randrange(8))
         plan_file.write_bytes(whole[:at] + bytes([flipped]) + whole[at + 1:])
-        assert kept.DRAWER.get(plan_file.stem) in (None, want), at
+        assert plan_cache.DRAWER.get(plan_file.stem) in (None, want), at
 
 
 def fields_of(told: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -294,8 +297,8 @@ def test_no_field_may_be_what_it_is_not(plan_file: Path) -> None:
                 continue
             inside[at[-1]] = value
             try:
-                plan = kept.read(told, WORKLOAD, TARGET, False, Plan, lambda: pytest.fail("passes"))
-            except kept.UNREADABLE:
+                plan = plan_cache.read(told, WORKLOAD, TARGET, False, Plan, lambda: pytest.fail("passes"))
+            except plan_cache.UNREADABLE:
                 refused += 1
                 continue
             assert any(at[:len(h)] == h for h in harmless), (at, value)
@@ -313,7 +316,7 @@ def test_no_field_may_be_what_it_is_not(plan_file: Path) -> None:
 def test_fields_of_a_step(plan_file: Path, field: str, value: Any, tmp_path: Path) -> None:
     told = content(plan_file)
     told["steps"][0][field] = value
-    kept.DRAWER.put(plan_file.stem, told)
+    plan_cache.DRAWER.put(plan_file.stem, told)
     assert found() is None
     assert not list(tmp_path.rglob("evil*"))
     answers_anew()
@@ -321,14 +324,14 @@ def test_fields_of_a_step(plan_file: Path, field: str, value: Any, tmp_path: Pat
 
 def test_a_plan_without_steps_is_none(plan_file: Path) -> None:
     for steps_ in ([], {}, None, [{}]):
-        kept.DRAWER.put(plan_file.stem, {**content(plan_file), "steps": steps_})
+        plan_cache.DRAWER.put(plan_file.stem, {**content(plan_file), "steps": steps_})
         assert found() is None
 
 
 @pytest.mark.parametrize("name", ["../evil", "a/b", "", "a b", "a\n", "xª", "1a", "class", "a.b"])
 def test_kernels_have_names_of_files(plan_file: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is no name of a kernel"):
-        module.write("x = 1\n", name)
+        jit_module.write("x = 1\n", name)
 
 
 @pytest.mark.parametrize("text", [EVIL, "here_v0.real", "__import__('os')", "here_v0(1)[0]", "x",
@@ -359,9 +362,9 @@ def test_what_is_written_is_read(text: str, open_: frozenset[str]) -> None:
     for prop in Prop:
         asked = ConvWorkload(ConvProblem.parse(text), prop, open=open_)
         plan = build(asked, TARGETS["sm_90"], None, None, False, Plan)
-        told = json.loads(json.dumps(kept.content_of(plan)))
-        again = kept.read(told, asked, TARGETS["sm_90"], False, Plan, lambda: pytest.fail("passes"))
-        assert json.loads(json.dumps(kept.content_of(again))) == told
+        told = json.loads(json.dumps(plan_cache.content_of(plan)))
+        again = plan_cache.read(told, asked, TARGETS["sm_90"], False, Plan, lambda: pytest.fail("passes"))
+        assert json.loads(json.dumps(plan_cache.content_of(again))) == told
 
 
 # -- the key ---------------------------------------------------------------------------------------
@@ -403,9 +406,9 @@ def test_a_key_that_others_know_is_none(plan_file: Path, spoil: Callable[[Path],
         compiler.forget()
         if not caplog.records:
             forget()
-        assert kept.find(WORKLOAD, TARGET, False, Plan, lambda: pytest.fail("passes")) is None
+        assert plan_cache.find(WORKLOAD, TARGET, False, Plan, lambda: pytest.fail("passes")) is None
         compiler.plan(PROBLEM, Prop.FWD, TARGET)
-    assert plan_file.read_text() == text and not kept.DRAWER.put("a", {})
+    assert plan_file.read_text() == text and not plan_cache.DRAWER.put("a", {})
     told = [r.getMessage() for r in caplog.records if r.name == "transconv.cache"]
     assert len(told) == 1 and why in told[0] and "TRANSCONV_KEY names another file" in told[0], told
     answers_anew()
@@ -446,14 +449,14 @@ def test_verify_finds_what_differs(plan_file: Path, capsys: pytest.CaptureFixtur
             (with_evil_text, "steps[0].source is "), (lambda t: t.update(steps=3), "it is no plan")):
         other = copy.deepcopy(told)
         change(other)
-        kept.DRAWER.put(plan_file.stem, other)  # with a right seal
+        plan_cache.DRAWER.put(plan_file.stem, other)  # with a right seal
         assert main(["cache", "--verify"]) == 1
         out = capsys.readouterr().out
         assert words in out and "0 plans are as the passes make them; " in out, out
-    plan_file.write_text(checksummed(kept.DRAWER.name, plan_file.stem, told))
+    plan_file.write_text(checksummed(plan_cache.DRAWER.name, plan_file.stem, told))
     assert main(["cache", "--verify"]) == 1
     assert "is not sealed with this user's key; it is never executed" in capsys.readouterr().out
     other = {**told, "files": "another"}
-    kept.DRAWER.put(plan_file.stem, other)
+    plan_cache.DRAWER.put(plan_file.stem, other)
     assert main(["cache", "--verify"]) == 0
     assert "not compared: " in capsys.readouterr().out

@@ -14,11 +14,11 @@ import pytest
 
 from tests.test_ready import PROBLEM, SM90
 from transconv.__main__ import main
-from transconv.backend_triton import compiled
+from transconv.backend_triton.launch import compile_records
 from transconv.conv import Prop, compiler
-from transconv.runtime import carried, kept, verdicts
+from transconv.runtime import cache_bundle, check_records, plan_cache
 
-FOLDER = compiled.folder_of("cd" * 32)
+FOLDER = compile_records.folder_of("cd" * 32)
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable
 
     def forget() -> None:
         compiler.forget()
-        verdicts.forget()
-        compiled.forget()
+        check_records.forget()
+        compile_records.forget()
 
     def move(name: str) -> Path:
         place = tmp_path / name
         place.mkdir(exist_ok=True)
         monkeypatch.setenv("TRANSCONV_CACHE", str(place / "ours"))
-        monkeypatch.setattr(compiled, "folder", lambda: place / "triton")
+        monkeypatch.setattr(compile_records, "folder", lambda: place / "triton")
         forget()
         return place / "triton"
 
@@ -51,33 +51,33 @@ def packed(caches: Callable[[str], Path], tmp_path: Path) -> Path:
     place.mkdir(parents=True)
     (place / "f.cubin").write_bytes(b"\x7fELF")
     (place / "__grp__f.json").write_text(json.dumps({"child_paths": {"f.cubin": str(place / "f.cubin")}}))
-    compiled.DRAWER.put(step.digest, {"triton": compiled.triton_version(), "folder": FOLDER,
+    compile_records.DRAWER.put(step.digest, {"triton": compile_records.triton_version(), "folder": FOLDER,
                                       "function": "f"})
-    verdicts.record("ab" * 16, verdicts.WRONG, reason="spilt")
-    verdicts.record(step.digest, verdicts.RIGHT)
+    check_records.record("ab" * 16, check_records.WRONG, reason="spilt")
+    check_records.record(step.digest, check_records.RIGHT)
     path = tmp_path / "kernels.zip"
-    assert carried.pack(path).plans == {"sm_90": 1}
+    assert cache_bundle.pack(path).plans == {"sm_90": 1}
     return path
 
 
 def test_what_is_packed_comes_back_elsewhere(caches: Callable[[str], Path], packed: Path,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
     place = caches("second")
-    said = carried.unpack(packed)
+    said = cache_bundle.unpack(packed)
     assert (said.plans, said.kernels, said.ignored) == ({"sm_90": 1}, 1, ())
     group = json.loads((place / FOLDER / "__grp__f.json").read_text())
     assert Path(group["child_paths"]["f.cubin"]) == place / FOLDER / "f.cubin"
     monkeypatch.setattr("transconv.runtime.steps.lower", None)  # no pass runs
     step = compiler.plan(PROBLEM, Prop.FWD, SM90, mode="never").steps[0]
-    assert verdicts.is_wrong("ab" * 16) and not verdicts.is_right(step.digest, True)
-    assert carried.info().plans == {"sm_90": 1}
+    assert check_records.is_wrong("ab" * 16) and not check_records.is_right(step.digest, True)
+    assert cache_bundle.info().plans == {"sm_90": 1}
 
 
 def test_only_what_is_for_a_chip(caches: Callable[[str], Path], packed: Path) -> None:
     place = caches("second")
-    said = carried.unpack(packed, "sm_100")
+    said = cache_bundle.unpack(packed, "sm_100")
     assert said.plans == {} and said.ignored == ("1 plans for other chips than sm_100",)
-    assert not list(place.iterdir()) and not list(kept.DRAWER.items())
+    assert not list(place.iterdir()) and not list(plan_cache.DRAWER.items())
 
 
 def altered(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
@@ -98,7 +98,7 @@ def manifest(**changes: Any) -> Callable[[dict[str, bytes]], None]:
 def with_seal(**changes: Any) -> Callable[[dict[str, bytes]], None]:
     def change(members: dict[str, bytes]) -> None:
         told = json.loads(members["manifest.json"]) | changes
-        members["manifest.json"] = json.dumps(told | {"seal": carried._sealed(told)}).encode()
+        members["manifest.json"] = json.dumps(told | {"seal": cache_bundle._sealed(told)}).encode()
     return change
 
 
@@ -128,8 +128,8 @@ def test_a_file_that_was_tampered_with_is_refused(caches: Callable[[str], Path],
     altered(packed, change)
     place = caches("second")
     with pytest.raises(ValueError, match=why):
-        carried.unpack(packed)
-    assert not list(place.iterdir()) and not list(kept.DRAWER.items())
+        cache_bundle.unpack(packed)
+    assert not list(place.iterdir()) and not list(plan_cache.DRAWER.items())
 
 
 def test_another_version_is_ignored_with_one_line(caches: Callable[[str], Path], packed: Path,
@@ -155,7 +155,7 @@ def test_what_others_can_write_is_not_read(caches: Callable[[str], Path], packed
     if os.geteuid() == 0:
         place.chmod(0o700)
         os.chown(packed, 12345, -1)
-        assert carried.why_odd(packed.stat()) == "belongs to user 12345"
+        assert cache_bundle.why_odd(packed.stat()) == "belongs to user 12345"
 
 
 def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], packed: Path,
@@ -171,9 +171,9 @@ def test_a_file_of_another_key_needs_its_digest(caches: Callable[[str], Path], p
     assert "was packed with another key" in capsys.readouterr().err
     assert main(["cache", "unpack", str(packed), "--digest", "0" * 64]) == 2
     assert "its digest is another" in capsys.readouterr().err
-    assert not list(kept.DRAWER.items())
+    assert not list(plan_cache.DRAWER.items())
     assert main(["cache", "unpack", str(packed), "--target", "sm_90", "--digest", digest]) == 0
-    assert len(list(kept.DRAWER.items())) == 1 and carried.info().plans == {"sm_90": 1}
+    assert len(list(plan_cache.DRAWER.items())) == 1 and cache_bundle.info().plans == {"sm_90": 1}
 
 
 def test_a_pipe_is_not_waited_for(caches: Callable[[str], Path], tmp_path: Path,

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import transconv
 from tests.distributed import processes
-from transconv.distributed import padded, rules
-from transconv.distributed.windows import pool
+from transconv.distributed import rules
+from transconv.distributed.modules import border_padding
+from transconv.distributed.modules.windows import pool
 
 
 class Small(nn.Module):
@@ -137,7 +138,7 @@ def bordered(first: int, count: int) -> list[str]:
         layer.zero_grad()
         transconv.distributed.parallelize(layer, mesh, {})
         b = distribute_tensor(x, mesh, [Shard(dim)]).requires_grad_()
-        got = padded.convolution(layer, b)
+        got = border_padding.convolution(layer, b)
         got.backward(distribute_tensor(grad, mesh, got.placements))  # type: ignore[no-untyped-call]
         same = [torch.allclose(got.full_tensor(), want), got.placements == (Shard(dim),),
                 torch.equal(b.grad.full_tensor(), a.grad),  # type: ignore[union-attr, arg-type]

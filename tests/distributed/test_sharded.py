@@ -23,8 +23,10 @@ from tests import programs
 from tests.distributed import cases, processes
 from tests.shown import ROOT, blocks
 from transconv.conv import ConvProblem, ConvWorkload, Prop
-from transconv.distributed import agreement, windows
-from transconv.selection import choice, rows, store
+from transconv.distributed import agreement
+from transconv.distributed.modules import windows
+from transconv.selection import choice
+from transconv.selection.tuning_db import record, store
 from transconv.target.records import TARGETS
 
 SM90 = TARGETS["sm_90"]
@@ -102,7 +104,7 @@ def chosen(mesh: Any, rank: int) -> list[str]:
     best = [str(c.schedule) for c in choice.ranked(compute, SM90)[:2]]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tuned.csv"
-        store.save(file, [rows.make(work, SM90, best[rank], 1.0, 2)])
+        store.save(file, [record.make(work, SM90, best[rank], 1.0, 2)])
         os.environ["TRANSCONV_TUNED"] = str(file)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")

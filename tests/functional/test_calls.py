@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import transconv
 from transconv import functional as ours
 from transconv.errors import Unsupported
-from transconv.functional import operators
-from transconv.functional.calls import call
+from transconv.functional.calls import torch_operators
+from transconv.functional.calls.dispatch import call
 
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
@@ -216,7 +216,7 @@ def test_a_traced_and_an_exported_call_hold_the_operator() -> None:
     traced(x, leaf).sum().backward()
     torch.testing.assert_close(leaf.grad, F.softmax(x, -1).sum(0))
     with pytest.raises(RuntimeError, match="as many tensors, got 'softmax 11"):
-        operators.function("softmax 11 (1, None, None, )", [x])
+        torch_operators.function("softmax 11 (1, None, None, )", [x])
 
 
 def test_what_torch_must_see_is_torchs() -> None:
@@ -266,7 +266,7 @@ def test_the_first_result_of_a_kind_of_call_is_checked(monkeypatch: pytest.Monke
     z = torch.randn(64, 96, requires_grad=True)
     ours.batch_norm(z, None, None, x.new_ones(96).float(), x.new_ones(96).float(), True)
     assert not counts()[1]
-    wrong = replace(operators.FUNCTIONS["sum"], torch=lambda x, *_: x.sum(1) * 2)
+    wrong = replace(torch_operators.FUNCTIONS["sum"], torch=lambda x, *_: x.sum(1) * 2)
     x = torch.randn(3, 4)
     torch.testing.assert_close(call(wrong, (x,), (1, False, None)), x.sum(1) * 2)
     assert counts()[1] == {"miscompiled": 1}
@@ -304,18 +304,22 @@ def test_compiled_running_statistics() -> None:
 
 def test_the_operators_keep_torchs_rules() -> None:
     x = torch.randn(2, 3, requires_grad=True)
-    torch.library.opcheck(operators.function, ("softmax 1 (1, None, None,)", [x]))
+    torch.library.opcheck(torch_operators.function, ("softmax 1 (1, None, None,)", [x]))
     text = "compute twice\n axes n=3\n read x = X[n]\n store Y[n] = x + x"
-    torch.library.opcheck(operators.compute, (text, [torch.randn(3)]))
+    torch.library.opcheck(torch_operators.compute, (text, [torch.randn(3)]))
     with pytest.raises(RuntimeError, match="expected a call such as"):
-        operators.function("nothing (1,)", [x])
+        torch_operators.function("nothing (1,)", [x])
 
 
 def test_numbers_are_spelled_and_read() -> None:
-    f = operators.FUNCTIONS["softmax"]
+    f = torch_operators.FUNCTIONS["softmax"]
     numbers = (1, None, torch.bfloat16, (2, -3), True, 0.5, float("inf"), "gelu", "")
     x = torch.ones(1)
-    assert operators.read(operators.spelled(f, (x, None), numbers), [x]) == (f, [x, None], numbers)
+    assert torch_operators.read(torch_operators.spelled(f, (x, None), numbers), [x]) == (
+        f,
+        [x, None],
+        numbers,
+    )
 
 
 def test_a_kept_dim_of_all_and_cpu_autocast_are_torchs() -> None:

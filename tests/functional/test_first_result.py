@@ -10,11 +10,11 @@ import torch
 
 import transconv.functional
 from transconv.compute import execute, parse
-from transconv.compute.sampled import LONGEST, examine
+from transconv.compute.semantics.sampled_points import LONGEST, examine
 from transconv.errors import Unsupported
-from transconv.functional import launches, operators, proof
-from transconv.functional.routes import Route
-from transconv.runtime import compiler, plans, verdicts
+from transconv.functional.calls import compiled_launch, first_call_check, torch_operators
+from transconv.functional.calls.route_cache import Route
+from transconv.runtime import check_records, compiler, plans
 
 SOFTMAX = """compute softmax
     tensor X f16 [40, 30]
@@ -138,11 +138,11 @@ def test_what_passes_through_infinity_in_f32_is_not_judged() -> None:
 def checked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Kernels run in Triton's interpreter, and are checked there."""
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
-    for cache in (compiler.forget, verdicts.forget, launches._launches.clear):
+    for cache in (compiler.forget, check_records.forget, compiled_launch._launches.clear):
         cache()
     yield
     compiler.forget()
-    verdicts.forget()
+    check_records.forget()
 
 
 def spoiled(monkeypatch: pytest.MonkeyPatch, wrong: int) -> list[str]:
@@ -167,10 +167,10 @@ def test_a_wrong_kernel_is_replaced_by_the_next(monkeypatch: pytest.MonkeyPatch)
     """In a graph's operator, too: its kernels are checked when they first run."""
     tensors = data(SOFTMAX)
     seen = spoiled(monkeypatch, 1)
-    y, _ = operators.compute(SOFTMAX, [tensors["X"]])
+    y, _ = torch_operators.compute(SOFTMAX, [tensors["X"]])
     assert len(seen) == 2
     torch.testing.assert_close(y, tensors["Y"])
-    launch = launches.launch(SOFTMAX, y.device, True, "now")
+    launch = compiled_launch.launch(SOFTMAX, y.device, True, "now")
     assert launch.plan.rejected == 1 and str(launch.plan.schedule) == seen[1]
 
 
@@ -179,7 +179,7 @@ def test_where_all_are_wrong_the_call_is_handed_over(monkeypatch: pytest.MonkeyP
     tensors = data(SOFTMAX)
     spoiled(monkeypatch, 99)
     with pytest.raises(Unsupported, match="give wrong results"):
-        launches.launch(SOFTMAX, torch.device("cpu"), True, "now").start(
+        compiled_launch.launch(SOFTMAX, torch.device("cpu"), True, "now").start(
             [tensors["X"], torch.empty(40, 30, dtype=torch.float16), torch.empty(40)])
 
 
@@ -187,8 +187,8 @@ def test_where_all_are_wrong_the_call_is_handed_over(monkeypatch: pytest.MonkeyP
 def test_large_tensors_are_not_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch would compute as a whole is left to the samples."""
     compared: list[object] = []
-    monkeypatch.setattr(proof, "_compare", lambda route, got, want: compared.append(got))
-    monkeypatch.setattr(proof, "LARGE", 39)
+    monkeypatch.setattr(first_call_check, "_compare", lambda route, got, want: compared.append(got))
+    monkeypatch.setattr(first_call_check, "LARGE", 39)
     for size, times in ((8, 0), (7, 1)):
         x = torch.randn(size, 5)
         torch.testing.assert_close(transconv.functional.logsumexp(x, 1), x.logsumexp(1))
@@ -199,14 +199,14 @@ def test_large_tensors_are_not_computed_by_torch(monkeypatch: pytest.MonkeyPatch
 def test_further_sizes_are_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where sizes are arguments, a mistake may be one of the third size alone."""
     compared: list[int] = []
-    real = proof._compare
+    real = first_call_check._compare
 
     def noted(route: Route, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
         compared.append(got[0].shape[0])
         if compared[-1] == 6:
             got = [2 * t for t in got]
         real(route, got, want)
-    monkeypatch.setattr(proof, "_compare", noted)
+    monkeypatch.setattr(first_call_check, "_compare", noted)
     monkeypatch.setattr(transconv.config, "sizes", "any")
     for n in (3, 5, 6, 7, 9, 11, 100):
         x = torch.randn(n, 5)
@@ -225,12 +225,12 @@ def test_torchs_products_may_cut_operands_to_tf32() -> None:
         text = PRODUCT.replace("compute product", f"compute product math={math}")
         route = SimpleNamespace(step=SimpleNamespace(text=text), name="matmul")
         if math == "tf32":
-            proof._compare(route, [a @ b], [cut[0] @ cut[1]])
+            first_call_check._compare(route, [a @ b], [cut[0] @ cut[1]])
         else:
             with pytest.raises(Unsupported, match="differs from torch's"):
-                proof._compare(route, [a @ b], [cut[0] @ cut[1]])
+                first_call_check._compare(route, [a @ b], [cut[0] @ cut[1]])
         with pytest.raises(Unsupported, match="differs from torch's"):
-            proof._compare(route, [a @ b], [a[:, 1:] @ b[1:]])
+            first_call_check._compare(route, [a @ b], [a[:, 1:] @ b[1:]])
 
 
 def test_small_numbers_tell_nothing_if_zeros_would_pass() -> None:

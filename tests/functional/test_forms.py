@@ -13,10 +13,10 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional as ours
-from transconv.functional import bound, calls, forms
-from transconv.functional.bound import Bound
-from transconv.functional.routes import Route
-from transconv.functional.traced import Trace, Untraced
+from transconv.functional.calls import call_forms, dispatch, symbolic_bind
+from transconv.functional.calls.route_cache import Route
+from transconv.functional.calls.symbolic_bind import Bound
+from transconv.functional.calls.symbolic_int import Trace, Untraced
 
 CASES: dict[str, Callable[..., Any]] = {
     "softmax": lambda x, c: ours.softmax(x, -1),
@@ -52,11 +52,11 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     found: list[bool] = []
 
     def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> Route:
-        form = forms.find(f, tensors, numbers, wanted)
-        whole = bound.bind(f, tensors, numbers, wanted, True)
+        form = call_forms.find(f, tensors, numbers, wanted)
+        whole = symbolic_bind.bind(f, tensors, numbers, wanted, True)
         found.append(form is not None)
         if form is None:
-            forms.note(whole, tensors, numbers, wanted)
+            call_forms.note(whole, tensors, numbers, wanted)
         else:
             assert plain(form) == plain(whole)
             exact = form.exact()
@@ -64,10 +64,10 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
                 s.text for s in (whole.forward, *whole.backward)]
         return Route(None, "test", f.name)
 
-    monkeypatch.setattr(calls, "_made", made)
-    forms._forms.clear()
+    monkeypatch.setattr(dispatch, "_made", made)
+    call_forms._forms.clear()
     yield found
-    forms._forms.clear()
+    call_forms._forms.clear()
 
 
 @pytest.mark.every(3)
@@ -118,10 +118,10 @@ def test_wrong_calls_of_known_forms_raise_what_torch_raises(known: list[bool]) -
 def test_a_new_size_asks_torch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of sizes that are bound by a form are torch's, and its function is not called for them."""
     transconv.config.sizes = "any"
-    forms._forms.clear()
+    call_forms._forms.clear()
     norm = lambda x, w: ours.layer_norm(x, x.shape[1:], w)  # noqa: E731
     norm(torch.randn(3, 8), torch.randn(8))
-    monkeypatch.setattr(bound, "_results", None)
+    monkeypatch.setattr(symbolic_bind, "_results", None)
     for shape in ((5, 7), (2, 9)):
         x, w = torch.randn(shape), torch.randn(shape[1])
         torch.testing.assert_close(norm(x, w), F.layer_norm(x, x.shape[1:], w))

@@ -16,7 +16,7 @@ from transconv.compute import OPS, Op, differentiate, parse, register, unregiste
 from transconv.errors import ComputeError
 from transconv.functional.computation import Computation
 from transconv.ir import Const, Mod
-from transconv.verify import draw_compute
+from transconv.verify.draw import compute_texts
 from transconv.verify.slopes import wide, wrong_slope
 
 POINTS = (-100.0, -6.0, -3.0, -1.5, -1.0, -0.5, 0.0, 1e-9, 0.3, 1.0, 2.5, 3.0, 4.0, 6.0, 7.0, 100.0)
@@ -75,7 +75,7 @@ def test_gradients_of_gradients(name: str) -> None:
 def test_drawn(count: int) -> None:
     found = 0
     for n in range(count):
-        compute = parse(draw_compute.text(Random(f"gradients {n}")))
+        compute = parse(compute_texts.text(Random(f"gradients {n}")))
         try:
             assert not (said := wrong_slope(compute, n)), f"{said}\n{compute}"
         except ComputeError as error:

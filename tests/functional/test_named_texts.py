@@ -13,9 +13,9 @@ import torch
 from tests.functional.test_forms import CASES
 from transconv import functional as ours
 from transconv.compute import Compute, execute
-from transconv.functional import any_size, bound, calls
-from transconv.functional.launches import program
-from transconv.functional.routes import Route
+from transconv.functional.calls import dispatch, dynamic_sizes, symbolic_bind
+from transconv.functional.calls.compiled_launch import program
+from transconv.functional.calls.route_cache import Route
 
 MORE: dict[str, Callable[..., Any]] = {
     "std": lambda x, c: ours.std(x, (0, 2), correction=2),
@@ -35,10 +35,10 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
 
     def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> Route:
-        whole = bound.bind(f, tensors, numbers, wanted, True)
+        whole = symbolic_bind.bind(f, tensors, numbers, wanted, True)
         found.extend((whole.forward, *whole.backward))
         return Route(None, "test", f.name)
-    monkeypatch.setattr(calls, "_made", made)
+    monkeypatch.setattr(dispatch, "_made", made)
     return found
 
 
@@ -61,7 +61,7 @@ def test_the_text_with_names_means_the_text_with_numbers(name: str, met: list[An
         if step.named is None:
             continue
         exact = program(step.text).compute
-        for text in any_size.texts(step.named):
+        for text in dynamic_sizes.texts(step.named):
             compute = program(text).compute
             if compute.named is None or compute.named.why_not(step.named.sizes):
                 continue

@@ -15,7 +15,8 @@ import transconv
 from tests.gpu import cases as c
 from tests.torch_ops import conftest as ops_conftest  # noqa: F401  (what torch's tables import)
 from transconv import knobs
-from transconv.torch_ops import routes, stats
+from transconv.torch_ops import stats
+from transconv.torch_ops.calls import route_cache
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,7 +42,7 @@ def fresh() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     _defaults()
-    routes.forget()
+    route_cache.forget()
     torch._dynamo.reset()
 
 

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from transconv.graph import backend, eager_check, report
-from transconv.graph.rows import ROWS, Call
+from transconv.graph import backend, report
+from transconv.graph.lowerings.table import ROWS, Call
+from transconv.graph.verification import eager_check
 from transconv.torch_ops import stats
 
 Tensor = torch.Tensor

@@ -16,8 +16,8 @@ from transconv.errors import ComputeError
 from transconv.functional.computation import Computation
 from transconv.runtime import build_compute
 from transconv.target import detect
-from transconv.verify import draw_compute
 from transconv.verify.computation import Case
+from transconv.verify.draw import compute_texts
 from transconv.verify.slopes import wide
 
 pytestmark = pytest.mark.gpu
@@ -72,7 +72,7 @@ def test_of_bf16(name: str) -> None:
 def test_drawn(number: int) -> None:
     """The kernels of all gradients of a drawn text, against the meaning of their texts."""
     try:
-        found = differentiate(parse(draw_compute.text(Random(f"gradients on a GPU {number}")))).computes
+        found = differentiate(parse(compute_texts.text(Random(f"gradients on a GPU {number}")))).computes
     except ComputeError as error:
         pytest.skip(str(error))
     for compute in found:

@@ -13,8 +13,9 @@ import transconv
 import transconv.graph
 from transconv import quantized
 from transconv.ir import DTYPES
-from transconv.torch_ops import quantising, quantized_route, warm
-from transconv.torch_ops.quantized_kinds import quantised
+from transconv.torch_ops.calls import call_cache
+from transconv.torch_ops.quantization.schemes import quantised
+from transconv.torch_ops.quantized import input_quantization, quantized_route
 
 pytestmark = pytest.mark.gpu
 
@@ -55,9 +56,9 @@ def test_inputs_are_quantised_by_one_kernel(held: str, dtype: torch.dtype,
     for shape in ((32, 64, 56, 56), (3, 5, 7, 9)):
         x = torch.randn(shape, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
         want = quantised(x, scale, zero, row)
-        monkeypatch.setattr(quantising, "quantised", lambda *_: pytest.fail("no kernel"))
+        monkeypatch.setattr(input_quantization, "quantised", lambda *_: pytest.fail("no kernel"))
         for _ in range(2):
-            got = quantising.quantise(x, scale, zero, row)
+            got = input_quantization.quantise(x, scale, zero, row)
             off = (got.view(torch.uint8) != want.view(torch.uint8)).sum()
             assert int(off) == 0 and got.stride() == want.stride()
 
@@ -67,7 +68,7 @@ def test_calls_that_come_back_only_start_kernels(monkeypatch: pytest.MonkeyPatch
     scale, each = torch.tensor(0.1).cuda(), torch.full((64,), 0.01).cuda()
     call = lambda: quantized.conv2d(x, w, b, padding=1, input_scale=scale, weight_scale=each)  # noqa: E731
     want = call()
-    for _ in range(warm.PATIENCE + 2):
+    for _ in range(call_cache.PATIENCE + 2):
         call()
     monkeypatch.setattr(quantized_route, "find", lambda *_: pytest.fail("decided anew"))
     assert torch.equal(call(), want)

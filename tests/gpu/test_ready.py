@@ -13,10 +13,11 @@ import pytest
 import torch
 
 import transconv
-from transconv.backend_triton import compiled
+from transconv.backend_triton.launch import compile_records
 from transconv.conv import compiler
+from transconv.runtime import check_records, cores
 from transconv.runtime import compiler as plans
-from transconv.runtime import cores, readiness, verdicts
+from transconv.runtime.compilation import async_compile
 
 pytestmark = pytest.mark.gpu
 
@@ -30,11 +31,11 @@ def empty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "ours"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
-    for forget in (compiler.forget, compiled.forget, verdicts.forget, readiness.forget):
+    for forget in (compiler.forget, compile_records.forget, check_records.forget, async_compile.forget):
         forget()
     yield
     transconv.config.compile = "now"
-    readiness.forget()
+    async_compile.forget()
 
 
 def layer(size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,10 +81,10 @@ def test_the_backward_pass_of_a_first_step_compiles_nothing(monkeypatch: pytest.
     transconv.config.fallback = "error"
     y = model(x)
     begun = time.monotonic()
-    while not all(asked.done for asked in list(readiness._asked.values())):
+    while not all(asked.done for asked in list(async_compile._asked.values())):
         assert time.monotonic() - begun < LIMIT_S
         time.sleep(0.05)
-    assert len(readiness._asked) >= 5, "a gradient of the first layer, two of each other"
+    assert len(async_compile._asked) >= 5, "a gradient of the first layer, two of each other"
     monkeypatch.setattr(plans, "build", None)
     found = torch.autograd.grad(y, [*model.parameters()], far)
     for made, theirs, best in zip(found, want, right, strict=True):
@@ -96,11 +97,11 @@ def test_a_child_compiles_what_the_launch_looks_for() -> None:
     report = transconv.prepare(torch.nn.Conv2d(64, 64, 3, bias=False).to(
         "cuda", torch.bfloat16, memory_format=torch.channels_last), x, progress=False)
     assert report.kernels >= 2 and not report.failures
-    folders = set(compiled.folder().iterdir())
+    folders = set(compile_records.folder().iterdir())
     transconv.config.compile = "never"
     y = transconv.conv2d(x, w.requires_grad_())
     y.sum().backward()
-    found = {f for f in set(compiled.folder().iterdir()) - folders if list(f.glob("*.cubin"))}
+    found = {f for f in set(compile_records.folder().iterdir()) - folders if list(f.glob("*.cubin"))}
     assert not found, "a launch compiled what was prepared"
 
 

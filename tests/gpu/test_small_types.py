@@ -12,8 +12,8 @@ from tests import quotients
 from tests.gpu import cases as c
 from transconv.conv import ConvProblem, Prop
 from transconv.verify.case import Case
-from transconv.verify.corpus import corpus
-from transconv.verify.fuzz_trial import Trial
+from transconv.verify.fuzz.conv_trial import Trial
+from transconv.verify.fuzz.corpus import corpus
 
 pytestmark = pytest.mark.gpu
 

@@ -95,8 +95,9 @@ class Clock:
 def _settle(device: str) -> None:
     """Set a process up, once: one thread, and garbage is rarely looked for, as little of it has cycles."""
     import transconv
-    from transconv.backend_triton.launch import Launcher
-    from transconv.graph import compiled, torch_compile
+    from transconv.backend_triton.launch.launcher import Launcher
+    from transconv.graph import torch_compile
+    from transconv.graph.regions import region_compiler
 
     torch.set_num_threads(1)
     gc.freeze()
@@ -106,14 +107,14 @@ def _settle(device: str) -> None:
     if device == "cpu":
         transconv.config.cpu = "interpret"
     torch_compile.begin = lambda questions: None  # type: ignore[attr-defined]
-    compiled.rank = lambda questions: None  # type: ignore[attr-defined]
+    region_compiler.rank = lambda questions: None  # type: ignore[attr-defined]
     Launcher._compiled = Clock.of(Launcher._compiled)  # type: ignore[method-assign]
 
 
 NEEDED = ("triton", "triton.compiler.code_generator", "triton.experimental.gluon.nvidia.hopper",
           "functorch.compile", "torch._dynamo.backends.common", "torch._inductor.pattern_matcher",
           "torch._inductor.decomposition", "transconv.graph.torch_compile",
-          "transconv.functional.launches")
+          "transconv.functional.calls.compiled_launch")
 
 
 def forked(device: str) -> bool:

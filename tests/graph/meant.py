@@ -11,9 +11,10 @@ import torch
 from torch import fx
 
 from transconv.compute import Alone, Workload, kernels, why_not_lowered
-from transconv.functional.launches import program
-from transconv.functional.operators import by_numpy
-from transconv.graph import backend, region_calls
+from transconv.functional.calls.compiled_launch import program
+from transconv.functional.calls.torch_operators import by_numpy
+from transconv.graph import backend
+from transconv.graph.regions import region_calls
 
 Tensor = torch.Tensor
 

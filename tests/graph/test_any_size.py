@@ -19,8 +19,8 @@ import transconv
 from tests.graph import networks
 from tests.graph.meant import by_meaning, compare, near
 from transconv.graph import backend, report
-from transconv.graph.groups import refined
-from transconv.graph.sized_text import SizedText
+from transconv.graph.fusion.groups import refined
+from transconv.graph.fusion.sized_text import SizedText
 from transconv.graph.sizes import Fraction, Known, Size, divides, packed, same
 from transconv.ir import Expr, Var, eq
 
@@ -204,7 +204,7 @@ def test_sizes_that_data_tell_are_torchs() -> None:
 def test_a_kernel_without_a_schedule_for_any_sizes_is_one_for_each(
         monkeypatch: pytest.MonkeyPatch) -> None:
     from transconv.errors import Unsupported
-    from transconv.graph import region_calls
+    from transconv.graph.regions import region_calls
 
     run = compiled(torch.sin)
     with by_meaning() as texts, monkeypatch.context() as patched:  # undone before what it is put over

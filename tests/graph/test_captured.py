@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import transconv
 from tests.graph.meant import Meant, by_meaning
 from transconv.errors import Unsupported
-from transconv.graph import backend, captured
+from transconv.graph import backend
 
 
 class Net(nn.Module):
@@ -48,7 +48,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         return run
     monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", impl)
     monkeypatch.setattr(cudagraphs, "check_for_skip", lambda graph, fixed: None)  # CPU tensors
-    monkeypatch.setattr(captured, "_why_not", lambda inputs: "")
+    monkeypatch.setattr(cudagraphs, "_why_not", lambda inputs: "")
     return found
 
 

@@ -162,10 +162,10 @@ def test_halves_and_other_orders_of_a_batch(seed: int) -> None:
 def test_a_planted_number_of_the_example_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts of elements that are those of the example, as if a rule had read a value."""
     monkeypatch.setenv("TRANSCONV_TRUST", "never")  # else it is torch's
-    from transconv.graph import reduction_rows
+    from transconv.graph.lowerings import reductions
     from transconv.graph.sizes import like
 
-    monkeypatch.setattr(reduction_rows, "prod", lambda sizes: like(math.prod(sizes)))
+    monkeypatch.setattr(reductions, "prod", lambda sizes: like(math.prod(sizes)))
     x = torch.randn(4, 6, dtype=torch.float64)
     drawn = Drawn((x,), (Step((0,), torch.sin, "sin"), Step((1,), lambda x: x.std(1), "std"),
                          Step((2,), torch.exp, "exp")), (3,),

@@ -13,21 +13,15 @@ from torch import nn
 
 import transconv
 from tests.test_ready import Processes
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch.launcher import Launcher
 from transconv.errors import Unsupported
-from transconv.functional import launches
-from transconv.graph import compiled, leaving, torch_compile
-from transconv.runtime import (
-    Begun,
-    Question,
-    begin,
-    compiler,
-    estimates,
-    is_ready,
-    prepared,
-    readiness,
-)
-from transconv.selection import choice, listing
+from transconv.functional.calls import compiled_launch
+from transconv.graph import torch_compile
+from transconv.graph.fusion import epilogue_reductions
+from transconv.graph.regions import region_compiler
+from transconv.runtime import Begun, Question, begin, compiler, estimates, is_ready
+from transconv.runtime.compilation import async_compile, batch_compile
+from transconv.selection import choice, shortlist
 from transconv.target import TARGETS
 
 
@@ -62,22 +56,27 @@ class Chain(nn.Module):
 @pytest.fixture
 def chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An H100 with four cores beside it, and an empty cache."""
-    for module in (torch_compile, launches):
+    for module in (torch_compile, compiled_launch):
         monkeypatch.setattr(module, "target_of", lambda device: TARGETS["sm_90"])
-    monkeypatch.setattr(prepared, "cores", lambda: 4)
+    monkeypatch.setattr(batch_compile, "cores", lambda: 4)
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     transconv.config.fallback = "silent"
-    for forget in (compiler.forget, readiness.forget, listing.forget, launches._launches.clear):
+    for forget in (
+        compiler.forget,
+        async_compile.forget,
+        shortlist.forget,
+        compiled_launch._launches.clear,
+    ):
         forget()
 
 
 @pytest.fixture
 def processes(chip: None, monkeypatch: pytest.MonkeyPatch) -> AtOnce:
     made = AtOnce()
-    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
-    monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
+    monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
+    monkeypatch.setattr(async_compile, "Compilers", lambda *_: made)
     return made
 
 
@@ -100,8 +99,8 @@ def test_schedules_that_decisions_need_are_ranked_by_processes(
     layers = [m for n in (16, 32, 48)
               for m in (nn.Conv2d(16, n, 3), nn.GroupNorm(2, n), nn.Conv2d(n, 16, 1))]
     monkeypatch.setattr(estimates, "_made", lambda work, target: 1e3)  # as a process would have left
-    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
-    monkeypatch.setattr(compiled, "why_apart", lambda *_: "")
+    monkeypatch.setattr(region_compiler, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_compiler, "why_apart", lambda *_: "")
     monkeypatch.setattr(choice, "ranked", None)  # not by this process
     called(nn.Sequential(*layers).to("meta").eval(), 2, 16, 12, 12)
     kinds = [bool(job.get("rank")) for job in processes.jobs]
@@ -112,7 +111,7 @@ def test_a_plain_product_is_not_ranked_where_its_factor_is_too_dear_to_write(
         processes: AtOnce, monkeypatch: pytest.MonkeyPatch) -> None:
     """The product that computes its factor is estimated to take no longer than to write that: no schedule
     of the plain one is asked for."""
-    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")
+    monkeypatch.setattr(region_compiler, "why_again", lambda kernel, rates: "")
     made: list[str] = []
 
     counts = []
@@ -158,14 +157,19 @@ def work_of(blocks: int, monkeypatch: pytest.MonkeyPatch, cache: Path) -> dict[s
         again.setattr(module, name, step)
 
     monkeypatch.setenv("TRANSCONV_CACHE", str(cache / str(blocks)))
-    for known in (launches.program, estimates.estimated, compiled._related, leaving.plain):
+    for known in (
+        compiled_launch.program,
+        estimates.estimated,
+        region_compiler._related,
+        epilogue_reductions.plain,
+    ):
         known.cache_clear()
     layers = [m for _ in range(blocks) for m in (nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16),
                                                  nn.ReLU())]
     with monkeypatch.context() as again:
-        counted(launches, "parse")
-        counted(compiled, "planned")
-        counted(compiled, "surrounded")
+        counted(compiled_launch, "parse")
+        counted(region_compiler, "planned")
+        counted(region_compiler, "surrounded")
         counted(estimates, "_made", lambda work, target: 9.0 if work.computations[0].statistics else 5.0)
         called(nn.Sequential(*layers).to("meta"), 2, 16, 12, 12)
     return counts
@@ -175,7 +179,7 @@ def test_equal_blocks_are_read_and_estimated_once(chip: None, monkeypatch: pytes
                                                   tmp_path: Path) -> None:
     """A first block and others, with statistics that leave with the product and, in the second plan,
     without: each is read and becomes a workload once, and each decision is estimated once."""
-    monkeypatch.setattr(prepared, "cores", lambda: 1)
+    monkeypatch.setattr(batch_compile, "cores", lambda: 1)
     few, many = (work_of(n, monkeypatch, tmp_path) for n in (3, 6))
     assert few == many, "three more blocks are no more work"
     assert many == {"planned": 2, "parse": 7, "surrounded": 4, "_made": 5}
@@ -184,7 +188,7 @@ def test_equal_blocks_are_read_and_estimated_once(chip: None, monkeypatch: pytes
 @pytest.mark.parametrize("cores", [1, 4])
 def test_few_kernels_or_one_core_start_none(processes: AtOnce, monkeypatch: pytest.MonkeyPatch,
                                             cores: int) -> None:
-    monkeypatch.setattr(prepared, "cores", lambda: cores)
+    monkeypatch.setattr(batch_compile, "cores", lambda: cores)
     if cores > 1:
         called(lambda x: torch.softmax(torch.softmax(x, 1).flip(1), 1), 4, 16)
     else:
@@ -197,7 +201,7 @@ def test_a_kernel_of_which_a_process_died_is_refused(processes: AtOnce) -> None:
     called(Chain().to("meta"), 2, 16, 8, 8)
     text = processes.asked[0]
     with pytest.raises(Unsupported, match=f"{text.split()[1]} for sm_90: .*signal 11") as caught:
-        launches.launch(text, torch.device("meta"), True, "now")
+        compiled_launch.launch(text, torch.device("meta"), True, "now")
     assert caught.value.reason == "compile:failed"
 
 
@@ -218,10 +222,10 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
     try:
         called(Chain().to("meta"), 2, 16, 8, 8)
     finally:
-        readiness.close()
+        async_compile.close()
     assert len(asked) == 7
     for question in asked:
-        launches.launch(question.workload, torch.device("meta"), True, "now")
+        compiled_launch.launch(question.workload, torch.device("meta"), True, "now")
         assert is_ready(question)
 
 

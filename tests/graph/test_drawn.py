@@ -7,7 +7,7 @@ import torch
 
 from tests.graph.draw import Draw, Drawn, Step, smaller, why_wrong
 from tests.graph.shaken import F64, movements
-from transconv.graph import moves
+from transconv.graph.lowerings import view_indexing
 
 SEED, COUNT = 20_000, 40  # `make check-all` draws 500
 
@@ -31,7 +31,7 @@ def _flipped() -> Drawn:
 
 def test_a_planted_mistake_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "never")
-    monkeypatch.setattr(moves, "flip", lambda shape, dims: lambda at: at)
+    monkeypatch.setattr(view_indexing, "flip", lambda shape, dims: lambda at: at)
     assert "off by" in why_wrong(_flipped())
     least = smaller(_flipped(), lambda d: bool(why_wrong(d)))
     assert [s.says for s in least.steps] == ["flip"] and str(least).endswith("return x1")

@@ -17,10 +17,12 @@ import torch.nn.functional as F
 
 import transconv
 from tests.graph.meant import by_meaning
-from transconv.functional import launches
-from transconv.graph import agreement, backend, eager_check, failing_case, region_calls, report
-from transconv.graph.pieces import Constant
-from transconv.graph.rows import ROWS, Call
+from transconv.functional.calls import compiled_launch
+from transconv.graph import backend, report
+from transconv.graph.fusion.index_ir import Constant
+from transconv.graph.lowerings.table import ROWS, Call
+from transconv.graph.regions import region_calls
+from transconv.graph.verification import agreement, eager_check, failing_case
 from transconv.runtime import FirstSizes
 from transconv.torch_ops import stats
 
@@ -64,7 +66,7 @@ def compiled(f: Callable[..., Any], **options: Any) -> Any:
 @contextmanager
 def interpreted() -> Iterator[None]:
     """Inside ``by_meaning``, launches are Triton's interpreter's all the same."""
-    with patch.object(region_calls, "launch", launches.launch):
+    with patch.object(region_calls, "launch", compiled_launch.launch):
         yield
 
 
@@ -244,7 +246,7 @@ def test_a_warm_call_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_mistake_of_a_wire(monkeypatch: pytest.MonkeyPatch, told: list[warnings.WarningMessage]) -> None:
     """What is handed out is compared, too: two results change places behind the kernels."""
-    from transconv.graph.parts import Parts
+    from transconv.graph.regions.region_runner import Parts
 
     real = Parts.compared
     monkeypatch.setattr(Parts, "compared", lambda *given: real(*given)[::-1])

@@ -12,10 +12,10 @@ import transconv
 from tests.torch_ops.test_inference import PACKED, WRITES, integers
 from transconv.backend_triton import Launcher
 from transconv.errors import TensorError
-from transconv.functional import launches
+from transconv.functional.calls import compiled_launch
 from transconv.graph import backend
 from transconv.schedule import Schedule
-from transconv.torch_ops import frozen
+from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor
 SCHEDULE = Schedule.parse(PACKED.replace("pack=a.b", "pack=b"))
@@ -39,7 +39,7 @@ class Layer(torch.nn.Conv2d):
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How often a weight was copied since it was last asked; plans copy it."""
     seen: list[str] = []
-    launch, ready = Launcher.__call__, launches.ready
+    launch, ready = Launcher.__call__, compiled_launch.ready
 
     def counted(self: Launcher, tensors: list[Any]) -> None:
         seen.append(self.function)
@@ -54,13 +54,13 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         product = any(c.b is not None for c in workload.computations)
         return ready(workload, target, SCHEDULE if product else None, *rest)
 
-    monkeypatch.setattr(launches, "ready", packed)
+    monkeypatch.setattr(compiled_launch, "ready", packed)
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # else every use of a copy makes one to compare
     monkeypatch.setattr(Launcher, "__call__", counted)
-    launches._launches.clear()
+    compiled_launch._launches.clear()
     yield found
-    launches._launches.clear()
-    frozen._weights.clear()
+    compiled_launch._launches.clear()
+    prepacked_weights._weights.clear()
 
 
 def compiled(layer: torch.nn.Module) -> Callable[[Tensor], bool]:
@@ -82,7 +82,7 @@ def test_the_weight_is_copied_once(copies: Callable[[], int], monkeypatch: pytes
         assert all(right(x) for _ in range(3)) and copies() == 0 and handle.bytes == 16 * 16 * 2 * 4
         layer.weight.mul_(2)
         assert right(x) and copies() == 2 and right(x) and copies() == 0
-        monkeypatch.setattr(frozen, "_captured", lambda weight: True)
+        monkeypatch.setattr(prepacked_weights, "_captured", lambda weight: True)
         assert right(x) and copies() == 1, "a capture copies inside"
         monkeypatch.undo()
     copies()

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 from bench import faked_launches
 from tests.graph.meant import traced
-from transconv.functional import launches
-from transconv.graph import parts, region_calls
+from transconv.functional.calls import compiled_launch
+from transconv.graph.regions import region_calls, region_runner
 
 Tensor = torch.Tensor
 SMALL, LAST = torch.bfloat16, torch.channels_last
@@ -30,12 +30,12 @@ def forward(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
 def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.Launches]:
     """The regions that are compiled."""
     found: list[region_calls.Launches] = []
-    real = parts.launches
+    real = region_runner.launches
 
     def noted(*asked: Any) -> region_calls.Launches:
         found.append(real(*asked))
         return found[-1]
-    monkeypatch.setattr(parts, "launches", noted)
+    monkeypatch.setattr(region_runner, "launches", noted)
     return found
 
 
@@ -69,7 +69,7 @@ def test_a_training_step(regions: list[region_calls.Launches], monkeypatch: pyte
                 out.backward(torch.zeros_like(out))
             finally:
                 sys.setprofile(None)
-        plans = {key[0]: found.plan for key, found in launches._launches.items()}  # type: ignore[index]
+        plans = {key[0]: found.plan for key, found in compiled_launch._launches.items()}  # type: ignore[index]
     results, shared, apart = 0, 0, 0
     for region in regions:
         spaces = [Counter(dtype for _, dtype in plans[k.asked].spaces()) for k in region.kernels]

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, results, traced
 from tests.graph.test_statistics import Block
-from transconv.functional.launches import program
-from transconv.functional.operators import by_numpy
-from transconv.graph import backend, compiled
-from transconv.graph.price import Price
+from transconv.functional.calls.compiled_launch import program
+from transconv.functional.calls.torch_operators import by_numpy
+from transconv.graph import backend
+from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.regions import region_compiler
 
 Tensor = torch.Tensor
 Seen = list[tuple[str, bool]]
@@ -24,7 +25,9 @@ Seen = list[tuple[str, bool]]
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """Of each launch the name, and whether a tensor is there twice."""
     found: Seen = []
-    monkeypatch.setattr(compiled, "why_again", lambda kernel, rates: "")  # moments leave: a map is left
+    monkeypatch.setattr(
+        region_compiler, "why_again", lambda kernel, rates: ""
+    )  # moments leave: a map is left
     monkeypatch.setattr(Price, "worked", lambda self, count: 1e3 * count)  # the norm is computed once
     start = Meant.start
 

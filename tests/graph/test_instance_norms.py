@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.graph.meant import by_meaning, compare
-from transconv.graph import backend, compiled, report
+from transconv.graph import backend, report
+from transconv.graph.regions import region_compiler
 
 Tensor = torch.Tensor
 
@@ -41,7 +42,7 @@ def test_deciding_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even if it is said of each product, each time, that its factors should be written."""
     def dear(*_: Any) -> str:
         return "is dear"
-    monkeypatch.setattr(compiled, "why_apart", dear)
+    monkeypatch.setattr(region_compiler, "why_apart", dear)
     model = nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.Conv2d(8, 8, 3))
 
     def f(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning, compare, traced
-from transconv.graph import convolution_rows
+from transconv.graph.lowerings import convolutions
 
 Tensor = torch.Tensor
 
@@ -19,12 +19,12 @@ Tensor = torch.Tensor
 def paddings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Of the convolutions that are described."""
     found: list[tuple[int, ...]] = []
-    real = convolution_rows.describe
+    real = convolutions.describe
 
     def noted(*given: Any) -> Any:
         found.append(given[4].padding)
         return real(*given)
-    monkeypatch.setattr(convolution_rows, "describe", noted)
+    monkeypatch.setattr(convolutions, "describe", noted)
     return found
 
 

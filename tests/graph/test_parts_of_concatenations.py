@@ -12,13 +12,9 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, compare
 from transconv.errors import Unsupported
-from transconv.graph import (
-    GraphReport,
-    backend,
-    placing,
-    region_calls,
-    report,
-)
+from transconv.graph import GraphReport, backend, report
+from transconv.graph.fusion import concat_views
+from transconv.graph.regions import region_calls
 from transconv.graph.reporting import TorchRow
 
 Tensor = torch.Tensor
@@ -94,7 +90,7 @@ def made(f: Callable[..., Any], x: Tensor = X) -> GraphReport:
 
 
 def placed(graph: GraphReport) -> int:
-    return sum(edge.reason == placing.IN_PLACE for edge in graph.edges)
+    return sum(edge.reason == concat_views.IN_PLACE for edge in graph.edges)
 
 
 @pytest.mark.parametrize(("f", "parts", "kernels"), CASES, ids=[f.__name__ for f, _, _ in CASES])
@@ -138,7 +134,7 @@ def test_memory_is_held_once() -> None:
 
 def test_a_mistake_in_a_place_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_TRUST", "never")  # else it is torch's
-    monkeypatch.setattr(placing, "_starts", lambda piece: [0] * len(piece.parts))
+    monkeypatch.setattr(concat_views, "_starts", lambda piece: [0] * len(piece.parts))
     with pytest.raises(AssertionError):
         made(branches)
 

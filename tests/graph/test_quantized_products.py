@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from tests.graph.meant import by_meaning
 from transconv import knobs
-from transconv.graph import backend, quantized_rows  # noqa: F401  (which defines torch's operators)
+from transconv.graph import backend  # noqa: F401  (which defines torch's operators)
+from transconv.graph.lowerings import quantization  # noqa: F401  (which defines torch's operators)
 from transconv.graph.reporting import TorchRow
 
 Tensor = torch.Tensor

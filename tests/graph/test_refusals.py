@@ -16,8 +16,8 @@ from tests.graph.meant import Meant, by_meaning, compare, traced
 from transconv.compute import Compute
 from transconv.errors import Unsupported
 from transconv.graph import KernelRow, TorchRow, backend, report
-from transconv.graph.parts import Parts, Setting
-from transconv.graph.price import Price
+from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.regions.region_runner import Parts, Setting
 from transconv.graph.symbols import Symbols
 from transconv.schedule import Word
 from transconv.schedule.words import register, unregister
@@ -75,7 +75,7 @@ def test_a_kernel_whose_first_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -
     start = Meant.start
 
     def wrong(self: Meant, tensors: Sequence[Tensor]) -> None:
-        if any("log(" in text for text in self.texts):
+        if any("log(" in group_text for group_text in self.texts):
             raise Unsupported("miscompiled", "planted")
         start(self, tensors)
     monkeypatch.setattr(Meant, "start", wrong)
@@ -156,15 +156,17 @@ def test_what_nothing_needs_is_freed_behind_its_last_reader(monkeypatch: pytest.
 @pytest.mark.parametrize("where", ["row", "text", "plan", "launch"])
 def test_a_program_does_not_stop_for_a_bug(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted where errors of ours could reach a user: torch computes what the kernel would have."""
-    from transconv.functional.launches import Launch
-    from transconv.graph import region_calls, rows, text
+    from transconv.functional.calls.compiled_launch import Launch
+    from transconv.graph.fusion import group_text
+    from transconv.graph.lowerings import table
+    from transconv.graph.regions import region_calls
 
     def planted(*_: Any, **__: Any) -> Any:
         raise KeyError("S7")
     if where == "row":
-        monkeypatch.setitem(rows.ROWS, torch.ops.aten.sin.default, planted)
+        monkeypatch.setitem(table.ROWS, torch.ops.aten.sin.default, planted)
     else:
-        owner, name = {"text": (text.Writer, "written"), "plan": (region_calls, "launch"),
+        owner, name = {"text": (group_text.Writer, "written"), "plan": (region_calls, "launch"),
                        "launch": (Launch, "start")}[where]
         monkeypatch.setattr(owner, name, planted)
     x = torch.randn(3, 5)

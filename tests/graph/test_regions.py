@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
-from transconv.graph import KernelRow, TorchRow, backend, region_calls, report
+from transconv.graph import KernelRow, TorchRow, backend, report
+from transconv.graph.regions import region_calls
 
 Tensor = torch.Tensor
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
-from transconv.functional.launches import Memory, Spaces
-from transconv.graph import parts, region_calls, running
+from transconv.functional.calls.compiled_launch import Memory, Spaces
+from transconv.graph.regions import region_calls, region_codegen, region_runner
 
 Tensor = torch.Tensor
 
@@ -84,7 +84,7 @@ def test_memory_goes_behind_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_launches_share_memory_for_workspaces() -> None:
     """They take them behind their tensors; memory is as large as any needs it, and goes with the last."""
-    big = running.SHARED // 4 + 1
+    big = region_codegen.SHARED // 4 + 1
     needs: list[Spaces] = [(((8,), torch.float32),), (), (((6,), torch.bfloat16), ((90,), torch.float32)),
                            (((big,), torch.float32), ((4,), torch.float32), ((3,), torch.float32)),
                            (((5,), torch.bfloat16),)]
@@ -102,10 +102,10 @@ def test_launches_share_memory_for_workspaces() -> None:
         alive.append(sum(r() is not None for r in made) - 2)  # those without the operand and the result
 
     pieces: list[Any] = [object() for _ in range(len(needs) + 1)]
-    lines = [running.Line(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
+    lines = [region_codegen.Line(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
                           [Memory((2,), (1,), torch.float32)], {}, [x], spaces)
              for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)]
-    run = running.written(pieces[:1], lines, [(pieces[-1], None)], empty)
+    run = region_codegen.written(pieces[:1], lines, [(pieces[-1], None)], empty)
     run([empty((2,), (1,), torch.float32)])
     f, h = torch.float32, torch.bfloat16
     assert seen == [[(f, 90)], [], [(h, 6), (f, 90)], [(f, big), (f, 4), (f, 3)], [(h, 6)]]
@@ -115,12 +115,12 @@ def test_launches_share_memory_for_workspaces() -> None:
 def test_a_graph_of_one_region_needs_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs that are results, results twice, and values that are known."""
     wired = []
-    found = parts.Parts.wired
+    found = region_runner.Parts.wired
 
-    def noted(self: parts.Parts) -> parts.Wired | None:
+    def noted(self: region_runner.Parts) -> region_runner.Wired | None:
         wired.append(found(self))
         return wired[-1]
-    monkeypatch.setattr(parts.Parts, "wired", noted)
+    monkeypatch.setattr(region_runner.Parts, "wired", noted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         z = x.exp() + y

@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from tests.graph.meant import by_meaning, near, results, traced
 from transconv.graph import backend, decompositions, report
-from transconv.graph.pieces import TYPES
+from transconv.graph.fusion.index_ir import TYPES
 
 Tensor = torch.Tensor
 

@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.graph.meant import traced
 from transconv.conv import ConvProblem, Prop, Surrounded, compiler
 from transconv.graph import decompositions
-from transconv.graph.compiled import Kernel, launches
-from transconv.graph.partition import regions
-from transconv.graph.price import Price
+from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.regions.partition import regions
+from transconv.graph.regions.region_compiler import Kernel, launches
 from transconv.runtime import Plan, ready
 from transconv.selection import shortlist
 from transconv.target import TARGETS

@@ -11,16 +11,18 @@ import torch
 
 from tests.outside import F8
 from transconv import ir
-from transconv.backend_triton import emit_tl
-from transconv.backend_triton.offline import Job, Resources, compile_offline
+from transconv.backend_triton.emitters import triton
+from transconv.backend_triton.offline.compilation import Job, Resources, compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
-from transconv.conv.element_types import results
+from transconv.conv.problem.element_types import results
 from transconv.errors import ProblemError
 from transconv.ir import DTYPES, DType, multiplied, type_named
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.torch_ops import execute, quantity_checks
-from transconv.verify import data, driver_job
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.quantized import qparam_checks
+from transconv.verify import data
+from transconv.verify.benchdnn import job
 
 FLOATS = multiplied("float")
 
@@ -71,12 +73,12 @@ def test_what_a_tensor_holds_is_no_address_until_it_is_cast() -> None:
 
 
 def test_narrow_leaves_numbers_as_wide_as_they_are() -> None:
-    from transconv.passes.narrow import narrow
+    from transconv.passes.scalar.index_width import narrow
 
     held = ir.Var("held", ir.i32)
     made = gathered(ir.Cast(held * 2, ir.index) * 8)  # nothing is known of it: 64 bits
     assert "index64(held*2)*8" in ir.readable(narrow(made))
-    assert "(held * 2).to(tl.int64) * 8" in emit_tl.emit(narrow(made))
+    assert "(held * 2).to(tl.int64) * 8" in triton.emit(narrow(made))
 
 
 # -- a row from outside -----------------------------------------------------------------------------
@@ -111,8 +113,8 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
     that has no such row. Torch's convolutions take no 8-bit floats, so the calls in their place refuse
     them."""
     element = data.torch_dtype(short)
-    assert quantity_checks.OPERANDS[element] is short and execute.RESULTS[element] is short
-    assert short.name in driver_job.DTYPES and element not in execute.DTYPES
+    assert qparam_checks.OPERANDS[element] is short and lower_call.RESULTS[element] is short
+    assert short.name in job.DTYPES and element not in lower_call.DTYPES
     source = "\n".join(["import triton", "import triton.language as tl", "", "", "@triton.jit",
                         "def moved(x, y):",
                         "    at = tl.arange(0, 128)", "    tl.store(y + at, tl.load(x + at))", ""])
@@ -123,8 +125,8 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
 
 
 def test_what_is_gone_is_seen_by_nobody() -> None:
-    assert torch.float8_e5m2fnuz not in quantity_checks.OPERANDS and F8.name not in driver_job.DTYPES
-    assert {t.name for t in execute.DTYPES.values()} < {*driver_job.DTYPES}
+    assert torch.float8_e5m2fnuz not in qparam_checks.OPERANDS and F8.name not in job.DTYPES
+    assert {t.name for t in lower_call.DTYPES.values()} < {*job.DTYPES}
 
 
 def test_rounding_to_a_type_from_outside(short: DType) -> None:

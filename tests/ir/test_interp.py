@@ -13,9 +13,9 @@ from hypothesis import strategies as draw
 
 from transconv import ir
 from transconv.ir import bf16, f16, f32, f64, i8, i32, index
-from transconv.ir.calls import CALLS
+from transconv.ir.functions.calls import CALLS
+from transconv.ir.functions.rounding import rounded
 from transconv.ir.interp.evaluate import contract
-from transconv.ir.rounding import rounded
 
 I, J, K, P = (ir.Var(n) for n in ("i", "j", "k", "pid"))  # noqa: E741
 ACC = ir.Var("acc", f32)

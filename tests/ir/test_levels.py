@@ -10,7 +10,7 @@ import pytest
 from transconv import ir
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.ir import LEVELS, f32, verify
-from transconv.ir.verify import RULES
+from transconv.ir.rules.verifier import RULES
 from transconv.passes import levels, lower, passes, stages
 from transconv.target import TARGETS
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from transconv import ir
-from transconv.backend_triton.emit_tl import TlEmitter
-from transconv.passes.final import final
-from transconv.passes.hoist import hoist
-from transconv.passes.narrow import narrow
-from transconv.passes.simplification import simplify_kernel
-from transconv.passes.unroll import unroll
+from transconv.backend_triton.emitters.triton import TlEmitter
+from transconv.passes.lowering.legalization import final
+from transconv.passes.scalar.hoist import hoist
+from transconv.passes.scalar.index_width import narrow
+from transconv.passes.scalar.simplification import simplify_kernel
+from transconv.passes.scalar.unroll import unroll
 
 I, N = ir.Var("i"), ir.Var("n")  # noqa: E741
 T = ir.Tensor("t", ("n", "i"), (3, 8), ir.Layout.dense(ir.f32, (3, 8)))

@@ -16,7 +16,7 @@ from tests.test_explicit import ROLE
 from transconv import ir
 from transconv.compute import Compute
 from transconv.conv import Epilogue, compiler, computes
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import KernelError
 from transconv.ir.reader import parse_kernel
 from transconv.passes import lower

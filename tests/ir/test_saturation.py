@@ -9,7 +9,7 @@ import pytest
 
 from transconv import ir
 from transconv.ir import Const, DType, f16, f32, f64, i8, i32, i64, u8
-from transconv.ir.saturation import saturated
+from transconv.ir.functions.saturation import saturated
 
 FLOATS, WHOLE = (f16, f32, f64), (i8, u8, i32)
 

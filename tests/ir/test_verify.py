@@ -8,8 +8,8 @@ import pytest
 
 from transconv import ir
 from transconv.ir import f32, verify
-from transconv.ir.sites import Site, statements
-from transconv.ir.verify import OF_STATEMENTS, RULES, Rule
+from transconv.ir.rules.sites import Site, statements
+from transconv.ir.rules.verifier import OF_STATEMENTS, RULES, Rule
 
 I, J, K = (ir.Var(n) for n in ("i", "j", "k"))  # noqa: E741
 ACC, X = ir.Var("acc", f32), ir.Var("x", f32)

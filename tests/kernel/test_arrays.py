@@ -15,7 +15,7 @@ from tests.kernel.test_engines import interpreted
 from transconv.errors import KernelError
 from transconv.ir import convert
 from transconv.kernel import Constant, Group, kernel
-from transconv.kernel.values import dtype_of
+from transconv.kernel.tiles.values import dtype_of
 
 
 @kernel
@@ -87,7 +87,7 @@ def test_a_kernel_for_each_value_of_a_constant(monkeypatch: pytest.MonkeyPatch) 
         i, = group.work_offset()
         group.store(Y[i:], group.load(X[i:], shape=group.shape) * n)
 
-    from transconv.kernel.arguments import tensors_of
+    from transconv.kernel.launch.arguments import tensors_of
     from transconv.target import TARGETS
 
     found = []

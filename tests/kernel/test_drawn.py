@@ -22,9 +22,9 @@ from transconv.kernel_trials import KERNELS, KernelTrial
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.run import loaded, work
 from transconv.target import Target
-from transconv.verify.fuzz import kind_of, repeated
-from transconv.verify.fuzz_worker import without_kernels
-from transconv.verify.shrink import shrink
+from transconv.verify.fuzz.main_loop import kind_of, repeated
+from transconv.verify.fuzz.shrinker import shrink
+from transconv.verify.fuzz.worker import without_kernels
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -20,8 +20,8 @@ from transconv.ir import (
     substitute,
     value_at,
 )
-from transconv.kernel.masks import at_first, either, joined, mentions, proved, whole
-from transconv.kernel.values import is_leaf
+from transconv.kernel.tiles.masks import at_first, either, joined, mentions, proved, whole
+from transconv.kernel.tiles.values import is_leaf
 from transconv.simplify import Facts
 from transconv.simplify.interval import Range
 

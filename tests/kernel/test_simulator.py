@@ -14,9 +14,10 @@ import torch
 from tests.kernel import control_cases, function_cases, item_cases
 from tests.kernel.cases import CASES, Case
 from tests.kernel.test_engines import check, copies
-from transconv.kernel import Group, KernelError, group_scope, kernel
-from transconv.kernel.simulator import simulate
-from transconv.kernel.simulator_group import SimulatedGroup
+from transconv.kernel import Group, KernelError, kernel
+from transconv.kernel.frontend import group_scope
+from transconv.kernel.simulator.execution import simulate
+from transconv.kernel.simulator.group import SimulatedGroup
 
 
 @pytest.mark.parametrize("case", (*CASES, *item_cases.CASES, *function_cases.CASES,

@@ -15,9 +15,9 @@ from tests.kernel.wrong_launches import declared
 from transconv.errors import KernelError
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Constant, Group, KernelFunction, kernel
-from transconv.kernel.launching import launcher_of
-from transconv.kernel.quick import _spelled, signature
-from transconv.kernel.sizing import Number, sizing, unit_of
+from transconv.kernel.launch.launch_cache import _spelled, signature
+from transconv.kernel.launch.launcher import launcher_of
+from transconv.kernel.launch.size_arguments import Number, sizing, unit_of
 
 GOLDEN = Path(__file__).with_name("wrong_launches.txt")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -13,9 +13,10 @@ from tests.kernel.wrong_launches import declared
 from transconv.__main__ import main
 from transconv.backend_triton import Miscompiled, SizedLauncher
 from transconv.errors import KernelError
-from transconv.kernel import Group, KernelFunction, kernel, tuned, tuning
-from transconv.kernel.tuned import Found, Words
-from transconv.kernel.tuning import search
+from transconv.kernel import Group, KernelFunction, kernel
+from transconv.kernel.launch import tuned_choices, tuning
+from transconv.kernel.launch.tuned_choices import Found, Words
+from transconv.kernel.launch.tuning import search
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/scaled_rows.py")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -87,8 +88,8 @@ def test_what_is_found_is_kept_for_calls_of_this_kind() -> None:
     {"warps": 4, "stages": 2, "numbers": {"COLS": 8}, "us": 1, "before_us": 1, "tried": 1},
     {"warps": [4], "stages": 2, "numbers": None, "us": "x", "before_us": 1, "tried": 1}])
 def test_records_that_say_what_is_not_offered_are_ignored(content: dict[str, Any]) -> None:
-    tuned.DRAWER.put("name", content)
-    assert tuned.recorded("name", declared.tunables) is None
+    tuned_choices.DRAWER.put("name", content)
+    assert tuned_choices.recorded("name", declared.tunables) is None
 
 
 def test_the_verb_tunes_and_sets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from tests.kernel.cases import product, softmax
 from transconv.__main__ import main
 from transconv.errors import KernelError
 from transconv.kernel import Group
-from transconv.kernel.arguments import tensors_of
+from transconv.kernel.launch.arguments import tensors_of
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/softmax_kernel.py")
 CALL = ("--group", "64", "--shape", "1", "--args", "f32[64,1000]", "f32[64,1000]", "--target", "sm_90")

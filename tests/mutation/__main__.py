@@ -34,8 +34,17 @@ from tests.mutation.operators import WEIGHTS, Mutant, Source
 from tests.mutation.trials import Trials
 
 # Files where a wrong line is a wrong number: they are drawn so many times as often as their length says.
-OFTEN = ("graph/in_place.py", "kernel/masks.py", "runtime/sized.py", "graph/casts.py", "passes/narrow.py",
-         "simplify/facts.py", "verify/data.py", "passes/stream.py", "compute/extrema.py")
+OFTEN = (
+    "graph/fusion/inplace_maps.py",
+    "kernel/tiles/masks.py",
+    "runtime/size_arguments.py",
+    "graph/lowerings/casts.py",
+    "passes/scalar/index_width.py",
+    "simplify/facts.py",
+    "verify/data.py",
+    "passes/lowering/stream_k.py",
+    "compute/extrema.py",
+)
 TIMES = 5
 RESULTS = Path(os.environ.get("MUTATION_RESULTS", ROOT / "bench" / "results" / "mutation.csv"))
 COLUMNS = ("commit", "file", "line", "operator", "before", "after", "verdict", "test", "tests", "seconds",

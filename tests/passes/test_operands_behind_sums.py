@@ -13,15 +13,16 @@ import torch
 
 from tests.stages import SM90
 from transconv import ir
-from transconv.backend_triton import descriptors, emit_gluon
+from transconv.backend_triton.emitters import gluon
+from transconv.backend_triton.launch import descriptors
 from transconv.compute import Compute, Read, Write, parse
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.cost import estimate
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import InterpError, Memory
 from transconv.passes import pipeline
-from transconv.passes.joined import together
+from transconv.passes.lowering.launch_fusion import together
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, told_behind, why_not
 from transconv.verify.computation import Case, after_every_pass
@@ -90,7 +91,7 @@ def test_truth_values_are_moved_as_bytes() -> None:
     made = kernel(*CASES["truth values"])
     ((gate, extents),) = {(f.tensor, f.piece.buffer.extents) for f in ir.find(made, ir.Fetch)
                           if f.tensor.name == "G"}
-    assert ".load(sums) != 0" in emit_gluon.emit(made)
+    assert ".load(sums) != 0" in gluon.emit(made)
     for describe in (descriptors.describe_explicit, descriptors.describe):
         made_of = torch.empty(3 * 9 * 9 * 48, dtype=torch.bool, device="meta")
         assert describe(made_of, gate, extents).base.dtype is torch.uint8

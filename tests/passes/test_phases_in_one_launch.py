@@ -14,11 +14,11 @@ from transconv import ir
 from transconv.__main__ import main
 from transconv.backend_triton import SizedLauncher
 from transconv.conv import Compiled, ConvWorkload, Epilogue, compiler, marked
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.cost import AtSizes
-from transconv.ir.verify import verify
+from transconv.ir.rules.verifier import verify
+from transconv.runtime import check_records
 from transconv.runtime import compiler as runtime_compiler
-from transconv.runtime import verdicts
 from transconv.schedule.schedule import Schedule
 from transconv.verify.machine import executable
 
@@ -187,12 +187,12 @@ def test_phases_whose_own_schedules_differ_take_one_that_is_as_fast_for_all() ->
 def test_phases_are_launched_one_by_one_where_together_is_wrong() -> None:
     text, schedule = CASES[0]
     (step,) = compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule)).steps
-    verdicts.record(step.digest, verdicts.WRONG)
+    check_records.record(step.digest, check_records.WRONG)
     try:
         plan = compiler.build(problem(text), BWD_D, SM90, Schedule.parse(schedule))
         assert len(plan.steps) == 4 and plan.rejected == 1
     finally:
-        verdicts.forget()
+        check_records.forget()
 
 
 @pytest.mark.every(2)

@@ -8,8 +8,8 @@ import pytest
 from transconv import ir
 from transconv.ir import Var, f32
 from transconv.ir.interp.kernel import run
-from transconv.ir.verify import verify
-from transconv.passes.reuse import reuse
+from transconv.ir.rules.verifier import verify
+from transconv.passes.scalar.load_elimination import reuse
 
 src, dst = (ir.Tensor(name, ("n",), (16,), ir.Layout.dense(f32, (16,))) for name in ("src", "dst"))
 first, second, program, i, j, k = map(Var, ("first", "second", "program", "i", "j", "k"))

@@ -8,9 +8,9 @@ from tests.stages import SM90, launches_of, wrong_stages
 from transconv import ir
 from transconv.conv import Epilogue
 from transconv.conv.compiler import plan_steps
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import FALSE, Var, f32
-from transconv.passes.dead import drop_dead_sums
+from transconv.passes.scalar.dead_code import drop_dead_sums
 from transconv.schedule.schedule import Schedule
 
 # Stride phases whose taps lie beyond the filter: kw is never 0.

@@ -26,7 +26,7 @@ from transconv.ir import (
     index64,
     walk,
 )
-from transconv.passes.narrow import narrow
+from transconv.passes.scalar.index_width import narrow
 
 OUT = ir.Tensor("out", ("x",), (64,), ir.Layout.dense(ir.f32, (64,)))
 TABLE = ir.Tensor("table", ("x",), (64,), ir.Layout.dense(ir.f32, (64,)))

@@ -12,8 +12,8 @@ import numpy as np
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.passes import lower
-from transconv.report import grid, plane_picture, timeline
-from transconv.report.planes import FILLED, FIRST, LATER, Plane, plane_of
+from transconv.report.pictures import grid, plane_picture, timeline
+from transconv.report.pictures.planes import FILLED, FIRST, LATER, Plane, plane_of
 from transconv.report.tiles import first_tile
 from transconv.schedule import Schedule, Scheduled
 from transconv.target import TARGETS

@@ -11,8 +11,9 @@ import pytest
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.schedule import Schedule, chain
-from transconv.selection import heuristics, store
-from transconv.selection.chains import LONGEST, fewest_parts, too_long
+from transconv.selection.proposals import heuristics
+from transconv.selection.proposals.accumulation_chains import LONGEST, fewest_parts, too_long
+from transconv.selection.tuning_db import store
 from transconv.target import TARGETS
 
 SM90 = TARGETS["sm_90"]

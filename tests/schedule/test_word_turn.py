@@ -11,7 +11,7 @@ from transconv.compute import Compute, parse
 from transconv.cost import estimate
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS, Target
 from transconv.verify import any_size
 from transconv.verify.computation import Case

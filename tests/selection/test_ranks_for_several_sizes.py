@@ -11,8 +11,9 @@ from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.cost import AtSizes, estimate
 from transconv.ir import values_of
 from transconv.schedule import Schedule
-from transconv.selection import choice, heuristics
-from transconv.selection.several import COUNT, REACH, around, at_several, lasts
+from transconv.selection import choice
+from transconv.selection.multi_size_ranking import COUNT, REACH, around, at_several, lasts
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
 
 SM90 = Target.parse("sm_90")

@@ -38,7 +38,7 @@ def test_a_first_step_whose_plans_are_on_the_disk_needs_no_sympy(tmp_path: Path)
 def test_a_process_that_compiles_imports_it_before_its_first_task(tmp_path: Path) -> None:
     code = """if True:
         import sys
-        from transconv.runtime.readiness_child import answer
+        from transconv.runtime.compilation.compile_child import answer
         assert "sympy" not in sys.modules
         answer({"start": True})
         print("sympy.polys.rings" in sys.modules)

@@ -11,7 +11,8 @@ import torch
 
 import transconv
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.torch_ops import routes, stats
+from transconv.torch_ops import stats
+from transconv.torch_ops.calls import route_cache
 
 torch.set_num_threads(1)  # tiny problems: threads would only wait for each other
 
@@ -34,5 +35,5 @@ def fresh() -> Iterator[None]:
     yield
     transconv.config.fallback = "silent"
     transconv.config.cpu = "fallback"
-    routes.forget()
+    route_cache.forget()
     torch._dynamo.reset()

@@ -15,8 +15,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 import transconv
 from transconv.backend_triton import SizedLauncher
 from transconv.conv import registry
-from transconv.runtime import trust, verdicts
-from transconv.torch_ops import any_size, execute
+from transconv.runtime import check_records, first_run_check
+from transconv.torch_ops.calls import dynamic_sizes, lower_call
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +163,7 @@ def test_one_graph_for_twenty_sizes(nothing_new: Any) -> None:
         assert torch.equal(torch.autograd.grad(made, x, grad)[0], torch.autograd.grad(want, x, grad)[0])
     assert graphs.frame_count == 1
     assert counts() == ({"fwd any size": 20, "bwd_d any size": 20}, {})
-    kernels = [len(r.kernels) for r in any_size._layers.values() if not isinstance(r, str)]
+    kernels = [len(r.kernels) for r in dynamic_sizes._layers.values() if not isinstance(r, str)]
     assert len(kernels) == 2 and max(kernels) <= registry.MOST_KERNELS
 
 
@@ -203,7 +203,7 @@ def test_a_capture_takes_a_kernel_that_has_run(monkeypatch: pytest.MonkeyPatch) 
     transconv.config.fallback = "silent"
     w = whole(16, 8, 3, 3)
     transconv.conv2d(whole(1, 8, 5, 5), w)
-    monkeypatch.setattr(execute, "capturing", lambda device: True)
+    monkeypatch.setattr(lower_call, "capturing", lambda device: True)
     for loaded in (False, True):
         monkeypatch.setattr(SizedLauncher, "is_loaded", lambda *_, loaded=loaded: loaded)
         x = whole(1, 8, 6, 9)
@@ -216,8 +216,8 @@ def test_a_wrong_kernel_for_any_size_gives_way_to_an_exact_one(monkeypatch: pyte
     """Planted: kernels that store nothing. The first result of each is checked, whatever its size."""
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
-    monkeypatch.setattr(trust, "MOST_REJECTED", 1)
-    verdicts.forget()
+    monkeypatch.setattr(first_run_check, "MOST_REJECTED", 1)
+    check_records.forget()
     x, w = whole(1, 8, 5, 5), whole(16, 8, 1, 1)
     transconv.conv2d(x, w)
     assert counts() == ({"fwd any size": 1}, {})
@@ -225,4 +225,4 @@ def test_a_wrong_kernel_for_any_size_gives_way_to_an_exact_one(monkeypatch: pyte
     y, v = whole(1, 4, 5, 5), whole(16, 4, 1, 1)
     assert torch.equal(transconv.conv2d(y, v), torch.conv2d(y, v))
     assert counts() == ({"fwd": 1}, {})
-    verdicts.forget()
+    check_records.forget()

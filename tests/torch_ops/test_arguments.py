@@ -14,8 +14,9 @@ import torch.nn.functional as F
 import transconv
 import transconv.errors
 from tests.torch_ops import samples as s
-from transconv.torch_ops import arguments, execute, functional, requests, shapes
-from transconv.torch_ops.decide import make_forward
+from transconv.torch_ops import arguments, functional, shapes
+from transconv.torch_ops.calls import call_attributes, lower_call
+from transconv.torch_ops.calls.select_impl import make_forward
 
 Call = Callable[..., torch.Tensor]
 
@@ -301,10 +302,10 @@ def test_torch_judges_empty_transposed_results() -> None:
         lambda: F.conv_transpose2d(x, w, padding=1))
     p = arguments.resolve(x.shape, w.shape, None, (1,), (1,), (1,), True, (0,), 1)
     assert shapes.output_shape(x.shape, w.shape, p) == (1, 2, 0, 0)
-    made = make_forward(p, x, w, None, execute.flags(x.dtype), True, "now")
+    made = make_forward(p, x, w, None, lower_call.flags(x.dtype), True, "now")
     assert made.reason == "device:cpu" and made.compiled is None
     transconv.config.cpu = "interpret"
-    assert make_forward(p, x, w, None, execute.flags(x.dtype), True, "now").reason == "shape:empty"
+    assert make_forward(p, x, w, None, lower_call.flags(x.dtype), True, "now").reason == "shape:empty"
 
 
 @pytest.mark.parametrize("place", range(3))
@@ -316,9 +317,9 @@ def test_strided_nested_tensors_are_torchs(place: int, name: str) -> None:
 
 
 def test_the_table_of_requests_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "LIMIT", 8)
+    monkeypatch.setattr(call_attributes, "LIMIT", 8)
     for n in range(1, 40):
         transconv.conv2d(X, W, padding=n)
-    assert len(requests._requests) <= 8
-    one = requests.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
-    assert one is requests.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    assert len(call_attributes._requests) <= 8
+    one = call_attributes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    assert one is call_attributes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional, quantized
-from transconv.torch_ops import known_layers, sized_entries, warm
+from transconv.torch_ops.calls import call_cache, dynamic_guards, shape_cache
 
 X1, X2, X3 = (torch.randn(2, 4, *[8] * n) for n in (1, 2, 3))
 WEIGHTS = [torch.randn(4, 4, *[3] * n) for n in (1, 2, 3)]
@@ -88,10 +88,10 @@ def test_a_list_that_changes_is_read_at_every_call(name: str) -> None:
     ours, theirs, before, after = CASES[name]
     transconv.config.cpu = "fallback"
     given = [*before]
-    for _ in range(warm.PATIENCE + 3):
+    for _ in range(call_cache.PATIENCE + 3):
         torch.testing.assert_close(ours(given), theirs(given))
     given[:] = after
-    for _ in range(warm.PATIENCE + 3):
+    for _ in range(call_cache.PATIENCE + 3):
         torch.testing.assert_close(ours(given), theirs(given))
     given[:] = before
     torch.testing.assert_close(ours(given), theirs(given))
@@ -107,7 +107,7 @@ def test_numbers_of_a_module_are_its_own(kind: Any) -> None:
     transconv.config.cpu = "fallback"
     padding = [0, 0]
     made = kind(4, 4, 3, padding=padding)
-    want = [made(X2) for _ in range(warm.PATIENCE + 3)][-1]
+    want = [made(X2) for _ in range(call_cache.PATIENCE + 3)][-1]
     plain = getattr(torch.nn, kind.__name__)(4, 4, 3, padding=padding)
     plain.load_state_dict(made.state_dict())
     padding[:] = [1, 1]
@@ -131,7 +131,7 @@ def test_quantised_calls_of_any_number_of_quantities(name: str, words: dict[str,
     scale = float(words.get("input_scale", 1.0)) * float(words.get("weight_scale", torch.ones(1))[0])
     want = getattr(F, name)(x.double(), w.double()).float() * scale
     transconv.stats(reset=True)
-    for _ in range(warm.PATIENCE + (3 if n < 3 else 1)):
+    for _ in range(call_cache.PATIENCE + (3 if n < 3 else 1)):
         torch.testing.assert_close(getattr(quantized, name)(x, w, **words).float(), want)
     assert bool(transconv.stats().fallback) is (cpu == "fallback")
 
@@ -140,12 +140,12 @@ def test_quantised_calls_of_any_number_of_quantities(name: str, words: dict[str,
 def test_entries_of_any_size_keep_no_list(padding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compare numbers by identity, so they are made for those alone that cannot change."""
     made: list[Any] = []
-    monkeypatch.setattr(warm, "due", lambda *_: 1)
-    monkeypatch.setattr(warm, "begin", lambda *given: made.append(given))
-    monkeypatch.setattr(known_layers, "find", lambda _: known_layers)
-    monkeypatch.setattr(sized_entries, "_entry", lambda *given: given)
-    monkeypatch.setattr(sized_entries, "only_on", lambda *_: None)
+    monkeypatch.setattr(call_cache, "due", lambda *_: 1)
+    monkeypatch.setattr(call_cache, "begin", lambda *given: made.append(given))
+    monkeypatch.setattr(shape_cache, "find", lambda _: shape_cache)
+    monkeypatch.setattr(dynamic_guards, "_entry", lambda *given: given)
+    monkeypatch.setattr(dynamic_guards, "only_on", lambda *_: None)
     x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
-    sized_entries.note(None, (x, w, None), (x, w, None), (1, padding, 0, 1, 1), None, None, None,  # type: ignore[arg-type]
+    dynamic_guards.note(None, (x, w, None), (x, w, None), (1, padding, 0, 1, 1), None, None, None,  # type: ignore[arg-type]
                        True, None)
     assert bool(made) is isinstance(padding, tuple)

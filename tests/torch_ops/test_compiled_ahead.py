@@ -18,14 +18,16 @@ from torch import nn
 
 import transconv
 from tests.test_ready import Processes
-from transconv.backend_triton import compilers
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.offline import worker_pool
 from transconv.conv import compiler
 from transconv.runtime import compiler as plans
-from transconv.runtime import kept, readiness, readiness_child
-from transconv.torch_ops import ahead, execute, following
+from transconv.runtime import plan_cache
+from transconv.runtime.compilation import async_compile, compile_child
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.precompile import precompile_backward, speculative_compile
 
-counted = importlib.import_module("transconv.runtime.processors")
+counted = importlib.import_module("transconv.runtime.compilation.processor_count")
 X, W = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
 
 
@@ -36,22 +38,22 @@ def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proce
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    monkeypatch.setattr(readiness, "compiles", lambda target: True)
-    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
-    monkeypatch.setattr(readiness, "Compilers", lambda *_: made)
+    monkeypatch.setattr(async_compile, "compiles", lambda target: True)
+    monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
+    monkeypatch.setattr(async_compile, "Compilers", lambda *_: made)
     monkeypatch.setattr(counted, "cores", lambda: 8)
-    monkeypatch.setattr(readiness, "LOOK_S", 0.01)
+    monkeypatch.setattr(async_compile, "LOOK_S", 0.01)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: False)
     monkeypatch.setattr(Launcher, "compile", lambda *_: None)
-    monkeypatch.setattr(readiness_child, "pretend", lambda *_: None)
+    monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
     compiler.forget()
-    readiness.forget()
+    async_compile.forget()
     transconv.config.cpu = "interpret"
     transconv.stats(reset=True)
     yield made
     transconv.config.sizes = "exact"
     transconv.config.compile = "now"
-    readiness.forget()
+    async_compile.forget()
     compiler.forget()
 
 
@@ -133,7 +135,7 @@ def test_the_backward_pass_waits_and_compiles_nothing_again(
     waiting = threading.Thread(target=backward)
     waiting.start()
     assert not ended.wait(0.2)
-    answers = [readiness_child.answer(job) for job, _ in jobs]  # leaves the plans on disk
+    answers = [compile_child.answer(job) for job, _ in jobs]  # leaves the plans on disk
     plans._plans.clear()
     monkeypatch.setattr(plans, "build", None)
     for (_, done), answer in zip(jobs, answers, strict=True):
@@ -146,7 +148,7 @@ def test_the_backward_pass_waits_and_compiles_nothing_again(
 def test_what_no_process_has_begun_is_compiled_here(processes: Processes) -> None:
     x, w = leaves()
     right(transconv.conv2d(x, w), x, w)
-    assert not readiness._asked
+    assert not async_compile._asked
     processes.answer(reason="too late")
     assert transconv.stats(reset=True).native == {"fwd": 1, "bwd_d": 1, "bwd_w": 1}
 
@@ -154,7 +156,7 @@ def test_what_no_process_has_begun_is_compiled_here(processes: Processes) -> Non
 @pytest.mark.parametrize("end", [
     lambda processes: processes.answer(reason="ptxas died"),
     lambda processes: processes.answer(reason="the compiler's process died (signal 9)", died=True),
-    lambda processes: readiness.close()], ids=["failed", "killed", "closed"])
+    lambda processes: async_compile.close()], ids=["failed", "killed", "closed"])
 def test_without_an_answer_the_kernel_is_compiled_here(processes: Processes,
                                                        end: Callable[[Processes], None]) -> None:
     processes.begun = True
@@ -165,7 +167,7 @@ def test_without_an_answer_the_kernel_is_compiled_here(processes: Processes,
     right(y, x, w)
     timer.join()
     assert transconv.stats(reset=True).native == {"fwd": 1, "bwd_d": 1, "bwd_w": 1}
-    assert not readiness._asked, "a failure is forgotten"
+    assert not async_compile._asked, "a failure is forgotten"
 
 
 def test_a_kernel_that_a_process_found_wrong_is_not_used(processes: Processes) -> None:
@@ -173,8 +175,8 @@ def test_a_kernel_that_a_process_found_wrong_is_not_used(processes: Processes) -
     x, w = leaves()
     y = transconv.conv2d(x, w)
     (job, done), *others = processes.jobs
-    first = readiness_child.answer(job)
-    question = next(q for q in readiness._asked if q.workload.direction == job["direction"])
+    first = compile_child.answer(job)
+    question = next(q for q in async_compile._asked if q.workload.direction == job["direction"])
     step = plans.plan(question.workload, question.target, None, False, plans.Plan).steps[0]
     done(first | {"wrong": [{"kernel": step.digest, "function": "f", "schedule": str(step.schedule),
                              "reason": "spilt", "keep": False}]})
@@ -211,12 +213,12 @@ def _set(name: str, value: str) -> Callable[[Any], Any]:
 STATES: dict[str, Callable[[Any], Any]] = {
     "never": _mode("never"), "no_grad": lambda m: torch.no_grad(),
     "inference_mode": lambda m: torch.inference_mode(),
-    "capture": _patched(execute, "capturing", lambda device: True),
+    "capture": _patched(lower_call, "capturing", lambda device: True),
     "two cores": _patched(counted, "cores", lambda: 2),
-    "no folder": _patched(kept.DRAWER.__class__, "path", lambda self, name: None),
+    "no folder": _patched(plan_cache.DRAWER.__class__, "path", lambda self, name: None),
     "verify": _set("TRANSCONV_VERIFY", "1"), "a schedule": _set("TRANSCONV_SCHEDULE", "oc:16"),
     "eight processes": _set("LOCAL_WORLD_SIZE", "8"),
-    "interpreter": _patched(readiness, "compiles", lambda target: False),
+    "interpreter": _patched(async_compile, "compiles", lambda target: False),
 }
 
 
@@ -234,7 +236,7 @@ def test_what_is_on_disk_is_not_handed_over(processes: Processes, monkeypatch: p
     x, w = leaves()
     right(transconv.conv2d(x, w), x, w)
     processes.jobs.clear()
-    transconv.torch_ops.routes.forget()
+    transconv.torch_ops.calls.route_cache.forget()
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: True)
     transconv.conv2d(x, w)
     assert not processes.jobs
@@ -253,9 +255,9 @@ def test_tensors_on_the_cpu_are_torchs(processes: Processes) -> None:
 
 
 def test_kernels_of_any_size_are_left_alone(processes: Processes) -> None:
-    assert ahead.processes(*leaves(), "now") == 7
+    assert precompile_backward.processes(*leaves(), "now") == 7
     transconv.config.sizes = "any"
-    assert ahead.processes(*leaves(), "now") == 0
+    assert precompile_backward.processes(*leaves(), "now") == 0
 
 
 @pytest.mark.parametrize("text, cores", [("200000 100000", 2), ("50000 100000", 1), ("max 100000", None),
@@ -271,13 +273,13 @@ def test_a_containers_share_of_time_counts(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_explaining_takes_nothing_back(processes: Processes) -> None:
     x, w = leaves()
     transconv.conv2d(x, w)
-    assert transconv.explain(x, w).native and len(readiness._asked) == 2
+    assert transconv.explain(x, w).native and len(async_compile._asked) == 2
 
 
 def test_processes_start_with_the_conversion_where_nothing_is_on_disk(
         processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     def starts(model: nn.Module) -> bool:
-        readiness.forget()
+        async_compile.forget()
         processes.there = False
         transconv.convert_(model)
         return processes.there
@@ -287,7 +289,7 @@ def test_processes_start_with_the_conversion_where_nothing_is_on_disk(
     assert not starts(nn.Sequential(nn.Conv2d(4, 4, 3)).eval()), "it does not train"
     assert not starts(nn.Sequential(nn.Conv2d(4, 4, 3)).requires_grad_(False))
     with monkeypatch.context() as m:
-        m.setattr(readiness, "compiles", lambda target: False)
+        m.setattr(async_compile, "compiles", lambda target: False)
         assert not starts(model)
     model(X)
     assert not starts(model), "a plan is on disk"
@@ -330,7 +332,9 @@ def test_the_first_layer_hands_over_those_behind_it(processes: Processes) -> Non
         "then the last layer's")
     assert len(seen) == len({n for n, _ in seen}) == len(list(model.modules())), "each ran once"
     assert model[3].norm.num_batches_tracked == 1
-    assert [q for q in readiness._asked if q.workload.direction == "fwd"] == [], "the calls took them back"
+    assert [q for q in async_compile._asked if q.workload.direction == "fwd"] == [], (
+        "the calls took them back"
+    )
 
 
 def test_the_memory_order_is_guessed_too(processes: Processes) -> None:
@@ -373,7 +377,7 @@ def test_a_wrong_guess_is_taken_back(processes: Processes) -> None:
     x = torch.randn(1, 4, 64, 64)
     y = model(x)
     assert forwards(processes) == ["mb1ic4ih64oc4oh64kh3ph1", "mb1ic4ih32oc4oh32kh3ph1"], "two guesses"
-    assert [q for q in readiness._asked if q.workload.direction == "fwd"] == []
+    assert [q for q in async_compile._asked if q.workload.direction == "fwd"] == []
     torch.testing.assert_close(y, transconv.revert_(model) and model(x), rtol=1e-3, atol=1e-3)
 
 
@@ -384,20 +388,20 @@ def test_only_the_first_pass_is_guessed(processes: Processes) -> None:
     count = len(forwards(processes))
     model(torch.randn(1, 3, 10, 10))
     assert count == 1 == len(forwards(processes))
-    (noted,) = [n for n in following._networks if n.model() is model]
+    (noted,) = [n for n in speculative_compile._networks if n.model() is model]
     assert not noted.leaves
     del model
     transconv.convert_(nn.Conv2d(3, 4, 3))
-    assert noted not in following._networks
+    assert noted not in speculative_compile._networks
 
 
 def test_where_no_process_starts_the_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> None:
         raise PermissionError("no more processes")
 
-    monkeypatch.setattr(compilers.Child, "ask", refused)
+    monkeypatch.setattr(worker_pool.Child, "ask", refused)
     answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    pool = compilers.Compilers("m", {}, 1, {"n": 0})
+    pool = worker_pool.Compilers("m", {}, 1, {"n": 0})
     pool.submit({"n": 1}, answers.put)
     answer = answers.get(timeout=30)
     assert answer["died"] and "no more processes" in answer["reason"]
@@ -423,8 +427,8 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
         def close(self) -> None: ...
         kill = close
 
-    monkeypatch.setattr(compilers, "Child", Slow)
-    pool = compilers.Compilers("m", {}, 1, {"n": 0})
+    monkeypatch.setattr(worker_pool, "Child", Slow)
+    pool = worker_pool.Compilers("m", {}, 1, {"n": 0})
     takes = [pool.submit({"n": n}, lambda _: done.release()) for n in (1, 2, 3)]
     assert takes[1]() and not takes[1](), "the first who takes it has it"
     started.set()
@@ -433,7 +437,7 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
     assert asked == [0, 1, 3] and not takes[0]()
     pool.close()
     asked.clear()
-    early = compilers.Compilers("m", {}, 2, {"n": 0})
+    early = worker_pool.Compilers("m", {}, 2, {"n": 0})
     early.begin()
     early.submit({"n": 4}, lambda _: done.release())
     assert done.acquire(timeout=30) and len(early.children) == 2 and asked.count(4) == 1

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import transconv
 from tests import programs
-from transconv.torch_ops import convert, originals
+from transconv.torch_ops.conversion import aten_convolutions, convert
 
 CPU = ("cpu",)
 ROOT = Path(__file__).parents[2]
@@ -192,7 +192,7 @@ def test_enable_reaches_everything_and_disable_ends_it() -> None:
     before = transconv.stats().total
     torch.testing.assert_close(run(*given), wanted, rtol=0, atol=0)
     assert transconv.stats().total == before
-    assert not originals.replaced
+    assert not aten_convolutions.replaced
 
 
 def test_enable_nests() -> None:
@@ -328,11 +328,11 @@ def test_our_functions_under_enable_do_not_recurse() -> None:
 def test_one_device_may_be_a_word() -> None:
     transconv.enable("cpu")
     try:
-        assert originals.replaced == {"cpu"}
+        assert aten_convolutions.replaced == {"cpu"}
     finally:
         transconv.disable()
     with transconv.use("cpu"):
-        assert originals.replaced == {"cpu"}
+        assert aten_convolutions.replaced == {"cpu"}
     with pytest.raises(ValueError, match="on 'xpu'; expected one of: cuda, cpu"):
         transconv.enable("xpu")
 

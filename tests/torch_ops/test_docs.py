@@ -10,7 +10,7 @@ import pytest
 import bench.__main__
 import transconv
 from tests import programs
-from transconv.torch_ops import execute
+from transconv.torch_ops.calls import lower_call
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "drop_in.md").read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def test_reasons_are_those_of_the_code() -> None:
 def test_supported_types_are_those_of_the_code() -> None:
     row = next(line for line in TEXT.splitlines() if line.startswith("| element types"))
     names = row.split("|")[2]
-    assert {str(d).removeprefix("torch.") for d in execute.DTYPES} == {
+    assert {str(d).removeprefix("torch.") for d in lower_call.DTYPES} == {
         n.strip() for n in names.split(",")}
     row = next(line for line in TEXT.splitlines() if line.startswith("| functions"))
     assert all(callable(getattr(transconv, n.strip())) for n in row.split("|")[2].split(","))

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import execute, warm
+from transconv.torch_ops.calls import call_cache, lower_call
 
 
 def problem(ndims: int = 2, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -121,7 +121,7 @@ def test_many_gradients_at_once(ours: Any, again: bool) -> None:
     x, w, b = problem()
     results = []
     for f in (ours, F.conv2d):
-        for _ in range(warm.PATIENCE + 2):
+        for _ in range(call_cache.PATIENCE + 2):
             y = f(x, w, b, groups=2)
             grads = torch.arange(3 * y.numel(), dtype=y.dtype).sin().view(3, *y.shape)
             found = torch.autograd.grad(y, (x, w, b), grads, is_grads_batched=True, create_graph=again)
@@ -251,19 +251,19 @@ def test_precision_switch() -> None:
     try:
         for word, math in (("tf32", "tf32"), ("ieee", "ieee"), ("none", "ieee")):
             switch.fp32_precision = word
-            assert execute.flags(torch.float32).math == math
-            assert execute.flags(torch.bfloat16).math == "ieee"  # not a question for other types
-            assert execute._documented_precision() == execute._precision()
+            assert lower_call.flags(torch.float32).math == math
+            assert lower_call.flags(torch.bfloat16).math == "ieee"  # not a question for other types
+            assert lower_call._documented_precision() == lower_call._precision()
     finally:
         switch.fp32_precision = before
 
 
 def test_deterministic_switch() -> None:
     x, w = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 3, 3)
-    assert not execute.flags(torch.float32).deterministic
+    assert not lower_call.flags(torch.float32).deterministic
     torch.use_deterministic_algorithms(True)  # this also fills fresh memory with NaN
     try:
-        assert execute.flags(torch.float32).deterministic
+        assert lower_call.flags(torch.float32).deterministic
         assert not transconv.conv2d(x, w).isnan().any()
     finally:
         torch.use_deterministic_algorithms(False)

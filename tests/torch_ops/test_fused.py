@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import transconv
-from transconv.torch_ops import fused, fused_autograd, warm
+from transconv.torch_ops.calls import call_cache
+from transconv.torch_ops.fused import fused_autograd, fused_functional
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
@@ -20,14 +21,14 @@ def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
 
 def reference(x: Any, w: Any, b: Any, res: Any, activation: str | None) -> torch.Tensor:
     y = F.conv2d(x, w, b, padding=1, groups=2)
-    return fused.ACTIVATIONS[activation or ""](y if res is None else y + res)
+    return fused_functional.ACTIVATIONS[activation or ""](y if res is None else y + res)
 
 
 def call(x: Any, w: Any, b: Any, res: Any, activation: str | None) -> torch.Tensor:
     return transconv.fused_conv2d(x, w, b, padding=1, groups=2, activation=activation, residual=res)
 
 
-@pytest.mark.parametrize("activation", [None, *filter(None, fused.ACTIVATIONS)])
+@pytest.mark.parametrize("activation", [None, *filter(None, fused_functional.ACTIVATIONS)])
 @pytest.mark.parametrize("parts", ["", "b", "r", "br"])
 def test_results_and_gradients(activation: str | None, parts: str) -> None:
     x, w, b, res = problem()
@@ -41,7 +42,7 @@ def test_results_and_gradients(activation: str | None, parts: str) -> None:
                                torch.autograd.grad(wanted.sin().sum(), leaves))
 
 
-@pytest.mark.parametrize("activation", fused.GRAD_FROM_RESULT)
+@pytest.mark.parametrize("activation", fused_functional.GRAD_FROM_RESULT)
 def test_derivatives_of_derivatives(activation: str) -> None:
     given = problem()
     assert torch.autograd.gradcheck(lambda *t: call(*t, activation), given, fast_mode=True)
@@ -91,7 +92,7 @@ def test_wrong_calls() -> None:
         transconv.fused_conv2d(x, w, stride=1.5)
 
 
-@pytest.mark.parametrize("activation", [None, *filter(None, fused.ACTIVATIONS)])
+@pytest.mark.parametrize("activation", [None, *filter(None, fused_functional.ACTIVATIONS)])
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_residual_has_the_type_and_size_of_the_result(activation: str | None,
                                                           trained: bool) -> None:
@@ -120,7 +121,7 @@ def test_results_without_activation_may_be_written_to(compiled: bool, adds: bool
         return transconv.fused_conv2d(x, w, residual=res).mul_(3)
 
     call = torch.compile(run, backend="aot_eager", fullgraph=True) if compiled else run
-    for _ in range(warm.PATIENCE + 2):
+    for _ in range(call_cache.PATIENCE + 2):
         (found,) = torch.autograd.grad(call(x, w).sum(), w)
     torch.testing.assert_close(found, torch.autograd.grad(3 * F.conv2d(x, w).sum(), w)[0])
 
@@ -218,7 +219,7 @@ def test_fold_wants_eval_mode() -> None:
         transconv.fold(net().train())
 
 
-@pytest.mark.parametrize("activation", [a for a in fused.GRAD_FROM_RESULT if a])
+@pytest.mark.parametrize("activation", [a for a in fused_functional.GRAD_FROM_RESULT if a])
 def test_gradients_where_no_number_is_finite(activation: str) -> None:
     """An infinite gradient where the activation is flat gives no contribution, as in torch."""
     x, w = torch.randn(1, 2, 4, 4, requires_grad=True), torch.ones(2, 1, 1, 1)
@@ -226,7 +227,7 @@ def test_gradients_where_no_number_is_finite(activation: str) -> None:
     with torch.no_grad():
         x.view(-1)[:4] = torch.tensor([float("nan"), 7.0, -7.0, 0.0])
     y = transconv.fused_conv2d(x, w, groups=2, activation=activation)
-    wanted = fused.ACTIVATIONS[activation](F.conv2d(x, w, groups=2))
+    wanted = fused_functional.ACTIVATIONS[activation](F.conv2d(x, w, groups=2))
     torch.testing.assert_close(*(torch.autograd.grad(t, x, grads)[0] for t in (y, wanted)),
                                equal_nan=True)
 

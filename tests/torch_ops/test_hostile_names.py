@@ -19,7 +19,7 @@ from transconv.standalone.folder import write
 from transconv.standalone.package import packaged
 from transconv.standalone.python_file import python_text
 from transconv.target import TARGETS
-from transconv.torch_ops.quantize_chains import chains
+from transconv.torch_ops.quantization.folded_chains import chains
 
 EVIL = 'x"), open("PATH", "w"), getattr(self, "'
 

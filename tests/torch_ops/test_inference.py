@@ -17,7 +17,8 @@ import transconv
 from transconv import knobs
 from transconv.backend_triton import Launcher
 from transconv.errors import TensorError
-from transconv.torch_ops import frozen, routes
+from transconv.torch_ops.calls import route_cache
+from transconv.torch_ops.conversion import prepacked_weights
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 PACKED = "mb.oh.ow:16 oc:16 ic:16 | mma | a=gather b=gather | pack=a.b stages=3 warps=4"
@@ -45,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"
     yield copies
-    frozen._weights.clear()
+    prepacked_weights._weights.clear()
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -169,9 +170,9 @@ def test_copies_of_the_model_know_nothing_of_it(launched: Callable[[], int]) -> 
     for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
         other.weight.mul_(2)
         assert right(other, x) and right(layer, x)
-    held = len(frozen._weights)
+    held = len(prepacked_weights._weights)
     del layer
-    assert len(frozen._weights) == held - 1  # and its copies are freed
+    assert len(prepacked_weights._weights) == held - 1  # and its copies are freed
 
 
 @interpreted
@@ -213,7 +214,7 @@ def test_a_capture_copies_inside_of_the_graph(launched: Callable[[], int],
     transconv.inference(layer)
     assert right(layer, x) and right(layer, x)
     launched()
-    monkeypatch.setattr(frozen, "_captured", lambda weight: True)
+    monkeypatch.setattr(prepacked_weights, "_captured", lambda weight: True)
     assert right(layer, x) and launched() == 1
 
 
@@ -245,4 +246,4 @@ def test_what_cannot_be_watched_is_named() -> None:
         "2": "its weight was made under torch.inference_mode, where torch counts no writes"}
     assert str(found).startswith("0 weights (0 bytes), 0 of them copied")
     assert "computed at every call" in str(found)
-    routes.forget()
+    route_cache.forget()

@@ -146,7 +146,7 @@ def test_nan_and_infinity_beside_padding() -> None:
 def test_fused(activation: str | None) -> None:
     x, w, b, res = integers(2, 4, 5, 5), integers(4, 4, 3, 3), integers(4), integers(2, 4, 5, 5)
     got = transconv.fused_conv2d(x, w, b, padding=1, activation=activation, residual=res)
-    from transconv.torch_ops.fused import ACTIVATIONS
+    from transconv.torch_ops.fused.fused_functional import ACTIVATIONS
 
     wanted = ACTIVATIONS[activation or ""](F.conv2d(x, w, b, padding=1) + res)
     torch.testing.assert_close(got, wanted)

@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import fused, fused_autograd, library, operators
+from transconv.torch_ops import library, operators
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.fused import fused_autograd, fused_functional
 
 OP = library.convolution
 BACKWARD = library.convolution_backward
@@ -197,7 +198,7 @@ def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -
 
     def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if activation:
-            return fused.fused_conv2d(x, w, b, groups=2, activation=activation)
+            return fused_functional.fused_conv2d(x, w, b, groups=2, activation=activation)
         return transconv.conv2d(x, w, b, groups=2)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -219,7 +220,7 @@ def test_a_graph_does_not_cast_what_the_kernel_can_add(activation: str | None) -
      lambda x, w, b: F.conv2d(x, w, b, padding="same")),
     (lambda x, w, b: transconv.conv2d(x, w, b), F.conv2d),
     (lambda x, w, b: transconv.conv_transpose2d(x, w, b), F.conv_transpose2d),
-    (lambda x, w, b: fused.fused_conv2d(x, w, b, padding="same", activation="relu"),
+    (lambda x, w, b: fused_functional.fused_conv2d(x, w, b, padding="same", activation="relu"),
      lambda x, w, b: F.conv2d(x, w, b, padding="same"))], ids=range(4))
 def test_a_wide_bias_that_no_autocast_has_left(call: Any, theirs: Any) -> None:
     """Refused where torch refuses it, which some CPUs' libraries do not, by whichever way it comes to the
@@ -351,8 +352,8 @@ def test_opcheck_without_derivatives(transposed: bool) -> None:
     y = operators.fwd(x, w, b, None, text)
     assert torch.equal(y, OP(x, w, b, *numbers))
     res = None if transposed else torch.randn_like(y)
-    fused = operators.spelled(params, "" if transposed else "relu")
-    assert set(opcheck(operators.fwd, (x, w, b, res, fused)).values()) == {"SUCCESS"}
+    fused_functional = operators.spelled(params, "" if transposed else "relu")
+    assert set(opcheck(operators.fwd, (x, w, b, res, fused_functional)).values()) == {"SUCCESS"}
     wanted = BACKWARD(y, x, w, *numbers, [True, True, False])
     for op, right in zip((operators.bwd_d, operators.bwd_w), wanted, strict=False):
         assert set(opcheck(op, (y, x, w, text)).values()) == {"SUCCESS"}

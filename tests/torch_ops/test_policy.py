@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 import transconv
 from transconv.errors import Unsupported
-from transconv.torch_ops import execute, routes
-from transconv.torch_ops.requests import request
+from transconv.torch_ops.calls import lower_call, route_cache
+from transconv.torch_ops.calls.call_attributes import request
 
 
 def problem(n: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +72,7 @@ def test_errors_of_ours_are_logged(monkeypatch: pytest.MonkeyPatch,
         raise ZeroDivisionError("a planted mistake")
 
     transconv.config.cpu = "interpret"
-    monkeypatch.setattr(execute, "target_of", broken)
+    monkeypatch.setattr(lower_call, "target_of", broken)
     x, w = problem()
     assert torch.equal(transconv.conv2d(x, w), F.conv2d(x, w))
     assert transconv.stats().fallback == {"error:ZeroDivisionError": 1}
@@ -221,7 +221,7 @@ def test_running_out_of_memory_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -
 
 def test_slow_first_call_is_logged(monkeypatch: pytest.MonkeyPatch,
                                    caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(execute, "SLOW_CALL", -1.0)
+    monkeypatch.setattr(lower_call, "SLOW_CALL", -1.0)
     transconv.config.cpu = "interpret"
     with caplog.at_level("WARNING", logger="transconv"):
         transconv.explain(*problem())
@@ -229,10 +229,10 @@ def test_slow_first_call_is_logged(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_routes_are_bounded_and_counts_survive(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "LIMIT", 8)
+    monkeypatch.setattr(route_cache, "LIMIT", 8)
     for n in range(1, 30):
         transconv.conv2d(torch.randn(1, 1, 3, 3 + n), torch.randn(1, 1, 1, 1))
-    assert len(routes._routes) <= 9
+    assert len(route_cache._routes) <= 9
     assert transconv.stats().total == 29
 
 
@@ -241,11 +241,11 @@ def test_alignment_and_switches_are_part_of_the_key() -> None:
     flat = torch.randn(2 * 2 * 5 * 5 + 1)
     aligned, shifted = (flat[at:at + 100].view(2, 2, 5, 5) for at in (0, 1))
     req = request("conv2d", 2, (1, 1), (0, 0), (1, 1), False, (0, 0), 1)
-    keys = {routes.forward_key(req, x, w, None)[0] for x in (aligned, shifted)}
+    keys = {route_cache.forward_key(req, x, w, None)[0] for x in (aligned, shifted)}
     assert len(keys) == 2
     torch.use_deterministic_algorithms(True)
     try:
-        keys.add(routes.forward_key(req, aligned, w, None)[0])
+        keys.add(route_cache.forward_key(req, aligned, w, None)[0])
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(keys) == 3

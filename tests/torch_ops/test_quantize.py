@@ -17,18 +17,16 @@ import transconv
 from transconv import errors, knobs
 from transconv.ir import DTYPES
 from transconv.runtime import Plan
-from transconv.torch_ops import (
-    four_bits,
-    quantising,
-    quantized,
+from transconv.torch_ops.calls import call_cache, launch_stubs, route
+from transconv.torch_ops.fused import helper_kernels
+from transconv.torch_ops.quantization import int4_weights
+from transconv.torch_ops.quantization.schemes import KINDS, quantised, ranged
+from transconv.torch_ops.quantized import (
+    input_quantization,
+    quantized_call_cache,
+    quantized_functional,
     quantized_route,
-    quantized_warm,
-    route,
-    route_starts,
-    texts,
-    warm,
 )
-from transconv.torch_ops.quantized_kinds import KINDS, quantised, ranged
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
@@ -116,13 +114,13 @@ def test_weights_of_4_bits(layer: Any, shape: tuple[int, ...], group: int, dtype
     assert made.weight.dtype is torch.uint8 and made.weight.numel() * 2 == layer.weight.numel()
     assert made.weight_scale.shape == (len(layer.weight), groups)
     plain = copy.deepcopy(layer)
-    held = four_bits.unpacked(made.weight, made.weight_scale, torch.float32)
+    held = int4_weights.unpacked(made.weight, made.weight_scale, torch.float32)
     steps = made.weight_scale.repeat_interleave(channels // groups, 1)
     off = (held - layer.weight).abs() / steps.view(*steps.shape, *[1] * (held.dim() - 2))
     assert off.max() < 0.501 and (held - layer.weight).abs().max() > 0
     x = torch.randn(shape).to(dtype).contiguous(
         memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
-    plain.weight.data = four_bits.unpacked(made.weight, made.weight_scale, dtype).float()
+    plain.weight.data = int4_weights.unpacked(made.weight, made.weight_scale, dtype).float()
     got, want = model(x), plain(x.float())
     assert got.dtype is dtype and got.is_contiguous(
         memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
@@ -241,8 +239,10 @@ def test_configurations_of_torchao() -> None:
 
 def test_fast_sums_are_of_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
-    convolve = quantized.of_reals
-    monkeypatch.setattr(quantized, "of_reals", lambda *said: given.append(said[-1]) or convolve(*said))
+    convolve = quantized_functional.of_reals
+    monkeypatch.setattr(
+        quantized_functional, "of_reals", lambda *said: given.append(said[-1]) or convolve(*said)
+    )
     x, layer = torch.randn(1, 4, 5, 5), nn.Conv2d(4, 4, 3)
     for made in (transconv.nn.QuantConv2d.from_float(layer, kind="fp8", use_fast_accum=True),
                  transconv.nn.QuantConv2d(4, 4, 3, kind="fp8")):
@@ -278,14 +278,14 @@ def test_inputs_are_quantised_by_one_kernel(held: str, zero: int | None,
     x = (torch.randn(2, 6, 5, 7) * 3).bfloat16().contiguous(memory_format=torch.channels_last)
     scale = torch.tensor(0.01 if held == "f8e4m3" else 0.03)
     by_torch: list[torch.Tensor] = []
-    monkeypatch.setattr(quantising, "quantised",
+    monkeypatch.setattr(input_quantization, "quantised",
                         lambda x, *rest: by_torch.append(x) or quantised(x, *rest))
     for given, kernels in ((x, True), (x.float(), True), (x[:, :, :, ::2], True), (x.mT, True),
                            (x[:0], False), (x.double(), False)):
         by_torch.clear()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            got, want = (f(given, scale, point, row) for f in (quantising.quantise, quantised))
+            got, want = (f(given, scale, point, row) for f in (input_quantization.quantise, quantised))
         assert [str(w.message) for w in said if w.category is transconv.FallbackWarning] == [
             "transconv hands the quantising of inputs to torch (dtype:float64)"] * (
                 given.dtype is torch.float64)
@@ -298,17 +298,17 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
     """What quantises inputs and what makes floats of weights, as convolutions do."""
     transconv.config.cpu, transconv.config.fallback = "interpret", "warn"
     x, scale = torch.randn(3, 5), torch.tensor(0.1)
-    weight, scales = four_bits.packed(torch.randn(4, 8, 3), 8)
+    weight, scales = int4_weights.packed(torch.randn(4, 8, 3), 8)
 
     def both() -> None:
-        quantising.quantise(x, scale, None, DTYPES["i8"])
-        four_bits.floats(weight, scales, torch.float32)
+        input_quantization.quantise(x, scale, None, DTYPES["i8"])
+        int4_weights.floats(weight, scales, torch.float32)
 
     def refused(*given: Any) -> None:
         raise errors.Unsupported("schedule:refused", "none fits")
 
     with monkeypatch.context() as patched:
-        patched.setattr(texts, "ready", refused)
+        patched.setattr(helper_kernels, "ready", refused)
         with pytest.warns(transconv.FallbackWarning) as said:
             both()
             both()
@@ -318,9 +318,9 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
         transconv.config.fallback = "error"
         for _ in range(2):
             with pytest.raises(errors.Unsupported, match="none fits"):
-                quantising.quantise(x, scale, None, DTYPES["i8"])
+                input_quantization.quantise(x, scale, None, DTYPES["i8"])
             with pytest.raises(errors.Unsupported, match="none fits"):
-                four_bits.floats(weight, scales, torch.float32)
+                int4_weights.floats(weight, scales, torch.float32)
     transconv.config.fallback = "error"  # a change asks again
     both()
 
@@ -341,16 +341,19 @@ def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> N
         return lambda *given: plan.launch(**{n: t.view(own[n]) for n, t in zip(order, given, strict=True)})
 
     monkeypatch.setattr(Plan, "starter", started)
-    for room in (route, quantized_warm):
+    for room in (route, quantized_call_cache):
         monkeypatch.setattr(room, "current_device", lambda: None)
-    takes = quantising.starter
-    monkeypatch.setattr(quantising, "starter", lambda x, *rest: begin if quantising._takes(x) else takes(
-        x, *rest))
+    takes = input_quantization.starter
+    monkeypatch.setattr(
+        input_quantization,
+        "starter",
+        lambda x, *rest: begin if input_quantization._takes(x) else takes(x, *rest),
+    )
     empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
-    monkeypatch.setattr(route_starts, "_empty", empty)
-    monkeypatch.setattr(quantized_warm.allocator, "quickest", lambda: empty)
+    monkeypatch.setattr(launch_stubs, "_empty", empty)
+    monkeypatch.setattr(quantized_call_cache.allocator, "quickest", lambda: empty)
     module = transconv.nn.QuantConv2d.from_float(nn.Conv2d(4, 6, 3), 0.02, point)
-    inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * warm.PATIENCE + 3)]
+    inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * call_cache.PATIENCE + 3)]
     want = copy.deepcopy(module)  # whose weight no call has seen
     asked: list[Any] = []
     find = quantized_route.find

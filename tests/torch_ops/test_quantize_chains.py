@@ -16,9 +16,10 @@ from transconv import knobs
 from transconv.__main__ import main
 from transconv.conv import Epilogue, zero_sums, zero_sums_shape
 from transconv.target import TARGETS
-from transconv.torch_ops import execute, weights_only
-from transconv.torch_ops.quantized import FUNCTIONS
-from transconv.torch_ops.quantized_fused import FusedQuantConv2d
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.quantization import integer_weights
+from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
+from transconv.torch_ops.quantized.quantized_fused import FusedQuantConv2d
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -221,10 +222,10 @@ def test_words_that_are_wrong() -> None:
 
 
 def test_weights_are_written_where_many_positions_read_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "target_of", lambda device: TARGETS["sm_90"])
+    monkeypatch.setattr(lower_call, "target_of", lambda device: TARGETS["sm_90"])
     transconv.config.cpu = "interpret"
     f, weight = FUNCTIONS[2, False], torch.empty(640, 640, 3, 3, dtype=torch.int8, device="meta")
     large, small = (torch.empty(2, 640, n, n).bfloat16() for n in (32, 4))
-    assert weights_only.is_written(f, large, weight, (1, 1, 1, 1))
-    assert not weights_only.is_written(f, large, weight, (16, 1, 1, 1))
-    assert not weights_only.is_written(f, small, weight, (1, 1, 1, 1))
+    assert integer_weights.is_written(f, large, weight, (1, 1, 1, 1))
+    assert not integer_weights.is_written(f, large, weight, (16, 1, 1, 1))
+    assert not integer_weights.is_written(f, small, weight, (1, 1, 1, 1))

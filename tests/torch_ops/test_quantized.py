@@ -11,8 +11,9 @@ import torch.nn.functional as F
 import transconv
 from transconv import errors, knobs, quantized
 from transconv.runtime import Plan
-from transconv.torch_ops import dispatch, quantized_route, route, route_starts, warm
-from transconv.torch_ops.quantized import _CONV2D
+from transconv.torch_ops.calls import call_cache, dispatch, launch_stubs, route
+from transconv.torch_ops.quantized import quantized_route
+from transconv.torch_ops.quantized.quantized_functional import _CONV2D
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 Given = dict[str, Any]
@@ -110,13 +111,13 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Plan, "starter", starter)
     monkeypatch.setattr(route, "current_device", lambda: None)
-    monkeypatch.setattr(route_starts, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+    monkeypatch.setattr(launch_stubs, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype))
     x, w, b = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2), torch.randn(6)
     q: Given = {"input_scale": torch.tensor(0.1), "weight_scale": torch.rand(6) + 0.01,
                 "input_zero_point": torch.tensor([3], dtype=torch.int32), "output_scale": 3.0,
                 "output_dtype": torch.int8}
-    for _ in range(warm.PATIENCE + 2):
+    for _ in range(call_cache.PATIENCE + 2):
         quantized.conv1d(x, w, b, 1, 1, **q)
     asked: list[Any] = []
     find = quantized_route.find
@@ -127,7 +128,7 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     want = expected(again, w, b, {"padding": 1}, q).round().clamp(-128, 127)
     assert torch.equal(got, want.to(torch.int8))
     assert not asked and started == [("src", "wei", "arg0", "arg1", "arg2", "arg3", "src_zero", "dst")]
-    assert transconv.stats().native == {"fwd": warm.PATIENCE + 3}
+    assert transconv.stats().native == {"fwd": call_cache.PATIENCE + 3}
     for other in ({**q, "output_scale": 4.0}, {**q, "output_dtype": torch.uint8},
                   {**q, "activation": "relu"}, {**q, "input_scale": torch.tensor([0.1])},
                   {n: q[n] for n in [*q][::-1]}):

@@ -15,14 +15,17 @@ import transconv
 import transconv.functional as TF
 from tests.test_ready import Processes
 from transconv.backend_triton import SizedLauncher
-from transconv.backend_triton.launch import Launcher
+from transconv.backend_triton.launch.launcher import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
-from transconv.functional import launches
-from transconv.runtime import collecting, kept, readiness
+from transconv.functional.calls import compiled_launch
+from transconv.runtime import collecting, plan_cache
 from transconv.runtime import registry as registries
-from transconv.selection import files_digest, store
-from transconv.torch_ops import decide, execute, prepare, routes
+from transconv.runtime.compilation import async_compile
+from transconv.selection import files_digest
+from transconv.selection.tuning_db import store
+from transconv.torch_ops.calls import lower_call, route_cache, select_impl
+from transconv.torch_ops.precompile import prepare
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
 
@@ -42,20 +45,20 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
     monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})  # plans take a while to make
-    monkeypatch.setattr(readiness, "PAUSE_S", 0.0)
-    monkeypatch.setattr(readiness, "compiles", lambda target: True)
-    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
-    monkeypatch.setattr(readiness, "Compilers", lambda *_: made.processes)
+    monkeypatch.setattr(async_compile, "PAUSE_S", 0.0)
+    monkeypatch.setattr(async_compile, "compiles", lambda target: True)
+    monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
+    monkeypatch.setattr(async_compile, "Compilers", lambda *_: made.processes)
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: made.compiled)
     compiler.forget()
-    readiness.forget()
-    launches._launches.clear()
+    async_compile.forget()
+    compiled_launch._launches.clear()
     transconv.config.cpu = "interpret"
     transconv.config.compile = "background"
     yield made
     transconv.config.compile = "now"
-    readiness.forget()
-    launches._launches.clear()
+    async_compile.forget()
+    compiled_launch._launches.clear()
 
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
@@ -108,8 +111,8 @@ def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatc
     """While a process compiles, a call costs a look-up; the plan is asked for when it may be there."""
     decided: list[str] = []
     for name in ("make_forward", "make_backward"):
-        made = getattr(routes, name)
-        monkeypatch.setattr(routes, name, lambda *given, n=name, made=made: (
+        made = getattr(route_cache, name)
+        monkeypatch.setattr(route_cache, name, lambda *given, n=name, made=made: (
             decided.append(n), made(*given))[1])
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
 
@@ -140,13 +143,13 @@ def test_one_gradient_does_not_take_the_turn_of_the_other(machine: Machine,
     def never(*_: object) -> None:
         raise Unsupported("sizes:refused")
 
-    monkeypatch.setattr(decide._Call, "of_any_size", never)  # none stands in
+    monkeypatch.setattr(select_impl._Call, "of_any_size", never)  # none stands in
     step()
     machine.finish()
-    monkeypatch.setattr(readiness, "PAUSE_S", 1000.0)
+    monkeypatch.setattr(async_compile, "PAUSE_S", 1000.0)
     found = [step()]
     for _ in range(2):
-        monkeypatch.setattr(readiness, "_next", 0.0)
+        monkeypatch.setattr(async_compile, "_next", 0.0)
         found += [step(), step()]
     assert [sum(n.values()) for n in found] == [1, 2, 2, 3, 3]
 
@@ -179,11 +182,11 @@ def test_kernels_are_taken_over_one_by_one(machine: Machine, monkeypatch: pytest
 
     step()
     machine.finish()
-    monkeypatch.setattr(readiness, "PAUSE_S", 1000.0)
+    monkeypatch.setattr(async_compile, "PAUSE_S", 1000.0)
     assert [step() for _ in range(2)] == [{"fwd": 1}] * 2
-    monkeypatch.setattr(readiness, "_next", 0.0)
+    monkeypatch.setattr(async_compile, "_next", 0.0)
     assert [step() for _ in range(2)] == [{"fwd": 2}] * 2
-    monkeypatch.setattr(readiness, "_next", 0.0)
+    monkeypatch.setattr(async_compile, "_next", 0.0)
     assert step() == {"fwd": 3}
 
 
@@ -216,12 +219,12 @@ def test_a_capture_holds_what_was_warmed_up(machine: Machine, monkeypatch: pytes
     transconv.conv2d(X, W)  # torch's
     machine.finish()  # between warm-up and capture
     with monkeypatch.context() as m:
-        m.setattr(execute, "capturing", lambda device: True)
+        m.setattr(lower_call, "capturing", lambda device: True)
         transconv.conv2d(X, W)
     assert counts() == ({}, {"compiling": 1, "capture:cold": 1})
     transconv.conv2d(X, W)
     with monkeypatch.context() as m:
-        m.setattr(execute, "capturing", lambda device: True)
+        m.setattr(lower_call, "capturing", lambda device: True)
         transconv.conv2d(X, W)
     assert counts() == ({"fwd": 2}, {})
 
@@ -319,7 +322,7 @@ def test_a_call_that_waits_for_no_kernel_looks_up_little(
             thread.join()
     read = files_digest.cache_info().misses
     assert read >= 1
-    counted = Counted(monkeypatch, key=kept, grouped=store)
+    counted = Counted(monkeypatch, key=plan_cache, grouped=store)
     for layer, channels in enumerate((4, 6), 1):
         transconv.conv2d(X, torch.randn(channels, 4, 3, 3))
         assert counts() == ({}, {"compiling": 1}) and len(sized.processes.jobs) == 2 * layer
@@ -342,15 +345,15 @@ def test_gradients_that_wait_are_asked_for_once(machine: Machine, monkeypatch: p
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
     loss = transconv.conv2d(x, w).sum()
     transconv.config.compile = "background"
-    counted = Counted(monkeypatch, make_backward=routes)
+    counted = Counted(monkeypatch, make_backward=route_cache)
     for _ in range(3):
         loss.backward(retain_graph=True)
     assert counted.calls == {"make_backward": 1} and len(machine.processes.jobs) == 2
 
 
 def test_prepare_asks_for_all_kernels_of_a_layer(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "_pool", None)  # one of another test answers otherwise
-    monkeypatch.setattr(readiness, "Compilers", AtOnce)
+    monkeypatch.setattr(async_compile, "_pool", None)  # one of another test answers otherwise
+    monkeypatch.setattr(async_compile, "Compilers", AtOnce)
     transconv.config.sizes = "any"
     report = transconv.prepare(torch.nn.Conv2d(4, 4, 3), X, sizes=[(7, 7), (9, 8)], backward=False,
                                progress=False)
@@ -391,7 +394,7 @@ def test_prepare_compiles_what_a_model_asks_for(machine: Machine, monkeypatch: p
     given, numbers = model(), torch.get_rng_state()
     before = {n: t.clone() for n, t in given.state_dict().items()}
     transconv.conv2d(X, W)
-    monkeypatch.setattr(readiness, "compilers", AtOnce)
+    monkeypatch.setattr(async_compile, "compilers", AtOnce)
     report = transconv.prepare(given, X, sizes=[(7, 7)], progress=False)
     # Two layers, two sizes: results, gradients of weights, and of the second layer's input.
     assert len(report.problems) == 10 and report.kernels == 8 and report.there == 0

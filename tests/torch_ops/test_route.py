@@ -12,11 +12,19 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import entries, execute, fused_autograd, route, route_starts, routes, warm
-from transconv.torch_ops.fused_route import ACTIVATIONS
+from transconv.torch_ops.calls import (
+    call_cache,
+    call_guards,
+    launch_stubs,
+    lower_call,
+    route,
+    route_cache,
+)
+from transconv.torch_ops.fused import fused_autograd
+from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
-WARM = warm.PATIENCE + 3
+WARM = call_cache.PATIENCE + 3
 
 
 class Plan:
@@ -38,7 +46,7 @@ class Plan:
         for tensor, spec in given:
             assert type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_neg()
             assert tuple(tensor.stride()) == tuple(spec.layout.strides())
-            assert execute.DTYPES[tensor.dtype] == spec.dtype
+            assert lower_call.DTYPES[tensor.dtype] == spec.dtype
             assert not self.aligned or tensor.data_ptr() % 16 == 0
         numbers = (p.stride, p.pad_lo, p.dilation, False, (0,) * p.ndims, p.g)
         if self.direction.value == "fwd":
@@ -64,10 +72,10 @@ class Plan:
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(execute, "planned", lambda problem, direction, _, epilogue, aligned, *__:
+    monkeypatch.setattr(lower_call, "planned", lambda problem, direction, _, epilogue, aligned, *__:
                         Plan(problem, direction, aligned, epilogue))
-    monkeypatch.setattr(execute, "proven", lambda plan, *a, **k: plan)
-    monkeypatch.setattr(route_starts, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+    monkeypatch.setattr(lower_call, "proven", lambda plan, *a, **k: plan)
+    monkeypatch.setattr(launch_stubs, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype).fill_(float("nan")))
     monkeypatch.setattr(route, "current_device", lambda: None)
     transconv.config.cpu = "interpret"
@@ -154,7 +162,7 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased:
     changed = [t if t is None else change(t) if n == which or change is double else t
                for n, t in enumerate(given)]
     if changed[1] is not w:  # even under the identity of the old one
-        warm._forward[id(changed[1])] = warm._forward[id(w)]
+        call_cache._forward[id(changed[1])] = call_cache._forward[id(w)]
     leaves = [t for t in changed if t is not None]
     wanted = run(torch.nn.functional.conv2d, changed, leaves)
     for _ in range(WARM):
@@ -221,10 +229,10 @@ def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased
     """Switches are read at every repeated call: a kernel that depends on one is not started after it
     has changed."""
     asked: set[str] = set()
-    precision = entries.read_precision
+    precision = call_guards.read_precision
     monkeypatch.setattr(Plan, "obeys", frozenset(obeyed))
-    monkeypatch.setattr(entries, "_deterministic", lambda: bool(asked.add("deterministic")))
-    monkeypatch.setattr(entries, "read_precision", lambda *which: (
+    monkeypatch.setattr(call_guards, "_deterministic", lambda: bool(asked.add("deterministic")))
+    monkeypatch.setattr(call_guards, "read_precision", lambda *which: (
         asked.add("precision"), precision(*which))[1])
     x, w, b = operands()
     given = (x, w, b if biased else None)
@@ -233,10 +241,10 @@ def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased
         asked.clear()
         right = run(transconv.conv2d, given, leaves)
     assert asked == set(obeyed)
-    monkeypatch.setattr(entries, "_deterministic", lambda: True)
-    before = set(routes._routes)
+    monkeypatch.setattr(call_guards, "_deterministic", lambda: True)
+    before = set(route_cache._routes)
     torch.testing.assert_close(run(transconv.conv2d, given, leaves), right)
-    assert set(routes._routes) == before  # the general way asks torch itself, and finds the same
+    assert set(route_cache._routes) == before  # the general way asks torch itself, and finds the same
 
 
 @pytest.mark.parametrize("transposed", ["input", "weight", "gradient"])

@@ -23,7 +23,7 @@ from tests.torch_ops.test_route import (
 from tests.torch_ops.test_warm import general
 from tests.torch_ops.test_warm_fused import PARTS, given, ours, theirs
 from transconv.errors import Unsupported
-from transconv.torch_ops import entries, execute, route, routes, warm
+from transconv.torch_ops.calls import call_cache, call_guards, lower_call, route, route_cache
 
 __all__ = ["general", "kernels"]
 
@@ -80,7 +80,7 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained
     changed = [change(t).requires_grad_(trained) if n == which or change is double else t
                for n, t in enumerate(args)]
     if changed[1] is not args[1]:  # even under the identity of the old one
-        warm._forward[id(changed[1])] = warm._forward[id(args[1])]
+        call_cache._forward[id(changed[1])] = call_cache._forward[id(args[1])]
     right = run(theirs, changed)
     for _ in range(WARM):
         torch.testing.assert_close(run(ours, changed), right)
@@ -91,14 +91,14 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained
 def test_an_epilogue_that_no_kernel_has(parts: str, monkeypatch: pytest.MonkeyPatch,
                                         general: list[Any]) -> None:
     """The convolution's own kernel is started and torch does the rest, at the first call and later."""
-    planned = execute.planned
+    planned = lower_call.planned
 
     def refused(problem: Any, direction: Any, device: Any, epilogue: str, *rest: Any) -> Any:
         if epilogue not in ("", "bias"):
             raise Unsupported("schedule:refused")
         return planned(problem, direction, device, epilogue, *rest)
 
-    monkeypatch.setattr(execute, "planned", refused)
+    monkeypatch.setattr(lower_call, "planned", refused)
     args = given(parts)
     for _ in range(WARM):
         Plan.started.clear()
@@ -117,13 +117,13 @@ def convolution(x: Any, w: Any, b: Any, _: Any) -> torch.Tensor:
 def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     current = [0]
-    for module in (route, entries):
+    for module in (route, call_guards):
         monkeypatch.setattr(module, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     args = given(parts, leaves=wanted)
     right = (theirs(*args[:3], None, None) if f is convolution else theirs(*args)).detach()
     f(*args)
-    for found in routes._routes.values():
+    for found in route_cache._routes.values():
         found.device = 0  # as if the tensors were there
     for current[0] in [0] * WARM + [1] * WARM + [0]:
         Plan.started.clear()
@@ -134,11 +134,11 @@ def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
 def test_a_cold_call_in_a_capture_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     args = given("br")
     capturing = [True]
-    monkeypatch.setattr(execute, "capturing", lambda device: capturing[0])
+    monkeypatch.setattr(lower_call, "capturing", lambda device: capturing[0])
     for _ in range(WARM):
         torch.testing.assert_close(ours(*args), theirs(*args))
     assert transconv.stats(reset=True).fallback == {"capture:cold": WARM}
-    assert not warm._forward and not Plan.started
+    assert not call_cache._forward and not Plan.started
     for capturing[0] in [False] * WARM + [True]:  # a warm call is captured as it is
         Plan.started.clear()
         torch.testing.assert_close(ours(*args), theirs(*args))

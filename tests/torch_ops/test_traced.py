@@ -13,8 +13,8 @@ from torch.library import opcheck
 import transconv
 from transconv import knobs
 from transconv.errors import ComputeError
-from transconv.functional import epilogues
-from transconv.torch_ops.tracing import epilogue
+from transconv.functional import epilogue_derivatives
+from transconv.torch_ops.fused.tracing import epilogue
 
 Tensor = torch.Tensor
 
@@ -168,7 +168,7 @@ def test_the_derivative_is_a_computation() -> None:
     from transconv.ir import f32
 
     place = ((2, 6, 4, 4), (96, 16, 4, 1), f32)
-    text, reads, stores = epilogues._compute("mul(silu(add(acc, arg0)), arg1)", (place, place, (
+    text, reads, stores = epilogue_derivatives._compute("mul(silu(add(acc, arg0)), arg1)", (place, place, (
         (1, 6, 1, 1), (6, 1, 1, 1), f32), place), (True, False, True))
     assert reads == (0, 1, 2, 3) and stores == (0, 2)
     assert "store  DACC[d0, d1, d2, d3] = grad_0" in text and "ARG1[0, d1, 0, 0]" in text

@@ -17,9 +17,9 @@ from tests.functional.dependent import CASES, LIBRARY, Case
 from tests.functional.gradients import TEXTS, operands
 from tests.transforms import TRANSFORMS, differences
 from transconv.compute import parse
-from transconv.functional import operators
-from transconv.functional.rows import SOFTMAX
-from transconv.torch_ops import quantized_operator
+from transconv.functional.calls import torch_operators
+from transconv.functional.softmax import SOFTMAX
+from transconv.torch_ops.quantized import quantized_operator
 from transconv.verify.slopes import wide
 
 Tensor = torch.Tensor
@@ -77,16 +77,26 @@ def _backward(x: Tensor) -> Tensor:
 
 
 OPERATORS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-    "convolution": (lambda x: OPS.convolution(x, W + x.sum(), None, *NUMBERS),
-                    lambda x: F.conv2d(x, W + x.sum(), padding=1)),
-    "convolution_backward": (lambda x: OPS.convolution_backward(x, x.sin(), W, *NUMBERS, [True] * 3)[1],
-                             _backward),
-    "fused_convolution": (lambda x: OPS.fused_convolution(x, W, None, x, "sigmoid", *NUMBERS),
-                          lambda x: (F.conv2d(x, W, padding=1) + x).sigmoid()),
-    "function": (lambda x: OPS.function(operators.spelled(SOFTMAX, (x,), (1, None, None)), [x * x])[0],
-                 lambda x: F.softmax(x * x, 1)),
-    "compute": (lambda x: OPS.compute(PRODUCTS, [x, W[:, :, :2, :2]])[0],
-                lambda x: (x * x * W[:, :, :2, :2]).sum(1)),
+    "convolution": (
+        lambda x: OPS.convolution(x, W + x.sum(), None, *NUMBERS),
+        lambda x: F.conv2d(x, W + x.sum(), padding=1),
+    ),
+    "convolution_backward": (
+        lambda x: OPS.convolution_backward(x, x.sin(), W, *NUMBERS, [True] * 3)[1],
+        _backward,
+    ),
+    "fused_convolution": (
+        lambda x: OPS.fused_convolution(x, W, None, x, "sigmoid", *NUMBERS),
+        lambda x: (F.conv2d(x, W, padding=1) + x).sigmoid(),
+    ),
+    "function": (
+        lambda x: OPS.function(torch_operators.spelled(SOFTMAX, (x,), (1, None, None)), [x * x])[0],
+        lambda x: F.softmax(x * x, 1),
+    ),
+    "compute": (
+        lambda x: OPS.compute(PRODUCTS, [x, W[:, :, :2, :2]])[0],
+        lambda x: (x * x * W[:, :, :2, :2]).sum(1),
+    ),
 }
 PRODUCTS = ("compute products ;; tensor X f64 [1, 1, 2, 2] ;; tensor W f64 [1, 1, 2, 2] ;; "
             "axes n=1 h=2 w=2 c=1 ;; read x = X[0, c, h, w] ;; read k = W[n, c, h, w] ;; "

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops import dispatch, routes, warm
+from transconv.torch_ops.calls import call_cache, dispatch, route_cache
 
 KWARGS = {"stride": 2, "padding": 1}
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -30,7 +30,7 @@ def operands(name: str = "conv2d", requires_grad: bool = False) -> Tensors:
 
 def heat(call: Callable[[], Any]) -> None:
     """As many calls as it takes to be remembered, and one more."""
-    for _ in range(warm.PATIENCE + 2):
+    for _ in range(call_cache.PATIENCE + 2):
         call()
 
 
@@ -38,13 +38,13 @@ def heat(call: Callable[[], Any]) -> None:
 def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What was looked up the general way, by key."""
     seen: list[Any] = []
-    find = routes.find
+    find = route_cache.find
 
     def found(key: Any) -> Any:
         seen.append(key)
         return find(key)
 
-    monkeypatch.setattr(routes, "find", found)
+    monkeypatch.setattr(route_cache, "find", found)
     yield seen
 
 
@@ -100,7 +100,7 @@ def test_whatever_differs_is_seen(what: str) -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
     call = different(x, w)[what]
-    for _ in range(warm.PATIENCE + 2):
+    for _ in range(call_cache.PATIENCE + 2):
         got, wanted = call(transconv.conv2d), call(F.conv2d)
         torch.testing.assert_close(got, wanted)
         if isinstance(got, torch.Tensor):
@@ -221,10 +221,10 @@ def test_numbers_that_only_equal_the_remembered_ones() -> None:
 def test_an_address_that_is_another_weight_now() -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
-    entry = warm._forward.pop(id(w))
+    entry = call_cache._forward.pop(id(w))
     for other in (torch.randn(4, 4, 3, 3), torch.randn(5, 4, 3, 3), torch.randn(4, 4, 2, 2),
                   torch.randn(3, 3, 4, 4).permute(2, 3, 0, 1)):
-        warm._forward[id(other)] = entry
+        call_cache._forward[id(other)] = entry
         torch.testing.assert_close(transconv.conv2d(x, other, **KWARGS),
                                    F.conv2d(x, other, **KWARGS))
 
@@ -241,7 +241,7 @@ def test_a_weight_that_changes_under_its_identity() -> None:
 def test_sizes_in_turn_are_all_remembered(general: list[Any]) -> None:
     x, w, _ = operands()
     sizes = [x, x[:2], x[..., 1:]]
-    for _ in range(3 * warm.PATIENCE * warm.CHAIN):
+    for _ in range(3 * call_cache.PATIENCE * call_cache.CHAIN):
         for given in sizes:
             transconv.conv2d(given, w, **KWARGS)
     general.clear()
@@ -252,24 +252,24 @@ def test_sizes_in_turn_are_all_remembered(general: list[Any]) -> None:
 
 def test_sizes_that_never_come_back_earn_few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    guard = warm.guard
-    monkeypatch.setattr(warm, "guard", lambda *t: made.append(t) or guard(*t))
+    guard = call_cache.guard
+    monkeypatch.setattr(call_cache, "guard", lambda *t: made.append(t) or guard(*t))
     _, w, _ = operands()
     for n in range(200):
         for _ in range(2):
             transconv.conv2d(torch.randn(1, 4, 5, 5 + n), w)
     assert 1 <= len(made) < 40
-    assert len(warm._forward) == 1
+    assert len(call_cache._forward) == 1
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "KINDS", 8)
+    monkeypatch.setattr(call_cache, "KINDS", 8)
     x, _, _ = operands()
     weights = [torch.randn(4, 4, 3, 3) for _ in range(30)]
     for w in weights:
         heat(lambda w=w: transconv.conv2d(x, w))
-    assert len(warm._forward) <= 8
-    assert transconv.stats().total == 30 * (warm.PATIENCE + 2)
+    assert len(call_cache._forward) <= 8
+    assert transconv.stats().total == 30 * (call_cache.PATIENCE + 2)
 
 
 def test_nothing_keeps_a_weight_alive() -> None:
@@ -284,10 +284,10 @@ def test_nothing_keeps_a_weight_alive() -> None:
 
 
 def test_without_the_guard_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "guards", None)
+    monkeypatch.setattr(call_cache, "guards", None)
     x, w, b = operands(requires_grad=True)
     heat(lambda: transconv.conv2d(x, w, b).sum().backward())
-    assert not warm._forward
+    assert not call_cache._forward
     torch.testing.assert_close(transconv.conv2d(x, w, b), F.conv2d(x, w, b))
 
 
@@ -383,9 +383,9 @@ def test_threads_share_entries() -> None:
 def test_the_entry_leads_to_the_general_way(general: list[Any]) -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
-    assert warm.find(id(w)) is not None
-    assert warm.find(id(x), dispatch.dispatch) is dispatch.dispatch
-    warm.forget()
+    assert call_cache.find(id(w)) is not None
+    assert call_cache.find(id(x), dispatch.dispatch) is dispatch.dispatch
+    call_cache.forget()
     general.clear()
     transconv.conv2d(x, w, **KWARGS)
     assert len(general) == 1
@@ -429,7 +429,7 @@ def test_autocast_can_be_differentiated_twice() -> None:
         dx, dw = torch.autograd.grad(y.float().square().sum(), (x, w), create_graph=True)
         return torch.autograd.grad(dx.sum() + dw.sin().sum(), (x, w))
 
-    for _ in range(warm.PATIENCE + 2):
+    for _ in range(call_cache.PATIENCE + 2):
         for got, right in zip(twice(transconv.conv2d), twice(F.conv2d), strict=True):
             assert got.dtype == torch.float32
             torch.testing.assert_close(got, right, rtol=5e-2, atol=0.05 * float(right.abs().max()))
@@ -464,7 +464,7 @@ def test_autocast_gradients_of_frozen_double_weights() -> None:
     x, w, _ = (t.double() for t in operands())
     x.requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
-        for _ in range(warm.PATIENCE + 2):
+        for _ in range(call_cache.PATIENCE + 2):
             got = transconv.conv2d(x, w, **KWARGS)
             assert got.dtype == torch.float64
             torch.testing.assert_close(torch.autograd.grad(got.sum(), x),

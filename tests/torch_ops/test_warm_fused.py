@@ -16,8 +16,8 @@ from torch.func import grad, vmap
 
 import transconv
 from tests.torch_ops.test_warm import general, heat
-from transconv.torch_ops import warm
-from transconv.torch_ops.fused_route import ACTIVATIONS
+from transconv.torch_ops.calls import call_cache
+from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 __all__ = ["general"]
 
@@ -45,7 +45,7 @@ def theirs(x: Any, w: Any, b: Any, r: Any, activation: str | None = "relu", **nu
 def both(call: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     """The results of ``call(f)`` by the warm path, the general path and torch."""
     short = call(ours)
-    warm.forget()
+    call_cache.forget()
     return short, call(ours), call(theirs)
 
 
@@ -54,7 +54,7 @@ def both(call: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
 def test_nothing_is_looked_up_again(parts: str, leaves: str, general: list[Any]) -> None:
     args = given(parts, leaves=leaves)
     for activation in (None, *ACTIVATIONS):
-        warm.forget()
+        call_cache.forget()
         with torch.no_grad():
             heat(partial(ours, *args, activation))
             transconv.stats(reset=True)
@@ -62,7 +62,7 @@ def test_nothing_is_looked_up_again(parts: str, leaves: str, general: list[Any])
             got = ours(*args, activation)
             assert not general
             assert transconv.stats(reset=True).fallback == {"device:cpu": 1}
-            warm.forget()
+            call_cache.forget()
             assert torch.equal(ours(*args, activation), got)
             assert transconv.stats(reset=True).fallback == {"device:cpu": 1}
             torch.testing.assert_close(got, theirs(*args, activation))
@@ -78,14 +78,14 @@ def test_gradients(parts: str, general: list[Any]) -> None:
         return y.detach(), *torch.autograd.grad(y.sin().sum(), wanted)
 
     for activation in (None, *ACTIVATIONS):
-        warm.forget()
+        call_cache.forget()
         heat(partial(run, ours, activation))
         transconv.stats(reset=True)
         general.clear()
         short = run(ours, activation)
         assert not general
         counts = transconv.stats(reset=True)
-        warm.forget()
+        call_cache.forget()
         torch.testing.assert_close(run(ours, activation), short)
         assert transconv.stats() == counts and counts.total == 3
         torch.testing.assert_close(short, run(theirs, activation))
@@ -144,7 +144,7 @@ def test_whatever_differs_is_seen(what: str) -> None:
         args = given(parts)
         heat(partial(ours, *args))
         call = changes(*args)[what]
-        for _ in range(warm.PATIENCE + 2):
+        for _ in range(call_cache.PATIENCE + 2):
             got, wanted = call(ours), call(theirs)
             torch.testing.assert_close(got, wanted)
             if isinstance(got, torch.Tensor):
@@ -224,8 +224,8 @@ def test_autocast(parts: str, leaves: str, general: list[Any],
     assert run(ours, torch.float16)[0].dtype == torch.float16
     assert ours(*args).dtype == torch.float32
     made: list[Any] = []
-    guard = warm.guard
-    monkeypatch.setattr(warm, "guard", lambda *t, **free: made.append(t) or guard(*t, **free))
+    guard = call_cache.guard
+    monkeypatch.setattr(call_cache, "guard", lambda *t, **free: made.append(t) or guard(*t, **free))
     for _ in range(40):
         run(ours)
     assert len(made) < 4  # what no entry can take leaves none
@@ -285,10 +285,10 @@ def test_one_weight_in_plain_and_fused_calls(general: list[Any]) -> None:
              lambda: (ours(x, w, b, None), theirs(x, w, b, None)),
              lambda: (ours(x, w, b, r), theirs(x, w, b, r)),
              lambda: (ours(x, w, None, r, "silu"), theirs(x, w, None, r, "silu"))]
-    for _ in range(8 * warm.PATIENCE):
+    for _ in range(8 * call_cache.PATIENCE):
         for call in calls:
             torch.testing.assert_close(*call())
-    assert len(warm._forward) == 1
+    assert len(call_cache._forward) == 1
 
 
 def test_derivatives_of_derivatives_of_warm_calls() -> None:
@@ -339,12 +339,12 @@ def test_lists_and_a_torch_without_guards_go_the_long_way(monkeypatch: pytest.Mo
     x, w, b, r = args = given("br")
     stride = [1, 1]
     heat(lambda: ours(*args, stride=stride))
-    assert not warm._forward
+    assert not call_cache._forward
     stride[:] = [2, 2]
     torch.testing.assert_close(ours(x, w, b, None, stride=stride), theirs(x, w, b, None, stride=2))
-    monkeypatch.setattr(warm, "guards", None)
+    monkeypatch.setattr(call_cache, "guards", None)
     heat(lambda: ours(*args))
-    assert not warm._forward
+    assert not call_cache._forward
     torch.testing.assert_close(ours(*args), theirs(*args))
 
 
@@ -373,7 +373,7 @@ def test_folded_modules_take_the_short_way(activation: torch.nn.Module, general:
                                        rtol=1e-4, atol=1e-5)
             assert not general
         for res in residuals.values():
-            for _ in range(warm.PATIENCE + 2):
+            for _ in range(call_cache.PATIENCE + 2):
                 got, wanted = folded(x, res), model(x, res)
                 assert got.dtype == wanted.dtype
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -13,8 +13,9 @@ from torch import nn
 import transconv
 from transconv import errors, knobs
 from transconv.conv import zero_sums
-from transconv.torch_ops import execute, quantized_route, warm
-from transconv.torch_ops import zero_sums as compared
+from transconv.torch_ops.calls import call_cache, lower_call
+from transconv.torch_ops.quantized import quantized_route
+from transconv.torch_ops.quantized import zero_point_sums as compared
 
 Tensor = torch.Tensor
 WAYS = ["fallback", pytest.param("interpret", marks=pytest.mark.skipif(
@@ -52,7 +53,7 @@ def test_wrong_sums_are_an_error_in_every_call(way: str) -> None:
                           (call.sums[:, :1], r"expected the shape \(8, 2, 2, 2, 2\)")):
         with pytest.raises(errors.TensorError, match="input_zero_sums: .*" + reason):
             call(input_zero_sums=wrong)
-    for _ in range(warm.PATIENCE + 3):
+    for _ in range(call_cache.PATIENCE + 3):
         assert torch.equal(call(), call.expected())
     with pytest.raises(errors.TensorError, match="128 of 128 differ"):
         call(input_zero_sums=call.sums - 1)
@@ -77,11 +78,11 @@ def test_sums_are_compared_once(way: str, monkeypatch: pytest.MonkeyPatch) -> No
     transconv.config.cpu, call = way, Call()
     made: list[Tensor] = []
     monkeypatch.setattr(compared, "zero_sums", lambda w, *rest: made.append(w) or zero_sums(w, *rest))
-    for _ in range(warm.PATIENCE + 3):
+    for _ in range(call_cache.PATIENCE + 3):
         call()
         call(input_zero_point=7)
         call(input_zero_point=7)
-    assert len(made) == 2 * (warm.PATIENCE + 3)  # two zero points in turn
+    assert len(made) == 2 * (call_cache.PATIENCE + 3)  # two zero points in turn
     made.clear()
     found: list[Any] = []
     find = quantized_route.find
@@ -104,7 +105,7 @@ def test_sums_are_compared_once(way: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_capture_computes_sums_that_were_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Call()
     wrong = torch.zeros_like(call.sums)
-    monkeypatch.setattr(execute, "capturing", lambda device: True)
+    monkeypatch.setattr(lower_call, "capturing", lambda device: True)
     params = quantized_route.arguments.resolve(call.x.shape, call.w.shape, None, (1, 1), (1, 1), (1, 1),
                                                False, (0, 0), 1)
     assert torch.equal(compared.checked(call.w, call.zero, wrong, params), call.sums)
@@ -132,7 +133,7 @@ def test_a_module_makes_its_sums_again(change: str, way: str) -> None:
         return sums * (m.input_scale * m.weight_scale).view(-1, 1, 1) + m.bias.view(-1, 1, 1)
 
     for made in (module, copy.deepcopy(module)):
-        for _ in range(warm.PATIENCE + 2):
+        for _ in range(call_cache.PATIENCE + 2):
             assert torch.equal(made(x), expected(made))
         CHANGES[change](made)
         was = made.input_zero_sums.clone()

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from transconv.backend_triton import emit_arithmetic, emit_tl
+from transconv.backend_triton.emitters import arithmetic, triton
 from transconv.conv import relation as compute
-from transconv.conv.problem import Prop
+from transconv.conv.problem.conv_problem import Prop
 from transconv.ir import (
     BYTES,
     TRUE,
@@ -49,10 +49,11 @@ from transconv.ir import (
     rewrite,
     substitute,
 )
-from transconv.passes import naive, pipeline
-from transconv.passes.gridwise import STEP
+from transconv.passes import pipeline
+from transconv.passes.lowering import naive
+from transconv.passes.lowering.gridwise import STEP
 from transconv.passes.pipeline import Context
-from transconv.schedule import scheduled
+from transconv.schedule import bound_schedule
 
 Damage = Callable[[Kernel, Kernel], Kernel]  # of the kernels before and after a pass
 PLAIN = "mb2ic16ih7oc16oh7kh3ph1 dt=f16 tag=axb"
@@ -266,13 +267,13 @@ def planted_pass(bug: Bug) -> Iterator[None]:
 
 
 def comparisons_include_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(emit_arithmetic.SIGN, Lt, "<=")
+    monkeypatch.setitem(arithmetic.SIGN, Lt, "<=")
 
 
 def sums_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """``tl.dot`` without the accumulator."""
-    honest = emit_tl.TlEmitter.call_dot
-    monkeypatch.setattr(emit_tl.TlEmitter, "call_dot", lambda self, s: [
+    honest = triton.TlEmitter.call_dot
+    monkeypatch.setattr(triton.TlEmitter, "call_dot", lambda self, s: [
         line.replace(f", {s.args[0].name}", "") for line in honest(self, s)])
 
 
@@ -291,19 +292,19 @@ def padding_has_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def groups_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merged groups read the filter beside its diagonal, too."""
-    honest = scheduled.merged
+    honest = bound_schedule.merged
 
     def without_masks(view: View) -> View:
         return View(view.tensor, tuple(ViewDim(d.coord) for d in view.dims)
                     if view.tensor.name == "wei" else view.dims)
 
-    monkeypatch.setattr(scheduled, "merged", lambda made, merge: honest(made, merge).over(
+    monkeypatch.setattr(bound_schedule, "merged", lambda made, merge: honest(made, merge).over(
         without_masks) if merge > 1 else made)
 
 
 def copies_are_read_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last dimension of copies alone: an error in all three would cancel."""
-    honest = scheduled.over_copies
+    honest = bound_schedule.over_copies
 
     def backwards(view: View) -> View:
         if view.tensor.copy_of not in ("wei", "dst"):
@@ -311,7 +312,7 @@ def copies_are_read_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
         last = ViewDim(view.tensor.shape[-1] - 1 - view.dims[-1].coord, view.dims[-1].mask)
         return View(view.tensor, (*view.dims[:-1], last))
 
-    monkeypatch.setattr(scheduled, "over_copies", lambda *given: honest(*given).over(backwards))
+    monkeypatch.setattr(bound_schedule, "over_copies", lambda *given: honest(*given).over(backwards))
 
 
 def weights_are_one_further(monkeypatch: pytest.MonkeyPatch) -> None:

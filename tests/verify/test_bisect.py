@@ -19,27 +19,22 @@ from tests.verify import planted
 from transconv import ir, knobs
 from transconv.__main__ import main, parser
 from transconv.conv import Epilogue
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import ScheduleError
 from transconv.ir import Const, FloorDiv, Kernel, Layout, Let, Mod, Store, Tensor, Var, eq
 from transconv.ir.interp.kernel import run
-from transconv.passes.joined import together
-from transconv.schedule.legality import why_not
+from transconv.passes.lowering.launch_fusion import together
+from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Facts, fixpoint, simplify
 from transconv.target.records import TARGETS
-from transconv.verify import bisect, bisect_emitted
-from transconv.verify.bisect import blame
-from transconv.verify.bisect_meaning import meaning
-from transconv.verify.bisect_points import Points
-from transconv.verify.bisect_replay import (
-    NAMES,
-    Question,
-    as_targets_divide,
-    differing,
-)
-from transconv.verify.bisect_rules import Unsound, audited
-from transconv.verify.bisect_shrink import PRODUCTS, products, shrunk
+from transconv.verify.bisect import emitted_kernel, stage_search
+from transconv.verify.bisect.direct_sums import meaning
+from transconv.verify.bisect.points import Points
+from transconv.verify.bisect.problem_shrinker import PRODUCTS, products, shrunk
+from transconv.verify.bisect.replay import NAMES, Question, as_targets_divide, differing
+from transconv.verify.bisect.rewrite_rules import Unsound, audited
+from transconv.verify.bisect.stage_search import blame
 
 SM90 = TARGETS["sm_90"]
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -98,7 +93,7 @@ def test_a_bug_of_the_one_launch_is_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
         return Late().mutate(made)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(bisect, "together", planted_together)
+    monkeypatch.setattr(stage_search, "together", planted_together)
     found = blame(text, "bwd_d", "sm_90", schedule, parts=("ir",))
     assert found.stage == "together" and "are wrong" in found.verdict, found.text
 
@@ -115,10 +110,10 @@ def test_a_schedule_that_is_not_legal_is_no_bug() -> None:
 def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with the GPU, which is made up here: in the small size, then in full."""
-    monkeypatch.setattr(bisect_emitted, "detect", lambda: SM90)
+    monkeypatch.setattr(emitted_kernel, "detect", lambda: SM90)
     monkeypatch.setenv(knobs.interpret.name, "0")
-    monkeypatch.setattr(bisect_emitted, "_run", lambda compiled, asked, device: small)
-    monkeypatch.setattr(bisect_emitted, "_in_full", lambda asked, compiled: full)
+    monkeypatch.setattr(emitted_kernel, "_run", lambda compiled, asked, device: small)
+    monkeypatch.setattr(emitted_kernel, "_in_full", lambda asked, compiled: full)
     roles = "a=box b=box | via=gluon stages=3"
     found = blame("mb256ic32ih8oc64oh8kh3ph1 dt=f16 tag=axb", "fwd", SM90,
                   "mb:1 oh:8 ow:8 oc:64 ic:16 | " + (roles if via == "gluon" else ""), limit=1 << 22,

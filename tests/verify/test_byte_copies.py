@@ -10,8 +10,8 @@ import pytest
 
 from transconv import ir
 from transconv.backend_triton import Resources
-from transconv.backend_triton.gluon_memory import bytes_layout
-from transconv.backend_triton.offline import compile_offline
+from transconv.backend_triton.emitters.gluon_layouts import bytes_layout
+from transconv.backend_triton.offline.compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from transconv.backend_triton import Resources
-from transconv.backend_triton.offline import compile_offline
+from transconv.backend_triton.offline.compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
 from transconv.verify.case import Case
 from transconv.verify.data import allocate, fill

@@ -17,12 +17,12 @@ from transconv import knobs, runtime
 from transconv.__main__ import main
 from transconv.cli import check as verb
 from transconv.conv import Compiled, ConvWorkload, compiler
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
-from transconv.verify import driver_run
+from transconv.verify.benchdnn import run
+from transconv.verify.benchdnn.report import COUNTED
+from transconv.verify.benchdnn.run import work
 from transconv.verify.case import Case
-from transconv.verify.driver_run import work
-from transconv.verify.report import COUNTED
 
 pytestmark = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 Output = pytest.CaptureFixture[str]
@@ -361,14 +361,14 @@ def test_memory_and_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     def out_of_memory(*_: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate")
 
-    monkeypatch.setitem(driver_run._STEPS, "R", out_of_memory)
+    monkeypatch.setitem(run._STEPS, "R", out_of_memory)
     row = work(SMALL, "fwd", mode="R")
     assert (row["status"], row["fatal"]) == ("SKIPPED", True)
 
     def out_of_resources(*_: Any) -> None:
         raise OutOfResources("shared memory")
 
-    monkeypatch.setitem(driver_run._STEPS, "R", out_of_resources)
+    monkeypatch.setitem(run._STEPS, "R", out_of_resources)
     assert work(SMALL, "fwd", mode="R")["status"] == "FAILED"
     row = work(SMALL, "fwd", mode="R", schedules="3")
     assert (row["status"], row["too_large"], row["plans"]) == ("EXECUTED", 4, 4)

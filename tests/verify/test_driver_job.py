@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from transconv.conv.problem import ConvProblem, Prop
-from transconv.verify.driver import Driver
-from transconv.verify.driver_attr import Refused
-from transconv.verify.driver_dw import apart
-from transconv.verify.driver_job import Job, job_of, spaced
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.verify.benchdnn.attributes import Refused
+from transconv.verify.benchdnn.depthwise_post_op import apart
+from transconv.verify.benchdnn.job import Job, job_of, spaced
+from transconv.verify.benchdnn.requests import Driver
 
 P = "mb1ic8ih6oc16oh6kh3ph1"
 

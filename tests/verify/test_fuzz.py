@@ -20,21 +20,22 @@ import pytest
 import torch
 
 from transconv import knobs
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ProblemError, ScheduleError
 from transconv.schedule.schedule import Schedule
 from transconv.schedule.word import Word
 from transconv.schedule.words import by_name, register, unregister, words
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
-from transconv.verify import draw, draw_schedule, fuzz, fuzz_run
-from transconv.verify.corpus import Entry, corpus, read
-from transconv.verify.fuzz_run import GOOD, work
-from transconv.verify.fuzz_tally import Tally
-from transconv.verify.fuzz_trial import Trial, draw_trial
-from transconv.verify.shrink import shrink, simpler
-from transconv.verify.trials import SMALL_TYPES
+from transconv.verify.draw import conv_problems, legal_schedules
+from transconv.verify.fuzz import main_loop, trial_run
+from transconv.verify.fuzz.conv_trial import Trial, draw_trial
+from transconv.verify.fuzz.corpus import Entry, corpus, read
+from transconv.verify.fuzz.shrinker import shrink, simpler
+from transconv.verify.fuzz.tally import Tally
+from transconv.verify.fuzz.trial_kinds import SMALL_TYPES
+from transconv.verify.fuzz.trial_run import GOOD, work
 
 ROOT = Path(__file__).parents[2]
 RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
@@ -55,7 +56,7 @@ def test_what_failed_once(entry: Entry) -> None:
 def test_trials() -> None:
     """Through the interpreter of the IR; `make check-all` runs two thousand."""
     bad = [row for n in range(25) if (row := work("ci", n))["status"] not in GOOD]
-    assert not bad, "\n".join(f"{r['status']}: {r['reason']}\n{fuzz.repeated(r)}" for r in bad)
+    assert not bad, "\n".join(f"{r['status']}: {r['reason']}\n{main_loop.repeated(r)}" for r in bad)
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_trials_of_emitted_text() -> None:
 
 @pytest.mark.slow
 def test_a_trial_is_the_same_in_another_process() -> None:
-    code = ("from transconv.verify.fuzz_trial import draw_trial;"
+    code = ("from transconv.verify.fuzz.conv_trial import draw_trial;"
             "print('\\n'.join(str(draw_trial('tests', n)) for n in range(5)))")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
                           check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout
@@ -103,7 +104,7 @@ def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
     """Verdicts are stored under the kernel's text: with a name that depends on the order of a set they
     would be lost."""
     code = ("from transconv.conv import Epilogue, build\n"
-            "from transconv.verify.fuzz_trial import draw_trial\n"
+            "from transconv.verify.fuzz.conv_trial import draw_trial\n"
             "from transconv.target import Target\n"
             "for t in (draw_trial('names', n) for n in range(152, 155)):\n"
             "    made = build(t.problem, t.prop, Target.parse('sm_90'), t.schedule,"
@@ -163,10 +164,10 @@ def test_everything_is_drawn() -> None:
 def test_what_is_kept_is_drawn_where_channels_are_few() -> None:
     problem = ConvProblem.parse("mb4ic16ih8oc32oh8kh3ph1 dt=f16 tag=axb")
     legal = computes(problem, Prop.FWD)
-    drawn = (draw_schedule.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(300))
+    drawn = (legal_schedules.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(300))
     assert any(c is not None and c.keep == "b" for c in drawn)
     legal = computes(ConvProblem.parse("mb4ic64ih16oc64oh16kh1 dt=f16 tag=nhwc"), Prop.FWD)
-    drawn = (draw_schedule.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(60))
+    drawn = (legal_schedules.schedule(random.Random(seed), legal, TARGETS["sm_90"]) for seed in range(60))
     assert any(c is not None and c.reduce == "stream" for c in drawn)
 
 
@@ -174,7 +175,7 @@ def test_drawn_schedules_are_legal() -> None:
     for trial in drawn_trials():
         if trial.schedule is not None:
             legal = [a for a in trial.computes if all(x.size for x in a.axes)]
-            assert draw_schedule.is_legal(trial.schedule, legal, trial.chip), str(trial)
+            assert legal_schedules.is_legal(trial.schedule, legal, trial.chip), str(trial)
 
 
 def test_a_new_word_is_drawn_by_itself() -> None:
@@ -182,7 +183,7 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     what its row says, or of those seen among proposals."""
     def drawn(word: Word, seen: tuple[Schedule, ...] = ()) -> set[object]:
         rng, compute = random.Random(1), drawn_trials()[0].computes[0]
-        return {draw_schedule._value(rng, word, Schedule(), compute, seen) for _ in range(80)}
+        return {legal_schedules._value(rng, word, Schedule(), compute, seen) for _ in range(80)}
 
     assert drawn(by_name()["reduce"]) == {"partials", "atomic", "stream"}
     assert drawn(by_name()["stages"]) == {1, 2, 3, 4}
@@ -196,7 +197,7 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     asked = computes(problem, Prop.FWD)
     register(depth)
     try:
-        made = [draw_schedule.schedule(random.Random(n), asked, TARGETS["sm_90"]) for n in range(40)]
+        made = [legal_schedules.schedule(random.Random(n), asked, TARGETS["sm_90"]) for n in range(40)]
         assert {2, 5} <= {c.word("depth") for c in made if c is not None}
     finally:
         unregister("depth")
@@ -207,7 +208,7 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     ("guard", "wrote outside of dst"), ("gap", "wrote outside of dst"), ("operand", "changed src")])
 def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong element, one that is not written, a write before, after, between, or to an operand."""
-    honest = fuzz_run._judged
+    honest = trial_run._judged
 
     def tampered(trial: Trial, compiled: object, tensors: dict[str, object], data: str) -> object:
         dst, src = tensors["dst"], tensors["src"]
@@ -225,7 +226,7 @@ def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.Monke
     line = f"{RIGHT} --stag=nchw --wtag=oihw --dtag=" + (
         "strides(400_48_8_1)" if what == "gap" else "nchw")
     assert work(line=line)["status"] == "passed"
-    monkeypatch.setattr(fuzz_run, "_judged", tampered)
+    monkeypatch.setattr(trial_run, "_judged", tampered)
     row = work(line=line)
     assert row["status"] == "failed" and reason in row["reason"]
 
@@ -259,10 +260,10 @@ def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatc
                                                  capsys: pytest.CaptureFixture[str],
                                                  tmp_path: Path) -> None:
     """Forked workers inherit a planted bug: every weight gradient is wrong."""
-    monkeypatch.setattr(fuzz_run, "work", _planted)
-    plan = fuzz.Plan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
-    monkeypatch.setattr(fuzz.knobs, "use_interpreter", lambda: None)
-    assert fuzz.fuzz(plan, tmp_path / "out.json") == 1
+    monkeypatch.setattr(trial_run, "work", _planted)
+    plan = main_loop.Plan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
+    monkeypatch.setattr(main_loop.knobs, "use_interpreter", lambda: None)
+    assert main_loop.fuzz(plan, tmp_path / "out.json") == 1
     told = json.loads((tmp_path / "out.json").read_text())
     assert set(told["versions"]) == {"transconv", "torch", "triton"}
     assert set(told["counts"]["device"]) == {"none"}  # nothing was launched
@@ -292,9 +293,9 @@ def test_a_lost_worker_costs_its_trial_alone(how: str, monkeypatch: pytest.Monke
             time.sleep(60)
         return _planted(**asked) | {"status": "passed"}
 
-    monkeypatch.setattr(fuzz_run, "work", lost)
-    plan = fuzz.Plan(6, seed="lost", jobs=2, interpreted=True, known=False, shrunk=0, limit_s=3.0)
-    tally = fuzz.Campaign(plan).run()
+    monkeypatch.setattr(trial_run, "work", lost)
+    plan = main_loop.Plan(6, seed="lost", jobs=2, interpreted=True, known=False, shrunk=0, limit_s=3.0)
+    tally = main_loop.Campaign(plan).run()
     assert tally.statuses == {"passed": 5, how: 1}
     assert tally.bad[0]["line"] == str(draw_trial("lost", 2))
 
@@ -304,8 +305,8 @@ def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.5)
         return _planted(**asked) | {"status": "passed"}
 
-    monkeypatch.setattr(fuzz_run, "work", slow)
-    tally = fuzz.Campaign(fuzz.Plan(1000, jobs=1, known=False, budget_s=3.0)).run()
+    monkeypatch.setattr(trial_run, "work", slow)
+    tally = main_loop.Campaign(main_loop.Plan(1000, jobs=1, known=False, budget_s=3.0)).run()
     assert 1 <= tally.asked < 20 and tally.next(0) == tally.asked
 
 
@@ -321,18 +322,18 @@ def test_a_run_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch, tmp_
             time.sleep(60)
         return _planted(**asked) | {"status": "passed"}
 
-    monkeypatch.setattr(fuzz_run, "work", stopping)
-    monkeypatch.setattr(fuzz.knobs, "use_interpreter", lambda: None)
+    monkeypatch.setattr(trial_run, "work", stopping)
+    monkeypatch.setattr(main_loop.knobs, "use_interpreter", lambda: None)
     asked = {"jobs": 2, "interpreted": True, "known": False, "share": 0}
     path = tmp_path / "out.json"
     before = signal.getsignal(signal.SIGTERM)
-    assert fuzz.fuzz(fuzz.Plan(9, seed="first", **asked), path) == 143  # type: ignore[arg-type]
+    assert main_loop.fuzz(main_loop.Plan(9, seed="first", **asked), path) == 143  # type: ignore[arg-type]
     assert signal.getsignal(signal.SIGTERM) is before
     told = json.loads(path.read_text())
     assert told["next"] == 5 and told["asked"] >= 5 and told["statuses"] == {"passed": told["asked"]}
     assert "go on with --seed first --first 5" in capsys.readouterr().out
-    rest = fuzz.Plan(4, seed="second", first=told["next"], **asked)  # type: ignore[arg-type]
-    assert fuzz.fuzz(rest, path) == 0
+    rest = main_loop.Plan(4, seed="second", first=told["next"], **asked)  # type: ignore[arg-type]
+    assert main_loop.fuzz(rest, path) == 0
     told = json.loads(path.read_text())
     assert (told["first"], told["next"], told["asked"]) == (5, 9, 4)
     assert "go on" not in capsys.readouterr().out
@@ -373,7 +374,7 @@ def test_strange_strides_are_said() -> None:
     p = ConvProblem.parse("mb2ic8ih7oc8oh7kh3ph1")
     kinds = set()
     for _ in range(60):
-        layouts = [draw.layout(rng, s.dtype, p.shapes[n], n != "dst") for n, s in p.specs.items()]
+        layouts = [conv_problems.layout(rng, s.dtype, p.shapes[n], n != "dst") for n, s in p.specs.items()]
         trial = Trial(p.with_layout(layouts), Prop.FWD)
         assert Trial.parse(str(trial)) == trial
         kinds |= {word for word in trial.facts["layout"].split("+")}
@@ -409,7 +410,7 @@ def test_every_family_of_kernels_is_named() -> None:
 @pytest.mark.every(4)
 @pytest.mark.parametrize("entry", list(read(FAMILIES)), ids=lambda e: e.place)
 def test_every_family_of_kernels_is_right(entry: Entry) -> None:
-    row = fuzz_run.work(line=str(entry.trial), way="numpy")
+    row = trial_run.work(line=str(entry.trial), way="numpy")
     assert row["status"] == "passed", row
 
 
@@ -418,8 +419,8 @@ def test_schedules_of_products_with_bytes_are_those_of_the_product() -> None:
     trial = Trial.parse("--dt=u8:u8:i32 --epilogue=zero:src mb2ic16ih7oc16oh7kh3ph1")
     assert [c.name for c in trial.computes] == ["fwd"]
     for seed in range(20):
-        drawn = draw_schedule.schedule(random.Random(seed), trial.computes, trial.chip)
-        assert drawn is None or draw_schedule.is_legal(drawn, trial.computes, trial.chip)
+        drawn = legal_schedules.schedule(random.Random(seed), trial.computes, trial.chip)
+        assert drawn is None or legal_schedules.is_legal(drawn, trial.computes, trial.chip)
 
 
 def test_trials_with_zero_points_are_drawn_and_right() -> None:
@@ -439,16 +440,16 @@ def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: p
     assert work(line=RIGHT, sets=3)["problems"] == 1  # nothing but its operands could differ
     wide = QUANTISED.replace("s8:s8:s8", "s8:s8:f32").replace("zero:src+", "")
     assert work(line=wide, sets=3)["problems"] == 1  # a result that neither rounds nor saturates
-    first, second = (fuzz_run._filled(Trial.parse(line), 7, "exact") for line in (
+    first, second = (trial_run._filled(Trial.parse(line), 7, "exact") for line in (
         QUANTISED, QUANTISED.replace("--dt", "--values=1 --dt")))
     assert all(not torch.equal(first[n].view, second[n].view) for n in first if n != "dst")
-    honest = fuzz_run._interpreted
+    honest = trial_run._interpreted
 
     def wrong(trial: Trial, *rest: Any) -> dict[str, Any]:
         found = honest(trial, *rest)
         return found | ({"status": "failed", "reason": "planted"} if trial.values == 2 else {})
 
-    monkeypatch.setattr(fuzz_run, "_interpreted", wrong)
+    monkeypatch.setattr(trial_run, "_interpreted", wrong)
     row = work(line=QUANTISED, sets=4)
     assert row["status"] == "failed" and Trial.parse(row["line"]).values == 2 and row["problems"] == 2
     assert work(line=row["line"])["status"] == "failed"
@@ -457,8 +458,8 @@ def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: p
 def test_workers_on_a_device_share_what_starts_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A C compiler makes it; kernels of as many arguments have the same."""
     asked: list[str] = []
-    monkeypatch.setattr(fuzz_run, "prepare", lambda scratch, launchers="": asked.append(launchers))
-    monkeypatch.setattr(fuzz_run, "_on_device", lambda *given: {"status": "passed", "nonzero": 1.0})
+    monkeypatch.setattr(trial_run, "prepare", lambda scratch, launchers="": asked.append(launchers))
+    monkeypatch.setattr(trial_run, "_on_device", lambda *given: {"status": "passed", "nonzero": 1.0})
     for way in ("device", "numpy"):
         assert work(line=RIGHT, way=way)["status"] == "passed"
     assert asked == ["triton", ""]

@@ -20,13 +20,13 @@ from transconv.errors import ProblemError
 from transconv.schedule import Schedule
 from transconv.schedule.words import by_name
 from transconv.target.records import TARGETS
-from transconv.verify import draw_any_size, draw_compute, draw_schedule
-from transconv.verify.fuzz import repeated
-from transconv.verify.fuzz_compute import ComputeTrial, draw_trial
-from transconv.verify.fuzz_run import work
-from transconv.verify.shrink import shrink
-from transconv.verify.shrink_compute import simpler
-from transconv.verify.trials import read
+from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
+from transconv.verify.fuzz.compute_shrinker import simpler
+from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
+from transconv.verify.fuzz.main_loop import repeated
+from transconv.verify.fuzz.shrinker import shrink
+from transconv.verify.fuzz.trial_kinds import read
+from transconv.verify.fuzz.trial_run import work
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,8 +46,8 @@ def test_boxes_behind_a_sum_are_drawn() -> None:
     """What the producer fetches, of one residual in twenty on this chip."""
     def schedule(seed: int) -> Schedule | None:
         rng = Random(seed)
-        compute = parse(draw_compute._residual(draw_compute.Page(rng)))
-        return draw_schedule.schedule(rng, [compute], TARGETS["sm_90"])
+        compute = parse(compute_texts._residual(compute_texts.Page(rng)))
+        return legal_schedules.schedule(rng, [compute], TARGETS["sm_90"])
 
     assert any((s := schedule(n)) is not None and s.behind == "box" for n in range(120))
 
@@ -58,7 +58,7 @@ def test_everything_is_drawn() -> None:
     for trial in drawn():
         for name, word in trial.facts.items():
             seen.setdefault(name, set()).add(word)
-    sized = [draw_any_size.text(Random(n)) for n in range(30)]
+    sized = [dynamic_texts.text(Random(n)) for n in range(30)]
     whole = "\n".join((*(t.text for t in drawn()), *sized))
     for said in ("compute product", "compute chain", "compute rows", "reduced_max", "reduced_min",
                  "reduced_prod", "reduced_sum", " else ", " where ", " // ", "strides(", "f16", "bf16",
@@ -85,7 +85,7 @@ def test_lines_read_back() -> None:
 
 
 def test_a_trial_is_the_same_in_another_process() -> None:
-    code = ("from transconv.verify.fuzz_compute import draw_trial;"
+    code = ("from transconv.verify.fuzz.compute_trial import draw_trial;"
             "print([draw_trial('tests', n) for n in range(6)])")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
                           check=True, env={**os.environ, "PYTHONHASHSEED": "7"}).stdout

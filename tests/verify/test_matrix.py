@@ -9,10 +9,10 @@ import pytest
 
 from tests.backend_triton import test_emit
 from transconv.__main__ import main
-from transconv.backend_triton.offline import BACKENDS, triton_version
+from transconv.backend_triton.offline.compilation import BACKENDS, triton_version
 from transconv.cli.matrix import RECORD
-from transconv.conv.any_size import marked
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.dynamic_sizes import marked
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import page, record

@@ -42,7 +42,7 @@ print(*(killed(verdicts.digest, left[part], [TEST]) for part in ("{machine}", "{
 def test_a_mutant_is_killed_by_a_test_that_minds(tmp_path: Path) -> None:
     """In a process of its own: a fork of this one, which has threads, may wait for ever."""
     test = tmp_path / "test_it.py"
-    test.write_text("from transconv.runtime.verdicts import digest\n"
+    test.write_text("from transconv.runtime.check_records import digest\n"
                     "def test_it():\n    assert digest('a', 'b') != digest('a', 'c')\n")
     alone = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = programs.run(["-c", f"TEST = {str(test)!r}{FORKED}"], cwd=ROOT, env=alone, timeout=100)

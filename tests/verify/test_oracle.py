@@ -15,10 +15,10 @@ from tests.reference import convolve
 from tests.strategies import problems
 from tests.verify.shapes import PROBLEMS, operands
 from transconv.compute import ACTIVATIONS
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.ir.dtype import DTYPES
-from transconv.torch_ops import fused_route
+from transconv.torch_ops.fused import fused_route
 from transconv.verify.case import Case
 from transconv.verify.data import GUARD, Guarded, allocate, density, fill, terms
 from transconv.verify.judgement import judge, reached

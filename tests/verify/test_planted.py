@@ -9,14 +9,14 @@ from tests.verify import planted, planted_rules
 from tests.verify.planted import Bug
 from transconv import knobs
 from transconv.conv import Epilogue
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.passes import pipeline
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import comparison, division, fixpoint
 from transconv.target.records import TARGETS
-from transconv.verify.bisect import blame
-from transconv.verify.bisect_emitted import ask_emitter
-from transconv.verify.bisect_replay import Question
+from transconv.verify.bisect.emitted_kernel import ask_emitter
+from transconv.verify.bisect.replay import Question
+from transconv.verify.bisect.stage_search import blame
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 

@@ -12,7 +12,7 @@ from tests.verify import planted
 from transconv import knobs
 from transconv.runtime import steps
 from transconv.target.records import detect
-from transconv.verify.bisect import blame
+from transconv.verify.bisect.stage_search import blame
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(
     not torch.cuda.is_available() or knobs.interpret(), reason="needs a GPU")]

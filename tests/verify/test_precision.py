@@ -9,16 +9,16 @@ import pytest
 from tests.verify.planted import planted_pass
 from tests.verify.planted_precision import LONG, MMA, PRECISION, Imprecise
 from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
-from transconv.runtime import trust
+from transconv.runtime import first_run_check
 from transconv.schedule import is_copy, rounds
 from transconv.schedule.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify import limits
+from transconv.verify.benchdnn.run import work as checked
 from transconv.verify.case import Case
-from transconv.verify.driver_run import work as checked
-from transconv.verify.fuzz_compute import ComputeTrial
-from transconv.verify.fuzz_run import work
+from transconv.verify.fuzz.compute_trial import ComputeTrial
+from transconv.verify.fuzz.trial_run import work
 
 CUT = next(p for p in PRECISION if p.bug.what == "tf32 is cut in registers")
 
@@ -95,8 +95,8 @@ def test_near_a_pole_single_elements_decide() -> None:
 
 
 def test_plans_with_blocked_layouts_run_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "is_trusted", lambda *_, **__: False)
-    monkeypatch.setattr(trust, "run", lambda *_: pytest.fail("no view to look at"))
+    monkeypatch.setattr(first_run_check, "is_trusted", lambda *_, **__: False)
+    monkeypatch.setattr(first_run_check, "run", lambda *_: pytest.fail("no view to look at"))
     for problem, epilogue in (("ic8ih4oc8oh4kh1 dt=i8", "add:s8:14:aBcd4b"),
                               ("ic8ih4oc8oh4kh1 dt=f32 tag=nChw8c", "")):
         case = Case(ConvProblem.parse(problem), Prop.FWD, epilogue, target=TARGETS["sm_90"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transconv.backend_triton.offline import CompileFailure, Resources
+from transconv.backend_triton.offline.compilation import CompileFailure, Resources
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import record
 from transconv.verify.matrix.cases import CASES, planned

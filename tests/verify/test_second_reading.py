@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.verify.second_reading import Shape, all_offsets, offsets, shape_of
-from transconv.conv import descriptor, tags
-from transconv.conv.problem import ConvProblem, Prop
-from transconv.verify import draw
+from transconv.conv.problem import descriptor, tags
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.verify.data import Guarded
+from transconv.verify.draw import conv_problems
 
 ANY = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 TAGS = ("abx", "axb", "nchw", "nhwc", "nChw8c", "aBx16b", "ABx8a4b", "abx:xba:axb", "bax:abx:xab",
@@ -83,7 +83,7 @@ def test_descriptors(text: str) -> None:
 @given(st.integers(0, 10**6))
 def test_drawn_problems(seed: int) -> None:
     """With their layouts; one block of a dimension is what the second reading knows of ``4n@1``."""
-    text = str(draw.drawn(Random(seed), Prop.FWD))
+    text = str(conv_problems.drawn(Random(seed), Prop.FWD))
     if "@" not in text:
         agree(text)
 

@@ -13,10 +13,10 @@ from transconv import ir
 from transconv.conv import ConvProblem, Epilogue, Prop, compiler, epilogue
 from transconv.errors import ProblemError, Unsupported
 from transconv.ir import Cast, Evaluator
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
-from transconv.torch_ops import execute
-from transconv.verify.bisect import blame
+from transconv.torch_ops.calls import lower_call
+from transconv.verify.bisect.stage_search import blame
 from transconv.verify.case import Case
 
 CASES = [
@@ -58,7 +58,7 @@ def test_sums_of_8_bit_floats_move_to_f32_where_that_is_asked_for() -> None:
         assert ConvProblem.parse(str(p)) == p and (" math=ieee" in str(p)) is said
         plan = compiler.build(p, Prop.FWD, TARGETS["sm_90"], None, Epilogue(), heuristics.default)
         assert ("max_num_imprecise_acc=" in plan.source or "acc = acc + held" in plan.source) is said
-    assert execute.flags(torch.float8_e4m3fn).math == "ieee"
+    assert lower_call.flags(torch.float8_e4m3fn).math == "ieee"
 
 
 # -- wrong answers ---------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ import transconv
 from transconv import ir, knobs, quantized
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError, TensorError
-from transconv.ir import stochastic
+from transconv.ir.functions import stochastic_rounding
+from transconv.verify.benchdnn.attributes import Refused
+from transconv.verify.benchdnn.job import job_of
+from transconv.verify.benchdnn.requests import Driver
 from transconv.verify.case import Case
-from transconv.verify.driver import Driver
-from transconv.verify.driver_attr import Refused
-from transconv.verify.driver_job import job_of
 from transconv.verify.judgement import Judgement
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -62,9 +62,14 @@ def test_places_of_merged_groups_are_those_of_the_result(problem: str, prop: str
         assert found.reason == "" and found.nonzero > 0.5, merge
 
 
-@pytest.mark.parametrize("planted", [
-    {"numpy": lambda seed, element: stochastic.numpy_bits(seed, element + 1)},
-    {"numpy": lambda seed, element: stochastic.numpy_bits(seed * 0, element)}], ids=["place", "seed"])
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"numpy": lambda seed, element: stochastic_rounding.numpy_bits(seed, element + 1)},
+        {"numpy": lambda seed, element: stochastic_rounding.numpy_bits(seed * 0, element)},
+    ],
+    ids=["place", "seed"],
+)
 def test_other_words_are_found(planted: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ir.CALLS, "random_bits", replace(ir.CALLS["random_bits"], **planted))
     assert "wrong" in judged(*CASES[0], numpy=True)[0].reason
@@ -83,18 +88,18 @@ def test_words_are_those_of_triton() -> None:
 
     found = torch.zeros(256, dtype=torch.int64)
     words[(1,)](found, torch.tensor([123456789], dtype=torch.int32), 256)
-    assert torch.equal(found & 0xFFFFFFFF, stochastic.random_words(123456789, torch.arange(256)))
-    bits = stochastic.numpy_bits(np.array([123456789], np.int32), np.arange(256, dtype=np.int32))
+    assert torch.equal(found & 0xFFFFFFFF, stochastic_rounding.random_words(123456789, torch.arange(256)))
+    bits = stochastic_rounding.numpy_bits(np.array([123456789], np.int32), np.arange(256, dtype=np.int32))
     assert bits.tolist() == [n - (n >> 31 << 32) for n in (found & 0xFFFFFFFF).tolist()]
 
 
-@pytest.mark.parametrize("dtype", stochastic.SHORT, ids=str)
+@pytest.mark.parametrize("dtype", stochastic_rounding.SHORT, ids=str)
 def test_the_mean_is_the_number(dtype: ir.DType) -> None:
     """Each result is a neighbour, and the mean of 4,000 is within 5 deviations; subnormal numbers, too."""
     x = torch.tensor([1.0 + 0.3 * dtype.spacing, -3.7, 2 * dtype.tiny * 1.25, 0.9 * dtype.tiny, 0.0, 2.0])
     x = x.double()[:, None].expand(-1, 4000)
-    chance = stochastic.chances(5, torch.arange(x.numel()).view(x.shape))
-    made = stochastic.one_of_two(x, chance, dtype, torch)
+    chance = stochastic_rounding.chances(5, torch.arange(x.numel()).view(x.shape))
+    made = stochastic_rounding.one_of_two(x, chance, dtype, torch)
     held = getattr(torch, dtype.torch)
     assert torch.equal(made.to(held).double(), made)
     apart = made.amax(1) - made.amin(1)
@@ -105,7 +110,7 @@ def test_the_mean_is_the_number(dtype: ir.DType) -> None:
 
 
 def test_kernels_round_to_neighbours_and_keep_what_is_no_number() -> None:
-    for dtype in stochastic.SHORT:
+    for dtype in stochastic_rounding.SHORT:
         callee = ir.CALLS[f"stochastic_{dtype}"]
         given = np.array([np.inf, -np.inf, np.nan, 0.0, 3e-42], np.float32)
         made = callee.numpy(given, np.full(5, 0.5, np.float32)).astype(np.float32)

@@ -3,17 +3,23 @@
 In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
 """
 
-from transconv.backend_triton.child import Child, reason_of, serve
-from transconv.backend_triton.compiled import pretend
-from transconv.backend_triton.compilers import Compilers
-from transconv.backend_triton.distinct import function_name
-from transconv.backend_triton.emit_tl import spelled_lines
-from transconv.backend_triton.expected import expect
-from transconv.backend_triton.flaws import Miscompiled
-from transconv.backend_triton.kernel_text import emit, grid_size, is_explicit, unspecialised
-from transconv.backend_triton.launch import Launcher
-from transconv.backend_triton.module import write
-from transconv.backend_triton.offline import (
+from transconv.backend_triton.emitters.kernel_text import (
+    emit,
+    grid_size,
+    is_explicit,
+    unspecialised,
+)
+from transconv.backend_triton.emitters.parameters import parameters
+from transconv.backend_triton.emitters.triton import spelled_lines
+from transconv.backend_triton.emitters.unique_names import function_name
+from transconv.backend_triton.launch.bound_start import Begun, Bind
+from transconv.backend_triton.launch.compile_records import pretend
+from transconv.backend_triton.launch.jit_module import write
+from transconv.backend_triton.launch.launcher import Launcher
+from transconv.backend_triton.launch.sized_launcher import SizedLauncher, numbers_of, programs
+from transconv.backend_triton.launch.warmup import expect
+from transconv.backend_triton.miscompiles.signs import Miscompiled
+from transconv.backend_triton.offline.compilation import (
     BACKENDS,
     Answer,
     CompileFailure,
@@ -22,9 +28,8 @@ from transconv.backend_triton.offline import (
     compile_offline,
     triton_version,
 )
-from transconv.backend_triton.parameter import parameters
-from transconv.backend_triton.sized_launch import SizedLauncher, numbers_of, programs
-from transconv.backend_triton.starts import Begun, Bind
+from transconv.backend_triton.offline.worker import Child, reason_of, serve
+from transconv.backend_triton.offline.worker_pool import Compilers
 
 __all__ = [
     "Answer", "BACKENDS", "Begun", "Bind", "Child", "CompileFailure", "Compilers", "Job", "Launcher",

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from transconv.cli import computations, options, ranges
+from transconv.cli import computations
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Compute
 from transconv.verify import any_size
-from transconv.verify.bisect import blame
-from transconv.verify.bisect_compute import blame_compute
-from transconv.verify.bisect_report import PARTS, Blame
-from transconv.verify.bisect_shrink import PRODUCTS
+from transconv.verify.bisect.computation import blame_compute
+from transconv.verify.bisect.problem_shrinker import PRODUCTS
+from transconv.verify.bisect.report import PARTS, Blame
+from transconv.verify.bisect.stage_search import blame
 
 
 def add_to(verbs: object) -> None:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from transconv import knobs, runtime
-from transconv.cli import options, ranges
+from transconv.cli.arguments import options, ranges
 from transconv.target import Target, detect
 
 

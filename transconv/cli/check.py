@@ -14,15 +14,16 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from transconv.cli import computations, options, ranges
+from transconv.cli import computations
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import ComputeError
 
 if TYPE_CHECKING:
-    from transconv.verify.driver import Request
-    from transconv.verify.driver_job import Job
-    from transconv.verify.report import Report, Result
+    from transconv.verify.benchdnn.job import Job
+    from transconv.verify.benchdnn.report import Report, Result
+    from transconv.verify.benchdnn.requests import Request
 
 ABOUT = """\
 Runs problems given in oneDNN's benchdnn syntax, batch files included, or files with a computation
@@ -89,8 +90,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.verify.driver import Driver
-    from transconv.verify.driver_dw import apart
+    from transconv.verify.benchdnn.depthwise_post_op import apart
+    from transconv.verify.benchdnn.requests import Driver
 
     own, rest = parser().parse_known_args(words.words)
     texts = [w for w in rest if not w.startswith("-")]
@@ -142,7 +143,7 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
     """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
     from tqdm import tqdm
 
-    from transconv.verify.report import Report
+    from transconv.verify.benchdnn.report import Report
     from transconv.verify.stopping import code, terminable
 
     report = Report(remarks or {}, asked=len(requests))
@@ -166,9 +167,9 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
 def _carry_out(requests: Sequence[Request], own: argparse.Namespace,
                ended: Callable[[Result], None]) -> None:
     """Requests that do not apply here first, then the others as they end."""
-    from transconv.verify.driver_attr import Refused
-    from transconv.verify.driver_job import job_of
-    from transconv.verify.report import Result
+    from transconv.verify.benchdnn.attributes import Refused
+    from transconv.verify.benchdnn.job import job_of
+    from transconv.verify.benchdnn.report import Result
 
     todo: list[tuple[int, Request, Job]] = []
     for place, request in enumerate(requests):
@@ -203,7 +204,7 @@ def _rows(todo: Sequence[tuple[int, Request, Job]],
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
     environment["OMP_NUM_THREADS"] = "1"
-    pool = Pool({"check": Group("transconv.verify.driver_run:work", workers, environment)},
+    pool = Pool({"check": Group("transconv.verify.benchdnn.run:work", workers, environment)},
                 capacity=own.memory * 1e9)
     tasks = {id(task): (task, place, request) for task, place, request in (
         (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place,
@@ -231,7 +232,7 @@ def _here(todo: Sequence[tuple[int, Request, Job]],
           budget: float) -> Iterator[tuple[int, Request, dict[str, Any]]]:
     import time
 
-    from transconv.verify.driver_run import work
+    from transconv.verify.benchdnn.run import work
 
     end = time.monotonic() + budget
     for place, request, job in todo:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from transconv.backend_triton import compile_offline
-from transconv.cli import computations, options, ranges
+from transconv.cli import computations
+from transconv.cli.arguments import options, ranges
 from transconv.cli.compiled import TEXTS, printed
 from transconv.target import Target
 from transconv.verify.matrix.jobs import jobs_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from os.path import isfile
 from pathlib import Path
 
-from transconv.cli import options
+from transconv.cli.arguments import options
 from transconv.cli.compiled import printed
 from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
 from transconv.conv import ConvProblem, any_size, marked
@@ -18,7 +18,7 @@ from transconv.ir import readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
 from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled, told
-from transconv.selection import telling
+from transconv.selection import explain_choice
 from transconv.target import Target, detect
 
 BEGINS = re.compile(r"(?m)^(?=compute\s)")  # where a computation's lines begin
@@ -113,7 +113,7 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
             print(f"schedule   {step.schedule}")
             if said := told(step.schedule, step.compute, target):
                 print(f"reduced    {said}")
-            for line in telling.behind(step.schedule, step.compute, target):
+            for line in explain_choice.behind(step.schedule, step.compute, target):
                 print(line)
         print(f"chosen     {made.why}")
     for step in made.steps if shown is not None else ():

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from transconv.backend_triton import CompileFailure, compile_offline
-from transconv.cli import execute, options, run, show
+from transconv.cli import execute, run, show
+from transconv.cli.arguments import options
 from transconv.cli.compiled import table
 from transconv.conv import ConvProblem, Prop, read_problems
 from transconv.errors import ProblemError

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from transconv import knobs
-from transconv.cli import execute, installation, machine, options, storage
-from transconv.cli import selftest as tests
-from transconv.cli.finding import BAD, Finding, guarded, printed
+from transconv.cli import execute
+from transconv.cli.arguments import options
+from transconv.cli.diagnosis import installation, machine, storage
+from transconv.cli.diagnosis import selftest as tests
+from transconv.cli.diagnosis.findings import BAD, Finding, guarded, printed
 from transconv.errors import Unsupported
 from transconv.target import Target, detect
 

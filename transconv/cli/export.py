@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from transconv.cli import computations, options, ranges
+from transconv.cli import computations
+from transconv.cli.arguments import options, ranges
 from transconv.conv import build
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from transconv.cli import options, ranges
+from transconv.cli.arguments import options, ranges
 
 
 def add_to(verbs: object) -> None:
@@ -69,9 +69,9 @@ def add_to(verbs: object) -> None:
 
 def run(words: argparse.Namespace) -> int:
     from transconv.target import Target
-    from transconv.verify.corpus import lines_of, read
-    from transconv.verify.fuzz import Plan, fuzz
-    from transconv.verify.trials import COMPUTES, CONVOLUTIONS, SMALL_TYPES
+    from transconv.verify.fuzz.corpus import lines_of, read
+    from transconv.verify.fuzz.main_loop import Plan, fuzz
+    from transconv.verify.fuzz.trial_kinds import COMPUTES, CONVOLUTIONS, SMALL_TYPES
 
     Target.parse(words.target)
     kind = COMPUTES if words.computes else SMALL_TYPES if words.small_types else CONVOLUTIONS

@@ -9,7 +9,7 @@ from typing import Any
 
 from transconv import knobs
 from transconv.backend_triton import CompileFailure, Job, compile_offline
-from transconv.cli import options, python_file, ranges
+from transconv.cli.arguments import options, python_file, ranges
 from transconv.cli.compiled import TEXTS, table
 from transconv.errors import KernelError
 from transconv.ir import type_named

@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from transconv.backend_triton import BACKENDS, Answer, compile_offline, triton_version
-from transconv.cli import options, ranges
+from transconv.cli.arguments import options, ranges
 from transconv.disk_cache import replace_named
 from transconv.errors import ScheduleError
 from transconv.target import TARGETS, Target

@@ -12,7 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from transconv import knobs
-from transconv.cli import computations, options, ranges
+from transconv.cli import computations
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Alone
 from transconv.conv import ConvProblem, Epilogue, Prop, Registry, compiler, iter_problems
 from transconv.disk_cache import replace_named

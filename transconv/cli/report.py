@@ -11,9 +11,10 @@ from os.path import isfile
 from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, Job, compile_offline
-from transconv.cli import computations, options, ranges
-from transconv.cli.measured import Asked, asked_of, is_times, times_of
-from transconv.cli.printable import one_line
+from transconv.cli import computations
+from transconv.cli.arguments import options, ranges
+from transconv.cli.arguments.measured_times import Asked, asked_of, is_times, times_of
+from transconv.cli.arguments.printable import one_line
 from transconv.cli.show import Work, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems

@@ -7,7 +7,8 @@ import inspect
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transconv.cli import execute, options, python_file
+from transconv.cli import execute
+from transconv.cli.arguments import options, python_file
 from transconv.conv import Prop
 from transconv.errors import TransconvError
 from transconv.target import Target, detect
@@ -43,7 +44,7 @@ def report_wrong(words: argparse.Namespace) -> int:
 def _of_function(text: str, to: Path) -> int:
     """A function of a file."""
     execute.device()  # before Triton is imported
-    from transconv.graph.wrong_report import written, wrong_result
+    from transconv.graph.verification.wrong_report import written, wrong_result
 
     module, name = python_file.loaded(text)
     function = getattr(module, name, None)
@@ -62,7 +63,7 @@ def _of_function(text: str, to: Path) -> int:
 def _of_problem(problem: ConvProblem, to: Path) -> int:
     """A convolution, in each direction."""
     where = execute.device()
-    from transconv.graph.wrong_report import versions
+    from transconv.graph.verification.wrong_report import versions
 
     target = execute.executable(detect() if where == "cuda" else Target.parse("sm_90"), where)
     wrong = []

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from transconv.cli import computations, options
+from transconv.cli import computations
+from transconv.cli.arguments import options
 from transconv.cli.execute import Outcome, device, executable, execute
 from transconv.conv import ConvProblem, Prop, writable
 from transconv.errors import TransconvError

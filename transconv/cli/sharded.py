@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from transconv.cli import options, python_file
+from transconv.cli.arguments import options, python_file
 
 
 def add_to(verbs: object) -> None:

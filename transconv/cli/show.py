@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from transconv.backend_triton import emit
-from transconv.cli import computations, options
+from transconv.cli import computations
+from transconv.cli.arguments import options
 from transconv.compute import Compute, Workload, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, build, marked
 from transconv.errors import ScheduleError
@@ -24,7 +25,8 @@ from transconv.passes import (
 )
 from transconv.runtime import Step, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, Scheduled, why_not
-from transconv.selection import choice, heuristics, telling
+from transconv.selection import choice, explain_choice
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
 
 RULE = "-" * 100
@@ -200,9 +202,9 @@ def why(work: Work) -> list[str]:
     compute, target = work.compute, work.target
     choices = choice.ranked(compute, target, work.workload)
     if work.schedule != choices[0].schedule:
-        return telling.given(work.schedule, choices, compute, target)
-    return [*telling.reasons(choices[0], choices, compute, target),
-            *telling.refusals(compute, target)]
+        return explain_choice.given(work.schedule, choices, compute, target)
+    return [*explain_choice.reasons(choices[0], choices, compute, target),
+            *explain_choice.refusals(compute, target)]
 
 
 def neighbours(work: Work, most: int = 9) -> list[str]:

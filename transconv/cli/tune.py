@@ -12,7 +12,8 @@ from os.path import exists
 from pathlib import Path
 
 from transconv import knobs
-from transconv.cli import computations, options, ranges
+from transconv.cli import computations
+from transconv.cli.arguments import options, ranges
 from transconv.compute import Alone, Compute
 from transconv.conv import (
     DIRECTIONS,
@@ -26,7 +27,7 @@ from transconv.conv import (
     writable,
 )
 from transconv.errors import ProblemError
-from transconv.selection import rows, store
+from transconv.selection.tuning_db import record, store
 from transconv.target import Target, detect, triton_version
 from transconv.tuning import ranks
 from transconv.tuning.dealing import Dealer, serve
@@ -94,14 +95,14 @@ def tune(words: argparse.Namespace) -> int:
         return _tuned(words, _target())
     ranks.own_gpu()
     target = _target()
-    about = {"machine": rows.machine(target), "transconv": __version__, "triton": triton_version()}
+    about = {"machine": record.machine(target), "transconv": __version__, "triton": triton_version()}
     with ranks.meet(about, words.jobs, words.gone_after) as between:
         if between.rank == 0:
             return _tuned(words, target, between)
         ran, found = serve(groups(words.jobs), between)
         print(f"rank {between.rank} had {ran} trials", flush=True)
         if between.writes and not words.db:
-            store.remember(row for x in found if (row := rows.of_mapping(x)))
+            store.remember(row for x in found if (row := record.of_mapping(x)))
     return 0
 
 
@@ -132,7 +133,7 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
     what = "computations" if texts else "directions of problems"
     where = f", on each of {between.count} ranks" if between else ""
     print(f"{len(jobs)} {what}, {words.trials} trials each, on "
-          f"{rows.machine(target)}; {words.jobs} processes compile{where}", flush=True)
+          f"{record.machine(target)}; {words.jobs} processes compile{where}", flush=True)
     with tempfile.TemporaryDirectory(prefix="transconv-tune-") as folder:
         path = words.log or (log_path(database) if database else Path(folder) / "trials.csv")
         log = log_of(path)
@@ -147,13 +148,13 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
             stopped, found = code(stop), session.winners()
             print(f"stopped after {len(log.rows) - known} trials; what was found is kept")
         if database:
-            store.save(database, rows.merged(before, rows.merged(of_log(log.rows), found)))
+            store.save(database, record.merged(before, record.merged(of_log(log.rows), found)))
             kept, where = len(found), str(database)
         else:
             kept, where = store.remember(found), "the user's cache"
     print(f"{kept} of {len(jobs)} are kept in {where}", flush=True)
     if between:
-        between.end("rank 0 was stopped" if stopped else "", [rows.mapping(row) for row in found])
+        between.end("rank 0 was stopped" if stopped else "", [record.mapping(row) for row in found])
     return stopped
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from transconv.cli import options
+from transconv.cli.arguments import options
 from transconv.errors import ScheduleError
 from transconv.schedule import words
 

@@ -9,7 +9,7 @@
 Convolutions, matrix products, pools and chains of elementwise operations all have this form. The matrix
 unit can compute a sum of products of two reads, ``sum(a*b; k)``; the kind of each axis, B, M, N or K,
 follows from which of the reads and stores mention it. The compiler uses a computation's properties (``a``,
-``b``, ``c``, ``sum``); text.py prints and parses it, meaning.py executes it in NumPy.
+``b``, ``c``, ``sum``); text/format.py prints and parses it, semantics/evaluation.py executes it in NumPy.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 
-from transconv.compute.factors import factors_of, kinds_of, operands_of, why_not_plain
+from transconv.compute.analysis.factors import factors_of, kinds_of, operands_of, why_not_plain
+from transconv.compute.analysis.reduction_passes import Sweeps, sweeps
 from transconv.compute.names import Names
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.compute.sweeps import Sweeps, sweeps
 from transconv.ir import (
     TRUE,
     Cast,
@@ -42,10 +42,11 @@ from transconv.ir import (
 @dataclass(frozen=True, eq=True)
 class Compute:
     """Axes and the steps over them. ``math``: the precision of products of f32 (tf32, tf32x3 or ieee);
-    ``merge``: how many adjacent groups are merged (see schedule/merging.py); ``behind``: a name for the
-    operations on the sum; ``part``: the stride phase, if several computations make one result; ``named``:
-    the sizes that are arguments of its kernels, and their requirements. ``does``: ``compute``; ``add`` for
-    the sum of partial sums; ``pack`` and ``unpack`` for copies of an operand and of a result."""
+    ``merge``: how many adjacent groups are merged (see schedule/tiles/merging.py); ``behind``: a name for
+    the operations on the sum; ``part``: the stride phase, if several computations make one result;
+    ``named``: the sizes that are arguments of its kernels, and their requirements. ``does``: ``compute``;
+    ``add`` for the sum of partial sums; ``pack`` and ``unpack`` for copies of an operand and of a
+    result."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -67,15 +68,15 @@ class Compute:
 
     @staticmethod
     def parse(text: str) -> Compute:
-        """Read the text form (see text.py). Raises ComputeError, with a message of one line."""
-        from transconv.compute.text import parse
+        """Read the text form (see text/format.py). Raises ComputeError, with a message of one line."""
+        from transconv.compute.text.format import parse
 
         return parse(text)
 
     def at(self, /, **sizes: int) -> Compute:
         """The computation with these numbers for the sizes that are arguments. Raises ComputeError for
         sizes that do not meet its requirements."""
-        from transconv.compute.sized import at_sizes
+        from transconv.compute.symbolic_compute import at_sizes
 
         return at_sizes(self, sizes)
 
@@ -103,7 +104,7 @@ class Compute:
 
     @cached_property
     def statistics(self) -> tuple[Write, ...]:
-        """The stores that reduce (see statistics.py)."""
+        """The stores that reduce (see analysis/statistics.py)."""
         return tuple(w for w in self.writes if w.op not in ("", "add"))
 
     @cached_property
@@ -113,7 +114,7 @@ class Compute:
 
     @cached_property
     def sweeps(self) -> Sweeps:
-        """The sweeps over the reduced axes (see sweeps.py)."""
+        """The sweeps over the reduced axes (see analysis/reduction_passes.py)."""
         return sweeps(self.steps, self.reduced)
 
     @property
@@ -331,7 +332,7 @@ class Compute:
 
     @cached_property
     def _text(self) -> str:
-        from transconv.compute.text import write
+        from transconv.compute.text.format import write
 
         return write(self)
 

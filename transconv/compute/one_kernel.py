@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from transconv.compute.analysis.statistics import why_not_reduced
+from transconv.compute.analysis.store_conflicts import why_not_stored
 from transconv.compute.compute import Compute
-from transconv.compute.statistics import why_not_reduced
 from transconv.compute.steps import Reduction
-from transconv.compute.stores import why_not_stored
 
 
 @lru_cache(maxsize=1024)

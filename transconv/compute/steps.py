@@ -91,7 +91,7 @@ class Reduction:
 class Write:
     """``tensor[coordinates] = value``; the value has the tensor's type. With ``op`` ``add``: ``+= value``,
     to a tensor that is zero at first; several points may add to one element. ``sum``, ``max``, ``min`` and
-    ``squares`` reduce the values of all points that have one place (see statistics.py)."""
+    ``squares`` reduce the values of all points that have one place (see analysis/statistics.py)."""
 
     view: View
     value: Expr

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from transconv.compute.compute import Compute
-from transconv.compute.kernels import kernels
+from transconv.compute.kernel_split import kernels
 from transconv.compute.one_kernel import why_not_lowered
-from transconv.compute.sampled import Found, examine
-from transconv.compute.sized import why_not_any_size
+from transconv.compute.semantics.sampled_points import Found, examine
+from transconv.compute.symbolic_compute import why_not_any_size
 from transconv.errors import ScheduleError
 from transconv.ir import Tensor, sizes_told
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from transconv import runtime
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.plans import Compiled
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.passes import lower
 from transconv.runtime import Choose, Planned, Question, forget, replan

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import IDENTITY, Pointwise, Read, Step, Write
 from transconv.conv.post_ops import ALL, Operand, known, post_op, split
-from transconv.conv.zero_points import ZeroPoints
+from transconv.conv.quantization.zero_points import ZeroPoints
 from transconv.errors import LayoutError, ScheduleError
 from transconv.ir import (
     SHORT,

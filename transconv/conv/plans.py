@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.ir import f32
 from transconv.runtime import Plan

@@ -12,11 +12,11 @@ from __future__ import annotations
 from functools import partial
 
 from transconv import runtime
-from transconv.conv.any_size import every, phases, planes_of, rows_of, whole
 from transconv.conv.compiler import suited
+from transconv.conv.dynamic_sizes import every, phases, planes_of, rows_of, whole
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.plans import Compiled
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.errors import ProblemError
 from transconv.runtime import Question

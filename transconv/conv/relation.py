@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from transconv.compute import ACC, Axis, Compute, product
-from transconv.conv.compensation import ahead, subtracted
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem import ConvProblem, Prop
-from transconv.conv.signed import shifted, shifts
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.quantization.compensation import ahead, subtracted
+from transconv.conv.quantization.u8_shift import shifted, shifts
 from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
 from transconv.simplify import Facts, simplify
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 
 if TYPE_CHECKING:
     import torch

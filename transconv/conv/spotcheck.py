@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import SHORT, Found, with_error
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.quantization.zero_points import without_zeros
 from transconv.conv.sampling import Axes, Points, choose
-from transconv.conv.zero_points import without_zeros
 from transconv.ir import EXACT_TERMS, DType, f32, multiplied_as, tf32
 
 if TYPE_CHECKING:

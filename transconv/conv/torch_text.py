@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from transconv.compute import OPS
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
 
 

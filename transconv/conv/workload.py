@@ -16,15 +16,15 @@ from math import log2, prod
 from typing import TYPE_CHECKING
 
 from transconv.compute import Compute, Found, TorchText, Workload, why_not_any_size
-from transconv.conv.any_size import any_size, any_tensors, marked, spelled
-from transconv.conv.element_types import why_not_multiplied
+from transconv.conv.dynamic_sizes import any_size, any_tensors, marked, spelled
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.problem import ConvProblem, Prop
+from transconv.conv.problem.conv_problem import ConvProblem, Prop
+from transconv.conv.problem.element_types import why_not_multiplied
+from transconv.conv.problem.tags import write_tags
+from transconv.conv.quantization.zero_points import SUMS, why_not_zeros
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
-from transconv.conv.tags import write_tags
 from transconv.conv.torch_text import continued, program
-from transconv.conv.zero_points import SUMS, why_not_zeros
 from transconv.errors import ProblemError, TransconvError, Unsupported
 from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader

@@ -10,7 +10,7 @@ from typing import cast
 from transconv.compute import Compute, touched
 from transconv.cost.fetches import ASYNC, in_rows
 from transconv.cost.issue import ACCESS
-from transconv.cost.spelled import Number, larger
+from transconv.cost.symbolic_cost import Number, larger
 from transconv.ir import ONE, Expr, value_at
 from transconv.schedule import Schedule, Scheduled, share
 from transconv.target import Constants, Target

@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import prod
 
 from transconv.compute import Compute, axis_steps, axis_strides, places
-from transconv.cost.spelled import Number, kept, larger, smaller
+from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.ir import View
 from transconv.schedule import Block, Schedule, has_quads, lanes
 from transconv.target import Target
@@ -34,8 +34,8 @@ UNPACKED = 48  # more of a thread that unpacks bytes and converts them: 40 to 50
 # tests/cost/test_fitted_numbers.py). Others do not tell: with 1 the estimates of 95 kernels are nearer in
 # the mean, and what they put first in 18 groups of trials is as fast.
 CONVERTED = 1.6
-# Of bytes of integers, which are multiplied four at a time (passes/quads.py), in turns of an instruction;
-# those for words and their products take two.
+# Of bytes of integers, which are multiplied four at a time (passes/scalar/dp4a.py), in turns of an
+# instruction; those for words and their products take two.
 FOURTH = 0.5  # for each product
 QUADS = 3.0, 1.0  # for each element of A, whose words are mostly made of two others, and of B
 WORDS = 16  # more registers of a thread

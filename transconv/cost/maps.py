@@ -26,11 +26,11 @@ from math import ceil, prod
 from typing import cast
 
 from transconv.compute import Compute, axis_strides
-from transconv.cost.additions import adding_us, meeting_us
+from transconv.cost.atomics import adding_us, meeting_us
+from transconv.cost.cache_reloads import LATENCY_NS, loaded
 from transconv.cost.issue import ACCESS
-from transconv.cost.reloads import LATENCY_NS, loaded
-from transconv.cost.spelled import Number, kept, larger, smaller
-from transconv.cost.sweeps import Tiled, facts_of, moves, sweeps, tiled_by
+from transconv.cost.reduction_passes import Tiled, facts_of, moves, sweeps, tiled_by
+from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.schedule import (
     Block,
     Schedule,

@@ -20,10 +20,10 @@ from typing import cast
 
 from transconv.compute import Compute
 from transconv.cost import issue, maps
-from transconv.cost.additions import leaving_us, meeting_us
+from transconv.cost.atomics import leaving_us, meeting_us
 from transconv.cost.copies import copied
 from transconv.cost.issue import LINE
-from transconv.cost.spelled import Number, kept, larger, smaller
+from transconv.cost.symbolic_cost import Number, kept, larger, smaller
 from transconv.cost.work import Work, count
 from transconv.ir import EXACT_TERMS
 from transconv.schedule import Schedule, Scheduled, k_steps, priced, programs, tile

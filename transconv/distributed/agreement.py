@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from transconv import knobs
-from transconv.selection import files_digest, rows, store
+from transconv.selection import files_digest
+from transconv.selection.tuning_db import record, store
 from transconv.target import triton_version
 from transconv.version import __version__
 
@@ -51,7 +52,7 @@ def agree_on_schedules(mesh: Any) -> None:
     if not _is_same(mesh, about):
         told = "; ".join(f"rank {rank} has {text}" for rank, text in gathered(mesh, about))
         raise RuntimeError(f"the ranks of a mesh would compute with different kernels: {told}")
-    own = rows.write_rows(store.all_of_user())
+    own = record.write_rows(store.all_of_user())
     if _is_same(mesh, own):
         return
     found = gathered(mesh, _digest(own))
@@ -60,7 +61,7 @@ def agree_on_schedules(mesh: Any) -> None:
     if dist.get_rank() == first:
         warnings.warn(f"the tuned schedules of rank {first} differ from those of {others}; all ranks use "
                       f"those of rank {first}", RuntimeWarning, stacklevel=2)
-    store.adopt(rows.read_rows(_of_first(mesh, own)))
+    store.adopt(record.read_rows(_of_first(mesh, own)))
 
 
 def _digest(text: str) -> int:

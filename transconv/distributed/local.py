@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 from transconv.distributed.halo import Window
-from transconv.torch_ops import routes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.quantized_gradients import weight_gradient
-from transconv.torch_ops.requests import request
+from transconv.torch_ops.calls import route_cache
+from transconv.torch_ops.calls.call_attributes import request
+from transconv.torch_ops.quantized.quantized_gradients import weight_gradient
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
@@ -44,7 +44,7 @@ class Part(NamedTuple):
         src = self.read(src)
         if not (src.numel() and wei.numel() and all(shape)):
             return with_bias(src.new_zeros(tuple(shape)), bias)
-        made: Tensor = routes.forward_route(request("", 0, *self.params), src, wei, bias,
+        made: Tensor = route_cache.forward_route(request("", 0, *self.params), src, wei, bias,
                                             settings.mode).forward(src, wei, bias)
         return made
 
@@ -53,7 +53,7 @@ class Part(NamedTuple):
         read = self.read(like)
         if not (read.numel() and wei.numel() and dst.numel()):
             return torch.zeros_like(like)
-        made = routes.backward(self.params, dst, read, wei, (True, False, False), settings.mode)[0]
+        made = route_cache.backward(self.params, dst, read, wei, (True, False, False), settings.mode)[0]
         assert made is not None
         missing = [n for w in reversed(self.windows) for n in (0, w.unread)]
         return F.pad(made, missing) if any(missing) else made
@@ -66,7 +66,7 @@ class Part(NamedTuple):
             return torch.zeros_like(wei)
         if addend and wei.element_size() < 4:
             return weight_gradient(src, dst, wei, self.params, False)
-        made = routes.backward(self.params, dst, src, wei, (False, True, False), settings.mode)[1]
+        made = route_cache.backward(self.params, dst, src, wei, (False, True, False), settings.mode)[1]
         assert made is not None
         return made
 

@@ -21,9 +21,11 @@ from torch.distributed.tensor import (
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from transconv.distributed import padded, rowwise, rules, windows
+from transconv.distributed import rules
+from transconv.distributed.modules import border_padding, rowwise, windows
 from transconv.distributed.placing import dealt, part
-from transconv.torch_ops import convert, exchange, stats
+from transconv.torch_ops import stats
+from transconv.torch_ops.conversion import convert, module_swap
 
 Tensor = torch.Tensor
 
@@ -62,8 +64,8 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
               if (name in rows or isinstance(module, classes)) and not _within(name, whole)]
     by_row = [name for name in by_row if not _within(name, [other for other in by_row if other != name])]
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.conv._ConvNd) and not exchange.is_ours(type(module)):
-            if why := exchange.why_not(module):
+        if isinstance(module, nn.modules.conv._ConvNd) and not module_swap.is_ours(type(module)):
+            if why := module_swap.why_not(module):
                 raise ValueError(f"'{name}' cannot be sharded: {why}")
         if any(isinstance(p, DTensor) for p in module.parameters(recurse=False)):
             raise ValueError(f"'{name}' has parameters that are DTensors already; parallelize the model "
@@ -84,7 +86,11 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
     for name, module in model.named_modules():
         if _within(name, (*whole, *by_row)):
             continue
-        if forward := padded.convolution if padded.has_border(module) else windows.forward_of(module):
+        if (
+            forward := border_padding.convolution
+            if border_padding.has_border(module)
+            else windows.forward_of(module)
+        ):
             module.forward = partial(forward, module)
         elif type(module) in ELEMENTWISE:
             if getattr(module, "inplace", False):

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from transconv.distributed.agreement import gathered
 from transconv.distributed.watch import watch_group
 from transconv.runtime import COMPILING
-from transconv.torch_ops import routes
+from transconv.torch_ops.calls import route_cache
 
 Tensor = torch.Tensor
 EAGER = 2  # calls at least that run as they are
@@ -196,7 +196,7 @@ def _first(error: BaseException) -> str:
 
 def _torchs(reason: str) -> int:
     """How many results torch computed so far for this reason."""
-    return routes.counted().fallback.get(reason, 0)
+    return route_cache.counted().fallback.get(reason, 0)
 
 
 def _local(t: Any) -> Tensor:

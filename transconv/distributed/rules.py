@@ -14,9 +14,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
-from transconv.distributed import norms, padding, sharded, upsampling
+from transconv.distributed import sharded
+from transconv.distributed.modules import norms, padding, upsampling
 from transconv.errors import Unsupported
-from transconv.torch_ops import operators, originals, subclasses
+from transconv.torch_ops import operators, tensor_subclasses
+from transconv.torch_ops.conversion import aten_convolutions
 
 _new_library: Any = torch.library.Library
 _register: Any = torch.library.register_torch_dispatch
@@ -112,7 +114,7 @@ def serve_models() -> None:
         _of_models.append(_new_library("aten", "FRAGMENT"))
         for name, function in _OF_MODELS.items():
             _add(name, function, _of_models[0])
-        replace(originals.replaced)
+        replace(aten_convolutions.replaced)
 
 
 def _own_backward(grad: Any, *rest: Any) -> tuple[Tensor, ...]:
@@ -125,4 +127,4 @@ _OWN: dict[str, Callable[..., Any]] = {
     "transconv::convolution_backward": _own_backward}
 for _name, _rule in _OWN.items():
     _add(_name, _rule, operators.library)
-subclasses.serve(DTensor, forward, backward, replace)
+tensor_subclasses.serve(DTensor, forward, backward, replace)

@@ -5,7 +5,7 @@ the reason, by torch. Knows: the torch border and everything below it. Importing
 operators that exported programs name."""
 
 from transconv.functional import text_derivatives as text_derivatives
-from transconv.functional.explained import explain as explain
+from transconv.functional.explanation import explain as explain
 from transconv.functional.extrema import argmax, argmin, max, min
 from transconv.functional.indexing import embedding, gather, index_select
 from transconv.functional.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
@@ -36,7 +36,7 @@ from transconv.functional.reductions import (
     sum,
     var,
 )
-from transconv.functional.rows import cross_entropy, log_softmax, normalize, softmax
+from transconv.functional.softmax import cross_entropy, log_softmax, normalize, softmax
 from transconv.functional.views import (
     cat,
     flip,
@@ -47,7 +47,8 @@ from transconv.functional.views import (
     pixel_unshuffle,
     unfold,
 )
-from transconv.torch_ops import fused_autograd, quantized_operator, traced_autograd  # noqa: F401
+from transconv.torch_ops.fused import fused_autograd, traced_autograd  # noqa: F401
+from transconv.torch_ops.quantized import quantized_operator  # noqa: F401
 
 __all__ = [
     "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d",

@@ -15,8 +15,8 @@ from transconv.compute import (
     why_not_stored,
 )
 from transconv.errors import ComputeError, TensorError
-from transconv.functional import operators
-from transconv.functional.launches import Memory, Program, program
+from transconv.functional.calls import torch_operators
+from transconv.functional.calls.compiled_launch import Memory, Program, program
 
 Tensor = torch.Tensor
 
@@ -58,7 +58,7 @@ class Computation:
                 raise TypeError(f"{self.compute.name}: {name} {why}")
         found |= named
         read = [self._checked(found, name, m) for name, m in known.items()]
-        made = operators.compute(self._line, read)
+        made = torch_operators.compute(self._line, read)
         return _one_or_all(made)
 
     def _of_nothing(self, given: tuple[Any, ...], device: Any = None, **named: Any) -> list[Tensor]:
@@ -67,7 +67,7 @@ class Computation:
         if device is None:
             raise TensorError(f"{self.compute.name} reads no tensor, and none says where its result shall "
                               "be; expected device=, such as device=\"cuda\"")
-        made: list[Tensor] = operators.of_nothing(self.text, torch.device(device))
+        made: list[Tensor] = torch_operators.of_nothing(self.text, torch.device(device))
         return made
 
     def _checked(self, found: dict[str, Any], name: str, m: Memory) -> Tensor:

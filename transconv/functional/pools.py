@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from transconv.compute import library
-from transconv.functional.bound import Function, Made, Numbers, Specs, expect
-from transconv.functional.calls import call
-from transconv.functional.operators import declare
+from transconv.functional.calls.dispatch import call
+from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs, expect
+from transconv.functional.calls.torch_operators import declare
 
 Tensor = torch.Tensor
 Ints = int | Sequence[int]

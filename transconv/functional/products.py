@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.errors import Unsupported
-from transconv.functional.bound import Function, Made, Numbers, Specs
-from transconv.functional.calls import call
-from transconv.functional.operators import declare
-from transconv.torch_ops.execute import read_precision
-from transconv.torch_ops.fused_route import ACTIVATIONS, refuse
+from transconv.functional.calls.dispatch import call
+from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.torch_operators import declare
+from transconv.torch_ops.calls.lower_call import read_precision
+from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 
 Tensor = torch.Tensor
 

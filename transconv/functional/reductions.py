@@ -9,10 +9,10 @@ import torch
 
 from transconv.compute import library
 from transconv.errors import Unsupported
-from transconv.functional.bound import Function, Made, Numbers, Specs
-from transconv.functional.calls import call
-from transconv.functional.launches import TORCH
-from transconv.functional.operators import declare
+from transconv.functional.calls.compiled_launch import TORCH
+from transconv.functional.calls.dispatch import call
+from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.torch_operators import declare
 
 Tensor = torch.Tensor
 Dims = int | Sequence[int] | None

@@ -19,8 +19,8 @@ from torch.autograd import forward_ad
 
 from transconv.compute import Derivative, differentiate, of_examples, one_line, reaches
 from transconv.errors import ComputeError
-from transconv.functional.launches import program
-from transconv.functional.operators import compute
+from transconv.functional.calls.compiled_launch import program
+from transconv.functional.calls.torch_operators import compute
 from transconv.torch_ops import transforms
 from transconv.torch_ops.library import differentiated
 from transconv.torch_ops.operators import library

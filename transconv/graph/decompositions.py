@@ -14,8 +14,9 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
-from transconv.graph import saved, translate  # noqa: F401  # its tables have entered their rows
-from transconv.graph.rows import ROWS
+from transconv.graph import translate  # noqa: F401  # its tables have entered their rows
+from transconv.graph.lowerings.table import ROWS
+from transconv.graph.regions import saved_tensors  # noqa: F401  # its tables have entered their rows
 
 Tensor = torch.Tensor
 
@@ -58,7 +59,7 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
     """torch's division of a joint graph. What is made of no input, or only moves elements of what is kept,
     is not kept: the backward graph reads it through a view again. Where values are equal is kept: one that
     is evaluated again is not that of which the largest was stored, as it is not rounded alike."""
-    saved.prepared(joint.graph)
+    saved_tensors.prepared(joint.graph)
     told: set[fx.Node] = set()
     for node in joint.graph.nodes:
         known = all(x in told for x in node.all_input_nodes)
@@ -70,7 +71,7 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     found: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
         joint, *args, **kwargs)
-    saved.shared(*found, kwargs["num_fwd_outputs"])
+    saved_tensors.shared(*found, kwargs["num_fwd_outputs"])
     return found
 
 

@@ -10,12 +10,12 @@ import torch
 
 from transconv.errors import TransconvError
 from transconv.graph.backend_calls import found
-from transconv.graph.kernel import Kernel
-from transconv.graph.pieces import Piece
-from transconv.graph.plan import Edge
-from transconv.graph.price import Price, counted
-from transconv.graph.region_calls import Launches
-from transconv.graph.seconds import measured
+from transconv.graph.fusion.fusion_cost import Price, counted
+from transconv.graph.fusion.index_ir import Piece
+from transconv.graph.fusion.plan import Edge
+from transconv.graph.regions.measured_cost import measured
+from transconv.graph.regions.region_calls import Launches
+from transconv.graph.regions.region_kernel import Kernel
 from transconv.runtime import estimated
 from transconv.tuning.timing import Clock
 

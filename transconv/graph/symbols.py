@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils._sympy import functions
 
-from transconv.graph.rows import NotOurs, Result
+from transconv.graph.lowerings.table import NotOurs, Result
 from transconv.graph.sizes import Fraction, Known, Length
 from transconv.ir import LARGEST_SIZE, Expr, Var, as_expr, value_at
 

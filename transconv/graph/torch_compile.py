@@ -12,20 +12,22 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
 from transconv.errors import TransconvError
-from transconv.functional.launches import SIZES
-from transconv.graph import decompositions, mutated, quantized_products, reporting, saved
+from transconv.functional.calls.compiled_launch import SIZES
+from transconv.graph import decompositions, reporting
 from transconv.graph.backend_calls import Made, owner
-from transconv.graph.captured import Captures
-from transconv.graph.eager_check import Checks, FirstCall
-from transconv.graph.partition import is_size
-from transconv.graph.parts import Parts, Setting, unseen
-from transconv.graph.price import Price
-from transconv.graph.small_images import UPSAMPLING
+from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.lowerings import quantized_products
+from transconv.graph.lowerings.small_images import UPSAMPLING
+from transconv.graph.regions import input_mutation, saved_tensors
+from transconv.graph.regions.cudagraphs import Captures
+from transconv.graph.regions.partition import is_size
+from transconv.graph.regions.region_runner import Parts, Setting, unseen
 from transconv.graph.symbols import Symbols
+from transconv.graph.verification.eager_check import Checks, FirstCall
 from transconv.runtime import Begun, begin, begin_processes, cores, is_collecting
 from transconv.target import TARGETS
 from transconv.torch_ops import stats
-from transconv.torch_ops.execute import target_of
+from transconv.torch_ops.calls.lower_call import target_of
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
@@ -47,8 +49,8 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     ``{"upsampling": "auto" | "always" | "never"}``, whether convolutions of upsampled images become
     ones of the small image: where they round no more often than torch, always, or never;
     ``{"cudagraphs": True}``, or the ``mode`` "reduce-overhead": launches are recorded as CUDA graphs (see
-    captured.py). Other modes are for torch's own backend and ignored. Returns a function of the graph's
-    inputs. Where no kernel runs, the whole graph is the rest's: with one warning, or as
+    regions/cudagraphs.py). Other modes are for torch's own backend and ignored. Returns a function of the
+    graph's inputs. Where no kernel runs, the whole graph is the rest's: with one warning, or as
     ``transconv.config.fallback`` says. ValueError for options that are unknown."""
     given = dict(options or {})
     rest, upsampling = given.pop("rest", "inductor"), given.pop("upsampling", "auto")
@@ -126,14 +128,14 @@ class _Graph:
         device = next((t.device for t in inputs if isinstance(t, Tensor) and t.device.type != "cpu"), CPU)
         self.checks = Checks(gm, device)
         if phase == "backward":
-            saved.examples(gm.graph, inputs)
+            saved_tensors.examples(gm.graph, inputs)
         elif phase == "inference":
-            saved.parts_cast(gm.graph)
+            saved_tensors.parts_cast(gm.graph)
         decompositions.waiting_for_nothing(gm.graph)
         if phase == "inference":
             decompositions.once(gm.graph)
         quantized_products.joined(gm.graph)
-        self.mutated = mutated.taken(gm.graph)
+        self.mutated = input_mutation.taken(gm.graph)
         self.gm, self.rest, self.phase, self.made = gm, rest, phase, made
         self.upsampling = upsampling
         self.device = device
@@ -141,7 +143,7 @@ class _Graph:
         self.rates = Price(TARGETS[PRICED] if device is CPU else self.target)
         self.ways = [_Way(self, Symbols(gm.graph))]
         if phase == "forward":
-            saved.told(self.strides())
+            saved_tensors.told(self.strides())
         self.known: dict[tuple[int, ...], Chosen] = {}
 
     def __call__(self, given: list[Any]) -> list[Any]:
@@ -154,7 +156,7 @@ class _Graph:
         inputs = [given[place] for place in self.mutated]
         made = way.parts(sizes, given, numbers)
         own = len(made) - len(inputs)
-        mutated.write(inputs, made[own:])
+        input_mutation.write(inputs, made[own:])
         return made[:own]
 
     def strides(self) -> list[tuple[int, ...] | None]:

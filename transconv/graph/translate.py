@@ -10,30 +10,30 @@ from typing import Any
 import torch
 from torch import fx
 
-from transconv.graph import (
-    cat_rows,
-    convolution_rows,
-    filling_rows,
-    gradient_rows,
-    map_rows,
-    pool_rows,
-    product_rows,
+from transconv.graph.fusion.index_ir import TYPES, Counted, Piece, Seen, Source
+from transconv.graph.lowerings import (
+    concatenations,
+    convolutions,
+    elementwise,
+    fills,
+    gradients,
+    pools,
+    products,
+    quantization,
     quantized_convolutions,
-    quantized_rows,
-    reduction_rows,
-    view_rows,
+    reductions,
+    views,
 )
-from transconv.graph.counting import told_by_place
-from transconv.graph.pieces import TYPES, Counted, Piece, Seen, Source
-from transconv.graph.rows import ROWS, Call, NotOurs, Result, is_bug, why_no_row
+from transconv.graph.lowerings.index_ranges import told_by_place
+from transconv.graph.lowerings.table import ROWS, Call, NotOurs, Result, is_bug, why_no_row
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 
 log = logging.getLogger("transconv.graph")
 
 # Imported for their rows.
-TABLES = (map_rows, filling_rows, view_rows, cat_rows, reduction_rows, pool_rows, product_rows,
-          convolution_rows, gradient_rows, quantized_rows, quantized_convolutions)
+TABLES = (elementwise, fills, views, concatenations, reductions, pools, products,
+          convolutions, gradients, quantization, quantized_convolutions)
 
 
 def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:

@@ -5,7 +5,6 @@ deadlocks. Knows: nothing above it.
 """
 
 from transconv.ir.access import BoxLoad, Load, Read
-from transconv.ir.calls import CALLS, Callee, helpers
 from transconv.ir.dtype import (
     DTYPES,
     EXACT_TERMS,
@@ -82,20 +81,23 @@ from transconv.ir.func import (
     dot,
     partial,
 )
+from transconv.ir.functions.calls import CALLS, Callee, helpers
+from transconv.ir.functions.fma import multiply_add
+from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
+from transconv.ir.functions.reductions import REDUCERS, reducer_of
+from transconv.ir.functions.rounding import Rounding, convert
+from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
+from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
+from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
+from transconv.ir.functions.tables import Rows
 from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.names import LAUNCH, why_not_depth, why_not_name, why_not_text
 from transconv.ir.node import Node, ObjectMap, ObjectSet, node
 from transconv.ir.operations import Call, Cast, Select
-from transconv.ir.quads import BYTES, PRODUCTS, SHIFTED
-from transconv.ir.reading import readable
-from transconv.ir.reductions import REDUCERS, reducer_of
-from transconv.ir.rounded_once import multiply_add
-from transconv.ir.rounding import Rounding, convert
-from transconv.ir.rows import Rows
-from transconv.ir.saturation import at_random, divided, is_number, saturated
+from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
+from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
 from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
 from transconv.ir.stmt import (
     Alloc,
@@ -114,7 +116,6 @@ from transconv.ir.stmt import (
     statements,
     store,
 )
-from transconv.ir.stochastic import SHORT, chances, one_of_two
 from transconv.ir.tensor import Tensor, View, ViewDim
 from transconv.ir.terms import (
     addends,
@@ -127,9 +128,9 @@ from transconv.ir.terms import (
     select,
     sum_of,
 )
+from transconv.ir.text.infix import readable
+from transconv.ir.text.python_functions import defined
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
-from transconv.ir.values import Values, function_of, value_at, values_of
-from transconv.ir.verify import LEVELS, VerifyError, verify
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,
@@ -143,7 +144,6 @@ from transconv.ir.visit import (
     updated,
     walk,
 )
-from transconv.ir.written_out import defined
 
 __all__ = [
     "Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from transconv.ir.rounding import NEAREST_TF32, Rounding
-from transconv.ir.rows import Rows
+from transconv.ir.functions.rounding import NEAREST_TF32, Rounding
+from transconv.ir.functions.tables import Rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

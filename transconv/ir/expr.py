@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol, Union
 
 from transconv.ir.dtype import DType, boolean, f32, index, promote
+from transconv.ir.functions.scalars import Number, number_of
 from transconv.ir.node import Node, node
-from transconv.ir.numbers import Number, number_of
 
 
 class Standing(Protocol):
@@ -37,7 +37,7 @@ class Expr(Node):
         raise NotImplementedError
 
     def __str__(self) -> str:
-        from transconv.ir.printer import text
+        from transconv.ir.text.printer import text
 
         return text(self)
 

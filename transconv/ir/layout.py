@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from transconv.ir.dtype import DType
 from transconv.ir.expr import ZERO, Expr, Like, as_expr
-from transconv.ir.layout_text import LETTERS, layout_tag, layout_text, parse_blocks
 from transconv.ir.node import Node, node
+from transconv.ir.text.layout_text import LETTERS, layout_tag, layout_text, parse_blocks
 
 
 @node
@@ -67,7 +67,7 @@ class Layout(Node):
         """Read any text form. ``letters`` names the dimensions in order (``nchw``); without it the
         letters of the text decide between ``abcdef``, activations and weights. ``shape`` is needed
         where the text has no sizes; a blocked dimension is padded up to its block. Raises
-        LayoutError, one line. See layout_text.py for the forms."""
+        LayoutError, one line. See text/layout_text.py for the forms."""
         ndims, blocks, offset = parse_blocks(text, shape, letters)
         return Layout(dtype, ndims, tuple(LayoutBlock(*b) for b in blocks), offset)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from transconv.ir.calls import CALLS
 from transconv.ir.dtype import DType, promote
 from transconv.ir.expr import Expr
+from transconv.ir.functions.calls import CALLS
 from transconv.ir.node import node
 
 

@@ -13,10 +13,10 @@ from dataclasses import replace
 from math import lcm
 
 from transconv.ir import expr as ex
+from transconv.ir.functions.size_values import Values, value_at
 from transconv.ir.node import Node, node
 from transconv.ir.stmt import For, Kernel
 from transconv.ir.tensor import Tensor
-from transconv.ir.values import Values, value_at
 from transconv.ir.visit import Mutator, free_vars
 
 LARGEST_SIZE = 2**31 - 1

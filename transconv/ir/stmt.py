@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from transconv.ir.access import box_address
 from transconv.ir.expr import TRUE, ZERO, Expr, Lane, Var, as_expr
 from transconv.ir.func import Func
+from transconv.ir.functions.size_values import Values
 from transconv.ir.node import Node, node
 from transconv.ir.tensor import Tensor
-from transconv.ir.values import Values
 
 if TYPE_CHECKING:
     from transconv.ir.sizes import Sizes
@@ -22,7 +22,7 @@ class Stmt(Node):
     __slots__ = ()
 
     def __str__(self) -> str:
-        from transconv.ir.printer import text
+        from transconv.ir.text.printer import text
 
         return text(self)
 

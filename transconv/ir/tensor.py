@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from transconv.ir.dtype import DType
 from transconv.ir.expr import ONE, TRUE, Expr, as_expr
+from transconv.ir.functions.size_values import Values, value_at
 from transconv.ir.layout import Layout
 from transconv.ir.node import Node, node
 from transconv.ir.terms import all_of, sum_of
-from transconv.ir.values import Values, value_at
 
 
 @node

@@ -5,16 +5,16 @@ passes, emitters and launches below it, nothing of convolutions.
 """
 
 from transconv.errors import KernelError, ScopeError
+from transconv.kernel.annotations import Buffer, Constant, Tunable, symbols
 from transconv.kernel.atomics import atomic_ref
-from transconv.kernel.builder import Builder
-from transconv.kernel.declared import Buffer, Constant, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
 from transconv.kernel.device_functions import DeviceFunction
-from transconv.kernel.families import Scope
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import Asked
 from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
+from transconv.kernel.overloads import Scope
 from transconv.kernel.random_numbers import uniform
+from transconv.kernel.tiles.intrinsic_builder import Builder
 
 WorkGroup = Scope.WorkGroup
 """The scope of a group: its tiles, all work-items at once."""

@@ -9,20 +9,20 @@ from typing import Any, overload
 
 from transconv.errors import KernelError
 from transconv.ir import DType
-from transconv.kernel.arguments import described
-from transconv.kernel.checking import check
-from transconv.kernel.declared import Asked, Declared, Meant, Tunable, declared_of
+from transconv.kernel.annotations import Asked, Declared, Meant, Tunable, declared_of
 from transconv.kernel.device_functions import func
-from transconv.kernel.explaining import explained
+from transconv.kernel.frontend.source import Source
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import intrinsic
-from transconv.kernel.launching import Launches
-from transconv.kernel.lowering import Lowered
-from transconv.kernel.operators import Results, as_operator
-from transconv.kernel.results import AskedResults, Recipe, makers, results_of, returned
-from transconv.kernel.simulator import simulate
-from transconv.kernel.source import Source
-from transconv.kernel.tuned import Found
+from transconv.kernel.launch.arguments import described
+from transconv.kernel.launch.description import explained
+from transconv.kernel.launch.launcher import Launches
+from transconv.kernel.launch.lowering import Lowered
+from transconv.kernel.launch.results import AskedResults, Recipe, makers, results_of, returned
+from transconv.kernel.launch.simulator_check import check
+from transconv.kernel.launch.torch_operator import Results, as_operator
+from transconv.kernel.launch.tuned_choices import Found
+from transconv.kernel.simulator.execution import simulate
 from transconv.target import Target, detect
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
@@ -175,7 +175,8 @@ class KernelFunction:
             op = silu.as_operator("mine::silu", group=lambda X: Group(X.numel(), 1024), results="Y")
 
         ``results``: the parameters that it allocates and returns, like the first tensor or as functions of
-        arguments make them; ``backward``: a kernel that writes ``grad_X``. See ``operators.py``."""
+        arguments make them; ``backward``: a kernel that writes ``grad_X``. See
+        ``launch/torch_operator.py``."""
         return as_operator(self, name, group=group, results=results, backward=backward)
 
     def lower(self, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:

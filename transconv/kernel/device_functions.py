@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transconv.errors import KernelError
-from transconv.kernel.source import Source
+from transconv.kernel.frontend.source import Source
 
 if TYPE_CHECKING:
-    from transconv.kernel.families import Scope
+    from transconv.kernel.overloads import Scope
 
 
 class DeviceFunction:
@@ -63,7 +63,7 @@ def func(function: Any = None, *, scope: Scope | None = None, inline: bool = Tru
     ``@kernel.func(silu, scope=WorkItem)`` makes the body of ``silu`` for one scope, WorkGroup, SubGroup or
     WorkItem; its first parameter is the group, sub-group or work-item, which calls leave out.
     """
-    from transconv.kernel.families import Scope, family_for
+    from transconv.kernel.overloads import Scope, family_for
 
     if scope is not None and not isinstance(scope, Scope):
         raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")

@@ -39,7 +39,7 @@ from transconv.ir import (
     select,
 )
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.values import named
+from transconv.kernel.tiles.values import named
 
 Expression = Callable[..., Expr]
 

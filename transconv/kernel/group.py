@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from transconv.errors import KernelError
-from transconv.kernel.lanes import PLACES, capacity
+from transconv.kernel.tiles.lanes import PLACES, capacity
 
 LONGEST = 1024  # elements of a group of one dimension that gets no hint
 MOST_STAGES = 8

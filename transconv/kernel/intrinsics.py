@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.kernel.families import Scope, family_for
+from transconv.kernel.frontend.source import Source
+from transconv.kernel.overloads import Scope, family_for
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.source import Source
-from transconv.kernel.values import ArrayView, Tile, named
+from transconv.kernel.tiles.values import ArrayView, Tile, named
 from transconv.target import Target
 
 

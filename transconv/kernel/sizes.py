@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transconv.kernel.declared import symbols
+from transconv.kernel.annotations import symbols
 
 
 def __getattr__(name: str) -> Any:

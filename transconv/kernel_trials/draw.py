@@ -15,7 +15,7 @@ from transconv.kernel_trials.draw_tiles import STATEMENTS, begin, stores
 from transconv.kernel_trials.draw_whole import wholes
 from transconv.kernel_trials.page import Page
 from transconv.kernel_trials.trial import Drawn, KernelTrial
-from transconv.verify.draw import chance
+from transconv.verify.draw.conv_problems import chance
 
 SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 20, 33)
 MOST, MOST_ITEMS = 40, 9  # sizes of the work; the simulator runs items one by one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transconv.kernel_trials.page import Page
 from transconv.kernel_trials.trial import Drawn
-from transconv.verify.draw import chance
+from transconv.verify.draw.conv_problems import chance
 
 
 def sub_groups(d: Page, work: int) -> dict[str, Drawn]:

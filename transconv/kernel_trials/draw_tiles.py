@@ -6,7 +6,7 @@ import re
 
 from transconv.kernel_trials.page import Page
 from transconv.kernel_trials.trial import Drawn
-from transconv.verify.draw import chance
+from transconv.verify.draw.conv_problems import chance
 
 
 def begin(d: Page, flat: bool, whole: str) -> None:

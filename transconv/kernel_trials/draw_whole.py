@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from transconv.kernel_trials.page import Page
 from transconv.kernel_trials.trial import Drawn
-from transconv.verify.draw import chance
+from transconv.verify.draw.conv_problems import chance
 
 LIMITS = {"i8": (-128, 127), "u8": (0, 255), "i32": (-2**31, 2**31 - 1)}
 SHIFTS = (0, 1, 2, 5, 7, 8, 31, 32, 40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.shrink import simpler
 from transconv.kernel_trials.trial import KernelTrial
-from transconv.verify.trials import Kind
+from transconv.verify.fuzz.trial_kinds import Kind
 
 KERNELS = Kind("transconv.kernel_trials.run:work", lambda seed, number, target: draw_trial(seed, number),
                KernelTrial.parse, simpler, "kernels", shown=KernelTrial.program)

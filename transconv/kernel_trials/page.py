@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-from transconv.verify.draw import chance
+from transconv.verify.draw.conv_problems import chance
 
 
 @dataclass

@@ -20,8 +20,8 @@ from transconv.kernel import Group, KernelFunction
 from transconv.kernel_trials.draw import draw_trial
 from transconv.kernel_trials.numpy_answer import answered
 from transconv.kernel_trials.trial import KernelTrial
-from transconv.verify.fuzz_run import Row, of_error
-from transconv.verify.fuzz_worker import prepare
+from transconv.verify.fuzz.trial_run import Row, of_error
+from transconv.verify.fuzz.worker import prepare
 
 NEAR = 2e-4  # floats: of 1, and of the value
 TARGET = "sm_90"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from transconv.errors import ProblemError
 from transconv.kernel_trials.trial import Drawn, KernelTrial
-from transconv.verify.shrink import less
+from transconv.verify.fuzz.shrinker import less
 
 VALUE = re.compile(r"\bv\d+\b")
 ASSIGNED = re.compile(r"(>*) ?(v\d+) = (.*)")

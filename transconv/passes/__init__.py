@@ -3,7 +3,7 @@
 In: a computation and a schedule. Out: the kernel after every pass. Knows: IR, simplifier, schedule.
 """
 
-from transconv.passes.joined import together
+from transconv.passes.lowering.launch_fusion import together
 from transconv.passes.pipeline import (
     EMIT,
     NAIVE,

@@ -15,27 +15,28 @@ from transconv.compute import Compute, Write, describe
 from transconv.disk_cache import leave_text
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, verify
-from transconv.passes import (
+from transconv.passes.lowering import (
     blockwise,
-    cse,
-    edges,
-    final,
+    broadcast_loads,
     gridwise,
-    hoist,
     lanewise,
-    lets,
+    legalization,
     naive,
-    narrow,
-    quads,
-    reuse,
-    roles,
-    simplification,
-    unroll,
-    upright,
-    widen,
 )
 from transconv.passes.names import Names, hidden, renamed
+from transconv.passes.scalar import (
+    copy_propagation,
+    cse,
+    dp4a,
+    hoist,
+    index_width,
+    interior_tiles,
+    load_elimination,
+    simplification,
+    unroll,
+)
 from transconv.passes.stage import Context, Form, Pass, Stage
+from transconv.passes.warp_spec import epilogue_transpose, warp_roles
 from transconv.schedule import Schedule, Scheduled, why_not
 from transconv.target import Target
 
@@ -57,26 +58,26 @@ STAGES: tuple[Stage, ...] = (
          lambda k, c: lanewise.lanewise(k, c.schedule, c.dot_precision), optional=False, level="lanes",
          scheduled=True),
     Pass("unroll", "short loops are written out", lambda k, c: unroll.unroll(k)),
-    Pass("reuse", "what is loaded twice is loaded once", lambda k, c: reuse.reuse(k)),
+    Pass("reuse", "what is loaded twice is loaded once", lambda k, c: load_elimination.reuse(k)),
     Pass("simplify", "shorter indices, fewer masks",
          lambda k, c: simplification.simplify_kernel(k)),
-    Pass("lets", "names that nothing reads disappear", lambda k, c: lets.optimise_lets(k)),
+    Pass("lets", "names that nothing reads disappear", lambda k, c: copy_propagation.optimise_lets(k)),
     Pass("hoist", "what does not change leaves the loop", lambda k, c: hoist.hoist(k)),
     Pass("edges", "tiles inside need no masks of the edges",
-         lambda k, c: edges.edges(k, c.schedule), scheduled=True),
+         lambda k, c: interior_tiles.edges(k, c.schedule), scheduled=True),
     Pass("cse", "repeated divisions get a name", lambda k, c: cse.cse(k)),
-    Pass("narrow", "32 or 64 bits for every index", lambda k, c: narrow.narrow(k),
+    Pass("narrow", "32 or 64 bits for every index", lambda k, c: index_width.narrow(k),
          optional=False),
     Pass("widen", "operands are loaded along all lanes of their products",
-         lambda k, c: widen.widen(k, c.schedule, c.compute), scheduled=True),
+         lambda k, c: broadcast_loads.widen(k, c.schedule, c.compute), scheduled=True),
     Pass("upright", "rows of results are the first dimension of their tiles",
-         lambda k, c: upright.upright(k, c.schedule), scheduled=True),
+         lambda k, c: epilogue_transpose.upright(k, c.schedule), scheduled=True),
     Pass("final", "what the target spells differently",
-         lambda k, c: final.final(k, c.target.upcast16), optional=False),
+         lambda k, c: legalization.final(k, c.target.upcast16), optional=False),
     Pass("quads", "bytes are multiplied four at a time",
-         lambda k, c: quads.quads(k, c.schedule, c.compute, c.target), scheduled=True),
+         lambda k, c: dp4a.quads(k, c.schedule, c.compute, c.target), scheduled=True),
     Pass("roles", "shared memory, barriers and the roles of warps",
-         lambda k, c: roles.roles(k, c.schedule), optional=False, level="explicit", scheduled=True),
+         lambda k, c: warp_roles.roles(k, c.schedule), optional=False, level="explicit", scheduled=True),
     Stage("together", "all stride phases in one launch"),
     Stage("emit", "the kernel in Triton", gives="text"),
 )

@@ -16,20 +16,18 @@ from transconv.compute import describe
 from transconv.disk_cache import replace_named
 from transconv.ir import Kernel
 from transconv.passes import lower
-from transconv.report import (
+from transconv.report import machine, stages, strategies
+from transconv.report.pictures import (
     grid,
-    machine,
     memory,
     plane_picture,
     roofline,
-    stages,
-    strategies,
     timeline,
     timeline_picture,
 )
-from transconv.report.memory import Ring
-from transconv.report.planes import Plane, plane_of, worth
-from transconv.report.roofline import Bar
+from transconv.report.pictures.memory import Ring
+from transconv.report.pictures.planes import Plane, plane_of, worth
+from transconv.report.pictures.roofline import Bar
 from transconv.report.subject import Section, Subject
 from transconv.report.tiles import first_tile
 from transconv.runtime import kernel_name

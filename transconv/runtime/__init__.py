@@ -4,17 +4,9 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.runtime.allocator import quickest
-from transconv.runtime.apart import Apart, Copy, apart
-from transconv.runtime.carried import Carried, info, pack, unpack
-from transconv.runtime.compiler import build, build_compute, forget, plan, replan
-from transconv.runtime.estimates import estimated, is_estimated
-from transconv.runtime.first_results import FirstSizes, first_result
-from transconv.runtime.operands import check_indices
-from transconv.runtime.plans import Plan, Step
-from transconv.runtime.prepared import Begun, Prepared, begin, prepare, rank
-from transconv.runtime.processors import beside, cores, helpers
-from transconv.runtime.questions import COMPILING, NEVER, Batch, Question, Waiting
-from transconv.runtime.readiness import (
+from transconv.runtime.cache_bundle import Carried, info, pack, unpack
+from transconv.runtime.check_warmup import FirstSizes, first_result
+from transconv.runtime.compilation.async_compile import (
     ahead,
     begin_processes,
     expect,
@@ -23,10 +15,18 @@ from transconv.runtime.readiness import (
     state,
     withdraw,
 )
-from transconv.runtime.recompilation import Compared, compare
-from transconv.runtime.recording import collect, collecting, is_collecting
+from transconv.runtime.compilation.batch_compile import Begun, Prepared, begin, prepare, rank
+from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, Question, Waiting
+from transconv.runtime.compilation.processor_count import beside, cores, helpers
+from transconv.runtime.compilation.recompilation import Compared, compare
+from transconv.runtime.compilation.request_capture import collect, collecting, is_collecting
+from transconv.runtime.compiler import build, build_compute, forget, plan, replan
+from transconv.runtime.estimates import estimated, is_estimated
+from transconv.runtime.operands import check_indices
+from transconv.runtime.plans import Plan, Step
 from transconv.runtime.registry import Chosen, Kernels, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
+from transconv.runtime.weight_prepack import Apart, Copy, apart
 
 __all__ = [
     "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Compared", "Copy",

@@ -20,8 +20,9 @@ from transconv.compute import Alone, Compute, Workload
 from transconv.cost import estimate
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
-from transconv.passes import TOGETHER, leave, running, split_sums, together
-from transconv.runtime import kept, verdicts
+from transconv.passes import TOGETHER, leave, running, together
+from transconv.passes.lowering import split_k
+from transconv.runtime import check_records, plan_cache
 from transconv.runtime.plans import Plan, Step
 from transconv.runtime.steps import (
     Choose,
@@ -126,8 +127,8 @@ class _Shelf:
             whole = Scheduled(compute, chosen, target)
             spaces |= {t.name: t for t in whole.workspaces}
             spaces |= {t.name: t for t in (*part_spaces(whole.main, chosen), *self.between(compute))}
-            if most := split_sums.most_parts(chosen, whole.main):
-                parts = split_sums.workspace(whole.main, most)
+            if most := split_k.most_parts(chosen, whole.main):
+                parts = split_k.workspace(whole.main, most)
                 if parts.name not in spaces or spaces[parts.name].layout.span < parts.layout.span:
                     spaces[parts.name] = parts  # stride phases share the largest
             elif chosen.split_k > 1:  # atomic: clear before the first launch, as other phases may store
@@ -181,7 +182,7 @@ class _Shelf:
             whole = replace(phases[0][0], name=self.workload.direction, part=None)
             step = launched(self.workload, whole, schedule, target, kernel)
             leave(step.kernel.name, TOGETHER.name, str(kernel))
-            if not verdicts.is_wrong(step.digest):
+            if not check_records.is_wrong(step.digest):
                 return step
             self.rejected += 1
         return None
@@ -208,7 +209,7 @@ class _Shelf:
                     raise
                 log.warning("a row of the tuning database is passed over: %s", error)
                 continue
-            if not verdicts.is_wrong(digest):
+            if not check_records.is_wrong(digest):
                 if not self.why:
                     self.why, self.tuned = made.why, made.close
                 return made.schedule
@@ -244,7 +245,7 @@ def known(workload: Workload, target: Target, schedule: Schedule | None, determi
     key = (workload, target, schedule, kind, deterministic)
     found = _plans.get(key)
     if found is None:
-        made = kept.find(workload, target, deterministic, kind,
+        made = plan_cache.find(workload, target, deterministic, kind,
                          lambda: build(workload, target, None, None, deterministic, kind))
         if made is None:
             return None
@@ -258,8 +259,14 @@ def adopt(answer: dict[str, Any]) -> None:
     for found in answer.get("wrong", ()):
         log.warning("rejected: %s with schedule %s: %s", found["function"], found["schedule"],
                     found["reason"])
-        verdicts.record(found["kernel"], verdicts.WRONG, bool(found["keep"]), reason=found["reason"],
-                        function=found["function"], schedule=found["schedule"])
+        check_records.record(
+            found["kernel"],
+            check_records.WRONG,
+            bool(found["keep"]),
+            reason=found["reason"],
+            function=found["function"],
+            schedule=found["schedule"],
+        )
 
 
 def _kept_or_built(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
@@ -269,10 +276,10 @@ def _kept_or_built(workload: Workload, target: Target, schedule: Schedule | None
 
     if schedule is not None or not keeps:
         return make()
-    found = kept.find(workload, target, deterministic, kind, make)
+    found = plan_cache.find(workload, target, deterministic, kind, make)
     if found is None:
         found = make()
-        kept.keep(found)
+        plan_cache.keep(found)
     return found
 
 

@@ -12,10 +12,10 @@ from transconv.backend_triton import Begun, Bind, Launcher, SizedLauncher, numbe
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, Formula
 from transconv.ir import Kernel, Tensor, Values
-from transconv.runtime import allocator, starting
+from transconv.runtime import allocator, launch_codegen
+from transconv.runtime.launch_codegen import StarterAt
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
-from transconv.runtime.sized import Required, required
-from transconv.runtime.starting import StarterAt
+from transconv.runtime.size_arguments import Required, required
 from transconv.schedule import Schedule
 from transconv.target import Target
 
@@ -207,7 +207,7 @@ class Plan:
             return None
         types = [] if spaces else [torch_type(spec) for spec in self.workspaces.values()]
         sizes = self.required.names if self.required is not None else ()
-        return starting.starter(self.numbers, allocator.quickest(), device, len(known) - len(types),
+        return launch_codegen.starter(self.numbers, allocator.quickest(), device, len(known) - len(types),
                                 len(sizes), types, steps)
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:

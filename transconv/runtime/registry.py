@@ -14,10 +14,17 @@ from typing import Generic
 from transconv.cost import Formula, Lines
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
 from transconv.ir import Const, Expr, Le, Sizes, function_of
+from transconv.runtime.compilation.async_compile import compiles, planned, ready
+from transconv.runtime.compilation.plan_request import (
+    COMPILING,
+    NEVER,
+    Batch,
+    Question,
+    Room,
+    Waiting,
+)
+from transconv.runtime.compilation.request_capture import collect, is_collecting
 from transconv.runtime.plans import Made
-from transconv.runtime.questions import COMPILING, NEVER, Batch, Question, Room, Waiting
-from transconv.runtime.readiness import compiles, planned, ready
-from transconv.runtime.recording import collect, is_collecting
 
 NEVER_US = "1e999"  # infinity, as Python reads it
 # What counts of the estimate of a schedule that tuning found for a problem that is close: estimates that

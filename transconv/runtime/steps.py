@@ -21,8 +21,9 @@ from transconv.backend_triton import (
 from transconv.compute import Compute, Workload
 from transconv.errors import ScheduleError, Unsupported
 from transconv.ir import Kernel
-from transconv.passes import EMIT, PROBLEM, leave, lower, split_sums
-from transconv.runtime import verdicts
+from transconv.passes import EMIT, PROBLEM, leave, lower
+from transconv.passes.lowering import split_k
+from transconv.runtime import check_records
 from transconv.runtime.plans import Lowered, Step
 from transconv.schedule import (
     Schedule,
@@ -111,7 +112,7 @@ def _to_the_end(compute: Compute, chosen: Schedule, target: Target, choose: Choo
     the schedule of any of these may leave partial sums again."""
     yield compute, chosen
     whole = Scheduled(compute, chosen, target)
-    behind = [_second(whole)] if split_sums.most_parts(chosen, whole.main) else []
+    behind = [_second(whole)] if split_k.most_parts(chosen, whole.main) else []
     for last in (*behind, *finishes(whole.main, chosen)):
         yield from _to_the_end(last, choose(last, target), target, choose)
 
@@ -134,7 +135,7 @@ def _second(whole: Scheduled) -> Compute:
     merged groups; otherwise groups are not merged, so that it skips what is off the diagonal."""
     schedule = whole.schedule
     apart = whole if schedule.reduce == "stream" else replace(whole, schedule=replace(schedule, merge=1))
-    second = split_sums.second(apart.main, schedule)
+    second = split_k.second(apart.main, schedule)
     return second.through(c=whole.compute.c) if schedule.pack else second
 
 
@@ -236,4 +237,4 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
 def digest_of(source: str, schedule: Schedule, target: Target) -> str:
     """The key of a kernel's verdict and of the record that it was compiled."""
     source = source.replace(str(schedule), schedule.key)  # in the comment above the kernel
-    return verdicts.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")
+    return check_records.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")

@@ -3,16 +3,7 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.behind import (
-    behind_bytes,
-    boxes_behind,
-    in_place,
-    told_behind,
-    why_not_behind,
-)
-from transconv.schedule.box_rules import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
-from transconv.schedule.boxes import Box, box_of
-from transconv.schedule.copying import is_copy, rounds, share
+from transconv.schedule.bound_schedule import Scheduled
 from transconv.schedule.counts import (
     QUAD,
     ROWS,
@@ -35,12 +26,23 @@ from transconv.schedule.counts import (
     tiles_of_a_stage,
     transposed_bytes,
 )
-from transconv.schedule.finishing import finishes, groups
-from transconv.schedule.legality import of_any_size, why_not
-from transconv.schedule.legality_boxes import most_sums
-from transconv.schedule.legality_words import LONGEST, MOST_WRITTEN, why_not_early
-from transconv.schedule.merging import inner_feature
-from transconv.schedule.packing import (
+from transconv.schedule.legality.box_dimensions import ENGINE_ALIGN, INTEGERS, ROW, fewest_positions
+from transconv.schedule.legality.boxes import most_sums
+from transconv.schedule.legality.check import of_any_size, why_not
+from transconv.schedule.legality.words import LONGEST, MOST_WRITTEN, why_not_early
+from transconv.schedule.schedule import Block, Schedule
+from transconv.schedule.tiles.boxes import Box, box_of
+from transconv.schedule.tiles.copy_kernels import is_copy, rounds, share
+from transconv.schedule.tiles.epilogue_reads import (
+    behind_bytes,
+    boxes_behind,
+    in_place,
+    told_behind,
+    why_not_behind,
+)
+from transconv.schedule.tiles.final_reduction import finishes, groups
+from transconv.schedule.tiles.merging import inner_feature
+from transconv.schedule.tiles.packing import (
     FEATURES,
     diagonal,
     in_registers,
@@ -53,7 +55,7 @@ from transconv.schedule.packing import (
     with_letter,
     without,
 )
-from transconv.schedule.partials import (
+from transconv.schedule.tiles.partial_results import (
     PROGRAM,
     carried,
     left_bytes,
@@ -62,12 +64,10 @@ from transconv.schedule.partials import (
     reduced_sides,
     within_places,
 )
-from transconv.schedule.piles import pile
-from transconv.schedule.reducing import divided, kept, told, within
-from transconv.schedule.results import result_boxes, result_bytes
-from transconv.schedule.row_copies import why_not_rows
-from transconv.schedule.schedule import Block, Schedule
-from transconv.schedule.scheduled import Scheduled
+from transconv.schedule.tiles.result_boxes import result_boxes, result_bytes
+from transconv.schedule.tiles.row_blocks import divided, kept, told, within
+from transconv.schedule.tiles.row_copies import why_not_rows
+from transconv.schedule.tiles.stacked_boxes import pile
 from transconv.schedule.word import Such, Word
 from transconv.schedule.words import WORDS, priced, proposing, words
 from transconv.schedule.words import register as register_word

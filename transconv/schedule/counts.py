@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv.compute import Compute, axis_strides
 from transconv.ir import View
-from transconv.schedule.boxes import transposed
-from transconv.schedule.sliding import moves, rows_of
+from transconv.schedule.tiles.boxes import transposed
+from transconv.schedule.tiles.window_reuse import moves, rows_of
 from transconv.target import Target
 
 if TYPE_CHECKING:

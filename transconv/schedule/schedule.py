@@ -5,7 +5,7 @@
 A block is an ordered group of fused axes and an extent: how many of their positions one program (or one
 step of the sum) handles. Axes without a block have extent 1: M, N and B positions are separate programs, K
 positions separate steps. ``Schedule.parse(str(c)) == c``. words.py, and ``python -m transconv words``,
-give the meaning and the values of each word; legality.py says which schedules are legal.
+give the meaning and the values of each word; legality/check.py says which schedules are legal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from transconv.errors import ScheduleError
 from transconv.ir import why_not_text
-from transconv.schedule.packing import letters
+from transconv.schedule.tiles.packing import letters
 from transconv.schedule.word import Value
 from transconv.schedule.words import WORDS, by_name, renamed, words
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
 from transconv.errors import ScheduleError
-from transconv.schedule import legality_boxes as boxes
-from transconv.schedule import legality_words as rules
-from transconv.schedule import reducing
-from transconv.schedule.behind import why_not_behind
-from transconv.schedule.legality_sliding import why_not_slide
+from transconv.schedule.legality import boxes as boxes
+from transconv.schedule.legality import words as rules
+from transconv.schedule.legality.window_reuse import why_not_slide
+from transconv.schedule.tiles import row_blocks
+from transconv.schedule.tiles.epilogue_reads import why_not_behind
 from transconv.schedule.word import ENDLESS, TEXT, Such, Value, Word
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ WORDS: tuple[Word, ...] = (
          ("partials", "atomic", "stream"), why_not=rules.why_not_reduce),
     Word("red", "", "What reduces a row: one thread (`lane`), the threads of a `warp` or of a `block`, or "
          "several programs (`split`); default: the tile decides.",
-         ("", "lane", "warp", "block", "split"), why_not=reducing.why_not_red),
+         ("", "lane", "warp", "block", "split"), why_not=row_blocks.why_not_red),
     Word("row", "", "Whether a row that several sweeps read stays in registers (`held`) or is loaded in "
          "each (`again`); default: the tile decides.", ("", "held", "again"),
-         why_not=reducing.why_not_row, draw=()),
+         why_not=row_blocks.why_not_row, draw=()),
     Word("turn", 0, "1 lets each sweep over a row that is loaded again begin where the last one ended, "
          "whose elements the caches still hold (`tl`).", (0, 1),
          "every sweep begins at the first step (0), or every other one at the last (1)",
-         why_not=reducing.why_not_turn, draw=(0, 0, 1)),
+         why_not=row_blocks.why_not_turn, draw=(0, 0, 1)),
     Word("programs", 0, "0 starts one program per tile; another number starts this many persistent "
          "programs, which share the tiles.", range(ENDLESS), draw=(0, 1, 2, 5, 132)),
     Word("unroll", 0, "1 unrolls the loop over the steps of the sum.", (0, 1),

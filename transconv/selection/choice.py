@@ -28,13 +28,14 @@ from transconv.schedule import (
     registered_words,
     why_not_copied,
 )
-from transconv.selection import heuristics, nearest, store
-from transconv.selection.chains import too_long
-from transconv.selection.fetching import also_fetching
-from transconv.selection.keys import files_digest, told_by, unnamed
-from transconv.selection.rows import Row, machine
-from transconv.selection.several import at_several, lasts
-from transconv.selection.transfer import believable, fitted, relatives, without_axes
+from transconv.selection.multi_size_ranking import at_several, lasts
+from transconv.selection.proposals import heuristics
+from transconv.selection.proposals.accumulation_chains import too_long
+from transconv.selection.proposals.epilogue_boxes import also_fetching
+from transconv.selection.tuning_db import nearest, store
+from transconv.selection.tuning_db.keys import files_digest, told_by, unnamed
+from transconv.selection.tuning_db.record import Row, machine
+from transconv.selection.tuning_db.transfer import believable, fitted, relatives, without_axes
 from transconv.target import Target
 from transconv.version import __version__
 

@@ -12,10 +12,12 @@ import torch
 
 from transconv.conv import ConvProblem, Prop
 from transconv.errors import Unsupported
-from transconv.torch_ops import any_size, arguments, execute, shapes
+from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.autocast import autocast
-from transconv.torch_ops.decide import like
-from transconv.torch_ops.dispatch import check_bias, parse
+from transconv.torch_ops.calls import dynamic_sizes, lower_call
+from transconv.torch_ops.calls.dispatch import check_bias, parse
+from transconv.torch_ops.calls.route import ALIGNMENT
+from transconv.torch_ops.calls.select_impl import like
 from transconv.torch_ops.functional import (
     CONV1D,
     CONV2D,
@@ -25,7 +27,6 @@ from transconv.torch_ops.functional import (
     CONV_TRANSPOSE3D,
     Sizes,
 )
-from transconv.torch_ops.route import ALIGNMENT
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
@@ -116,11 +117,11 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
 def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[Part]:
     forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
     computed = (("result", forward), ("input gradient", backward), ("weight gradient", Prop.BWD_W))
-    why = tuple(execute.reasons(x, w))
+    why = tuple(lower_call.reasons(x, w))
     if why:  # where it is the layout, there are no strides to look at
         return [Part(name, direction, reasons=why) for name, direction in computed]
     channels_last = shapes.channels_last_result(x, w)
-    flags = execute.flags(x.dtype)
+    flags = lower_call.flags(x.dtype)
     aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
                       for t in (x, w, b))
     shape = shapes.output_shape(x.shape, w.shape, p)
@@ -131,9 +132,9 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
     for (name, direction), given in zip(computed, tensors, strict=True):
         bias = b if name == "result" else None
         epilogue = "" if bias is None else "bias"
-        problem = execute.describe(x.dtype, *given, p, flags.math)
+        problem = lower_call.describe(x.dtype, *given, p, flags.math)
         request = problem, direction, x.device, epilogue, aligned, flags.deterministic
-        of_any_size = partial(any_size.chosen, direction, p, x.dtype, given, channels_last, x.device,
+        of_any_size = partial(dynamic_sizes.chosen, direction, p, x.dtype, given, channels_last, x.device,
                               epilogue, None if bias is None else bias.dtype, aligned, flags)
         try:
             schedule, won, waits = _scheduled(of_any_size, request)
@@ -152,9 +153,9 @@ def _scheduled(of_any_size: Callable[[str], tuple[Chosen[Compiled], Registry]],
         for mode in ("now",) if settings.mode == "now" else ("never", "now"):
             with suppress(Unsupported):
                 chosen, _ = of_any_size(mode)
-                return str(chosen.plan.schedule), chosen.why, execute.waits(chosen.question)
-    schedule, won = execute.schedule_and_why(*request)
-    waits = execute.waits(execute.question(*request))
+                return str(chosen.plan.schedule), chosen.why, lower_call.waits(chosen.question)
+    schedule, won = lower_call.schedule_and_why(*request)
+    waits = lower_call.waits(lower_call.question(*request))
     if waits:
         with suppress(Unsupported):
             chosen, _ = of_any_size("never")

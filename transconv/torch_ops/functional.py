@@ -1,6 +1,7 @@
 """The six public convolution functions, with the signatures of torch.nn.functional.
 
-A call that was seen before is found by its weight (warm.py); any other is sent its way by dispatch.
+A call that was seen before is found by its weight (calls/call_cache.py); any other is sent its way by
+dispatch.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from transconv.torch_ops import warm
-from transconv.torch_ops.dispatch import Function, dispatch
+from transconv.torch_ops.calls import call_cache
+from transconv.torch_ops.calls.dispatch import Function, dispatch
 
 Tensor = torch.Tensor
 Sizes = Any  # int, tuple or list of ints, for padding also "same" and "valid"
 
 # Compilers see one constant here, and only the general way.
 _compiling = torch.compiler.is_dynamo_compiling
-_seen = warm.find
+_seen = call_cache.find
 
 CONV1D = Function("conv1d", 1, False, F.conv1d, dispatch)
 CONV2D = Function("conv2d", 2, False, F.conv2d, dispatch)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import operators, originals, shapes, stats, subclasses, transforms
+from transconv.torch_ops import operators, shapes, stats, tensor_subclasses, transforms
+from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.operators import library, register_fake, register_flop_formula
 
 Tensor = torch.Tensor
@@ -72,7 +73,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-        if (of_class := subclasses.at_once(input, subclasses.forwards)) is not None:
+        if (of_class := tensor_subclasses.at_once(input, tensor_subclasses.forwards)) is not None:
             made: Tensor = of_class(input, weight, bias, *numbers)
             return made
         p = operators.resolve(input, weight, bias, numbers)
@@ -88,7 +89,11 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         mask = list(ctx.needs_input_grad[:3])
-        of_class = None if torch.is_grad_enabled() else subclasses.at_once(grad, subclasses.gradients)
+        of_class = (
+            None
+            if torch.is_grad_enabled()
+            else tensor_subclasses.at_once(grad, tensor_subclasses.gradients)
+        )
         found = (of_class or convolution_backward)(grad, input, weight, *ctx.numbers, mask)
         return *(t if on else None for t, on in zip(found, mask, strict=True)), *[None] * 6
 
@@ -112,8 +117,8 @@ class ConvolutionBackward(torch.autograd.Function):
         _check_mask(mask)
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
-        if type(grad) in subclasses.gradients:
-            of_class = subclasses.gradients[type(grad)](grad, input, weight, *numbers)
+        if type(grad) in tensor_subclasses.gradients:
+            of_class = tensor_subclasses.gradients[type(grad)](grad, input, weight, *numbers)
             return tuple(grad.new_empty(0) if t is None else t for t in of_class)
         text = operators.spelled(p)
         made = (operators.bwd_d(grad, input, weight, text) if mask[0] else None,
@@ -172,7 +177,7 @@ _apply_at_once: Any = _AtOnce.apply
 def called(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
     """The operator's result. Tensors of a class that is served, and that no transform is for, do not go
     through torch's dispatcher, which costs the host more than a launch."""
-    if subclasses.at_once(input, subclasses.forwards) is None:
+    if tensor_subclasses.at_once(input, tensor_subclasses.forwards) is None:
         return call(input, weight, bias, *numbers)
     run = _apply_at_once if differentiated(input, weight, bias) else Convolution.forward
     made: Tensor = run(input, weight, bias, *numbers)
@@ -186,7 +191,7 @@ def dual(input: Tensor | None) -> bool:
     """Whether tensors may carry tangents: then torch computes, whose operators have rules for them."""
     if forward_ad._current_level < 0 or input is None:
         return False
-    if input.device.type not in originals.replaced:  # else torch's operator calls ours again
+    if input.device.type not in aten_convolutions.replaced:  # else torch's operator calls ours again
         stats.handed_over("transform:forward_ad")
     return True
 
@@ -194,7 +199,7 @@ def dual(input: Tensor | None) -> bool:
 def composed(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
     """The operator as torch's, whose transforms have rules for its derivatives."""
     p = operators.resolve(input, weight, bias, numbers)
-    return originals.aten_forward(input, weight, bias, p, dual=True)
+    return aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
 
 
 def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
@@ -211,7 +216,7 @@ def composed_backward(grad: Tensor, input: Tensor, weight: Tensor, *numbers: Any
     _check_mask(mask)
     p = operators.resolve(input, weight, None, given)
     shapes.check_grad(grad, input, weight, p)
-    made_by_torch = originals.aten_backward(grad, input, weight, p, mask, dual=True)
+    made_by_torch = aten_convolutions.aten_backward(grad, input, weight, p, mask, dual=True)
     return tuple(grad.new_empty(0) if t is None else t for t in made_by_torch)
 
 

@@ -5,10 +5,11 @@
     transconv::bwd_w   the gradient of the weight
 
 Derivatives in Python cost torch's dispatcher more than a launch, and each list of numbers a good
-part of one, at every call of a compiled graph. So the differentiable operators (library.py, fused.py)
-turn into these three while a graph is traced: no derivatives, and the numbers in one text, such as
-``stride=2x2 padding=1x1 groups=4 relu``. torch keeps compiled graphs on disk, longer than we keep a
-version: after a release, an operator's schema never changes; what needs another gets another name.
+part of one, at every call of a compiled graph. So the differentiable operators (library.py,
+fused/fused_functional.py) turn into these three while a graph is traced: no derivatives, and the numbers
+in one text, such as ``stride=2x2 padding=1x1 groups=4 relu``. torch keeps compiled graphs on disk, longer
+than we keep a version: after a release, an operator's schema never changes; what needs another gets
+another name.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from torch.autograd import forward_ad
 from torch.utils import flop_counter
 
 from transconv.compute import OPS
-from transconv.torch_ops import arguments, fused_route, originals, routes, shapes, transforms
+from transconv.torch_ops import arguments, shapes, transforms
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.requests import Request, request
+from transconv.torch_ops.calls import route_cache
+from transconv.torch_ops.calls.call_attributes import Request, request
+from transconv.torch_ops.conversion import aten_convolutions
+from transconv.torch_ops.fused import fused_route
 
 Tensor = torch.Tensor
 
@@ -78,7 +82,7 @@ def read(text: str) -> Numbers:
     """Parse a text of ``spelled``. RuntimeError for any other text."""
     found = _read.get(text)
     if found is None:
-        if len(_read) >= routes.LIMIT:
+        if len(_read) >= route_cache.LIMIT:
             _read.clear()
         found = _read[text] = _parse(text)
     return found
@@ -114,7 +118,7 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
         transforms.refuse_tangents("transconv::fwd", (input, weight, bias, residual))
     _, activation, req = read(numbers)
     if residual is None and not activation:
-        route = routes.forward_route(req, input, weight, bias, "now")
+        route = route_cache.forward_route(req, input, weight, bias, "now")
         made: Tensor = route.forward(input, weight, bias)
         return made
     tensors = (input, weight, bias, residual)
@@ -124,7 +128,7 @@ def _fwd(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | 
 def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
     if forward_ad._current_level >= 0:
         transforms.refuse_tangents("transconv::bwd_d", (grad, input, weight))
-    made = routes.backward(read(numbers).params, grad, input, weight, (True, False, False),
+    made = route_cache.backward(read(numbers).params, grad, input, weight, (True, False, False),
                            "now")[0]
     assert made is not None
     return made
@@ -133,7 +137,7 @@ def _bwd_d(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
 def _bwd_w(grad: Tensor, input: Tensor, weight: Tensor, numbers: str) -> Tensor:
     if forward_ad._current_level >= 0:
         transforms.refuse_tangents("transconv::bwd_w", (grad, input, weight))
-    made = routes.backward(read(numbers).params, grad, input, weight, (False, True, False),
+    made = route_cache.backward(read(numbers).params, grad, input, weight, (False, True, False),
                            "now")[1]
     assert made is not None
     return made
@@ -152,7 +156,7 @@ def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tenso
              activation: str, p: Params) -> Tensor:
     """A checked call as torch's functions."""
     fused_route.check(input, weight, residual, activation, p)
-    y = originals.aten_forward(input, weight, bias, p, dual=True)
+    y = aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
     total: Tensor = y if residual is None else y + residual
     return OPS[activation].function()(total) if activation else total
 
@@ -168,7 +172,7 @@ def _composed_gradient(at: int) -> Callable[..., Tensor]:
         p = resolve(input, weight, None, read(numbers).params)
         shapes.check_grad(grad, input, weight, p)
         mask = tuple(i == at for i in range(3))
-        found = originals.aten_backward(grad, input, weight, p, mask, dual=True)[at]
+        found = aten_convolutions.aten_backward(grad, input, weight, p, mask, dual=True)[at]
         assert found is not None
         return found
     return gradient

@@ -111,10 +111,10 @@ def _clock(where: str) -> Any:
 
 def _record(compiled: Plan, reason: str) -> None:
     """Record a kernel as wrong for other processes. Of a plan with several kernels none is recorded."""
-    from transconv.runtime import verdicts
+    from transconv.runtime import check_records
 
     if reason and len(compiled.steps) == 1:
         step, = compiled.steps
-        verdicts.record(verdicts.variant(step.digest, True), verdicts.WRONG, reason=reason,
+        check_records.record(check_records.variant(step.digest, True), check_records.WRONG, reason=reason,
                         function=step.launcher.function, problem=str(compiled.workload),
                         schedule=str(step.schedule))

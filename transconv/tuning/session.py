@@ -16,7 +16,8 @@ from typing import Any
 from transconv.compute import Compute, Workload
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
-from transconv.selection import Row, choice, rows, store
+from transconv.selection import Row, choice
+from transconv.selection.tuning_db import record, store
 from transconv.target import Target, triton_version
 from transconv.tuning.progress import Progress
 from transconv.tuning.search import Search, Trial
@@ -92,8 +93,8 @@ class Session:
                  workers: str = WORKERS, pool: Callable[[dict[str, Group]], Pool] = Pool) -> None:
         self.jobs = list({job.key: job for job in jobs}.values())
         self.target, self.limits, self.log, self.explore = target, limits, log, explore
-        self.versions = {**versions, "triton": triton_version(), "lowering": str(rows.LOWERING),
-                         "machine": rows.machine(target)}
+        self.versions = {**versions, "triton": triton_version(), "lowering": str(record.LOWERING),
+                         "machine": record.machine(target)}
         self.say, self.workers, self.pool = say, workers, pool
         self.enough = 2 * limits.jobs + 2  # trials under way, so that no process waits
         self.waiting: list[Job] = []
@@ -220,7 +221,7 @@ class Session:
             best = job.search.best if job.search is not None else None
             if best is not None:
                 assert job.search is not None
-                made.append(rows.make(job.workload, self.target, str(best),
+                made.append(record.make(job.workload, self.target, str(best),
                                       job.search.times[best], job.tried))
         return made
 

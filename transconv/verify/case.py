@@ -26,9 +26,9 @@ from transconv.conv import (
 )
 from transconv.errors import ScheduleError
 from transconv.ir import DTYPES, DType, Tensor
-from transconv.runtime import Choose, Plan, trust
+from transconv.runtime import Choose, Plan, first_run_check
 from transconv.schedule import Schedule, chain
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import Target, detect
 from transconv.verify.data import GUARD, Guarded, allocate, fill, torch_dtype
 from transconv.verify.epilogue_data import epilogue_operands, epilogue_values
@@ -135,12 +135,12 @@ class Case:
         schedule is taken as it is, and so is a plan with blocked layouts, which have no views in torch to
         look at. Raises ScheduleError or Unsupported."""
         compiled = self.plan(schedule)
-        known = trust.is_trusted(compiled, aligned=not self.shift)
+        known = first_run_check.is_trusted(compiled, aligned=not self.shift)
         blocked = any(t.layout.strides() is None for t in compiled.workload.tensors)
         if schedule or known or blocked or self.where == "cpu":  # verdicts are on what a GPU runs
             return compiled
         self.fill("float", seed)
-        return trust.run(compiled, {n: t.view for n, t in self._all().items()})
+        return first_run_check.run(compiled, {n: t.view for n, t in self._all().items()})
 
     def _operands(self) -> list[torch.Tensor]:
         """The operands of the product, without zero points."""

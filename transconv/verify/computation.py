@@ -3,7 +3,7 @@
 Exact data are -1, 0 and 1: sums and products of them are held exactly, so that a right kernel gives the
 same bits as the answer in f64 after one rounding, unless an operation of it (exp, erf) is itself rounded.
 Float data are bounded by the rounding of the result and by what that of sums becomes in the steps behind
-them (compute/errors.py), and as a whole as limits.py says.
+them (compute/semantics/error_bounds.py), and as a whole as limits.py says.
 """
 
 from __future__ import annotations

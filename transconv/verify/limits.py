@@ -58,7 +58,7 @@ def short_chain(p: ConvProblem, prop: Prop) -> float:
 def drift(p: ConvProblem, prop: Prop, chain: int) -> float:
     """How far sums in the accumulator are off, relative to them: a random walk of as many roundings as
     terms, and what the matrix unit cuts off in a ``chain`` of additions, which is between 2^-26 and 2^-25
-    each (transconv/selection/chains.py)."""
+    each (transconv/selection/proposals/accumulation_chains.py)."""
     if p.acc.bits != 32:
         return float(terms(p, prop) ** 0.5 * 2.0**-52)
     if short := short_chain(p, prop):

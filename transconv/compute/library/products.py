@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transconv.compute.library.formula import Formula, Gradient, held
 from transconv.compute.library.page import Page, Placed, Strided
 from transconv.compute.ops import OPS
-from transconv.compute.text import SELECTION
+from transconv.compute.text.format import SELECTION
 from transconv.ir import DType, Var, readable
 
 

@@ -1,5 +1,6 @@
 """Functions that only move elements: pads, flips, repetitions, gathers, concatenations, windows. Each is
-one read through a view, or a ``where`` of reads; gradients are derived from the views (transposed.py).
+one read through a view, or a ``where`` of reads; gradients are derived from the views
+(autodiff/scatter_to_gather.py).
 
 Every function takes the operands and the result as ``Strided``, and returns a ``Formula``.
 """
@@ -10,10 +11,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from transconv.compute.autodiff.scatter_to_gather import transposed
 from transconv.compute.library.formula import Formula, Gradient
 from transconv.compute.library.page import Dim, Page, Placed, Strided
-from transconv.compute.text import parse
-from transconv.compute.transposed import transposed
+from transconv.compute.text.format import parse
 
 MODES = {"constant": "{at}", "reflect": "reflect({at}, {n})", "replicate": "clamp({at}, {n})",
          "circular": "wrap({at}, {n})"}

@@ -16,12 +16,12 @@ import numpy as np
 from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
-from transconv.ir.calls import CALLS
 from transconv.ir.dtype import DType, boolean, promote
+from transconv.ir.functions.calls import CALLS
+from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.rounding import convert
 from transconv.ir.interp.memory import Array, Memory
 from transconv.ir.operations import Call, Cast, Select
-from transconv.ir.reductions import REDUCERS
-from transconv.ir.rounding import convert
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 _ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {

@@ -15,11 +15,11 @@ import numpy as np
 
 from transconv.ir import stmt as st
 from transconv.ir.expr import ZERO, Expr, Var
+from transconv.ir.functions.rounding import convert
 from transconv.ir.interp.evaluate import Evaluator, Fault, position
-from transconv.ir.interp.leaving import Left
 from transconv.ir.interp.memory import Array, InterpError, Memory
+from transconv.ir.interp.partial_results import Left
 from transconv.ir.interp.scan import Scan
-from transconv.ir.rounding import convert
 from transconv.ir.stmt import Alloc, For, Kernel, Stmt, Update
 from transconv.ir.tensor import Tensor
 

@@ -17,11 +17,11 @@ from transconv.ir import stmt as st
 from transconv.ir.access import BoxLoad, Load, box_address
 from transconv.ir.dtype import multiplied_as, tf32
 from transconv.ir.expr import Expr, Var
+from transconv.ir.functions.rounding import convert
 from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.execution import Execution
 from transconv.ir.interp.memory import Array, InterpError, Memory
-from transconv.ir.roles import Cell, SharedMemory, Turns, scatter, value_of
-from transconv.ir.rounding import convert
+from transconv.ir.interp.warp_roles import Cell, SharedMemory, Turns, scatter, value_of
 from transconv.ir.stmt import Kernel
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import find
@@ -35,7 +35,8 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
     Raises InterpError for an access out of bounds, an element that is stored twice (or both stored
     and added to), an unbound variable, an integer division by zero, an assumption that does not
     hold, and an element within the logical shape of a tensor named in ``outputs`` that is never
-    written. ``seed`` draws the order in which roles run; ``roles.py`` lists the errors of roles.
+    written. ``seed`` draws the order in which roles run; ``interp/warp_roles.py`` lists the errors of
+    roles.
     """
     memory = memory if isinstance(memory, Memory) else Memory(memory)
     for tensor in kernel.params:
@@ -54,9 +55,9 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
 
 
 def _as_planes(tensor: Tensor, kernel: Kernel) -> bool:
-    """Whether a tensor is a view as interleaved planes (``schedule/boxes.py``), some of which may lack
-    their last row, and is accessed in boxes alone. The interpreter checks the bounds of each element of a
-    box, so the buffer may be shorter than the layout."""
+    """Whether a tensor is a view as interleaved planes (``schedule/tiles/boxes.py``), some of which may
+    lack their last row, and is accessed in boxes alone. The interpreter checks the bounds of each element
+    of a box, so the buffer may be shorter than the layout."""
     return tensor.planes and not (
         any(x.tensor is tensor for x in find(kernel, Load))
         or any(x.tensor is tensor for x in find(kernel, st.Store))

@@ -10,13 +10,13 @@ from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir.dtype import DTYPES
-from transconv.ir.header import Header
-from transconv.ir.names import NAME
+from transconv.ir.functions.reductions import REDUCERS
 from transconv.ir.operations import Call, Cast, Select
-from transconv.ir.printer import INFIX, LITERAL
 from transconv.ir.reader.words import NUMBER, Words
-from transconv.ir.reductions import REDUCERS
+from transconv.ir.rules.names import NAME
 from transconv.ir.tensor import Tensor
+from transconv.ir.text.header import Header
+from transconv.ir.text.printer import INFIX, LITERAL
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 OPERATIONS = {sign: node for node, sign in INFIX.items()}

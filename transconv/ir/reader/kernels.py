@@ -9,14 +9,14 @@ from transconv.errors import KernelError, LayoutError
 from transconv.ir.dtype import DTYPES, DType
 from transconv.ir.expr import Expr, Lane
 from transconv.ir.layout import Layout
-from transconv.ir.layout_text import LETTERS
-from transconv.ir.names import DEEPEST, why_not_text
 from transconv.ir.reader.expressions import Expressions, Scope
 from transconv.ir.reader.statements import Line, block, comment, located
 from transconv.ir.reader.words import Words
+from transconv.ir.rules.names import DEEPEST, why_not_text
 from transconv.ir.sizes import Size, Sizes
 from transconv.ir.stmt import Kernel
 from transconv.ir.tensor import Tensor
+from transconv.ir.text.layout_text import LETTERS
 
 STEP = 4  # spaces of a block
 TENSOR = re.compile(r"# (\w+): (.*?) \[(.*?)\](?: fetched as (\w+))?((?:, (?!any)[\w ]+)*)"

@@ -12,10 +12,10 @@ from transconv.ir import stmt as st
 from transconv.ir.dtype import index
 from transconv.ir.expr import TRUE, Expr, Lane, Var
 from transconv.ir.func import FUNCS, Func
-from transconv.ir.names import NAME
 from transconv.ir.node import Node
 from transconv.ir.reader.expressions import Expressions, Scope
 from transconv.ir.reader.words import Words
+from transconv.ir.rules.names import NAME
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import re
 
 from transconv.errors import KernelError
 from transconv.ir.dtype import DTYPES, DType
-from transconv.ir.names import DEEPEST, NAME, why_not_name, why_not_text
+from transconv.ir.rules.names import DEEPEST, NAME, why_not_name, why_not_text
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 WORD = re.compile(rf"\s*({NUMBER.pattern}|{NAME.pattern}|\.\.|->|//|<<|>>|<=|==|!=|\S)")

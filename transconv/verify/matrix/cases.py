@@ -16,7 +16,7 @@ from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, 
 from transconv.errors import ScheduleError
 from transconv.runtime import build
 from transconv.schedule import Schedule
-from transconv.selection import heuristics
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.matrix.expect import Expected, expected
 from transconv.verify.matrix.jobs import job_of

@@ -1,0 +1,1 @@
+"""Emitters: Triton and Gluon texts of kernels."""

@@ -1,0 +1,247 @@
+"""The text of arithmetic on lanes, with no more parentheses than Python needs, and ``[:, None]`` where an
+operand lacks lanes of the other operand.
+"""
+
+from __future__ import annotations
+
+from math import isinf, isnan
+
+from transconv.ir import (
+    CALLS,
+    Add,
+    And,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Div,
+    DType,
+    Eq,
+    Expr,
+    FloorDiv,
+    Lane,
+    Le,
+    Let,
+    Lt,
+    Max,
+    Min,
+    Mod,
+    Mul,
+    Ne,
+    Neg,
+    Not,
+    Or,
+    Select,
+    Shl,
+    Shr,
+    Sub,
+    Var,
+    Xor,
+    bf16,
+    f16,
+    f64,
+    lanes_of,
+    walk,
+)
+
+# Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
+LEVEL = {Lt: 1, Le: 1, Eq: 1, Ne: 1, Or: 2, Xor: 3, And: 4, Shl: 5, Shr: 5, Add: 6, Sub: 6,
+         Mul: 7, Div: 7, FloorDiv: 7, Mod: 7}
+SIGN = {Lt: "<", Le: "<=", Eq: "==", Ne: "!=", Or: "|", Xor: "^", And: "&", Shl: "<<", Shr: ">>",
+        Add: "+", Sub: "-", Mul: "*", Div: "/", FloorDiv: "//", Mod: "%"}
+ATOM, POSTFIX, PREFIX = 10, 9, 8
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether these are integers of less than the 32 bits that Triton gives numbers."""
+    return dtype.kind == "int" and dtype.bits < 32
+
+
+class ArithmeticSpeller:
+    """Spells expressions: (text, precedence level), in an expression's own lanes. ``scope`` holds the
+    lanes of every variable in scope; ``space`` is the name of Triton's module in the text."""
+
+    space = "tl"
+
+    def __init__(self) -> None:
+        self.scope: dict[Var, tuple[Lane, ...]] = {}
+        self.counting: dict[Var, str] = {}  # names whose lanes count up, see ``counts``
+        self.numbers: set[Var] = set()  # loop counters, and lets computed from them alone
+        self.products: set[Var] = set()  # sums of the matrix unit
+
+    def name(self, s: Let) -> None:
+        """Record the lanes of a let, and how its value counts."""
+        self.scope[s.var] = self.lanes(s.value)
+        self.counting[s.var] = self.counts(s.value)
+        if self.is_number(s.value):
+            self.numbers.add(s.var)
+
+    def is_number(self, e: Expr) -> bool:
+        """Whether Triton's interpreter holds it as a Python number, which has no ``.to``."""
+        return all(isinstance(x, (Const, Neg, Not)) or type(x) in LEVEL or x in self.numbers
+                   for x in walk(e))
+
+    def spell(self, e: Expr) -> tuple[str, int]:
+        method = getattr(self, f"spell_{type(e).__name__}", None)
+        if method is not None:
+            return method(e)  # type: ignore[no-any-return]
+        assert isinstance(e, Binary) and type(e) in LEVEL, f"no spelling for {type(e).__name__}"
+        if isinstance(e, Add) and isinstance(e.a, Neg) and e.dtype.is_integer:
+            return self.binary(Sub(e.b, e.a.x))  # -th + oh_m reads oh_m - th
+        return self.binary(e)
+
+    def binary(self, e: Binary) -> tuple[str, int]:
+        level, lanes = LEVEL[type(e)], self.lanes(e)
+        left = self.fit(e.a, lanes, level + (1 if level == 1 else 0))
+        if isinstance(e, Sub) and self.may_count_up(e.b):
+            return f"{left} + {self.negated(e.b, lanes)}", level
+        right = self.fit(e.b, lanes, level + 1)
+        return f"{left} {SIGN[type(e)]} {right}", level
+
+    def lanes(self, e: Expr) -> tuple[Lane, ...]:
+        return lanes_of(e, self.scope)
+
+    def fit(self, e: Expr, lanes: tuple[Lane, ...], level: int = 0) -> str:
+        """The text of ``e`` where dimensions are ``lanes``, in parentheses if it binds weaker."""
+        return self.fitted(*self.spell(e), self.lanes(e), lanes, level)
+
+    def fitted(self, text: str, strength: int, own: tuple[Lane, ...], lanes: tuple[Lane, ...],
+               level: int = 0) -> str:
+        """Such a text, of an expression in its ``own`` lanes."""
+        if own and own != lanes:
+            if strength < POSTFIX:
+                text = f"({text})"
+            index = ", ".join(":" if x in own else "None" for x in lanes)
+            return f"{text}[{index}]"
+        return f"({text})" if strength < level else text
+
+    def text(self, e: Expr) -> str:
+        return self.spell(e)[0]
+
+    def spell_Const(self, e: Const) -> tuple[str, int]:
+        if isinstance(e.value, float) and (isinf(e.value) or isnan(e.value)):
+            return f'float("{e.value}")', ATOM
+        negative = not isinstance(e.value, bool) and e.value < 0
+        return repr(e.value), PREFIX if negative else ATOM
+
+    def type(self, t: DType) -> str:
+        return f"{self.space}.{t.triton}"
+
+    def spell_Var(self, e: Var) -> tuple[str, int]:
+        return e.name, ATOM
+
+    def spell_Lane(self, e: Lane) -> tuple[str, int]:
+        return e.name, ATOM
+
+    def may_count_up(self, e: Expr) -> bool:
+        """Whether neighbouring lanes may hold neighbouring integers. Where these are subtracted, Triton
+        3.6 assumes for every lane what holds only for the first (a divisor of 4, say), and reuses one
+        lane's comparison for its neighbour (bench/results/h200_subtracted_lanes.csv)."""
+        scaled = isinstance(e, Mul) and isinstance(e.b, Const)
+        return e.dtype.is_integer and bool(self.lanes(e)) and not scaled
+
+    def negated(self, e: Expr, lanes: tuple[Lane, ...]) -> str:
+        """-x as ``~x + 1``: Triton assumes nothing of bit operations. It makes subtractions of products
+        with -1 that are added (a fault on an H100). It has no sign and its interpreter no ``~`` of numbers
+        without a sign: there it is ``(x ^ 255) + 1``."""
+        own = self.lanes(e)
+        flipped = f"~{self.fit(e, own, PREFIX)}"
+        if e.dtype.kind == "int" and not e.dtype.limits[0]:
+            flipped = f"({self.fit(e, own, LEVEL[Xor] + 1)} ^ {e.dtype.limits[1]})"
+        return self.fitted(f"{flipped} + 1", LEVEL[Add], own, lanes)
+
+    def spell_Mul(self, e: Mul) -> tuple[str, int]:
+        minus = isinstance(e.b, Const) and e.b.value == -1
+        return self.spell_Neg(Neg(e.a)) if minus and self.may_count_up(e.a) else self.binary(e)
+
+    def spell_Neg(self, e: Neg) -> tuple[str, int]:
+        if self.may_count_up(e.x) or e.dtype.kind == "int" and not e.dtype.limits[0]:
+            return self.negated(e.x, self.lanes(e)), LEVEL[Add]
+        return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
+
+    def counts(self, e: Expr) -> str:
+        """How the lanes of an integer count: ``up`` from the first to the last, ``again`` from the start
+        every so often (``m % 8``), or "" if that is not known."""
+        match e:
+            case Lane():
+                return "up"
+            case Var():
+                return self.counting.get(e, "")
+            case Cast(x, _):
+                return self.counts(x)
+            case Add(a, b) | Sub(a, b) if not self.lanes(b):
+                return self.counts(a)
+            case Add(a, b) if not self.lanes(a):
+                return self.counts(b)
+            case Mod(a, Const()) if self.counts(a) == "up":
+                return "again"
+        return ""
+
+    def spell_Mod(self, e: Mod) -> tuple[str, int]:
+        """Where lanes start again, Triton 3.6 ignores that the remainders count up and assumes the first
+        one's divisor for each: loads of pairs then begin at odd addresses (a fault on an H200). It
+        assumes nothing of bit operations: x & 7 is x % 8, and x % 28 & 31 is x % 28."""
+        if self.counts(e.a) != "again" or not isinstance(e.b, Const):
+            return self.binary(e)
+        bits = (1 << (int(e.b.value) - 1).bit_length()) - 1
+        kept = e.a if bits == e.b.value - 1 else e
+        text = self.fit(e.a, self.lanes(e), LEVEL[And]) if kept is e.a else self.binary(e)[0]
+        return f"{text} & {bits}", LEVEL[And]
+
+    def spell_Not(self, e: Not) -> tuple[str, int]:
+        """Python's ``~`` makes -1 and -2 of its own truth values, both of which Triton takes for true."""
+        if isinstance(e.x, Const):
+            return repr(not e.x.value), ATOM
+        if self.is_number(e.x):
+            return f"{self.fit(e.x, self.lanes(e), LEVEL[Xor])} ^ True", LEVEL[Xor]
+        return f"~{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
+
+    def spell_Min(self, e: Min) -> tuple[str, int]:
+        return self.extremum("minimum", e)
+
+    def spell_Max(self, e: Max) -> tuple[str, int]:
+        return self.extremum("maximum", e)
+
+    def extremum(self, name: str, e: Min | Max) -> tuple[str, int]:
+        """A NaN operand makes the result NaN, as in torch; Triton does so only on request. It makes f32 of
+        a number beside 16 or 64 bits here, and i32 of one beside 8, so that nothing would wrap around."""
+        asked = e.dtype in (f16, bf16, f64) or is_narrow(e.dtype)
+        typed = tuple(Cast(x, e.dtype) if asked and self.is_number(x) else x for x in (e.a, e.b))
+        text, level = self.function(name, typed, e)
+        if e.dtype.kind == "float":
+            text = f"{text[:-1]}, propagate_nan=tl.PropagateNan.ALL)"
+        return text, level
+
+    def spell_Select(self, e: Select) -> tuple[str, int]:
+        """Between 0 and a sum of the matrix unit that begins with 0, ptxas takes 0 (see
+        miscompiles/dropped_products.py), but not where an addition made one of them. Of two numbers Triton
+        makes f32 or i32."""
+        yes, no = (Add(x, other) if x in self.products and isinstance(other, Const) and other.value == 0.0
+                   and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))
+        if (e.dtype.bits == 64 or is_narrow(e.dtype)) and self.is_number(yes) and self.is_number(no):
+            yes = Cast(yes, e.dtype)  # the other then is of its type
+        return self.function("where", (e.cond, yes, no), e)
+
+    def spell_Call(self, e: Call) -> tuple[str, int]:
+        callee = CALLS.get(e.name)
+        assert callee is not None, f"no spelling for {e.name}"
+        spelling, lanes = callee.triton if self.space == "tl" else callee.gluon, self.lanes(e)
+        if "{" in spelling:
+            return spelling.format(*(self.fit(a, lanes, POSTFIX) for a in e.args)), LEVEL[Div]
+        if callee.helper:  # a function of the module's own
+            return f"{spelling}({', '.join(self.fit(a, lanes) for a in e.args)})", POSTFIX
+        return self.function(spelling, e.args, e)
+
+    def spell_Cast(self, e: Cast) -> tuple[str, int]:
+        if e.x.dtype.within is e.type:  # it is of that type there
+            return self.spell(e.x)
+        if e.type.rounding is not None:
+            memory = e.x if e.x.dtype is e.type.memory else Cast(e.x, e.type.memory)
+            return f"{e.type.rounding.name}({self.fit(memory, self.lanes(e))})", POSTFIX
+        if self.is_number(e.x):
+            return f"{self.space}.full((), {self.text(e.x)}, {self.type(e.type)})", ATOM
+        return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX
+
+    def function(self, name: str, args: tuple[Expr, ...], e: Expr) -> tuple[str, int]:
+        lanes = self.lanes(e)
+        return f"{self.space}.{name}({', '.join(self.fit(a, lanes) for a in args)})", POSTFIX

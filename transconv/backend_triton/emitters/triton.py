@@ -1,0 +1,269 @@
+"""The Triton emitter: from a lanewise kernel to the text of a readable Triton (``tl``) kernel.
+
+Emission is one-to-one: there is no algebra here. A let becomes an assignment, a loop a ``for``, a
+lane ``tl.arange``, a load ``tl.load`` with its mask, a dot ``tl.dot``. Expressions are spelled in
+emitters/arithmetic.py and emitters/expressions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+from transconv.backend_triton.emitters.arithmetic import POSTFIX
+from transconv.backend_triton.emitters.expressions import ExprSpeller
+from transconv.backend_triton.emitters.parameters import box_name, parameters
+from transconv.backend_triton.launch.programmatic_launch import begun, imported
+from transconv.ir import (
+    EXACT_TERMS,
+    FALSE,
+    TRUE,
+    Alloc,
+    BoxLoad,
+    BoxStore,
+    Call,
+    Cast,
+    Comment,
+    Expr,
+    Fetch,
+    For,
+    FuncCall,
+    If,
+    Kernel,
+    Lane,
+    Let,
+    Load,
+    Node,
+    Piece,
+    Put,
+    Read,
+    Reduce,
+    Renamed,
+    Send,
+    Seq,
+    Spread,
+    Stmt,
+    Store,
+    Tensor,
+    Update,
+    Var,
+    f32,
+    find,
+    helpers,
+)
+
+WIDTH = 100
+SHORT = 24  # characters; shorter bracket contents stay on one line
+
+
+class TlEmitter(ExprSpeller):
+    """Spells the statements of one kernel, as lines."""
+
+    def lines(self, s: Stmt) -> list[str]:
+        return list(getattr(self, f"lines_{type(s).__name__}")(s))
+
+    def block(self, s: Stmt) -> list[str]:
+        return ["    " + line for line in self.lines(s)] or ["    pass"]
+
+    def lines_Seq(self, s: Seq) -> Iterator[str]:
+        for before, part in zip((None, *s.stmts), s.stmts, strict=False):
+            if isinstance(part, For) or isinstance(before, For):
+                yield ""
+            yield from self.lines(part)
+
+    def lines_Let(self, s: Let) -> list[str]:
+        self.name(s)
+        return [f"{s.var.name} = {self.text(s.value)}"]
+
+    def lines_For(self, s: For) -> list[str]:
+        if s.programs:
+            self.numbers.add(s.var)
+            start = "tl.program_id(0)" if s.kind == "grid" else self.text(s.start)
+            how = f", num_stages={s.stages}" if s.stages else ", flatten=True" * loads_something(s.body)
+            dealt = f"{start}, {self.end(s)}, {s.programs}{how}"
+            return [f"for {s.var.name} in tl.range({dealt}):", *self.block(s.body)]
+        if s.kind == "grid":
+            return [f"{s.var.name} = {self.space}.program_id(0)", *self.lines(s.body)]
+        self.numbers.add(s.var)
+        stages = f", num_stages={s.stages}" if s.stages else ""
+        bounds = f"{self.text(s.start)}, {self.end(s)}"
+        return [f"for {s.var.name} in tl.range({bounds}{stages}):", *self.block(s.body)]
+
+    def end(self, s: For) -> str:
+        return str(s.stop) if s.until is None else self.text(s.until)
+
+    def lines_If(self, s: If) -> list[str]:
+        out = [f"if {self.text(s.cond)}:", *self.block(s.then)]
+        return out if s.other is None else [*out, "else:", *self.block(s.other)]
+
+    def lines_Alloc(self, s: Alloc) -> list[str]:
+        self.scope[s.var] = s.lanes
+        shape = "".join(f"{x.extent}, " for x in s.lanes).rstrip()
+        shape = shape.removesuffix(",") if len(s.lanes) > 1 else shape
+        return [f"{s.var.name} = tl.full(({shape}), {self.text(s.init)}, {self.type(s.var.type)})"]
+
+    def lines_Update(self, s: Update) -> list[str]:
+        """A variable keeps its shape, also where simpler values have lost a lane: behind a branch or in a
+        loop Triton refuses another."""
+        lanes = self.scope[s.var]
+        value = s.value if self.lanes(s.value) == lanes else Spread(s.value, lanes)
+        return [f"{s.var.name} = {self.fit(value, lanes)}"]
+
+    def lines_Store(self, s: Store) -> list[str]:
+        return [f"{self.space}.store({self.write(s.tensor, s.offset, s.value, s.mask)})"]
+
+    def write(self, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> str:
+        lanes = tuple(sorted({*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
+                             key=lambda x: (x.axis, x.name)))
+        text = f"{self.address(tensor, offset, lanes)}, {self.fit(value, lanes)}"
+        return text if mask is TRUE else f"{text}, mask={self.condition(mask, lanes)}"
+
+    def lines_BoxStore(self, s: BoxStore) -> list[str]:
+        lanes, memory = self.lanes(s.value), self.memory_lanes(s)
+        value = self.fit(s.value, lanes, POSTFIX)
+        value += ".T" if list(lanes) != memory else ""
+        if len(s.extents) != len(memory):
+            value += f".reshape({', '.join(map(str, s.extents))})"
+        return [f"{box_name(s.tensor.name)}.store([{self.corner(s)}], {value})"]
+
+    def lines_FuncCall(self, s: FuncCall) -> list[str]:
+        return list(getattr(self, f"call_{s.func.name}")(s))
+
+    def call_dot(self, s: FuncCall) -> list[str]:
+        acc, a, b = s.args
+        assert isinstance(acc, Var) and isinstance(a, Expr) and isinstance(b, Expr)
+        self.products.add(acc)
+        precision = f', input_precision="{s.func.attr("precision")}"' if a.dtype.memory is f32 else ""
+        precision += f", out_dtype={self.type(acc.dtype)}" if acc.dtype.kind == "int" else ""
+        if a.dtype.is_short and b.dtype.is_short and s.func.attr("precision") == "ieee":
+            steps = min(EXACT_TERMS, *(x.extent for x in self.lanes(a) if x in self.lanes(b)))
+            precision += f", max_num_imprecise_acc={steps}"
+        return [f"{acc.name} = tl.dot({self.text(a)}, {self.text(b)}, {acc.name}{precision})"]
+
+    def call_atomic_add(self, s: FuncCall) -> list[str]:
+        tensor, offset, value, mask = s.args
+        assert isinstance(tensor, Tensor) and isinstance(offset, Expr)
+        assert isinstance(value, Expr) and isinstance(mask, Expr)
+        return [f'{self.space}.atomic_add({self.write(tensor, offset, value, mask)}, sem="relaxed")']
+
+    def call_assume(self, s: FuncCall) -> list[str]:
+        assert isinstance(s.args[0], Expr)
+        return [f"{self.space}.assume({self.text(s.args[0])})"]
+
+    def lines_Comment(self, s: Comment) -> list[str]:
+        return [f"# {line}" for line in s.text.splitlines()]
+
+
+def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = ()) -> str:
+    """The text of a module with one ``@triton.jit`` function named like the kernel; ``first``: the
+    first lines of its body."""
+    lanes = [f"    {x.name} = tl.arange(0, {x.extent})" for x in spelled_lanes(kernel.body)]
+    body = [*lanes, *multiples_said(kernel), *TlEmitter().block(kernel.body)]
+    given = parameters(kernel)
+    sizes = kernel.sizes.names if kernel.sizes else ()
+    params = ", ".join([*(p.name for p in given), *sizes])
+    about = [f"# {line}" for line in header]
+    tensors = [f"    # {p}" for p in given]
+    requires = [f"    # sizes {kernel.sizes}"] if sizes else []
+    own = helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
+                  {r.op for r in find(kernel, Reduce)}, "triton.jit", "tl")
+    lines = [*about, "", "import triton", "import triton.language as tl", *imported(first), "",
+             *own, "", f"@triton.jit(do_not_specialize={[*sizes]})" if sizes else "@triton.jit",
+             f"def {kernel.name}({params}):", *requires, *tensors, "", *begun(first), *folded(body)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def multiples_said(kernel: Kernel, mentioned: Container[str] | None = None) -> list[str]:
+    """Lines that say what sizes are multiples of. Triton knows nothing of an argument that it is not
+    specialised on; with this it finds the addresses that begin at a multiple of 4 or 16 bytes.
+    ``mentioned``: the names that matter, if not all."""
+    known = kernel.sizes.multiples if kernel.sizes else {}
+    return [f"    {name} = {name} // {share} * {share}  # it is a multiple"
+            for name, share in known.items() if share > 1 and (mentioned is None or name in mentioned)]
+
+
+def spelled_lines(lets: Iterable[Let], value: Expr) -> list[str]:
+    """The lines of a function's body that binds names of numbers and returns a value; ``{tl}`` stands for
+    the language."""
+    speller = TlEmitter()
+    speller.space = "{tl}"
+    return [*(line for s in lets for line in speller.lines(s)), f"return {speller.text(value)}"]
+
+
+def loads_something(body: Stmt) -> bool:
+    """Whether any load has a mask that may hold. Triton 3.6 ends the process where it flattens a loop over
+    tiles that reads nothing."""
+    never = {FALSE, *(s.var for s in find(body, Let) if s.value is FALSE)}
+    return any(not isinstance(x, Load) or x.mask not in never for x in find(body, Read))
+
+
+def folded(lines: list[str]) -> list[str]:
+    """Break long lines: a call before its mask, else after the outermost comma that fits; the rest is
+    aligned with its neighbours."""
+    out: list[str] = []
+    for line in lines:
+        cut = line.find(", mask=")
+        if line.lstrip().startswith("#"):
+            out.append(line)
+        elif len(line) > WIDTH and 0 < line.find("(") < cut:
+            before = _filled(line[:cut + 1])
+            out += [*before, " " * innermost(before) + line[cut + 2:]]
+        else:
+            out += _filled(line)
+    return out
+
+
+def innermost(lines: list[str]) -> int:
+    """The column at which the contents of the bracket begin that is opened last and not closed; 0 without
+    one."""
+    opened: list[int] = []
+    for line in lines:
+        for i, c in enumerate(line, 1):
+            if c in "([":
+                opened.append(i)
+            elif c in ")]" and opened:
+                opened.pop()
+    return opened[-1] if opened else 0
+
+
+def _filled(line: str, around: tuple[int, ...] = ()) -> list[str]:
+    """A line in pieces, all but the last ending in a comma. ``around``: the columns at which the contents
+    of the open brackets begin."""
+    if len(line) <= WIDTH:
+        return [line]
+    opened = list(around)
+    commas: list[tuple[int, int, tuple[int, ...]]] = []  # how deep, minus where, the brackets around
+    for i, c in enumerate(line):
+        if c in "([":
+            opened.append(i + 1)
+        elif c in ")]" and opened:
+            begin = opened.pop()
+            if i - begin < SHORT and line[begin - 1] in "([":
+                commas = [x for x in commas if -x[1] < begin]
+        elif c == "," and opened and i < WIDTH:
+            commas.append((len(opened), -i, tuple(opened)))
+    if not commas:
+        return [line]
+    _, at, around = min(commas)
+    rest = " " * around[-1] + line[1 - at:].lstrip()
+    return [line] if len(rest) >= len(line) else [line[:1 - at], *_filled(rest, around)]
+
+
+def spelled_lanes(root: Stmt) -> list[Lane]:
+    """The lanes that the text mentions, in the order of a tile's dimensions; those inside a box are not
+    spelled."""
+    found: set[Lane] = set()
+    stack: list[Node] = [root]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, Lane):
+            found.add(at)
+        elif isinstance(at, (BoxLoad, BoxStore, Fetch, Send)):
+            stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
+        elif isinstance(at, (Piece, Put)):
+            stack += [at.value] if isinstance(at, Put) else []
+        elif isinstance(at, (Alloc, Spread, Reduce, Renamed)):  # their lanes are shapes
+            stack += [at.init if isinstance(at, Alloc) else at.x]
+        else:
+            stack += at.children()
+    return sorted(found, key=lambda x: (x.axis, x.name))
+

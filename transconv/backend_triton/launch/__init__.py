@@ -1,0 +1,1 @@
+"""Launches of compiled kernels: launchers, descriptors, records of what is compiled."""

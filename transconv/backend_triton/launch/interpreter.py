@@ -1,0 +1,159 @@
+"""Prepares Triton's own interpreter to run generated kernels, without a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from transconv import knobs
+from transconv.backend_triton.launch.programmatic_launch import INSTRUCTIONS
+from transconv.errors import Unsupported
+from transconv.ir import DType, bf16, convert, f8e4m3, f8e5m2, multiply_add
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@lru_cache(maxsize=1)
+def prepare_interpreter() -> None:
+    """Patch Triton's interpreter, once per process: scalar conditions in masks, rounding to bf16 and 8-bit
+    floats, fused products and sums, reductions, the waits of ``launch/programmatic_launch.py``.
+
+    The interpreter gives the result of a comparison the type of its operands, and broadcasts a scalar
+    as that type: ``mask & (0 <= i)`` becomes 32-bit integers. Triton 3.6 accepts them as a mask, 3.9
+    refuses them ("mask has unsupported dtype").
+
+    It truncates f32 to bf16 and to 8-bit floats, where chips round to nearest.
+
+    It rounds the product of ``tl.fma``.
+
+    It combines the elements of a reduction one at a time unless it knows the function.
+
+    It adds up integers in 64 bits, and refuses a sum that 32 bits do not hold: on chips it wraps around.
+
+    It lacks the instructions of ``launch/programmatic_launch.py``. Kernels run one after another here, so
+    a wait does nothing. It lacks ``map_elementwise``, too: functions of numbers are functions of tiles
+    here.
+    """
+    from triton.language import bfloat16, float32, int1
+    from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
+
+    spread, cast = InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl
+    cast_any = InterpreterBuilder.create_fp_to_fp
+
+    def create_splat(self: Any, shape: Any, value: Any) -> Any:
+        if value.data.dtype == bool and value.dtype != int1:
+            value = TensorHandle(value.data, int1)
+        return spread(self, shape, value)
+
+    def cast_impl(self: Any, given: Any, to: Any) -> Any:
+        if given.dtype.scalar == float32 and to.scalar == bfloat16:
+            return TensorHandle(nearest_bf16(given.data), to.scalar)
+        return cast(self, given, to)
+
+    def create_fp_to_fp(self: Any, given: Any, to: Any, rounding_mode: Any) -> Any:
+        if short := SHORT.get(str(to.scalar)):
+            floats = given if given.dtype.scalar == float32 else cast_any(self, given, float32, None)
+            return TensorHandle(nearest_8_bits(floats.data, short), to.scalar)
+        if short := SHORT.get(str(given.dtype.scalar)):
+            floats = TensorHandle(values_of_8_bits(given.data, short), float32)
+            return floats if to.scalar == float32 else self.cast_impl(floats, to)
+        return cast_any(self, given, to, rounding_mode)
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        return TensorHandle(multiply_add(x.data, y.data, z.data), z.dtype.scalar)
+
+    InterpreterBuilder.create_fma = create_fma
+    InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
+    InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
+    ReduceOps.generic_reduce = reduce_in_pairs
+    ReduceOps.sum = sum_in_own_type
+    ScanOps.cumsum, ScanOps.cumprod = scan_in_own_type(np.cumsum), scan_in_own_type(np.cumprod)
+    if knobs.interpret():  # else the next kernel is compiled
+        cuda = import_module(INSTRUCTIONS)
+        cuda.gdc_wait = cuda.gdc_launch_dependents = lambda: None  # type: ignore[attr-defined]
+        language = import_module("triton.language")
+        language.map_elementwise = lambda function, *tiles: function(*tiles)  # type: ignore[attr-defined]
+
+
+def reduce_in_pairs(self: Any, given: Any) -> list[Any]:
+    """Reduces tensors along an axis with the function ``self.combine_fn``: neighbours in all rows at once,
+    until one is left. Extents are powers of two, as in all tiles."""
+    tensors, axis = self.unravel(given, self.axis)
+    parts = [t.handle.data for t in tensors]
+    rows = (slice(None),) * axis
+    while parts[0].shape[axis] > 1:
+        sides = [self.to_tensor(x[(*rows, slice(first, None, 2))], t.dtype)
+                 for first in (0, 1) for x, t in zip(parts, tensors, strict=True)]
+        made = self.combine_fn.fn(*sides)
+        made = made if isinstance(made, tuple) else (made,)
+        shape = sides[0].handle.data.shape
+        parts = [np.broadcast_to(m.handle.data if hasattr(m, "handle") else m, shape).astype(x.dtype)
+                 for m, x in zip(made, parts, strict=True)]
+    if not self.keep_dims:
+        parts = [x.item() if self.axis is None else x.squeeze(axis) for x in parts]
+    return [self.to_tensor(x, t.dtype) for x, t in zip(parts, tensors, strict=True)]
+
+
+def sum_in_own_type(self: Any, given: Any) -> Any:
+    """The sum of a tensor along an axis; of integers it wraps around."""
+    x = given.handle.data
+    return self.to_tensor(np.sum(x, axis=self.axis, keepdims=self.keep_dims, dtype=x.dtype), given.dtype)
+
+
+def scan_in_own_type(scan: Any) -> Any:
+    """A scan of NumPy's, of which each number has the type of its operands."""
+    def scanned(self: Any, given: Any) -> list[Any]:
+        x = given.handle.data
+        return [self.to_tensor(scan(x, axis=self.axis, dtype=x.dtype), dtype=given.dtype)]
+    return scanned
+
+
+def nearest_bf16(x: Array) -> Array:
+    """The bits of f32 numbers as bf16, ties to even."""
+    bits = convert(x, bf16).view(np.uint32) >> 16
+    return np.where(np.isnan(x), 0x7FC0, bits).astype(np.uint16)
+
+
+# Triton's names in types, and the rows of them.
+SHORT = {"fp8e4nv": f8e4m3, "fp8e5": f8e5m2}
+
+
+def nearest_8_bits(x: Array, dtype: DType) -> Array:
+    """The bits of f32 numbers as 8-bit floats, ties to even, in the range of finite ones."""
+    import torch
+
+    near = torch.from_numpy(np.ascontiguousarray(convert(x, dtype)))
+    return near.to(getattr(torch, dtype.torch)).view(torch.uint8).numpy()
+
+
+def values_of_8_bits(bits: Array, dtype: DType) -> Array:
+    """The 8-bit floats of these bits as f32 numbers."""
+    import torch
+
+    held = torch.from_numpy(np.ascontiguousarray(bits).view(np.uint8))
+    return held.view(getattr(torch, dtype.torch)).float().numpy()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Triton up to 3.6 converts a one-element array to a number where a loop's bound is not a constant.
+    NumPy 2.4 refuses that: the failure becomes Unsupported("numpy:new"), with what to install."""
+    try:
+        yield
+    except Exception as error:
+        if _release("triton") >= (3, 7) or _release("numpy") < (2, 4):
+            raise
+        raise Unsupported(
+            "numpy:new", f"Triton {version('triton')} cannot interpret this kernel with numpy "
+            f"{version('numpy')}; expected numpy below 2.4: pip install 'numpy<2.4'") from error
+
+
+def _release(package: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in re.findall(r"\d+", version(package))[:2])

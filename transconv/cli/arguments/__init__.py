@@ -1,0 +1,1 @@
+"""Arguments that several verbs share."""

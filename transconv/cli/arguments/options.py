@@ -1,0 +1,155 @@
+"""Options that several verbs share: problems, directions, schedules and targets."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from os.path import exists  # unlike Path.exists, it takes a name of any length
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transconv.cli.arguments.printable import one_line
+from transconv.conv import ConvProblem, Epilogue, Prop, computable, iter_problems
+from transconv.errors import ProblemError, Unsupported
+from transconv.schedule import Schedule
+from transconv.target import Target, detect
+
+EXAMPLE = "mb32ic64ih56oc128oh28kh3sh2ph1"
+PROPS = [p.value for p in Prop]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {one_line(message)} (--help says what is expected)\n")
+
+
+def refusal(error: BaseException) -> str:
+    """The error of a command, in one line."""
+    return one_line(f"{type(error).__name__}: {error}")
+
+
+def add_verb(verbs: Any, name: str, help: str, about: str, examples: tuple[str, ...],
+             action: Any) -> argparse.ArgumentParser:
+    """A verb. Its ``--help`` states the purpose and ends with examples to paste."""
+    made: argparse.ArgumentParser = verbs.add_parser(
+        name, help=help, description=about, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n" + "\n".join(f"  python -m transconv {e}" for e in examples))
+    made.set_defaults(action=action)
+    return made
+
+
+def add_problem(to: argparse.ArgumentParser, or_file: bool = False) -> None:
+    what = ("a problem in benchdnn's grammar, then optionally dt= (default f32), tag= (nchw) and "
+            f"math= (tf32): {EXAMPLE} dt=f16 tag=nhwc; or a file with a computation as text")
+    to.add_argument("problem", nargs="+", metavar="PROBLEM|FILE" if or_file else "PROBLEM",
+                    help=what + (", or with problems (a benchdnn batch)" if or_file else ""))
+    to.add_argument("--dtype", metavar="T",
+                    help="element type: f32, f16, bf16, f64, or three as src:wei:dst")
+    to.add_argument("--layout", metavar="TAG",
+                    help="memory order: nchw, nhwc, nChw16c, or three as src:wei:dst")
+
+
+def add_schedule(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--schedule", "--config", dest="schedule", metavar="S", type=str,
+                    help="one line such as 'mb.oh.ow:128 oc:128 ic:64 | mma | stages=3 warps=8'; "
+                         "`python -m transconv words` explains each word; default: chosen by "
+                         "transconv")
+
+
+def add_props(to: argparse.ArgumentParser, default: str) -> None:
+    to.add_argument("--prop", choices=[*PROPS, "all"], default=default,
+                    help="fwd: the result (dst), bwd_d: the gradient of the input (src), bwd_w: the "
+                         f"gradient of the weight (wei) (default: {default})")
+    to.set_defaults(usual_prop=default)
+
+
+def dressed(problem: ConvProblem, words: argparse.Namespace) -> ConvProblem:
+    """The problem with ``--dtype`` and ``--layout`` in place of its own."""
+    if words.dtype:
+        problem = problem.with_dtype(words.dtype)
+    return problem.with_layout(words.layout) if words.layout else problem
+
+
+def problem(words: argparse.Namespace) -> ConvProblem:
+    """The one problem of the command line. Raises ProblemError."""
+    if exists(words.problem[0]):
+        raise ProblemError(f"'{words.problem[0]}' is a file; {words.verb} takes one problem, such as "
+                           f"{EXAMPLE} (run and tune take lists)")
+    return dressed(described(words.problem), words)
+
+
+def described(words: Sequence[str]) -> ConvProblem:
+    """The problem of some words. Raises ProblemError; FileNotFoundError if they look like a path."""
+    text = " ".join(words)
+    try:
+        return ConvProblem.parse(text)
+    except ProblemError:
+        if '"' not in text and any(c in text for c in "./"):  # not in any descriptor
+            raise FileNotFoundError(f"no such file: {text}") from None
+        raise
+
+
+def each_described(words: Sequence[str]) -> list[ConvProblem]:
+    """The problems of some words, each a descriptor and the words with ``=`` behind it; those in front of
+    the first belong to that. Raises as ``described``."""
+    found: list[list[str]] = [[]]
+    for word in words:
+        if "=" not in word and any("=" not in w for w in found[-1]):
+            found.append([])
+        found[-1].append(word)
+    return [described(one) for one in found]
+
+
+def problems(words: argparse.Namespace) -> list[tuple[ConvProblem, Prop]]:
+    """Every problem of the command line or of the file it names, with every requested direction. Raises
+    ProblemError where there is none."""
+    path = Path(words.problem[0])
+    if len(words.problem) == 1 and exists(path):
+        listed = list(iter_problems(path))
+    else:
+        listed = [(described(words.problem), None)]
+    directions = props(words)
+    found = [(dressed(p, words), prop) for p, way in listed for prop in directions
+             if way is None or way is prop]
+    if not found:
+        raise ProblemError(f"{path} has no problem with --prop {words.prop}; expected at least one")
+    return found
+
+
+def some_computable(found: Sequence[tuple[ConvProblem, Prop]]) -> None:
+    """Raises Unsupported where no kernel computes with the types of any of these directions."""
+    refused = []
+    for p, prop in found:
+        try:
+            return computable(p, prop)
+        except Unsupported as error:
+            refused.append(error)
+    if refused:
+        raise refused[0]
+
+
+def props(words: argparse.Namespace) -> tuple[Prop, ...]:
+    return tuple(Prop) if words.prop == "all" else (Prop(words.prop),)
+
+
+def schedule(words: argparse.Namespace) -> Schedule | None:
+    return Schedule.parse(words.schedule) if words.schedule else None
+
+
+def epilogue(words: argparse.Namespace) -> Epilogue:
+    return Epilogue.parse(words.epilogue)
+
+
+def target(name: str) -> Target:
+    """The target of a name; ``auto`` is this machine's GPU, or the interpreter."""
+    return detect() if name in ("", "auto") else Target.parse(name)
+
+
+def chip(name: str) -> Target:
+    """The target of a name, for kernels that are read, not run; ``auto`` is sm_90 without a GPU."""
+    found = target(name)
+    return found if name or found.backend != "interpreter" else Target.parse("sm_90")
+
+

@@ -1,0 +1,1 @@
+"""The checks of ``doctor``, a file for each subject."""

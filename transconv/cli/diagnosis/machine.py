@@ -1,0 +1,115 @@
+"""``doctor``: the chip, its clock and power limits, and the features that kernels use."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transconv import knobs
+from transconv.cli.diagnosis.findings import BAD, NOTE, OK, Finding, size
+from transconv.errors import Unsupported
+from transconv.target import TARGETS, Target, detect, why_no_switches
+
+# Device files, and the vendor of the driver that makes each.
+DRIVERS = (("/dev/nvidia0", "NVIDIA"), ("/dev/kfd", "AMD"))
+QUERY = "clocks.sm,clocks.max.sm,power.limit,power.default_limit"
+INTERPRETED = "runs kernels for tests, and torch computes calls"
+
+
+def chip() -> Iterator[Finding]:
+    """The current device, its clock and power, and its features."""
+    import torch
+
+    if not torch.cuda.is_available():
+        yield _without(torch)
+        yield from features(TARGETS["interpreter"])
+        return
+    if knobs.interpret():
+        yield Finding("chip", NOTE, "TRITON_INTERPRET=1 has kernels interpreted although there is a GPU",
+                      "unset TRITON_INTERPRET to use it")
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    free, total = torch.cuda.mem_get_info()
+    kind = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    said = (f"{properties.name}, capability {properties.major}.{properties.minor}, {size(free)} of "
+            f"{size(total)} free, {properties.multi_processor_count} multiprocessors, {kind}")
+    try:
+        target = detect(torch.cuda.current_device())
+    except Unsupported as error:
+        yield Finding("chip", BAD, f"{said}: {error}", "torch computes every call on this chip")
+        return
+    yield Finding("chip", OK, f"{said}; compiled for {target}")
+    if not torch.version.hip:
+        yield clocks(_smi(str(getattr(properties, "uuid", ""))))
+    yield from features(target)
+
+
+def _without(torch: Any) -> Finding:
+    """The finding where torch sees no GPU."""
+    for path, maker in DRIVERS:
+        if Path(path).exists():
+            build = torch.version.cuda or torch.version.hip or "CPUs alone"
+            return Finding("chip", BAD if maker == "NVIDIA" else NOTE,
+                           f"there is an {maker} device ({path}), but torch {torch.__version__}, "
+                           f"built for {build}, sees no GPU",
+                           f"install torch's build for {maker} GPUs, or the driver that it needs; "
+                           "python -c 'import torch; torch.cuda.init()' says more")
+    return Finding("chip", NOTE, f"no GPU: Triton's interpreter {INTERPRETED}")
+
+
+def features(target: Target) -> Iterator[Finding]:
+    """The chip's features for kernels, and those that TRANSCONV_FEATURES switches off."""
+    if reason := why_no_switches():
+        yield Finding("features", BAD, reason, f"unset {knobs.features.name}")
+        return
+    used = " ".join(sorted(target.features)) or "none"
+    switched = [f"{'+' if on else '-'}{word}" for word, on in knobs.features()]
+    said = (f"{used}; 16-bit products at {target.tflops:g} TFLOP/s, {target.bandwidth_gbs:g} GB/s, "
+            f"{size(target.shared_bytes)} of shared memory" if target.backend != "interpreter" else used)
+    if switched:
+        yield Finding("features", NOTE,
+                      f"{said}; switched by {knobs.features.name}: {','.join(switched)}")
+    else:
+        yield Finding("features", OK, said)
+
+
+# -- clock and power -------------------------------------------------------------------------------
+
+
+def clocks(line: str) -> Finding:
+    """From a line of nvidia-smi (``QUERY``)."""
+    cells = [_number(cell) for cell in line.split(",")]
+    if len(cells) != 4 or cells[1] is None:
+        return Finding("clock", NOTE, "clock and power limit cannot be read (nvidia-smi)")
+    now, most, limit, usual = cells
+    said = f"{now or 0:.0f} of {most:.0f} MHz"
+    if limit is None or usual is None:
+        return Finding("clock", OK, f"{said}; the power limit cannot be read")
+    said += f", power limit {limit:.0f} W of {usual:.0f} W"
+    if limit < 0.99 * usual:
+        return Finding("clock", NOTE, f"{said}: kernels are slower than on an unlimited chip",
+                       f"nvidia-smi --power-limit={usual:.0f}, if you may")
+    return Finding("clock", OK, said)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _smi(uuid: str) -> str:
+    """A line of numbers about a device; empty if unknown."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    which = [f"--id=GPU-{uuid.removeprefix('GPU-')}"] if uuid else []
+    try:
+        done = subprocess.run([tool, *which, f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"],
+                              capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return (done.stdout.strip().splitlines() or [""])[0]

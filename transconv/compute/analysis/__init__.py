@@ -1,0 +1,1 @@
+"""Properties of computations: factors of products, roles of axes, strides, statistics, sweeps."""

@@ -1,0 +1,203 @@
+"""Functions of elements, as texts: ``silu(acc + res) * gate`` is a list of rows of the operations' table.
+
+    0  add(acc, res)
+    1  silu(0)
+    2  mul(1, gate)
+
+From this list follow the IR's expression and the derivative; text/pointwise.py reads and writes texts,
+semantics/pointwise_values.py has the values of tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+
+from transconv.compute.ops import OPS
+from transconv.compute.steps import Value
+from transconv.errors import ComputeError
+from transconv.ir import Const, DType, Expr, boolean
+
+Ref = str | int | float
+"""An argument: a name, the place of an earlier step, or (a float) a number."""
+
+JUMPS = ("round", "floor", "ceil")
+CONDITIONS = ("gt", "ge", "lt", "le", "eq", "ne")
+MOST_NODES = 8  # of an expression that another one contains; a larger one gets a name
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A row of the table, and its arguments."""
+
+    op: str
+    args: tuple[Ref, ...]
+
+    @property
+    def values(self) -> tuple[Ref, ...]:
+        """The arguments that are values, not the row's numbers."""
+        return self.args[:OPS[self.op].arity]
+
+    @property
+    def numbers(self) -> tuple[float, ...]:
+        """The row's numbers that are given."""
+        return tuple(float(n) for n in self.args[OPS[self.op].arity:])
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """A function of named values, element by element. ``result``: a step, a name or a number."""
+
+    steps: tuple[Operation, ...]
+    result: Ref
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its values, in the order of their first use."""
+        used = [a for s in self.steps for a in s.args] + [self.result]
+        return tuple(dict.fromkeys(a for a in used if isinstance(a, str)))
+
+    def of(self, name: str, inner: Pointwise) -> Pointwise:
+        """This function with the result of another one in the place of a name."""
+        ahead = len(inner.steps)
+
+        def moved(ref: Ref) -> Ref:
+            if isinstance(ref, str):
+                return inner.result if ref == name else ref
+            return ref + ahead if isinstance(ref, int) else ref
+
+        own = tuple(Operation(s.op, tuple(map(moved, s.args))) for s in self.steps)
+        return Pointwise((*inner.steps, *own), moved(self.result))
+
+    def named(self, names: Mapping[str, str]) -> Pointwise:
+        """The same function with other names for its values."""
+        def other(ref: Ref) -> Ref:
+            return names.get(ref, ref) if isinstance(ref, str) else ref
+
+        return Pointwise(tuple(Operation(s.op, tuple(map(other, s.args))) for s in self.steps),
+                         other(self.result))
+
+    # -- the IR ----------------------------------------------------------------------------------
+
+    def lets(self, given: Mapping[str, Expr], dtype: DType) -> tuple[list[Value], Expr]:
+        """Lets and the expression of the result; ``given``: an expression of ``dtype`` for each name.
+        An expression that is long and used in another one is a let."""
+        made: list[Value] = []
+        known: list[Expr] = []
+
+        def value(ref: Ref) -> Expr:
+            if isinstance(ref, float):
+                return Const(ref, dtype)
+            e = given[ref] if isinstance(ref, str) else known[ref]
+            if isinstance(ref, int) and e.dtype is not boolean and nodes_of(e) > MOST_NODES:
+                made.append(Value(f"value_{ref}", e))
+                e = known[ref] = made[-1].var
+            return e
+
+        for step in self.steps:
+            numbers = (Const(n, dtype) for n in step.numbers)
+            known.append(OPS[step.op](*map(value, step.values), *numbers))
+        result = self.result
+        return made, (known[result] if isinstance(result, int) else value(result))
+
+    # -- exactness -------------------------------------------------------------------------------
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether f32 computes it without rounding, of sums of 11 bits and operands of 4."""
+        return self.is_exact_of(11)
+
+    def is_exact_of(self, bits: int, operands: int = 4, digits: int = 24) -> bool:
+        """Whether a type of so many ``digits`` computes it without rounding, where ``acc`` is an integer
+        of up to ``bits`` bits, and the other values are of up to ``operands``."""
+        spans: list[tuple[float, float]] = []  # of each step the places of its first and its last bit
+
+        def span(ref: Ref) -> tuple[float, float]:
+            if isinstance(ref, int):
+                return spans[ref]
+            return _places(ref) if isinstance(ref, float) else (bits if ref == "acc" else operands, 0)
+
+        for step in self.steps:
+            if not OPS[step.op].exact:
+                return False
+            args = [span(a) for a in step.args]
+            high, low = max(h for h, _ in args), min(n for _, n in args)
+            product = sum(h for h, _ in args), sum(n for _, n in args)
+            if step.op == "mul":
+                high, low = product
+            elif step.op == "leaky_relu":
+                high, low = max(args[0][0], product[0]), min(args[0][1], product[1])
+            elif step.op in ("add", "sub"):
+                high += 1
+            elif step.op in JUMPS:
+                low = max(low, 0)
+            if high - low > digits:
+                return False
+            spans.append((high, low))
+        return True
+
+    @property
+    def jumps(self) -> bool:
+        """Whether the value is not continuous."""
+        return any(s.op in (*JUMPS, *CONDITIONS) for s in self.steps)
+
+    # -- derivatives -----------------------------------------------------------------------------
+
+    def derivatives(self, given: Mapping[str, Expr], grad: Expr,
+                    dtype: DType) -> tuple[list[Value], dict[str, Expr]]:
+        """Lets, and the derivative for each name times ``grad``, by the chain rule over the rows'
+        derivatives, last step first. A name that the result does not depend on is left out. ComputeError
+        for a row without a derivative."""
+        made: list[Value] = []
+        known: list[Expr] = []
+
+        def value(ref: Ref) -> Expr:
+            if isinstance(ref, float):
+                return Const(ref, dtype)
+            return given[ref] if isinstance(ref, str) else known[ref]
+
+        def named(name: str, e: Expr) -> Expr:
+            made.append(Value(name, e))
+            return made[-1].var
+
+        for i, step in enumerate(self.steps):
+            e = OPS[step.op](*map(value, step.values), *(Const(n, dtype) for n in step.numbers))
+            known.append(e if e.dtype is boolean else named(f"value_{i}", e))
+        flows: dict[Ref, Expr] = {self.result: grad}
+        for i in reversed(range(len(self.steps))):
+            step, row = self.steps[i], OPS[self.steps[i].op]
+            flow = flows.pop(i, None)
+            if flow is None or row.name in CONDITIONS:
+                continue
+            if row.derivative is None:
+                raise ComputeError(f"{row.name} has no derivative")
+            flow = named(f"grad_{i}", flow)
+            numbers = (Const(n, dtype) for n in step.numbers)
+            for ref, partial in zip(step.values, row.derivative(*map(value, step.values), *numbers),
+                                    strict=True):
+                if partial is None or isinstance(ref, float):
+                    continue
+                part = flow if partial == Const(1.0, dtype) else flow * partial
+                flows[ref] = flows[ref] + part if ref in flows else part
+        return made, {ref: e for ref, e in flows.items() if isinstance(ref, str)}
+
+
+def _places(value: float) -> tuple[float, float]:
+    """The places of a number's first and last bit; both 0 for 0 and infinity."""
+    if not value or not isfinite(value):
+        return 0, 0
+    numerator, denominator = abs(value).as_integer_ratio()
+    low = (numerator & -numerator).bit_length() - 1 - (denominator.bit_length() - 1)
+    return numerator.bit_length() - denominator.bit_length() + 1, low
+
+
+@lru_cache(maxsize=4096)
+def nodes_of(e: Expr) -> int:
+    """How many nodes an expression has when it is written out."""
+    return 1 + sum(nodes_of(c) for c in e.children() if isinstance(c, Expr))
+
+
+IDENTITY = Pointwise((), "acc")
+"""The function that gives ``acc``."""

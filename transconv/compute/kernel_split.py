@@ -1,0 +1,192 @@
+"""Splits a computation into the computations of single kernels.
+
+    read  x = X[n, k]                       kernel 1: s_kept[n] = sum(x; k)
+    let   s = sum(x; k)                     kernel 2: Y[0] = max(s_kept[n]; n)
+    store Y[0] = max(s; n)
+
+One kernel reduces over one set of axes. Reductions that a later kernel needs are stored in a tensor
+between them; reads and values are evaluated again. A kernel takes as many reductions and stores as it can:
+those over the same rows whose inputs are known. A value computed from several reductions is stored in
+their place, and so is one computed from a reduction and an element of its row, unless that is a product:
+reading that element again would cost as much as its whole cache line. Additions to a 16-bit tensor are
+made in f32, and a last kernel rounds them. Reductions of what a product stores may leave with it
+(analysis/product_statistics.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+
+from transconv.compute.analysis.axis_roles import with_roles
+from transconv.compute.analysis.product_statistics import Left, leaving, stores, with_statistics
+from transconv.compute.compute import Compute
+from transconv.compute.names import fresh, used
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.ir import ZERO, Cast, Layout, Tensor, Var, View, ViewDim, f32
+
+Axes = frozenset[str]
+Kept = Reduction | Value
+
+
+@lru_cache(maxsize=256)
+def kernels(compute: Compute) -> tuple[Compute, ...]:
+    """The computations of the kernels, in the order in which they run; the computation itself if one
+    kernel is enough."""
+    if (narrow := next((v.tensor for v in compute.added if v.tensor.dtype.bits < 32), None)) is not None:
+        return (*kernels(_wide(compute, narrow)), _rounded(compute, narrow))
+    cut = Cut(compute)
+    found: list[list[Step]] = []
+    while left := cut.left():
+        found.append(cut.kernel(left))
+    reductions = {s for s in compute.steps if isinstance(s, Reduction)}
+    if len(found) == 1 and not cut.leave and cut.ends >= reductions:
+        return (compute,)
+    return tuple(cut.computation(steps, number, found) for number, steps in enumerate(found))
+
+
+def _sums(compute: Compute, narrow: Tensor) -> Tensor:
+    """The f32 tensor in which the elements of a 16-bit tensor are added up."""
+    name = fresh(f"{narrow.name}_sums", (t.name for t in compute.tensors))
+    return Tensor(name, narrow.dims, narrow.shape, Layout.dense(f32, narrow.shape))
+
+
+def _wide(compute: Compute, narrow: Tensor) -> Compute:
+    """The computation that adds to the f32 tensor."""
+    wide = _sums(compute, narrow)
+    return replace(compute, steps=tuple(
+        replace(s, view=View(wide, s.view.dims),
+                value=s.value.x if isinstance(s.value, Cast) else Cast(s.value, f32))
+        if isinstance(s, Write) and s.view.tensor is narrow else s for s in compute.steps))
+
+
+def _rounded(compute: Compute, narrow: Tensor) -> Compute:
+    """The computation that rounds the f32 sums."""
+    wide = _sums(compute, narrow)
+    axes = tuple(Axis(f"i{d}", n, "") for d, n in enumerate(narrow.shape))
+    at = tuple(ViewDim(x.var) for x in axes)
+    read = Read("added", View(wide, at))
+    made = Write(View(narrow, at), Cast(read.var, narrow.dtype))
+    return with_roles(replace(compute, name=f"{compute.name}_rounded", axes=axes, steps=(read, made)))
+
+
+class Cut:
+    """Assigns the reductions and stores of a computation to kernels."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute, self.steps = compute, compute.steps
+        self.sizes = compute.sizes
+        self.made: dict[Var, Step] = {s.var: s for s in self.steps if not isinstance(s, Write)}
+        self.axes: dict[Step, Axes] = {}  # the axes along which a step's value varies
+        self.needs: dict[Step, set[Step]] = {}  # the steps in ``kept`` that it depends on directly
+        self.kept: set[Step] = set()  # reductions, and values stored in their place
+        for step in self.steps:
+            mentioned = used(step)
+            before = [self.made[v] for v in mentioned if v in self.made]
+            own = {v.name for v in mentioned if v.name in self.sizes and v not in self.made}
+            along = frozenset(own).union(*(self.axes[s] for s in before))
+            self.axes[step] = along - {*step.axes} if isinstance(step, Reduction) else along
+            self.needs[step] = {r for s in before for r in ({s} if s in self.kept else self.needs[s])}
+            if isinstance(step, Reduction) or self.stands_for(step):
+                self.kept.add(step)
+        self.ends: set[Step] = set()  # stores, and the kept steps that they need
+        left: list[Step] = list(compute.writes)
+        while left:
+            self.ends.add(step := left.pop())
+            left += self.needs[step] - self.ends
+        self.done: set[Step] = set()
+        self.leave: Left = {}
+        self.behind: dict[Step, Left] = {}  # what leaves with a kernel, by its first step
+
+    def stands_for(self, step: Step) -> bool:
+        """Whether a value is stored in place of the reductions that it is computed from."""
+        needs = self.needs[step]
+        if not isinstance(step, Value) or not needs or any(self.axes[r] != self.axes[step] for r in needs):
+            return False
+        read, summed = (self.tensors(used(s) for s in of) for of in ([step], needs))
+        return len(needs) > 1 or bool(read & summed) and self.compute.factors is None
+
+    def tensors(self, named: Iterable[set[Var]]) -> set[Tensor]:
+        """The tensors that some names depend on, not counting those behind kept steps."""
+        found: set[Tensor] = set()
+        left = [v for names in named for v in names]
+        while left:
+            step = self.made.get(left.pop())
+            if isinstance(step, Read):
+                found.add(step.view.tensor)
+            elif step is not None and step not in self.kept:
+                left += used(step)
+        return found
+
+    def left(self) -> list[Step]:
+        """The reductions and stores that no kernel has yet, first those whose inputs are known."""
+        ends = [s for s in self.steps if s in self.ends and s not in self.done]
+        return sorted(ends, key=lambda s: (not self.needs[s] <= self.done, isinstance(s, Write)))
+
+    def kernel(self, left: list[Step]) -> list[Step]:
+        """The reductions and stores of the next kernel."""
+        first = left[0]
+        reduced = frozenset(first.axes) if isinstance(first, Reduction) else frozenset()
+        rows = self.axes[first]
+        taken: list[Step] = []
+        for step in (s for s in self.steps if s in left):
+            if self.needs[step] <= self.done | {*taken} and self.fits(step, rows, reduced):
+                taken.append(step)
+        self.done |= {*taken}
+        if found := leaving(self, taken, left):
+            self.leave |= found
+            self.behind[taken[0]] = found
+            direct = [s for s in left if isinstance(s, Write) and any(stores(self, s, r) for r in found)]
+            self.done |= {*found, *direct}
+        return taken
+
+    def fits(self, step: Step, rows: Axes, reduced: Axes) -> bool:
+        """Whether a kernel over these rows and reduced axes can compute a step."""
+        if isinstance(step, Reduction):
+            return frozenset(step.axes) == reduced and self.axes[step] == rows
+        return self.axes[step] in (rows, rows | reduced)
+
+    def computation(self, ends: list[Step], number: int, all_ends: list[list[Step]]) -> Compute:
+        """The computation of one kernel: it reads what earlier kernels stored and stores what later ones
+        need."""
+        if mine := self.behind.get(ends[0]):
+            made = with_statistics(self, ends, mine)
+            return made if len(all_ends) > 1 else replace(made, name=self.compute.name)
+        later = {r for steps in all_ends[number + 1:] for s in steps for r in self.needs[s]}
+        own = self.wanted(ends)
+        steps: list[Step] = []
+        for step in self.steps:
+            if step not in own:
+                continue
+            if isinstance(step, Kept) and step in self.kept and step not in ends:
+                step = Read(step.name, self.leave[step].view if step in self.leave else self.between(step))
+            steps.append(step)
+        steps += [Write(self.between(s), Cast(s.var, s.var.type)) for s in ends
+                  if isinstance(s, Kept) and s in later]
+        along = {a for s in ends for a in (*self.axes[s], *getattr(s, "axes", ()))}
+        name = f"{self.compute.name}_{number + 1}" if len(all_ends) > 1 else self.compute.name
+        made = replace(self.compute, name=name, steps=tuple(steps),
+                       axes=tuple(x for x in self.compute.axes if x.name in along))
+        return with_roles(made)
+
+    def wanted(self, ends: list[Step]) -> set[Step]:
+        """The steps that some ends depend on, up to kept steps of earlier kernels."""
+        found: set[Step] = set()
+        left = list(ends)
+        while left:
+            step = left.pop()
+            if step not in found:
+                found.add(step)
+                if step in ends or step not in self.kept:
+                    left += [self.made[v] for v in used(step) if v in self.made]
+        return found
+
+    def between(self, step: Kept) -> View:
+        """The tensor that keeps a value between kernels, with one element for each row."""
+        rows = [x for x in self.compute.axes if x.name in self.axes[step]]
+        shape = tuple(x.size for x in rows) or (1,)
+        name = fresh(f"{step.name}_kept", (t.name for t in self.compute.tensors))
+        dims = tuple(x.name for x in rows) or ("one",)
+        tensor = Tensor(name, dims, shape, Layout.dense(step.var.type, shape))
+        return View(tensor, tuple(ViewDim(x.var) for x in rows) or (ViewDim(ZERO),))

@@ -1,0 +1,1 @@
+"""What a computation means: its evaluation in NumPy, error bounds, sampled points."""

@@ -1,0 +1,112 @@
+"""A computation whose sizes are arguments: its form for given sizes, and what is refused of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+
+from transconv.compute.compute import Compute
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.compute.symbolic_sizes import example
+from transconv.errors import ComputeError
+from transconv.ir import Const, Expr, Sizes, Values, Var, View, ViewDim, substitute, value_at
+from transconv.simplify import simplify
+
+MANY = 256  # an example of a size that nothing else is known of
+
+
+def at_sizes(compute: Compute, values: Values) -> Compute:
+    """The computation for given sizes; itself if no size is an argument. Raises ComputeError for sizes
+    that do not meet its requirements."""
+    if compute.named is None:
+        return compute
+    if reason := compute.named.why_not(values):
+        raise ComputeError(f"{compute.name}: {reason}; it requires {compute.named}")
+    consts: dict[Expr, Expr] = {Var(n): Const(values[n]) for n in compute.named.names}
+
+    def view(of: View) -> View:
+        dims = tuple(ViewDim(substitute(d.coord, consts), substitute(d.mask, consts)) for d in of.dims)
+        return View(of.tensor.at(values), dims)
+
+    def step(of: Step) -> Step:
+        match of:
+            case Read():
+                return replace(of, view=view(of.view))
+            case Write():
+                return replace(of, view=view(of.view), value=substitute(of.value, consts))
+            case Value() | Reduction():
+                return replace(of, value=substitute(of.value, consts))
+
+    axes = tuple(x if x.extent is None else Axis(x.name, value_at(x.extent, values), x.role)
+                 for x in compute.axes)
+    return replace(compute, axes=axes, steps=tuple(map(step, compute.steps)), named=None)
+
+
+def with_examples(compute: Compute, values: Values) -> Compute:
+    """The same computation with other examples of its sizes. Raises ComputeError for sizes that do not
+    meet its requirements."""
+    named = compute.named
+    assert named is not None
+    if reason := named.why_not(values):
+        raise ComputeError(f"{compute.name}: {reason}; it requires {named}")
+
+    def view(of: View) -> View:
+        tensor = of.tensor
+        return View(replace(tensor.at(values), extents=tensor.extents, pitches=tensor.pitches), of.dims)
+
+    axes = tuple(x if x.extent is None else replace(x, size=value_at(x.extent, values))
+                 for x in compute.axes)
+    steps = tuple(replace(s, view=view(s.view)) if isinstance(s, (Read, Write)) else s
+                  for s in compute.steps)
+    each = tuple(replace(s, like=values[s.name]) for s in named.each)
+    return replace(compute, axes=axes, steps=steps, named=replace(named, each=each))
+
+
+def usual(sizes: Sizes) -> dict[str, int]:
+    """Examples that follow from the requirements alone: each size as near to ``MANY`` as its own let it
+    be; to half of that, or a quarter, where they together ask for less."""
+    near = MANY
+    while near:
+        found = {s.name: example(s, sizes.where, near) for s in sizes.each}
+        if not sizes.why_not(found):
+            return found
+        near //= 2
+    return sizes.like
+
+
+@lru_cache(maxsize=512)  # asked for each schedule that is proposed
+def why_not_any_size(compute: Compute) -> str | None:
+    """None if one kernel can have the sizes as arguments, else the reason."""
+    return next(_refused(compute), None)
+
+
+def _refused(compute: Compute) -> Iterator[str]:
+    if compute.named is None:
+        return
+    sized = {x.name for x in compute.axes if x.extent is not None}
+    for write in compute.writes:
+        told = [compute.roots(d.coord) for d in write.view.dims]
+        alone = {a for seen, d in zip(told, write.view.dims, strict=True) if len(seen) == 1
+                 for a in seen if _moves(d, a)}
+        mixed = {a for seen in told if len(seen) > 1 for a in seen}
+        if wrong := sorted(sized & mixed):
+            yield (f"sizes that are arguments: {write.view.tensor.name} has {wrong[0]} in a coordinate "
+                   "with something else; expected the axis alone")
+        reduced = set() if write in _inside(compute) else {*compute.reduced}
+        if wrong := sorted(sized - alone - reduced):
+            yield (f"sizes that are arguments: {write.view.tensor.name} has no coordinate for {wrong[0]}")
+        if write.op:
+            yield f"sizes that are arguments: {write.view.tensor.name} is added to in place"
+    if any(compute.names.told(v) for v in compute.views()):
+        yield "sizes that are arguments: places are told by the values of a tensor"
+
+
+def _moves(seen: ViewDim, axis: str) -> bool:
+    """Whether each step along an axis adds the same positive number to a coordinate."""
+    ahead = simplify(substitute(seen.coord, {Var(axis): Var(axis) + 1}) - seen.coord)
+    return isinstance(ahead, Const) and ahead.value > 0
+
+
+def _inside(compute: Compute) -> set[Step]:
+    return {s for sweep in compute.sweeps.each for s in sweep.steps}

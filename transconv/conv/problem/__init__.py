@@ -1,0 +1,1 @@
+"""The text of a convolution problem: descriptor, types, layouts, lists of problems."""

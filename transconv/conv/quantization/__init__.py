@@ -1,0 +1,1 @@
+"""Zero points and compensation sums of quantised convolutions."""

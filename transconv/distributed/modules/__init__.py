@@ -1,0 +1,1 @@
+"""Modules on sharded rows: norms, padding, windows, upsampling."""

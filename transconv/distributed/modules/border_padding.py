@@ -1,0 +1,133 @@
+"""Convolutions on sharded rows whose border is circular, reflected or replicated.
+
+A padded row is a row of the image. A rank gets those that its rows of the result read, in their order,
+from the ranks that own them: there are no other padded rows. It convolves them without a border.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from transconv.distributed.halo import Exchange, Piece, Rows, shards
+from transconv.distributed.modules.windows import exchanged
+from transconv.distributed.placing import dealt
+from transconv.torch_ops import functional
+from transconv.torch_ops.shapes import result_strides, suggests_channels_last
+
+Tensor = torch.Tensor
+
+
+class Border(NamedTuple):
+    """The convolution along one axis: rows of the image and of the result, taps, stride, dilation, padded
+    rows in front, and what they are (torch's word)."""
+
+    i: int
+    o: int
+    k: int
+    stride: int
+    dilation: int
+    low: int
+    mode: str
+
+    def row(self, at: int) -> int:
+        """The row of the image at a padded position."""
+        at -= self.low
+        if self.mode == "circular":
+            return at % self.i
+        if self.mode == "reflect":
+            return abs(at) if at < self.i else 2 * self.i - 2 - at
+        return min(max(at, 0), self.i - 1)
+
+    def needs(self, rows: Rows) -> list[int]:
+        """The rows of the image that these rows of the result read, in the order of their positions."""
+        if not rows.size:
+            return []
+        last = (rows.stop - 1) * self.stride + (self.k - 1) * self.dilation
+        return [self.row(at) for at in range(rows.start * self.stride, last + 1)]
+
+
+@lru_cache(maxsize=1 << 10)
+def planned(line: Border, parts: int, rank: int) -> Exchange:
+    """The exchange of one of ``parts`` ranks; ``needed`` counts rows, of which some may occur twice."""
+    owned = shards(line.i, parts)
+    pieces = [_pieces(line.needs(rows), owned) for rows in shards(line.o, parts)]
+    sends = [Piece(r, p.rows.seen_from(owned[rank].start)) for r, wanted in enumerate(pieces) if r != rank
+             for p in wanted if p.rank == rank]
+    mine = [Piece(-1, p.rows) if p.rank == rank else p for p in pieces[rank]]
+    return Exchange(owned[rank], Rows(0, sum(p.rows.size for p in mine)), tuple(sends), tuple(mine))
+
+
+def _pieces(rows: list[int], owned: tuple[Rows, ...]) -> list[Piece]:
+    """Rows as runs that ascend and belong to one rank."""
+    found: list[Piece] = []
+    for row in rows:
+        owner = next(r for r, has in enumerate(owned) if has.start <= row < has.stop)
+        if found and found[-1].rank == owner and found[-1].rows.stop == row:
+            found[-1] = Piece(owner, Rows(found[-1].rows.start, row + 1))
+        else:
+            found.append(Piece(owner, Rows(row, row + 1)))
+    return found
+
+
+def convolution(module: Any, x: DTensor) -> DTensor:
+    """The forward of a convolution module with such a border, on images whose batch or rows are sharded.
+    RuntimeError if the border is wider than the image."""
+    n = len(module.kernel_size)
+    if x.dim() == n + 1:
+        one: Any = x.unsqueeze(0)
+        alone: Any = convolution(module, one).squeeze(0)
+        return alone  # type: ignore[no-any-return]
+    mesh, lines = x.device_mesh, _lines(module, x)
+    places = [p if isinstance(p, Shard) and p.dim != 1 else Replicate() for p in x.placements]
+    last = suggests_channels_last(x.shape, x.stride())
+    x = x.redistribute(mesh, places)
+    local, whole = x.to_local(), list(module._reversed_padding_repeated_twice)
+    sizes = [line.o for line in lines]
+    for at, place in enumerate(places):
+        if isinstance(place, Shard) and place.dim > 1:
+            axis, parts, rank = place.dim - 2, mesh.size(at), mesh.get_local_rank(at)
+            plan = planned(lines[axis], parts, rank)
+            local = exchanged(local, place.dim, plan, mesh.get_group(at), last)
+            sizes[axis] = shards(lines[axis].o, parts)[rank].size
+            whole[2 * (n - 1 - axis):2 * (n - axis)] = [0, 0]
+    of_parameters = [Partial() if p.is_shard() else Replicate() for p in places]
+    weight: Tensor = module.weight.to_local(grad_placements=of_parameters)
+    bias = None if module.bias is None else module.bias.to_local(grad_placements=of_parameters)
+    if local.numel() and all(sizes):
+        local = F.pad(local, whole, mode=module.padding_mode) if any(whole) else local
+        function = (functional.conv1d, functional.conv2d, functional.conv3d)[n - 1]
+        made: Tensor = function(local, weight, bias, module.stride, 0, module.dilation, module.groups)
+    else:  # every rank has gradients, of zeros
+        nothing = sum(t.sum() for t in (local, weight, bias) if t is not None)
+        made = nothing * local.new_zeros(local.shape[0], module.out_channels, *sizes)
+    shape = torch.Size((x.shape[0], module.out_channels, *(line.o for line in lines)))
+    return dealt(made, mesh, places, shape, result_strides(shape, last))
+
+
+def _lines(module: Any, x: DTensor) -> list[Border]:
+    """The borders along the spatial axes, from the module's numbers."""
+    n, mode = len(module.kernel_size), module.padding_mode
+    most = {"circular": 0, "reflect": -1}.get(mode)
+    found = []
+    for axis, (i, k, s, d) in enumerate(zip(x.shape[2:], module.kernel_size, module.stride,
+                                            module.dilation, strict=True)):
+        low, high = module._reversed_padding_repeated_twice[2 * (n - 1 - axis):2 * (n - axis)]
+        if most is not None and max(low, high) > i + most:
+            raise RuntimeError(f"a {mode} border of {max(low, high)} rows is wider than an image of {i}")
+        o = (i + low + high - (k - 1) * d - 1) // s + 1
+        if o < 1:
+            raise RuntimeError(f"a kernel of {(k - 1) * d + 1} rows is larger than the padded image of "
+                               f"{i + low + high}")
+        found.append(Border(i, o, k, s, d, low, mode))
+    return found
+
+
+def has_border(module: nn.Module) -> bool:
+    """Whether a module is a convolution with a border of the image's own rows."""
+    return isinstance(module, nn.modules.conv._ConvNd) and module.padding_mode != "zeros"

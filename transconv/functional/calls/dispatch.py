@@ -1,0 +1,258 @@
+"""Dispatches a call of a public function to kernels or to torch.
+
+For plain eager tensors, the launches of calls with the same properties are looked up. Torch computes calls
+under functorch's transforms, with forward derivatives and of tensor subclasses; compilers and dispatch
+modes see the operator ``transconv::function``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from transconv.errors import Unsupported
+from transconv.functional.calls import call_cache, call_forms, first_call_check, torch_operators
+from transconv.functional.calls.compiled_launch import aligned, refused
+from transconv.functional.calls.derivatives import apply, apply_in_graph, forward_in_graph
+from transconv.functional.calls.explain_mode import Asking
+from transconv.functional.calls.route_cache import Route, made_of
+from transconv.functional.calls.symbolic_bind import Function, Numbers, as_tuple, bind
+from transconv.runtime import Waiting
+from transconv.torch_ops import stats, transforms
+from transconv.torch_ops.calls import route_cache
+from transconv.torch_ops.calls.dispatch import is_known, is_plain
+from transconv.torch_ops.calls.route import ALIGNMENT
+from transconv.torch_ops.operators import library, register_fake
+from transconv.torch_ops.settings import settings
+
+Tensor = torch.Tensor
+Tensors = tuple[Tensor | None, ...]
+
+# Called at every call; each is a plain function.
+_compiling = torch.compiler.is_dynamo_compiling
+_autocast = torch._C._is_any_autocast_enabled
+_transforms = torch._C._are_functorch_transforms_active
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_grad_enabled = torch.is_grad_enabled
+_deterministic = torch._C._get_deterministic_algorithms
+
+
+def call(f: Function, tensors: Tensors, numbers: Numbers, out: Any = None) -> Any:
+    """A public function's result; torch's with ``out``. Raises torch's error for a wrong call."""
+    if out is not None:
+        return _written(f, tensors, numbers, out)
+    if _compiling():
+        return _traced(f, tensors, numbers)
+    try:
+        found = None if _modes() else call_cache.find(f, tensors, numbers)
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, no hash, no sizes
+        found = None
+    return (_general if found is None else found)(f, tensors, numbers)
+
+
+def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """A call without an entry in the fast path."""
+    casts = _autocast()
+    if casts:
+        tensors = _cast(f, tensors)
+    if _transforms() or _modes() or _tracing() or forward_ad._current_level >= 0:
+        return _watched_call(f, tensors, numbers)
+    given: list[Tensor] = []
+    looks: list[Any] = []
+    bits = 0
+    for t in tensors:
+        if t is None:
+            looks.append(None)
+            continue
+        if not is_plain(t) or t.is_neg() or t._is_zerotensor():
+            return _handed(f, tensors, numbers, _unusual(t))
+        given.append(t)
+        looks += (t.shape, t.stride(), t.dtype, t.device)
+        bits |= t.data_ptr()
+    wanted = tuple([t.requires_grad for t in given]) if _grad_enabled() else ()
+    key = (f, numbers, *map(type, numbers), wanted, casts, _deterministic(), not bits & ALIGNMENT, *looks)
+    try:
+        route = route_cache.find(key)
+    except TypeError:  # a list among the numbers has no hash
+        if not any(isinstance(n, list) for n in numbers):
+            return _handed(f, tensors, numbers, "form:numbers")
+        return call(f, tensors, tuple(tuple(n) if isinstance(n, list) else n for n in numbers))
+    if route is None:
+        if tensors[0] is None or not all(map(_is_number, numbers)):
+            return _handed(f, tensors, numbers, "form:numbers")  # torch's error or result
+        route = _made(f, tensors, numbers, wanted)
+        route = route_cache.keep(key, route, [route])
+    elif route.bound is not None and route.over is None and not casts:
+        call_cache.note(f, tensors, numbers, route, True in wanted, _general)
+    route.calls += 1
+    if route.bound is None:
+        return f.by_torch(tensors, numbers)
+    try:
+        results = apply(route, *given) if True in wanted else route.results(given)
+    except IndexError:  # of an index out of range: each function of torch has its own message
+        if given[0].device.type == "cpu":
+            return f.by_torch(tensors, numbers)
+        raise
+    if f.finish is not None:
+        return f.finish(tensors, numbers, as_tuple(results))
+    return results if isinstance(results, Tensor) else results[0]
+
+
+def _is_number(n: Any) -> bool:
+    """Whether an argument has a form that torch's functions take without a conversion."""
+    if isinstance(n, tuple):
+        return all(m is None or type(m) is int for m in n)
+    return n is None or type(n) in (int, float, bool, str, torch.dtype)
+
+
+def _has_text(n: Any) -> bool:
+    """Whether the operator's text can hold a number; torch decides about other forms."""
+    if isinstance(n, (tuple, list)):
+        return all(map(_has_text, n))
+    return n is None or isinstance(n, (int, float, str, torch.dtype, torch.SymInt, torch.SymFloat))
+
+
+def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """A call that a transform, a mode or a tracer must see."""
+    if isinstance(mode := _get_current_dispatch_mode(), Asking):
+        raise mode.asked(f, tensors, numbers)
+    if _transforms():
+        return _handed(f, tensors, numbers, "transform:functorch")
+    if forward_ad._current_level >= 0:
+        return _handed(f, tensors, numbers, "transform:forward_ad")
+    odd = next((t for t in tensors if t is not None and not (isinstance(t, Tensor) and is_known(t))), None)
+    if odd is not None:
+        return _handed(f, tensors, numbers, _unusual(odd))
+    return _traced(f, tensors, numbers)
+
+
+def _handed(f: Function, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
+    stats.handed_over(reason, f.name)
+    return f.by_torch(tensors, numbers)
+
+
+def _written(f: Function, tensors: Tensors, numbers: Numbers, out: Any) -> Any:
+    if not _compiling():
+        stats.handed_over("form:out", f.name)
+    return f.by_torch(tensors, numbers, out=out)
+
+
+def _unusual(t: Any) -> str:
+    """Why no kernel takes a tensor: it is not plain, or its memory differs from its values."""
+    if not isinstance(t, Tensor):
+        return f"form:{type(t).__name__}"
+    if type(t) not in (Tensor, torch.nn.Parameter):
+        return f"subclass:{type(t).__name__}"
+    return "layout:view" if is_plain(t) else "layout:sparse"
+
+
+def _cast(f: Function, tensors: Tensors) -> Tensors:
+    """The casts that torch's autocast makes for this function on a GPU."""
+    devices = {t.device.type for t in tensors if isinstance(t, Tensor)} - {"cpu", "meta"}
+    device = next(iter(devices), "")  # on CPUs torch casts by another list, and computes
+    if not f.autocast or not device or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.float32 if f.autocast == "f32" else torch.get_autocast_dtype(device)
+    return tuple(t.to(dtype) if isinstance(t, Tensor) and t.is_floating_point()
+                 and t.dtype is not torch.float64 else t for t in tensors)
+
+
+# -- making a route --------------------------------------------------------------------------------
+
+
+def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> Route:
+    """Decide who computes calls of one kind."""
+    given = [t for t in tensors if t is not None]
+    why, message = why_torch(f, tensors), ""
+    waits: Unsupported | None = None
+    if not why:
+        try:
+            any_size = settings.sizes == "any"
+            known = call_forms.find(f, tensors, numbers, wanted) if any_size else None
+            bound = bind(f, tensors, numbers, wanted, any_size) if known is None else known
+            route = made_of(bound, given[0].device, aligned(given))
+            if route.hands_gradients:
+                stats.announce("deterministic:add", what=f"{f.name}_gradient")
+            first_call_check.agree(route, tensors)
+            if any_size and known is None:
+                call_forms.note(bound, tensors, numbers, wanted)
+            return route
+        except Unsupported as error:
+            why, message, waits = error.reason, error.message, error
+    stats.announce(why, message, f.name)
+    route = Route(None, why, f.name)
+    if isinstance(waits, Waiting):
+        route.over = waits.over
+    return route
+
+
+def why_torch(f: Function, tensors: Tensors) -> str:
+    """Why no kernel may compute a call; empty if one may."""
+    given = [t for t in tensors if t is not None]
+    whole = [f.whole[i] for i, t in enumerate(tensors) if t is not None and i < len(f.whole)]
+    why = refused(given, whole)
+    if not why and torch.is_autocast_enabled(given[0].device.type) and (
+            f.autocast == "torch" or given[0].device.type == "cpu"):
+        return "autocast"
+    return why
+
+
+# -- in graphs -------------------------------------------------------------------------------------
+
+
+def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+    """Inside compilers, tracers and modes: always the operator."""
+    for t in tensors:
+        if t is not None and not isinstance(t, Tensor):
+            return f.by_torch(tensors, numbers)
+    if tensors[0] is None or not all(map(_has_text, numbers)) or _transformed():
+        return f.by_torch(tensors, numbers)
+    given = [t for t in tensors if t is not None]
+    results = torch_operators.function(torch_operators.spelled(f, tensors, numbers), given)
+    return results[0] if f.finish is None else f.finish(tensors, numbers, tuple(results))
+
+
+def _transformed() -> bool:
+    """Whether functorch's transforms are active, which get torch's functions in compiled code too: the
+    operator has no rules for them, and cannot move running statistics below them."""
+    return bool(_transforms())
+
+
+_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while a compiler traces
+
+
+def _function(call: str, given: list[Tensor]) -> list[Tensor]:
+    """The operator ``function``, with derivatives where autograd is on."""
+    f, tensors, numbers = torch_operators.read(call, given)
+    if _autocast() and forward_ad._current_level < 0:
+        tensors = list(_cast(f, tuple(tensors)))
+    given = [t for t in tensors if t is not None]
+    why = "transform:forward_ad" if forward_ad._current_level >= 0 else why_torch(f, tuple(tensors))
+    message = ""
+    if not why:
+        wanted = tuple(t.requires_grad for t in given) if torch.is_grad_enabled() else ()
+        try:
+            bound = bind(f, tensors, numbers, wanted)
+            made = (as_tuple(apply_in_graph(bound, *given)) if True in wanted
+                    else forward_in_graph(bound, tuple(given))[0])
+            return list(made)
+        except Unsupported as error:
+            why, message = error.reason, error.message
+    stats.announce(why, message, f.name)
+    return list(as_tuple(f.torch(*tensors, *numbers)))
+
+
+def _composed(call: str, given: list[Tensor]) -> list[Tensor]:
+    """The operator as torch's function."""
+    f, tensors, numbers = torch_operators.read(call, given)
+    return list(as_tuple(f.torch(*tensors, *numbers)))
+
+
+library.impl("function", _function, "Autograd")
+transforms.compose(library, "function", _composed)
+for _key in ("CPU", "CUDA"):
+    library.impl("function", _function, _key)
+register_fake("transconv::function", _function, lib=library)

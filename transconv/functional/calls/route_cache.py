@@ -1,0 +1,189 @@
+"""What computes each kind of call: the launches of a bound formula, or the reason why torch does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from transconv.errors import Unsupported
+from transconv.functional.calls import call_codegen
+from transconv.functional.calls.call_codegen import Begun
+from transconv.functional.calls.compiled_launch import Memory, deterministic
+from transconv.functional.calls.dynamic_sizes import Found, launched
+from transconv.functional.calls.symbolic_bind import Bound, Step, Values
+from transconv.runtime import COMPILING, allocator
+from transconv.torch_ops import stats
+from transconv.torch_ops.arguments import means_more
+from transconv.torch_ops.calls import call_cache
+from transconv.torch_ops.calls.route import ALIGNMENT, current_device
+from transconv.torch_ops.settings import settings
+
+Tensor = torch.Tensor
+
+_empty = allocator.quickest()
+
+
+class Started:
+    """A step with its launch: from values to values."""
+
+    __slots__ = ("device", "any_size", "given", "launch", "of", "stored", "text",
+                 "waits")
+
+    def __init__(self, step: Step, found: Found, device: torch.device) -> None:
+        self.launch, self.text, self.any_size, self.waits = found
+        self.device = device
+        self.given = step.given
+        self.stored: list[tuple[str, Memory]] = [*step.stored.items()]
+        self.of = step.of
+
+    def run(self, values: Values) -> None:
+        """Launch, and add the stores to the values."""
+        made = [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=self.device)
+                for _, m in self.stored]
+        self.launch.start([*[values[name] for name in self.given], *made])
+        for (name, _), t in zip(self.stored, made, strict=True):
+            values[name] = t
+
+    def begun(self) -> Begun | None:
+        """What starts the launch without checks; None before the first one."""
+        begin, names = self.launch.begin, tuple(name for name, _ in self.stored)
+        return begin and Begun(begin, self.given, names, tuple(memory for _, memory in self.stored))
+
+
+class Route:
+    """``bound`` is None where torch computes, for ``reason``."""
+
+    __slots__ = ("adds", "aligned", "bound", "calls", "calls_back", "entry_back", "functions", "gradients",
+                 "name", "only_on", "over", "reason", "step")
+
+    def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
+        self.bound, self.reason, self.name = bound, reason, name
+        self.step: Started | None = None
+        self.gradients: list[Started] = []
+        self.functions: dict[bool, Callable[..., Any]] = {}  # see written
+        self.entry_back: Callable[..., tuple[Any, ...] | None] | None = None  # see written_back
+        self.calls = self.calls_back = 0
+        self.adds = bound is not None and bound.adds
+        # Torch, or kernels that are not meant for it, compute until this says that others may be there.
+        self.over: Callable[[], bool] | None = None
+        self.aligned = False  # all its tensors begin at multiples of 16 bytes
+        self.only_on: int | None = None  # the device that must be the current one, if there are several
+
+    @property
+    def hands_gradients(self) -> bool:
+        """Whether torch computes gradients: deterministic ones are required, and ours are not."""
+        return self.adds and (deterministic() or not self.gradients)
+
+    def routes(self) -> list[Route]:
+        """Itself: what the table of routes counts."""
+        return [self]
+
+    def count(self) -> None:
+        """Move the calls so far into the totals."""
+        calls, back = self.calls, self.calls_back
+        self.calls = self.calls_back = 0
+        if calls:
+            stats.add(not self.reason, self.reason or self.name + _any_size([self.step]), calls)
+        if back:
+            stats.add(True, f"{self.name}_gradient{_any_size(self.gradients)}", back)
+
+    def results(self, given: Sequence[Tensor]) -> Any:
+        """The results of the operands, where no gradient is needed; a single one may come alone."""
+        run = self.written(False)
+        return self.forward(given)[0] if run is None else run(*given)
+
+    def written(self, saves: bool) -> Callable[..., Any] | None:
+        """A function of single operands, without checks, to the results; a single one alone. With
+        ``saves`` of autograd's context before them, which keeps what gradients need. None before the first
+        launch, and while another device is the current one."""
+        if self.only_on not in (None, current_device()):
+            return None
+        bound, step, found = self.bound, self.step, self.functions.get(saves)
+        if found is None and bound is not None and step is not None and (begun := step.begun()):
+            found = self.functions[saves] = call_codegen.launching(
+                _empty, bound.operands, begun, bound.results, bound.saved if saves else None)
+        return found
+
+    def written_back(self, saved: Sequence[Tensor],
+                     grad: Tensor) -> Callable[..., tuple[Any, ...] | None] | None:
+        """``gradients_of`` as a function of the result's gradient and the saved values, for tensors like
+        these. None before the first launches, and for tensors that no guard tells from others."""
+        bound, begun = self.bound, [step.begun() for step in self.gradients]
+        there = [one for one in begun if one is not None]
+        check = call_cache.guard(grad, *saved) if bound is not None and len(there) == len(begun) else None
+        if bound is None or check is None:
+            return None
+        results = [f"d{n}" if on else "None" for n, on in zip(bound.operands, bound.wanted, strict=True)]
+        return call_codegen.gradients(self, _empty, check, bound.saved, there, results, self.aligned,
+                                 self.only_on)
+
+    def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
+        """The results of the operands, and all values by name."""
+        bound, step = self.bound, self.step
+        assert bound is not None and step is not None
+        values = dict(zip(bound.operands, given, strict=True))
+        step.run(values)
+        return tuple([values[name] for name in bound.results]), values
+
+    def gradients_of(self, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the operands from the saved values, None where none is wanted. The result's
+        gradient is copied if its strides differ from the result's, as are values that hooks of autograd
+        kept in other memory."""
+        bound = self.bound
+        assert bound is not None
+        self.calls_back += 1
+        like = bound.memory | bound.forward.stored
+        values = {name: _as_kept(t, like[name], self.aligned)
+                  for name, t in zip(bound.saved, saved, strict=True)}
+        values["G"] = _as_kept(grad, like[bound.results[0]], self.aligned)
+        for step in self.gradients:
+            step.run(values)
+        return tuple([values[f"d{n}"] if on else None
+                      for n, on in zip(bound.operands, bound.wanted, strict=True)])
+
+
+def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
+    """Raises Unsupported where a text has no kernel."""
+    route = Route(bound, "", bound.function.name)
+    backward = () if route.adds and deterministic() else bound.backward
+    waits: Unsupported | None = None
+    found: list[Started] = []
+    for at, step in enumerate((bound.forward, *backward)):  # request all before waiting for the first
+        try:
+            one = launched(step, partial(_text, bound, at), device, is_aligned, settings.mode)
+            found.append(Started(step, one, device))
+        except Unsupported as error:
+            if error.reason != COMPILING:
+                raise
+            waits = waits or error
+    if waits is not None:
+        raise waits
+    route.step, *route.gradients = found
+    route.aligned = is_aligned
+    if overs := [step.waits for step in found if step.waits is not None]:
+        route.over = lambda: any(over() for over in overs)
+    if device.type == "cuda" and torch.cuda.device_count() > 1:
+        route.only_on = device.index
+    return route
+
+
+def _text(bound: Bound, at: int) -> str:
+    """The text of a step for its exact sizes."""
+    exact = bound.exact()
+    return (exact.forward, *exact.backward)[at].text
+
+
+def _any_size(steps: Sequence[Started | None]) -> str:
+    """What stats() add to a name where sizes are arguments of all kernels."""
+    return " any size" if all(step is not None and step.any_size for step in steps) else ""
+
+
+def _as_kept(t: Tensor, memory: Memory, is_aligned: bool) -> Tensor:
+    """The tensor, copied unless its memory is as kernels read it."""
+    moved = is_aligned and t.data_ptr() & ALIGNMENT
+    if t.stride() == memory.strides and not moved and not means_more(t):
+        return t
+    return torch.empty_strided(memory.shape, memory.strides, dtype=memory.dtype, device=t.device).copy_(t)

@@ -1,0 +1,184 @@
+"""The torch operators that compiled graphs contain.
+
+    transconv::compute    the stores of a computation's text, of what it reads in order; differentiable by
+                          the texts of its gradients (text_derivatives.py)
+    transconv::function   a function of ``transconv.functional`` by its name and numbers; differentiable
+
+While a graph is traced the second becomes the first, of the texts of its formula and of its gradients, or
+torch's operations where no kernel may take the tensors.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from math import frexp, ldexp, nan
+from typing import Any
+
+import numpy as np
+import torch
+
+from transconv.compute import execute, one_line
+from transconv.errors import TensorError, Unsupported
+from transconv.functional.calls.compiled_launch import Memory, aligned, launch, program, refused
+from transconv.functional.calls.symbolic_bind import Bound, Function, Step, Values
+from transconv.torch_ops import stats
+from transconv.torch_ops.operators import library, register_fake
+
+Tensor = torch.Tensor
+
+library.define("compute(str text, Tensor[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+library.define("function(str call, Tensor[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
+compute: Callable[[str, Sequence[Tensor]], list[Tensor]] = torch.ops.transconv.compute.default
+function: Callable[[str, Sequence[Tensor]], list[Tensor]] = torch.ops.transconv.function.default
+
+
+# -- one text --------------------------------------------------------------------------------------
+
+
+def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
+    found = program(text)
+    given = [as_wanted(name, t, m) for t, (name, m) in zip(given, found.given.items(), strict=True)]
+    return _computed(text, given, given[0].device)
+
+
+# Not torch.compiler.disable: this may be imported while torch._dynamo is.
+@torch._disable_dynamo  # type: ignore[attr-defined]
+def of_nothing(text: str, device: torch.device) -> list[Tensor]:
+    """The stores of a text that reads no tensor. A graph cannot hold it as an operator: torch finds the
+    device of one by its tensors."""
+    return _computed(one_line(text), [], device)
+
+
+def _computed(text: str, given: list[Tensor], device: torch.device) -> list[Tensor]:
+    found = program(text)
+    why = refused(given or _stores(text, device), [True] * max(len(given), len(found.stored)))
+    message = ""
+    if not why:
+        made = _stores(text, device)
+        try:
+            launch(text, device, aligned(given or made), "now").start([*given, *made])
+        except Unsupported as error:
+            why, message = error.reason, error.message
+        else:
+            stats.add(True, found.compute.name, 1)
+            return made
+    stats.announce(why, message, f"the computation {found.compute.name}")
+    stats.add(False, why, 1)
+    return by_numpy(text, given, device)
+
+
+def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = None) -> list[Tensor]:
+    """A text computed in f64 by NumPy: slow, on any device. ``device``: of the results; default: that of
+    the first tensor that is read."""
+    device = given[0].device if device is None else device
+    found = program(text)
+    wide = [t.detach().cpu() for t in given]
+    arrays = {name: (t.double() if t.is_floating_point() else t).numpy()
+              for name, t in zip(found.given, wide, strict=True)}
+    answers = execute(found.compute, arrays)
+    made = []
+    for name, m in found.stored.items():
+        like = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
+        made.append(like.copy_(torch.from_numpy(np.array(answers[name].value, order="C"))))
+    return made
+
+
+def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
+    """The tensor, copied if its strides differ. Raises TensorError for another type or shape."""
+    if t.stride() == m.strides and t.shape == m.shape and t.dtype is m.dtype and not t.is_neg():
+        return t
+    if t.dtype is not m.dtype or tuple(t.shape) != m.shape:
+        raise TensorError(f"{name}: expected {m.dtype} of shape {m.shape}, "
+                          f"got {t.dtype} of shape {tuple(t.shape)}")
+    if t.is_neg():
+        t = t.resolve_neg()
+    if all(n == 1 or a == b for n, a, b in zip(m.shape, t.stride(), m.strides, strict=True)):
+        return t
+    span = 1 + sum((n - 1) * s for n, s in zip(m.shape, m.strides, strict=True))
+    return t.new_empty(span).as_strided(m.shape, m.strides).copy_(t)
+
+
+def _fake_compute(text: str, given: list[Tensor]) -> list[Tensor]:
+    """The stores, without values."""
+    return [given[0].new_empty_strided(m.shape, m.strides, dtype=m.dtype)
+            for m in program(text).stored.values()]
+
+
+def _stores(text: str, device: torch.device) -> list[Tensor]:
+    """Memory for the stores."""
+    return [torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
+            for m in program(text).stored.values()]
+
+
+for _key in ("CPU", "CUDA"):
+    library.impl("compute", _compute, _key)
+register_fake("transconv::compute", _fake_compute, lib=library)
+
+
+# -- a step of a function in a graph ---------------------------------------------------------------
+
+
+def run(bound: Bound, step: Step, values: Values) -> None:
+    """Add a step's stores to the values, by the operator, so that a graph can hold it."""
+    seen = bound.seen
+    views = [(values[name], seen[name]) for name in step.given]
+    given = [t.reshape(s.shape).permute(s.order).reshape(s.sizes) for t, s in views]
+    with torch._C._AutoDispatchBelowAutograd():
+        made = compute(step.text, given)
+    for (name, memory), t in zip(step.stored.items(), made, strict=True):
+        order = seen[name].order
+        back = [order.index(i) for i in range(len(order))]
+        values[name] = t.reshape([seen[name].shape[i] for i in order]).permute(back).reshape(memory.shape)
+
+
+# -- a function by its name ------------------------------------------------------------------------
+
+FUNCTIONS: dict[str, Function] = {}
+
+
+def declare(f: Function) -> Function:
+    """Register a function under its name for graphs."""
+    return FUNCTIONS.setdefault(f.name, f)
+
+
+def spelled(f: Function, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> str:
+    """A call without its tensors, as ``read`` has it: ``layer_norm 101 ((6,), 1e-05,)``. The digits say
+    which tensors are given: torch's tracer takes no list with None."""
+    there = "".join(str(int(t is not None)) for t in tensors)
+    return f"{f.name} {there} ({''.join(f'{_spelled(n)}, ' for n in numbers)})"
+
+
+def _spelled(n: Any) -> str:
+    if isinstance(n, (tuple, list)):
+        return f"({''.join(f'{_spelled(part)}, ' for part in n)})"
+    if isinstance(n, torch.dtype):
+        return f"'{n}'"
+    if isinstance(n, str):
+        return f"'{n}'"
+    if n is None or isinstance(n, bool):
+        return str(n)
+    if isinstance(n, float) and n != n:
+        return "'nan'"
+    # Symbolic numbers get their value in this call; of floats only their halves do.
+    return str(ldexp(*frexp(n))).replace("inf", "1e999") if isinstance(n, float) else str(int(n))
+
+
+def read(call: str, given: Sequence[Tensor]) -> tuple[Function, list[Tensor | None], tuple[Any, ...]]:
+    """Parse a text of ``spelled``: the function, its tensors and numbers. RuntimeError for other texts."""
+    try:
+        name, there, numbers = call.split(" ", 2)
+        left = iter(given)
+        tensors = [next(left) if digit == "1" else None for digit in there]
+        if [*left] or {*there} - {*"01"}:
+            raise ValueError
+        return FUNCTIONS[name], tensors, tuple(_typed(n) for n in ast.literal_eval(numbers))
+    except (KeyError, StopIteration, SyntaxError, ValueError):
+        raise RuntimeError("expected a call such as \"softmax 1 (1, None,)\" and as many tensors, got "
+                           f"{call!r} and {len(given)}") from None
+
+
+def _typed(n: Any) -> Any:
+    if n == "nan":
+        return nan
+    return getattr(torch, n[6:]) if isinstance(n, str) and n.startswith("torch.") else n

@@ -1,0 +1,272 @@
+"""Writes the text of a group: its stored values and all that they are made of, at positions of its axes.
+
+A value is asked for at a position and writes the lines that it needs; what was asked before has a name.
+Views become coordinates. Names are counted, so that groups that do the same have the same text, and one
+kernel: blocks of a network repeat.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from transconv.graph.fusion.accesses import Access, join, said, shorten, split
+from transconv.graph.fusion.groups import Group
+from transconv.graph.fusion.index_ir import (
+    TYPES,
+    Chosen,
+    Constant,
+    Counted,
+    Index,
+    Indexed,
+    Mapped,
+    Part,
+    Piece,
+    Product,
+    Reduced,
+    Seen,
+)
+from transconv.graph.fusion.sized_text import NAME, SizedText, braced
+from transconv.graph.lowerings.table import number
+from transconv.graph.sizes import Known, Length
+from transconv.ir import TRUE, Expr, Var, all_of, conjuncts, free_vars, readable
+from transconv.simplify import prove, simplify
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text, what it reads and what it stores in the order of its tensors. ``sized``: where sizes are
+    names; the text is then the named form, or if there is none, that of the example."""
+
+    text: str
+    given: tuple[Piece, ...]
+    stored: tuple[Piece, ...]
+    sized: SizedText | None = None
+
+
+Line = str | tuple[str, Access]  # a let, or a read or store with its words around the access
+
+
+@dataclass(slots=True)
+class Writer:
+    """The lines so far. ``tensors``: their names, by what they hold and whether it is read after the sum
+    of a product, which may see its factors through boxes. ``strides``: of a piece that is in memory for
+    this group; ``elements``: the names of what is an element of a tensor, or chosen from such, as memory
+    has it; ``places``: of what tells places in others."""
+
+    group: Group
+    strides: Callable[[Piece], tuple[Length, ...] | None]
+    lines: list[Line] = field(default_factory=list)
+    names: dict[tuple[object, ...], str] = field(default_factory=dict)
+    tensors: dict[tuple[Piece, bool], str] = field(default_factory=dict)
+    behind: bool = False
+    elements: set[str] = field(default_factory=set)
+    places: set[str] = field(default_factory=set)
+    count: int = 0
+    known: Known = field(default_factory=Known)  # of its sizes
+
+    def written(self) -> Written:
+        """The text of the group's stores."""
+        if self.group.product is not None:  # what is read behind the sum stands behind it
+            self.value(*next(iter(self.group.at.items())))
+            self.behind = True
+        stores = []
+        self.group.stores.sort(key=lambda p: p in self.group.statistics)  # behind the result
+        for i, piece in enumerate(self.group.stores):
+            at = self.group.at[piece]
+            found = self.group.statistics.get(piece)
+            name = self.value(piece, at) if found is None else self.value(found.of, found.at)
+            words = f"store {name} {found.op if found else ''}".strip()
+            stores.append((words, self.access(piece, f"Y{i}", at)))
+        self.lines += stores
+        split(self.accesses(), self.group.axes, self.group.facts)
+        product = self.group.product
+        if product is None or product.relation is None:  # a convolution's tensors keep their dims
+            shorten(self.accesses())
+        if product is not None and product.relation is None:
+            join(self.accesses(), self.group.axes, self.group.facts)
+        self.merge()
+        given = [p for p, _ in self.tensors if p not in self.group.stores]
+        ends = tuple(given), tuple(self.group.stores)
+        text = self.text()
+        if not self.known.like or not NAME.search(text):
+            return Written(text, *ends)
+        sized = self.sized(text)
+        return Written(sized.at(sized.like) if sized.refused else sized.named, *ends, sized)
+
+    def sized(self, text: str) -> SizedText:
+        """The text with what its names need."""
+        gaps = next((a.tensor for a in self.accesses() if a.order() is None), "")
+        spaces = [[braced(n) for name, n in self.group.axes if (name in self.group.reduced) is inside]
+                  for inside in (False, True)]
+        dims = {a.tensor: [braced(n) for n in a.shape] for a in self.accesses()}
+        derived = {v.name: f"({readable(e)})" for v, e in self.known.derived.items() if isinstance(v, Var)}
+        return SizedText(text, list(dims.values()), spaces, self.known.like, derived,
+                         f"{gaps} has gaps in memory" if gaps else "")
+
+    # -- values ----------------------------------------------------------------------------------
+
+    def value(self, piece: Piece, at: Index) -> str:
+        """The name of a value at a position, or the number that it is."""
+        return self.masked(piece, self.moved(at), TRUE, 0.0)
+
+    def simple(self, e: Expr) -> Expr:
+        return simplify(e, self.group.facts)
+
+    def masked(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
+        """The same where a condition holds, else a number."""
+        if isinstance(piece, Constant):
+            value = number(piece.value)
+            return value if where is TRUE or piece.value == fill else self.chosen(where, value, fill)
+        where = self.shorter(where)
+        key = (piece, at, where, fill)
+        if key not in self.names:
+            self.names[key] = self.write(piece, at, where, fill)
+        return self.names[key]
+
+    def shorter(self, where: Expr) -> Expr:
+        """A condition without what is known."""
+        parts = [simplify(c, self.group.facts) for c in conjuncts(where)]
+        return all_of([c for c in parts if not prove(c, self.group.facts)])
+
+    def write(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
+        if self.strides(piece) is not None:
+            return self.read(piece, at, where, fill)
+        match piece:
+            case Seen():
+                return self.masked(piece.of, self.moved(piece.move(at)), where, fill)
+            case Chosen():
+                return self.choice(piece.parts, at, where, fill)
+        plain = self.value(piece, at) if where is not TRUE else ""
+        if where is not TRUE:
+            return self.chosen(where, plain, fill)
+        match piece:
+            case Indexed():
+                names = [Var(self.value(p, self.moved(move(at)))) for p, move in piece.told]
+                self.places |= {v.name for v in names}
+                return self.masked(piece.of, self.moved(piece.move(at, names)), TRUE, 0.0)
+            case Counted():
+                return self.let("i", f"{TYPES[piece.dtype].name}({said(self.simple(piece.count(at)))})")
+            case Mapped():
+                names_ = [self.value(x, at) for x in piece.inputs]
+                more = [f"({said(self.simple(e))})" for e in piece.place(at)] if piece.place else []
+                return self.let(piece.label, piece.write(*names_, *more))
+            case Reduced():
+                inner = self.group.within[piece]
+                names_ = [self.value(x, inner) for x in piece.inputs]
+                axes = " ".join(self.group.axes_of(inner, piece.dims))
+                return self.let(piece.label, f"{piece.op}({piece.write(*names_)}; {axes})")
+            case Product():
+                own = self.group.product  # the piece, or another part of it
+                assert own is not None
+                a, b = (self.rounded(f.of, self.masked(f.of, self.moved(f.at), f.where, 0.0))
+                        for f in own.factors)
+                return self.let("sum", f"sum({a}*{b}; {' '.join(own.summed)})")
+        raise AssertionError(piece)
+
+    def moved(self, at: Index) -> Index:
+        return tuple(self.simple(e) for e in at)
+
+    def rounded(self, piece: Piece, name: str) -> str:
+        """A factor in its own type: the matrix unit takes it as it would take an element in memory."""
+        narrow = piece.dtype.itemsize < 4 and name not in self.elements
+        return f"{TYPES[piece.dtype].name}({name})" if narrow else name
+
+    def choice(self, parts: Sequence[Part], at: Index, where: Expr, fill: float) -> str:
+        """The first part whose condition holds."""
+        first, *rest = parts
+        here = self.shorter(first.where(at))
+        moved = self.moved(first.move(at))
+        if not rest or here is TRUE:
+            return self.masked(first.of, moved, where, fill)
+        other = rest[0].of
+        beyond = other.value if isinstance(other, Constant) else None
+        if len(rest) == 1 and isinstance(beyond, (int, float)) and (where is TRUE or beyond == fill):
+            return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), beyond)
+        yes = self.masked(first.of, moved, where, fill)
+        no = self.choice(rest, at, where, fill)
+        name = self.let("cat", f"where({said(here)}, {yes}, {no})")
+        if {yes, no} <= self.elements:
+            self.elements.add(name)
+        return name
+
+    def chosen(self, where: Expr, name: str, fill: float) -> str:
+        return self.let("inside", f"where({said(where)}, {name}, {fill!r})")
+
+    def let(self, label: str, text: str) -> str:
+        self.count += 1
+        name = f"{re.sub('[^A-Za-z0-9]+', '_', label) or 'v'}_{self.count}"
+        self.lines.append(f"let    {name} = {text}")
+        return name
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def read(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
+        """A read, masked where the coordinates leave the tensor, too."""
+        name = self.tensors.setdefault((piece, self.behind), f"X{len(self.tensors)}")
+        found = self.access(piece, name, at)
+        # Where values tell a place, a condition that it is inside says that it may be outside, too.
+        bounds = {self.simple(c) for e, n in zip(found.at, found.shape, strict=True)
+                  if not {v.name for v in free_vars(e)} & self.places for c in (e >= 0, e < n)}
+        found.where = all_of([c for c in conjuncts(where) if c not in bounds])
+        found.fill = fill
+        self.count += 1
+        element = f"x_{self.count}"
+        self.elements.add(element)
+        self.lines.append((f"read {element}", found))
+        return element
+
+    def access(self, piece: Piece, name: str, at: Index) -> Access:
+        """Every dim of the piece."""
+        held = self.strides(piece)
+        strides = self.group.strides[piece] if held is None else held
+        return Access(name, piece, [*piece.shape], [*strides], [*self.moved(at)])
+
+    # -- axes ------------------------------------------------------------------------------------
+
+    def accesses(self) -> list[Access]:
+        return [line[1] for line in self.lines if isinstance(line, tuple)]
+
+    def merge(self) -> None:
+        """Neighbouring axes that all tensors have as neighbours become one."""
+        axes = self.group.axes
+        fixed = {w for line in self.lines if isinstance(line, str) for w in re.findall(
+            r"\w+", re.sub(r";[^)]*\)", "", line))}
+        fixed |= {v.name for a in self.accesses() for e in (a.where, *(
+            e for e in a.at if not isinstance(e, Var))) for v in free_vars(e)}
+        i = 0
+        while i + 1 < len(axes):
+            (u, n), (v, m) = axes[i], axes[i + 1]
+            same = (u in self.group.reduced) == (v in self.group.reduced) and fixed.isdisjoint(
+                NAME.findall(f"{n} {m}"))
+            if self.group.product is None and same and not {u, v} & fixed and all(
+                    a.neighbours(u, v, m) for a in self.accesses()):
+                for a in self.accesses():
+                    a.join(u, v)
+                axes[i:i + 2] = [(u, n * m)]
+                pattern = re.compile(rf"(;[^;)]*?\b{u}) {v}\b")
+                self.lines = [pattern.sub(r"\1", s) if isinstance(s, str) else s for s in self.lines]
+            else:
+                i += 1
+
+    # -- the text --------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """All lines, with axes and names that are counted."""
+        seen = " ".join(s if isinstance(s, str) else " ".join(map(str, s[1].at)) for s in self.lines)
+        used = set(re.findall(r"\w+", seen))
+        axes = [(name, n) for name, n in self.group.axes if n != 1 or name in used]
+        if not axes:  # a number: a store has an axis
+            axes = [("one", 1)]
+            for line in self.lines:
+                if isinstance(line, tuple) and line[0].startswith("store"):
+                    line[1].at = [Var("one")]
+        free = " ".join(f"{name}={braced(n)}" for name, n in axes if name not in self.group.reduced)
+        inner = " ".join(f"{name}={braced(n)}" for name, n in axes if name in self.group.reduced)
+        math = f" math={self.group.math}" if self.group.math != "tf32" else ""
+        lines = [f"compute {self.group.name}{math}"]
+        lines += [f"tensor {a.declared()}" for a in {a.tensor: a for a in self.accesses()}.values()]
+        lines.append("axes   " + " | ".join(filter(None, [free, inner])))
+        lines += [line if isinstance(line, str) else line[1].written(line[0]) for line in self.lines]
+        return "\n    ".join(lines)

@@ -1,0 +1,238 @@
+"""What a graph is translated into: values of every position, made of other values at positions.
+
+    Source     a tensor in memory                       Mapped    arithmetic on the same position of others
+    Seen       another value at other positions         Chosen    one of several, by the position
+    Indexed    another value at positions that values tell
+    Reduced    many positions become one                Product   a sum of products of two values
+    Constant   a number                                 Counted   a number made of the position
+
+A view is a function of coordinates; nothing is computed or copied until a kernel asks for a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+
+from transconv.conv import ConvProblem, Prop
+from transconv.functional.calls import compiled_launch
+from transconv.graph.sizes import Fraction, Length, like
+from transconv.ir import TRUE, DType, Expr
+
+Index = tuple[Expr, ...]
+Move = Callable[[Index], Index]
+Where = Callable[[Index], Expr]
+TYPES: dict[torch.dtype, DType] = compiled_launch.HELD
+"""The types of values, by torch's."""
+
+
+def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
+    """Whether a type has all numbers of another one: it is that type, or a float of more bytes."""
+    return wide is narrow or wide.is_floating_point and wide.itemsize > narrow.itemsize
+
+
+def everywhere(_: Index) -> Expr:
+    """The condition of what is there at all positions."""
+    return TRUE
+
+
+@dataclass(eq=False, kw_only=True)
+class Piece:
+    """A value for each position of a shape. ``label``: the operation it comes from; ``strides``: in
+    elements, which torch gives it where it is stored; None: dense. ``values``: its elements, where they
+    are the same at every call."""
+
+    shape: tuple[Length, ...]
+    dtype: torch.dtype
+    label: str = ""
+    strides: tuple[Length, ...] | None = None
+    values: torch.Tensor | None = None
+
+    @property
+    def size(self) -> Length:
+        """How many positions."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Of its elements in memory; of the example where sizes are names."""
+        return int(like(self.size)) * self.dtype.itemsize
+
+    @property
+    def operands(self) -> tuple[Piece, ...]:
+        """What it is made of."""
+        return ()
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a kernel has it at one position only: the rows of a reduction, the tile of a product."""
+        return False
+
+
+@dataclass(eq=False, kw_only=True)
+class Source(Piece):
+    """A tensor that is handed to the region; ``of`` tells which."""
+
+    of: Any
+
+
+@dataclass(eq=False, kw_only=True)
+class Constant(Piece):
+    """One number everywhere."""
+
+    value: float | Length | Fraction
+
+
+@dataclass(eq=False, kw_only=True)
+class Counted(Piece):
+    """A whole number made of the position."""
+
+    count: Callable[[Index], Expr]
+
+
+@dataclass(eq=False, kw_only=True)
+class Mapped(Piece):
+    """Arithmetic. ``write``: of the operands' names, the text; ``work``: instructions of an element;
+    ``place``: what else its text takes, coordinates of the position; ``equal``: it tells whether floats
+    are equal; ``widened``: it is its operand in a type that has all of its numbers; ``range``: the least
+    and the largest number that it may be, where that is known; ``nearest``: where its values are whole,
+    what they are the nearest whole numbers of, and an integer that is added to them, if any."""
+
+    inputs: tuple[Piece, ...]
+    write: Callable[..., str]
+    work: float = 1.0
+    equal: bool = False
+    widened: bool = False
+    range: tuple[float, float] | None = None
+    nearest: tuple[Piece, Piece | None] | None = None
+    place: Callable[[Index], Index] | None = None
+
+    @property
+    def operands(self) -> tuple[Piece, ...]:
+        return self.inputs
+
+
+@dataclass(eq=False, kw_only=True)
+class Seen(Piece):
+    """``of`` at the positions that ``move`` makes of its own. ``back``: the own position of one of
+    ``of``, where each has one; ``alias``: torch's result is the same memory."""
+
+    of: Piece
+    move: Move
+    back: Move | None = None
+    alias: bool = False
+
+    @property
+    def operands(self) -> tuple[Piece, ...]:
+        return (self.of,)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the values that a position may be taken from: where, and at which of its positions."""
+
+    of: Piece
+    move: Move
+    where: Where = everywhere
+
+
+@dataclass(eq=False, kw_only=True)
+class Chosen(Piece):
+    """The first part whose condition holds; the last one's is not asked for. ``along``: of a
+    concatenation, the dim along which the parts follow one another."""
+
+    parts: tuple[Part, ...]
+    along: int | None = None
+
+    @property
+    def operands(self) -> tuple[Piece, ...]:
+        return tuple(p.of for p in self.parts)
+
+
+@dataclass(eq=False, kw_only=True)
+class Indexed(Piece):
+    """``of`` at positions told by values. ``told``: which values, and at which of their positions;
+    ``move``: of the position and the names of these values, the coordinates in ``of``."""
+
+    of: Piece
+    told: tuple[tuple[Piece, Move], ...]
+    move: Callable[[Index, Sequence[Expr]], Index]
+
+    @property
+    def operands(self) -> tuple[Piece, ...]:
+        return (self.of, *(piece for piece, _ in self.told))
+
+
+@dataclass(eq=False, kw_only=True)
+class Reduced(Piece):
+    """``op`` over some dims of inputs of one shape; ``write``: what is reduced, of the inputs' names.
+    ``deviating``: the value whose squared deviations from its mean over these dims it adds up."""
+
+    inputs: tuple[Piece, ...]
+    op: str
+    dims: tuple[int, ...]
+    write: Callable[..., str] = str
+    deviating: Piece | None = None
+
+    @property
+    def operands(self) -> tuple[Piece, ...]:
+        return self.inputs
+
+    @property
+    def anchored(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """A factor of a product: its positions along the product's axes, and where it counts."""
+
+    of: Piece
+    at: Index
+    where: Expr
+
+
+@dataclass(eq=False, kw_only=True)
+class Product(Piece):
+    """A sum of products over axes of its own: names and sizes, those that are summed, the two factors,
+    and the position of the result. ``math``: how f32 is multiplied. ``others``: the same for the other
+    parts of a result that takes several computations, as the phases of a stride do. ``relation``: the
+    convolution whose sums these are. ``instead``: another product of the same values."""
+
+    axes: tuple[tuple[str, Length], ...]
+    summed: tuple[str, ...]
+    factors: tuple[Factor, Factor]
+    at: Index
+    math: str = "ieee"
+    others: tuple[Product, ...] = ()
+    relation: tuple[ConvProblem, Prop] | None = None
+    instead: Instead | None = None
+
+    def become(self, other: Product) -> None:
+        """Be computed as another product of the same values."""
+        for name in ("label", "axes", "summed", "factors", "at", "math", "others", "relation", "instead"):
+            setattr(self, name, getattr(other, name))
+
+    @property
+    def operands(self) -> tuple[Piece, ...]:
+        return (self.factors[0].of, self.factors[1].of)
+
+    @property
+    def anchored(self) -> bool:
+        return True
+
+    @property
+    def multiplied(self) -> int:
+        """How many products this part adds up; for the example where sizes are names."""
+        return prod(like(n) for _, n in self.axes)
+
+
+class Instead(NamedTuple):
+    """Another product of the same values; ``rounds``: more often than torch."""
+
+    product: Product
+    rounds: bool

@@ -1,0 +1,72 @@
+"""In which order the values of a region lie in memory: torch's, but for images of convolutions.
+
+    conv -> norm -> silu -> conv     each value that is stored between two kernels has its features last
+
+Convolutions read and store boxes of features, and what stands between them is as fast in any order that
+all have in common. So values that a convolution reads or makes, and those that maps, pads, windows and
+concatenations connect with such ones, lie with features last, whatever torch says; what is handed out
+keeps its order, but for what only the backward graph sees (regions/saved_tensors.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import prod
+
+from transconv.conv import Prop
+from transconv.graph.fusion.index_ir import Chosen, Mapped, Piece, Product, Seen
+from transconv.graph.sizes import Length, like, packed
+
+ALIGNED = 16  # bytes of which the rows of boxes are multiples
+
+
+def features_last(shape: Sequence[Length]) -> tuple[Length, ...]:
+    """Dense strides with the second dim innermost, as boxes of a convolution like it."""
+    inner = [prod(shape[d + 1:]) * shape[1] for d in range(2, len(shape))]
+    return (prod(shape[1:]), 1, *inner)
+
+
+def memory_of(piece: Piece) -> tuple[Length, ...]:
+    """The strides in which a value is stored: torch's, where its elements have places of their own."""
+    dense = tuple(prod(piece.shape[d + 1:]) for d in range(len(piece.shape)))
+    if piece.strides is None:
+        return dense
+    return piece.strides if packed(piece.shape, piece.strides) is not None else dense
+
+
+def aliased(piece: Piece) -> Piece:
+    """What a value is a view of, in the same memory."""
+    while isinstance(piece, Seen) and piece.alias:
+        piece = piece.of
+    return piece
+
+
+def images(order: Iterable[Piece]) -> set[Piece]:
+    """Of values, operands first, those that are images of convolutions or connected with such ones."""
+    pieces = [*order]
+    near: dict[Piece, list[Piece]] = {}
+    for piece in pieces:
+        for x in piece.operands if isinstance(piece, (Mapped, Seen, Chosen)) else ():
+            joined = isinstance(piece, Chosen) and piece.along == 1
+            if len(x.shape) == len(piece.shape) > 2 and (joined or x.shape[1] == piece.shape[1]):
+                near.setdefault(x, []).append(piece)
+                near.setdefault(piece, []).append(x)
+    left = [x for p in pieces if isinstance(p, Product) for x in _own(p)]
+    found = {*left}
+    while left:
+        new = [x for x in near.get(left.pop(), ()) if x not in found]
+        found |= {*new}
+        left += new
+    return {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
+
+
+def _own(product: Product) -> Iterator[Piece]:
+    """The images of a convolution."""
+    if product.relation is None:
+        return
+    prop = product.relation[1]
+    for name, factor in zip(prop.operands, product.factors, strict=True):
+        if name != "wei":
+            yield factor.of
+    if prop is not Prop.BWD_W:
+        yield product

@@ -1,0 +1,280 @@
+"""Which values are stored, and by which kernel: one pass over the values in their order.
+
+    rides    a value whose operands stand in one group, at its own positions, is computed there
+    stored   what another group needs of it; what is handed out; what is too dear to compute again
+    read     everything else: views and maps of what is in memory are evaluated where they are read
+
+Each edge between two kernels has the reason why it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from transconv.graph.fusion import concat_views, fuse_reductions, fusion_cost, materialize
+from transconv.graph.fusion.groups import Group, map_group
+from transconv.graph.fusion.index_ir import (
+    Chosen,
+    Constant,
+    Index,
+    Indexed,
+    Mapped,
+    Piece,
+    Product,
+    Reduced,
+    Seen,
+    Source,
+)
+from transconv.graph.fusion.memory_order import features_last, images, memory_of
+from transconv.graph.sizes import Length, same
+from transconv.ir import Var
+
+Apart = Mapping[Piece, Sequence[materialize.Step]]
+"""Products whose factors are written first: in one step what is computed, in another what is seen through
+views."""
+NONE: Apart = {}
+MOST_STORED = 16  # small values that one kernel stores
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A value that goes through memory: from its operation to another one, and why."""
+
+    value: str
+    user: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Plan:
+    """The groups in the order in which they run, what is in memory behind which of them, and which of it
+    lies in the memory of a concatenation."""
+
+    groups: list[Group] = field(default_factory=list)
+    stored: dict[Piece, Group] = field(default_factory=dict)
+    edges: list[Edge] = field(default_factory=list)
+    places: dict[Piece, concat_views.Place] = field(default_factory=dict)
+
+    def strides(self, piece: Piece) -> tuple[Length, ...]:
+        """Of a value that is stored, in elements."""
+        place = self.places.get(piece)
+        return memory_of(piece if place is None else place.whole)
+
+    def note(self, value: Piece, user: Piece, reason: str) -> None:
+        """That a value goes through memory, and why."""
+        self.edges.append(Edge(value.label or "a value", user.label or "a value", reason))
+
+
+def ordered(ends: Iterable[Piece]) -> list[Piece]:
+    """All values that some are made of, operands first."""
+    found: dict[Piece, None] = {}
+    left: list[tuple[Piece, bool]] = [(e, False) for e in reversed([*ends])]
+    while left:
+        piece, known = left.pop()
+        if known:
+            found[piece] = None
+        elif piece not in found:
+            left.append((piece, True))
+            left += [(x, False) for x in reversed(piece.operands) if x not in found]
+    return [*found]
+
+
+def planned(outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart = NONE,
+            again: Mapping[Piece, str] = MappingProxyType({}),
+            free: Set[Piece] = frozenset()) -> Plan:
+    """The plan for some values to be in memory. ``apart``: products whose factors are written first;
+    ``again``: those whose results are read again by reductions, with the reasons; ``free``: outputs whose
+    order in memory nothing depends on."""
+    return Planner(outputs, rates, apart, again, free).plan
+
+
+class Planner:
+    """Makes a plan. ``home``: the group in which a value rides."""
+
+    def __init__(self, outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart,
+                 again: Mapping[Piece, str], free: Set[Piece] = frozenset()) -> None:
+        self.apart, self.again = apart, again
+        self.fixed = {*outputs} - free  # in torch's order
+        self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
+        self.order = ordered(self.outputs)
+        self.images = images(self.order) - self.fixed
+        self.home: dict[Piece, Group] = {}
+        self.users: dict[Piece, list[Piece]] = {}
+        for piece in self.order:
+            for x in dict.fromkeys(piece.operands):
+                self.users.setdefault(x, []).append(piece)
+        for piece in self.order:
+            self.place(piece)
+        for piece in self.outputs:
+            self.hold(piece)
+        concat_views.place(self)
+        for group in self.plan.groups:
+            self.forget(group)
+
+    def place(self, piece: Piece) -> None:
+        match piece:
+            case Source() | Constant():
+                return
+            case Reduced():
+                fuse_reductions.reduce(piece, self)
+            case Product():
+                fuse_reductions.multiply(piece, self)
+            case _:
+                self.ride(piece)
+                if isinstance(piece, Mapped) and piece.equal and piece not in self.home:
+                    materialize.compared(piece, self)
+                if piece not in self.home and isinstance(piece, Mapped):
+                    materialize.weigh(piece, self)
+
+    # -- what is known of values -----------------------------------------------------------------
+
+    @property
+    def memory(self) -> set[Piece]:
+        return {*self.plan.stored}
+
+    def needs(self, piece: Piece, within: Group | None = None) -> int:
+        """The last group that must have run before a value can be read: -1, none. ``within``: by a group,
+        which evaluates what it stores itself."""
+        most, left, seen = -1, [piece], {piece}
+        while left:
+            at = left.pop()
+            found = self.plan.stored.get(at)
+            if found is not None and found is not within:
+                most = max(most, found.number)
+                continue
+            left += [x for x in at.operands if x not in seen]
+            seen |= {*at.operands}
+        return most
+
+    def fits(self, piece: Piece, at: Index, group: Group, seen: set[tuple[Piece, Index]]) -> bool:
+        """Whether a group has all that a value at a position is made of; ``seen``: what was asked for."""
+        if isinstance(piece, (Source, Constant)) or (piece, at) in seen:
+            return True
+        seen.add((piece, at))
+        own = self.home.get(piece)
+        mine = own is not None and own.number == group.number
+        if piece in self.plan.stored and not mine:
+            return self.plan.stored[piece].number < group.number
+        at = group.simple(at)
+        if piece.anchored:
+            return mine and group.at[piece] == at
+        match piece:
+            case Seen():
+                return self.fits(piece.of, piece.move(at), group, seen)
+            case Chosen():
+                return all(self.fits(p.of, p.move(at), group, seen) for p in piece.parts)
+            case Indexed():
+                told = [(p, move(at)) for p, move in piece.told]
+                names = [Var("told_") for _ in told]
+                return all(self.fits(p, a, group, seen) for p, a in told) and self.fits(
+                    piece.of, piece.move(at, names), group, seen)
+        return all(self.fits(x, at, group, seen) for x in piece.operands)
+
+    # -- rides -----------------------------------------------------------------------------------
+
+    def ride(self, piece: Piece) -> None:
+        """Let a value be computed where its operands are, or store these."""
+        homes = [self.home[x] for x in piece.operands if x in self.home]
+        if not homes:
+            return
+        group = max(homes, key=lambda g: g.number)
+        away = [x for x in piece.operands if self.home.get(x) not in (None, group)]
+        if all(self.needs(x) < group.number for x in piece.operands if x not in self.home):
+            held = [x for x in away if x not in self.plan.stored]
+            for x in held:
+                self.plan.stored[x] = self.home[x]  # as if: until it is known that the rest fits
+            places = [self.position(piece, g) for g in (group, *group.siblings)]
+            for x in held:
+                del self.plan.stored[x]
+            if all(at is not None for at in places):
+                for x in held:
+                    self.keep(x, piece, f"one kernel has the tiles of {group.name} alone")
+                self.home[piece] = group
+                for g, at in zip((group, *group.siblings), places, strict=True):
+                    g.at[piece] = at or ()
+                group.evaluated[piece] = None
+                return
+        for x in piece.operands:
+            if x in self.home:
+                self.keep(x, piece, self.why_not(piece, group))
+
+    def why_not(self, piece: Piece, group: Group) -> str:
+        said = {"product": "tile", "rows": "row", "map": "element"}[group.kind]
+        if isinstance(piece, (Seen, Chosen, Indexed)):
+            return f"{piece.label} moves elements to another {said} of {group.name}"
+        return f"its operands are not in one {said}"
+
+    def position(self, piece: Piece, group: Group) -> Index | None:
+        """Where a value stands in a group that has its operands."""
+        found = []
+        for x in piece.operands:
+            if (own := group.at.get(x)) is not None:
+                if isinstance(piece, Seen) and piece.back:
+                    found.append(group.simple(piece.back(own)))
+                elif isinstance(piece, Mapped):
+                    found.append(own)
+        found += group.positions(piece.shape)
+        return next((at for at in dict.fromkeys(found) if self.fits(piece, at, group, set())), None)
+
+    # -- stores ----------------------------------------------------------------------------------
+
+    def keep(self, piece: Piece, user: Piece | None, reason: str, exact: bool = False,
+             itself: bool = False) -> None:
+        """Have a value in memory for a user, or for arithmetic what a kernel evaluates it from. ``exact``:
+        it, or what it is a view of, or only widens; ``itself``, or without a user: nothing else."""
+        if user is None:
+            self.hold(piece)
+            return
+        narrow = exact or not isinstance(user, (Mapped, Reduced))
+        for base in [piece] if itself else materialize.bases(piece, self, narrow):
+            self.plan.note(base, user, reason)
+            self.hold(base)
+
+    def hold(self, piece: Piece) -> None:
+        """Have a value stored by the kernel that has it."""
+        if piece in self.plan.stored or isinstance(piece, Source):
+            return
+        group = self.home.get(piece) or self.mapping(piece)
+        if piece in self.images:
+            piece.strides = features_last(piece.shape)
+        group.stores.append(piece)
+        group.at.setdefault(piece, group.positions(piece.shape)[0] if group.product is None else ())
+        self.plan.stored[piece] = group
+
+    def mapping(self, piece: Piece) -> Group:
+        """The group that stores a value which rides nowhere: one that stores another of its shape, if it
+        may, and both read a tensor or are so small that a launch takes longer."""
+        needs = self.needs(piece)
+        for group in self.plan.groups:
+            if group.number > needs and piece in group.at:  # a row that is reduced
+                return group
+        for group in reversed(self.plan.groups):
+            if group.kind != "map" or not same(group.stores[0].shape, piece.shape) or self.needs(
+                    piece, group) >= group.number:
+                continue
+            others = self.memory - {*group.stores}
+            reads = fusion_cost.sources(piece, others)
+            beside = {t for x in group.stores for t in fusion_cost.sources(x, others)}
+            small = len(group.stores) < MOST_STORED and self.rates.moved(
+                sum(x.bytes for x in {piece, *group.stores, *reads, *beside})) < self.rates.launch_us
+            if small or reads & beside:
+                return self.evaluates(group, piece)
+        group = map_group(len(self.plan.groups), piece.shape)
+        self.plan.groups.append(group)
+        return self.evaluates(group, piece)
+
+    def evaluates(self, group: Group, piece: Piece) -> Group:
+        """Note what a group evaluates for a value that rides nowhere."""
+        known = {*self.plan.stored, *self.home}
+        group.evaluated |= dict.fromkeys(
+            reversed([x for x in fusion_cost.inside(piece, known) if x not in known]))
+        return group
+
+    def forget(self, group: Group) -> None:
+        """What rides with a group and is evaluated by others alone is none of its operations."""
+        others = self.memory - {*group.stores}
+        needed = {x for piece in group.stores for x in fusion_cost.inside(piece, others)}
+        for piece in [p for p in group.evaluated if p not in needed]:
+            del group.evaluated[piece]

@@ -1,0 +1,238 @@
+"""Rows of convolutions by their relation, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from transconv.compute import Axis, Compute
+from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
+from transconv.errors import TransconvError
+from transconv.graph.fusion.index_ir import Factor, Instead, Piece, Product
+from transconv.graph.lowerings import upsampling
+from transconv.graph.lowerings.elementwise import arithmetic
+from transconv.graph.lowerings.padding import unpadded
+from transconv.graph.lowerings.products import Shape, check_types, one_term
+from transconv.graph.lowerings.reductions import reduced
+from transconv.graph.lowerings.table import Call, NotOurs, expanded, kind, reshaped, row
+from transconv.graph.sizes import Length, Size, like
+from transconv.ir import TRUE, Expr, Var, all_of, substitute
+from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.calls.lower_call import Types, describe, each, flags
+from transconv.torch_ops.operators import read
+from transconv.torch_ops.quantized.qparam_checks import OPERANDS
+
+
+@row("convolution")
+def _convolution(call: Call) -> Piece:
+    x, w, bias, *rest = call.args
+    p = params(rest)
+    return _forward(call, x, w, bias, p)
+
+
+def _forward(call: Call, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
+    if not p.transposed:
+        x, p = unpadded(x, p)
+    made = _scaled(call.shape, x, w, p, call.dtype, "convolution") if not p.transposed else None
+    if made is None:
+        related = _related(Prop.BWD_D if p.transposed else Prop.FWD, call.shape, x, w, p, call.dtype)
+        related.instead = _instead(call, x, w, p, bias is not None)
+        made = related
+    if bias is None:
+        return made
+    if bias.dtype is not x.dtype and kind(bias.dtype) != "float":
+        raise NotOurs("a bias of whole numbers")
+    wide = expanded(reshaped(bias, (bias.size, *[1] * (len(call.shape) - 2))), call.shape)
+    return arithmetic(call, "{} + {}".format, made, wide, label="bias")
+
+
+def _scaled(shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype, label: str) -> Piece | None:
+    """A convolution of one feature by one tap, or its gradient: each element times that of its feature's
+    weight, which is no sum. None for another one."""
+    numbers = (*p.stride, *(1 + n for n in (*p.padding, *p.output_padding)), p.groups, x.shape[1])
+    if any(n != 1 for n in (*numbers, *w.shape[2:])):
+        return None
+    check_types(x, w)
+    return one_term(x, reshaped(w, (w.size, *[1] * (len(shape) - 2))), shape, label, dtype)
+
+
+def _instead(call: Call, x: Piece, w: Piece, p: Params, finished: bool) -> Instead | None:
+    """A convolution of the image that is made larger before this one. Sums in a narrow weight are rounded
+    once more: no more often than torch rounds a result to which a bias is added behind (``finished``)."""
+    found = upsampling.small(x)
+    other = found and upsampling.params(p, found, [int(k) for k in w.shape[2:]])
+    if found is None or other is None:
+        return None
+    try:
+        made = _related(
+            Prop.BWD_D, call.shape, found.image, upsampling.weight(w, found), other, call.dtype
+        )
+    except NotOurs:
+        return None
+    made.label = "upsampled convolution"
+    return Instead(made, not finished and call.dtype.itemsize < 4)
+
+
+@row("convolution_backward")
+def _backward(call: Call) -> tuple[Piece | None, ...]:
+    grad, x, w, _, *rest, mask = call.args
+    p = params(rest)
+    made: list[Piece | None] = [None, None, None]
+    if mask[0]:
+        prop = Prop.FWD if p.transposed else Prop.BWD_D
+        made[0] = _gradient(prop, x.shape, grad, w, p, x.dtype)
+    if mask[1]:
+        made[1] = _weight(x, grad, w, p)
+    if mask[2]:
+        dims = [d for d in range(len(grad.shape)) if d != 1]
+        made[2] = reduced("sum", dims, grad, dtype=grad.dtype, label="bias gradient")
+    return tuple(made)
+
+
+# The operators that converted modules and calls of this package become in a graph.
+
+
+@row("transconv::fwd")
+def _converted(call: Call) -> Piece:
+    x, w, bias, residual, text = call.args
+    p, activation, _ = read(text)
+    made = _forward(call, x, w, bias, p)
+    if residual is not None:
+        made = arithmetic(call, "{} + {}".format, made, residual, label="add")
+    return arithmetic(call, f"{activation}({{}})".format, made, label=activation) if activation else made
+
+
+@row("transconv::bwd_d")
+def _converted_input(call: Call) -> Piece:
+    grad, x, w, text = call.args
+    p = read(text).params
+    return _gradient(Prop.FWD if p.transposed else Prop.BWD_D, x.shape, grad, w, p, x.dtype)
+
+
+@row("transconv::bwd_w")
+def _converted_weight(call: Call) -> Piece:
+    grad, x, w, text = call.args
+    return _weight(x, grad, w, read(text).params)
+
+
+def params(rest: Sequence[Any]) -> Params:
+    """The numbers of a convolution's call, from its strides on. Sizes among them are assumed to be the
+    example's."""
+    stride, padding, dilation, transposed, output_padding, groups = rest[:6]
+    n = len(stride)
+
+    def ints(given: Any) -> tuple[int, ...]:
+        return tuple(map(int, given)) * (n if len(given) == 1 else 1)
+    return Params(ints(stride), ints(padding), ints(dilation), transposed, ints(output_padding),
+                  int(groups))
+
+
+def _dense(shape: Shape, named: bool = False) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """A shape and strides; of the example, where the relation has names for the sizes of an image and of a
+    batch (``named``). A number of features or taps is assumed to be the example's."""
+    numbers = tuple([int(like(n) if named and d != 1 else n) for d, n in enumerate(shape)])
+    return numbers, torch.empty(numbers, device="meta").stride()
+
+
+class _Relation(NamedTuple):
+    """The computations of a direction: of a convolution, or with names for sizes, and what these stand
+    for."""
+
+    computes: tuple[Compute, ...]
+    problem: tuple[ConvProblem, Prop] | None
+    sizes: dict[str, Size]
+
+    def of(self, e: Expr) -> Expr:
+        """An expression with these sizes."""
+        return substitute(e, {Var(name): size.expr for name, size in self.sizes.items()})
+
+
+def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dtype: Types,
+              math: str | None = None) -> _Relation:
+    """``math``: torch's for the type by default. Raises NotOurs."""
+    try:
+        problem = describe(dtype, _dense(near, True), _dense(weight), _dense(far, True), p,
+                           math or flags(each(dtype)[0]).math)
+        src = far if p.transposed else near
+        named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)
+        sizes = {name: n for name, n in named if isinstance(n, Size)}
+        if not sizes:
+            return _Relation(computes(problem, prop), (problem, prop), {})
+        made = any_size(problem, prop, frozenset(sizes))
+    except (TransconvError, ValueError) as error:
+        raise NotOurs(str(error)) from None
+    found = _Relation(made, None, {name.upper(): n for name, n in sizes.items()})
+    known = next(iter(sizes.values())).known
+    for condition in dict.fromkeys(c for m in made if m.named for c in m.named.requirements):
+        if not known.assume(found.of(condition)):
+            raise NotOurs(f"a convolution of any size requires {condition}")
+    return found
+
+
+def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params,
+             dtype: torch.dtype) -> Product:
+    """A convolution, forward."""
+    check_types(x, w)
+    return _product(_relation(prop, x.shape, w.shape, shape, p, x.dtype), (x, w), shape, dtype,
+                    "convolution")
+
+
+def convolved(shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype,
+              math: str | None = None) -> Product:
+    """A convolution of other element types: its sums, in ``dtype``. ``math``: tf32 leaves those of 8-bit
+    floats in the matrix unit. Raises NotOurs for types that are not multiplied."""
+    if x.dtype not in OPERANDS or w.dtype not in OPERANDS or why_not_multiplied(
+            OPERANDS[x.dtype], OPERANDS[w.dtype]):
+        raise NotOurs("a product of these types")
+    prop = Prop.BWD_D if p.transposed else Prop.FWD
+    found = _relation(prop, x.shape, w.shape, shape, p, (x.dtype, w.dtype, dtype), math)
+    return _product(found, (x, w), shape, dtype, "convolution")
+
+
+def _gradient(prop: Prop, shape: Shape, grad: Piece, w: Piece, p: Params,
+              dtype: torch.dtype) -> Piece:
+    """The gradient of the input."""
+    check_types(grad, w)
+    if not p.transposed and (made := _scaled(shape, grad, w, p, dtype, "input gradient")) is not None:
+        return made
+    return _product(_relation(prop, shape, w.shape, grad.shape, p, grad.dtype), (grad, w), shape, dtype,
+                    "input gradient")
+
+
+def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> Product:
+    """The gradient of the weight."""
+    check_types(x, grad)
+    found = _relation(Prop.BWD_W, x.shape, w.shape, grad.shape, p, x.dtype)
+    given = (grad, x) if p.transposed else (x, grad)
+    return _product(found, given, w.shape, w.dtype, "weight gradient")
+
+
+def _product(found: _Relation, given: tuple[Piece, Piece], shape: Shape, dtype: torch.dtype,
+             label: str) -> Product:
+    """The relation's axes and views, over pieces."""
+    first, *others = [_one(c, found, given, shape, dtype, label) for c in found.computes]
+    first.others = tuple(others)
+    for part in (first, *others):
+        part.relation = found.problem
+    return first
+
+
+def _one(compute: Compute, found: _Relation, given: tuple[Piece, Piece], shape: Shape,
+         dtype: torch.dtype, label: str) -> Product:
+    assert compute.sum is not None and compute.b is not None
+    a, b = (Factor(piece, tuple(found.of(d.coord) for d in view.dims),
+                   found.of(all_of([d.mask for d in view.dims])))
+            for view, piece in zip((compute.a, compute.b), given, strict=True))
+    if any(d.mask is not TRUE for d in compute.c.dims):
+        raise NotOurs("its phases are not of one size")
+    return Product(shape=shape, dtype=dtype, label=label, math=compute.math, summed=compute.sum.axes,
+                   axes=tuple((x.name, _extent(x, found)) for x in compute.axes), factors=(a, b),
+                   at=tuple(found.of(d.coord) for d in compute.c.dims))
+
+
+def _extent(axis: Axis, found: _Relation) -> Length:
+    if axis.extent is None:
+        return axis.size
+    return next(iter(found.sizes.values())).known.made(found.of(axis.extent))

@@ -1,0 +1,290 @@
+"""Rows of operations element by element: those that the table of operations names torch's functions of,
+and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, log2
+from typing import Any
+
+import torch
+
+from transconv.compute import OPS, Op
+from transconv.graph.fusion.index_ir import Constant, Indexed, Mapped, Piece, Seen
+from transconv.graph.lowerings.casts import anew, cast, from_before
+from transconv.graph.lowerings.table import (
+    Call,
+    NotOurs,
+    computed,
+    expanded,
+    kind,
+    mapped,
+    number,
+    row,
+)
+from transconv.graph.sizes import Fraction, Size
+
+HEAVY = 6.0  # instructions of exp and the like
+INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+         "eq": "==", "ne": "!="}
+WHOLE = ("max", "min", "neg", "where", *(name for name in INFIX if name != "div"))  # of whole numbers, too
+EQUAL = {"eq", "ne"}
+BY_NAME = {"sub", "add"}  # whose second operand torch scales
+
+
+def piece_of(value: Any, like: torch.dtype) -> Piece:
+    """An operand: a piece, or a number as one."""
+    if isinstance(value, Piece):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float, Size, Fraction)):
+        raise NotOurs(f"an argument is {value!r}")
+    broken = isinstance(value, (float, Fraction))
+    held = like if kind(like) == "float" else torch.float32 if broken else torch.int64
+    return Constant(shape=(), dtype=held, value=value)
+
+
+def together(call: Call, *values: Any) -> tuple[Piece, ...]:
+    """Operands in the shape of the result."""
+    return tuple(expanded(piece_of(v, call.dtype), call.shape) for v in values)
+
+
+def arithmetic(call: Call, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
+               whole: bool = False) -> Mapped:
+    """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
+    computed(call.dtype)
+    inputs = together(call, *values)
+    for x in inputs:
+        computed(x.dtype)
+    if not whole and any(kind(x.dtype) == "int" for x in inputs if not isinstance(x, Constant)):
+        inputs = tuple(cast(x, torch.float32) if kind(x.dtype) == "int" else x for x in inputs)
+    if not whole and kind(call.dtype) == "int":
+        raise NotOurs("whole numbers")
+    held = torch.int64 if all(kind(x.dtype) != "float" for x in inputs) else torch.float32
+    inputs = tuple(cast(x, held) if kind(x.dtype) == "bool" else x for x in inputs)
+    return mapped(write, *inputs, dtype=call.dtype, label=label, work=work)
+
+
+# -- rows of the table of operations ---------------------------------------------------------------
+
+
+def _text(op: Op) -> Callable[..., str]:
+    """What a text says for an operation."""
+    if op.name in INFIX:
+        return f"{{}} {INFIX[op.name]} {{}}".format
+    return f"{op.name}({', '.join(['{}'] * op.arity)})".format
+
+
+def _from_table(op: Op) -> Callable[[Call], Piece]:
+    work = 1.0 if op.exact else HEAVY
+
+    def rule(call: Call) -> Piece:
+        values = list(call.args[:op.arity])
+        if op.name in BY_NAME and (alpha := call.arg(op.arity, "alpha", 1)) != 1:
+            scaled = number(alpha)
+            return arithmetic(call, f"{{}} {INFIX[op.name]} {{}}*{scaled}".format, *values, label=op.name,
+                              work=2, whole=True)
+        given = {**call.kwargs}
+        if given.pop("alpha", 1) != 1 or given.pop("rounding_mode", None):
+            raise NotOurs(f"{op.name} with {call.kwargs}")
+        found = next((o for o in _named(op) if all(dict(o.options).get(k) == v for k, v in given.items())
+                      and (given or o.options in ((), (("approximate", "none"),)))), None)
+        if found is None or len(call.args) > op.arity and not _usual(op, call):
+            raise NotOurs(f"{op.name} with other arguments than its row has")
+        if op.name == "where":
+            return _where(call, *values)
+        made = arithmetic(call, _text(found), *values, label=found.name, work=work,
+                          whole=op.name in WHOLE)
+        made.equal = op.name in EQUAL and any(x.dtype.is_floating_point for x in made.inputs)
+        made.nearest = _nearest(op, made)
+        return made
+    return rule
+
+
+def _nearest(op: Op, made: Mapped) -> tuple[Piece, Piece | None] | None:
+    """Of what values are the nearest whole numbers, and the integer that is added."""
+    if op is OPS["round"]:
+        return made.inputs[0], None
+    whole, *others = sorted(made.inputs, key=lambda x: not isinstance(x, Mapped) or x.nearest is None)
+    if op is OPS["add"] and isinstance(whole, Mapped) and whole.nearest is not None and (
+            whole.nearest[1] is None and others[0].dtype is torch.int32):
+        return whole.nearest[0], others[0]
+    return None
+
+
+def _named(op: Op) -> list[Op]:
+    """The rows of one function of torch."""
+    return [o for o in OPS.values() if o.torch == op.torch]
+
+
+USUAL = {"elu": (1, 1, 1), "softplus": (1, 20)}  # alpha, scale, input scale; beta, threshold
+
+
+def _usual(op: Op, call: Call) -> bool:
+    """Whether the arguments behind the values are those that the row means."""
+    rest = tuple(call.args[op.arity:])
+    return rest == USUAL.get(op.name, ())[:len(rest)]
+
+
+def _where(call: Call, cond: Any, a: Any, b: Any) -> Piece:
+    computed(call.dtype)
+    inputs = together(call, cond, a, b)
+    if kind(call.dtype) == "bool":
+        raise NotOurs("a choice of truths")
+    inputs = (inputs[0], *(cast(x, call.dtype) if kind(x.dtype) == "bool" else x for x in inputs[1:]))
+    return mapped("where({}, {}, {})".format, *inputs, dtype=call.dtype, label="where")
+
+
+def enter_table() -> None:
+    """Rows for every operation whose function aten has, of tensors and of numbers."""
+    for op in OPS.values():
+        if isinstance(op.torch, str) and op.torch.startswith("torch."):
+            packet = op.torch.rpartition(".")[2]
+            for overload in ("default", "Tensor", "Scalar", "self"):
+                if getattr(getattr(torch.ops.aten, packet, None), overload, None) is not None:
+                    row(f"{packet}.{overload}")(_from_table(op))
+
+
+enter_table()
+
+
+# -- rows of their own -----------------------------------------------------------------------------
+
+
+@row("clone", "alias", "detach", "lift_fresh_copy", "contiguous")
+def _copy(call: Call) -> Piece:
+    return copied(call.args[0])
+
+
+def copied(x: Piece) -> Piece:
+    """The piece in memory of its own, if it is stored."""
+    return Seen(shape=x.shape, dtype=x.dtype, of=x, move=tuple, back=tuple, label="copy")
+
+
+@row("_to_copy", "prims::convert_element_type")
+def _to(call: Call) -> Piece:
+    x = call.args[0]
+    if x.dtype is call.dtype:
+        return copied(x)
+    before = from_before(x, call.dtype)
+    if before is None:
+        return cast(x, call.dtype)
+    return anew(before, before.of) if isinstance(before, (Seen, Indexed)) else copied(before)
+
+
+@row("reciprocal")
+def _reciprocal(call: Call) -> Piece:
+    return arithmetic(call, "1 / {}".format, call.args[0], label="reciprocal")
+
+
+@row("hardtanh", "clamp")
+def _clamp(call: Call) -> Piece:
+    usual = (-1.0, 1.0) if "min_val" in call.kwargs or call.name.startswith("hardtanh") else (None, None)
+    low, high = call.arg(1, "min", usual[0]), call.arg(2, "max", usual[1])
+    text = "{}"
+    if low is not None:
+        text = f"max({text}, {number(low)})"
+    if high is not None:
+        text = f"min({text}, {number(high)})"
+    made = arithmetic(call, text.format, call.args[0], label="clamp", work=2, whole=True)
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low <= high:
+        made.range = low, high
+        x = made.inputs[0]
+        made.nearest = x.nearest if isinstance(x, Mapped) else None
+    return made
+
+
+@row("clamp_min")
+def _clamp_min(call: Call) -> Piece:
+    return arithmetic(call, f"max({{}}, {number(call.args[1])})".format, call.args[0], label="clamp",
+                      whole=True)
+
+
+@row("leaky_relu")
+def _leaky(call: Call) -> Piece:
+    slope = number(call.arg(1, "negative_slope", 0.01))
+    return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0],
+                      label="leaky_relu", work=2)
+
+
+@row("sign", "sgn")
+def _sign(call: Call) -> Piece:
+    if call.dtype.is_complex:
+        raise NotOurs("complex numbers")
+    return arithmetic(call, lambda x: f"where({x} > 0, 1.0, where({x} < 0, -1.0, 0.0))", call.args[0],
+                      label="sign", work=3)
+
+
+MULTIPLIED = 64  # the largest power that is computed by multiplications
+
+
+@row("pow.Tensor_Scalar")
+def _power(call: Call) -> Piece:
+    x, power = call.args
+    if power in (0.5, -0.5):
+        return arithmetic(call, f"{'r' * (power < 0)}sqrt({{}})".format, x, label="pow", work=HEAVY)
+    if not isinstance(power, (int, float)) or power != power or abs(power) > 1e30:
+        raise NotOurs(f"a power of {power}")
+    if power != int(power):  # of what is negative it is no number, as in torch
+        text = f"pow({{}}, {number(float(power))})"
+        return arithmetic(call, text.format, x, label="pow", work=2 * HEAVY)
+    if not 1 <= abs(power) <= MULTIPLIED:
+        raise NotOurs(f"a power of {power}")
+    text = _multiplied(abs(int(power)))
+    return arithmetic(call, (f"1 / ({text})" if power < 0 else text).format, x, label="pow", work=3)
+
+
+@row("pow.Scalar")
+def _exponential(call: Call) -> Piece:
+    base, x = call.args
+    if not isinstance(base, (int, float)) or not 0 < base < inf:
+        raise NotOurs(f"powers of {base}")
+    return arithmetic(call, f"exp2({{}}*{log2(base)!r})".format, x, label="pow", work=HEAVY)
+
+
+def _multiplied(power: int) -> str:
+    """A whole power as a text, of eighth powers."""
+    eighths, rest = divmod(power, 8)
+    parts = [f"({{0}}**8)**{eighths}" if eighths > 1 else "{0}**8"] * (eighths > 0)
+    parts += [f"{{0}}**{rest}" if rest > 1 else "{0}"] * (rest > 0)
+    return "*".join(parts)
+
+
+@row("clamp.Tensor")
+def _clamp_between(call: Call) -> Piece:
+    """Where a bound is no number, neither is the result."""
+    found: Piece = call.args[0]
+    for bound, op in ((call.arg(1, "min"), "max"), (call.arg(2, "max"), "min")):
+        if bound is not None:
+            found = arithmetic(call, f"{op}({{}}, {{}})".format, found, bound, label="clamp", whole=True)
+    return found
+
+
+@row("isnan")
+def _isnan(call: Call) -> Piece:
+    return arithmetic(call, lambda x: f"{x} != {x}", call.args[0], label="isnan")
+
+
+@row("logical_not", "bitwise_not")
+def _not(call: Call) -> Piece:
+    return _truths(call, "not {}".format, call.args[0])
+
+
+@row("logical_and", "bitwise_and.Tensor")
+def _and(call: Call) -> Piece:
+    return _truths(call, "({}) and ({})".format, *call.args[:2])
+
+
+@row("logical_or", "bitwise_or.Tensor")
+def _or(call: Call) -> Piece:
+    return _truths(call, "({}) or ({})".format, *call.args[:2])
+
+
+def _truths(call: Call, write: Callable[..., str], *values: Any) -> Piece:
+    if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
+        raise NotOurs("bits of whole numbers")
+    return mapped(write, *together(call, *values), dtype=torch.bool, label="logical")
+
+
+@row("copy")
+def _copied(call: Call) -> Piece:
+    return cast(expanded(call.args[1], call.shape), call.dtype)

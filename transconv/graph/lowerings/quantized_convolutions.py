@@ -1,0 +1,157 @@
+"""The row of quantised convolutions: a product of 8-bit numbers, and what stands behind its sum as maps,
+which are fused with what follows, such as the quantisation of the next convolution's input:
+
+    sum (integers in s32, floats in f32) [- what the input's zero point adds]
+    * (input_scale*weight_scale) [+ bias] [+ residual] [activation] [* (1/output_scale)] [+ zero point],
+    rounded once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from transconv.compute import OPS
+from transconv.conv import zero_sums_shape
+from transconv.graph.fusion.index_ir import TYPES, Index, Piece, Seen
+from transconv.graph.lowerings.casts import cast
+from transconv.graph.lowerings.convolutions import convolved, params
+from transconv.graph.lowerings.table import (
+    Call,
+    NotOurs,
+    expanded,
+    is_small,
+    kind,
+    mapped,
+    number,
+    reshaped,
+    row,
+)
+from transconv.graph.sizes import Length, Size
+from transconv.ir import Expr, maximum
+from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.quantized.quantized_operator import QUANTITIES
+
+NARROW = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class _Said(NamedTuple):
+    """The quantities of a call, each a piece or a number, and the rest of its words."""
+
+    quantities: dict[str, Any]
+    made: torch.dtype
+    activation: str
+    fast: bool
+
+
+@row("transconv::quantized_convolution")
+def _quantized(call: Call) -> Piece:
+    x, w, bias, *rest = call.args
+    said, p = _said(rest[6:]), params(rest)
+    if x.dtype is torch.uint8 or w.dtype is torch.uint8:
+        raise NotOurs("it has a kernel of its own: elements of u8 are multiplied as s8")
+    if said.quantities["weight_zero_point"] != 0:
+        raise NotOurs("it has a kernel of its own: zero points of weights are subtracted")
+    if kind(w.dtype) == "int" and kind(x.dtype) == "float":
+        w = cast(w, x.dtype)
+    summed = torch.int32 if kind(x.dtype) == "int" else torch.float32
+    fast = "tf32" if said.fast else None
+    total: Piece = convolved(call.shape, x, w, p, summed, fast)
+    if said.quantities["input_zero_point"] != 0:
+        total = _without_zeros(total, said.quantities["input_zero_sums"], x, w, p)
+    return _finished(call, total, bias, said)
+
+
+def _said(given: list[Any]) -> _Said:
+    """Raises NotOurs."""
+    tensors, numbers, made, activation, fast, *seed = given
+    if seed and seed[0] is not None:
+        raise NotOurs("it has a kernel of its own: a result is rounded at random")
+    if activation and (activation not in OPS or OPS[activation].arity != 1):
+        raise NotOurs(f"it has a kernel of its own, with {activation}")
+    found = {n: v if t is None else t for n, t, v in zip(QUANTITIES, tensors, numbers, strict=True)}
+    return _Said(found, made, activation, fast)
+
+
+def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Piece:
+    """The sum without what the zero point of the input adds: see known_sums.py."""
+    if not isinstance(sums, Piece) or p.transposed:
+        raise NotOurs("it has a kernel of its own: no input_zero_sums tell what the zero point adds")
+    if any(isinstance(n, Size) for n in x.shape[2:]):
+        raise NotOurs("it has a kernel of its own: zero points beside sizes that are names")
+    if sums.shape != zero_sums_shape(int(total.shape[1]), p.pad_lo, p.pad_hi):
+        raise NotOurs(f"it has a kernel of its own: input_zero_sums have the shape {sums.shape}")
+    ends = zip(p.stride, p.pad_lo, p.dilation, w.shape[2:], x.shape[2:], strict=True)
+    axes = [(s, low, (k - 1) * d - low - (n - 1)) for s, low, d, k, n in ends]
+
+    def move(at: Index) -> Index:
+        places = [(maximum(low - e * s, 0), maximum(e * s + high, 0))
+                  for e, (s, low, high) in zip(at[2:], axes, strict=True)]
+        own = [e if n != 1 else e * 0 for e, n in zip(_flat(places), sums.shape[1:], strict=True)]
+        return at[1], *own
+    seen = Seen(shape=total.shape, dtype=sums.dtype, of=sums, move=move, label="expand")
+    return mapped("{} - {}".format, total, seen, dtype=total.dtype, label="zero point")
+
+
+def _flat(pairs: list[tuple[Expr, Expr]]) -> list[Expr]:
+    return [e for pair in pairs for e in pair]
+
+
+def _finished(call: Call, total: Piece, bias: Piece | None, said: _Said) -> Piece:
+    """What stands behind the sum."""
+    shape, q = call.shape, said.quantities
+    value = mapped("f32({})".format, total, dtype=torch.float32, label="cast") if (
+        total.dtype is torch.int32) else total
+
+    def apply(text: str, *given: Any, label: str, work: float) -> None:
+        nonlocal value
+        operands = [_spread(v, shape) for v in given if isinstance(v, Piece)]
+        words = iter(range(len(operands)))
+        said_ = ["{" + str(next(words) + 1) + "}" if isinstance(v, Piece) else number(float(v))
+                 for v in given]
+        value = mapped(_writer(text, said_), value, *operands, dtype=torch.float32, label=label, work=work)
+
+    apply("{0}*({a}*{b})", q["input_scale"], q["weight_scale"], label="dequantize", work=1)
+    if bias is not None:
+        apply("{0} + {a}", bias, label="bias", work=1)
+    if isinstance(q["residual"], Piece):
+        value = mapped("{} + {}".format, value, q["residual"], dtype=torch.float32, label="add")
+    if said.activation:
+        value = mapped(f"{said.activation}({{}})".format, value, dtype=torch.float32,
+                       label=said.activation)
+    if q["output_scale"] != 1:
+        apply("{0}*(1/{a})", q["output_scale"], label="requantize", work=1)
+    if q["output_zero_point"] != 0:
+        apply("{0} + {a}", q["output_zero_point"], label="zero point", work=1)
+    return _stored(value, said.made)
+
+
+def _writer(text: str, operands: list[str]) -> Callable[..., str]:
+    """Of the operands' names, the text of an operation of a value and others."""
+    names = dict(zip("ab", operands, strict=False))
+    for letter, name in names.items():
+        text = text.replace(f"{{{letter}}}", name)
+    return text.format
+
+
+def _spread(q: Piece, shape: tuple[Length, ...]) -> Piece:
+    """One number, or one for each feature, in the shape of the result, in f32."""
+    wide = q if q.dtype is torch.float32 else cast(q, torch.float32)
+    return expanded(reshaped(wide, (1, wide.size, *[1] * (len(shape) - 2))), shape)
+
+
+def _stored(value: Piece, dtype: torch.dtype) -> Piece:
+    """Rounded once; beyond the range of the type its largest and smallest number."""
+    if dtype is torch.float32:
+        return value
+    if dtype in NARROW:
+        return cast(value, dtype)
+    if not is_small(dtype):
+        raise NotOurs(f"it has a kernel of its own, with results in {str(dtype).removeprefix('torch.')}")
+    held = TYPES[dtype]
+    low, high = (number(n) for n in held.range)
+    text = f"min(max({{}}, {low}), {high})"
+    text = f"{held.name}({f'nearest_small({text})' if held.kind == 'int' else text})"
+    return mapped(text.format, value, dtype=dtype, label="quantize", work=3)

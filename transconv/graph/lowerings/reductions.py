@@ -1,0 +1,213 @@
+"""Rows of reductions, and of what is made of them: moments, pools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from transconv.graph.fusion.index_ir import Constant, Piece, Reduced
+from transconv.graph.lowerings.casts import cast
+from transconv.graph.lowerings.table import (
+    Call,
+    NotOurs,
+    computed,
+    expanded,
+    kind,
+    mapped,
+    reshaped,
+    row,
+)
+from transconv.graph.sizes import Fraction
+
+
+def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, label: str = "",
+            write: Any = str) -> Piece:
+    """A reduction, with the reduced dims gone."""
+    alone = [d for d in dims if inputs[0].shape[d] == 1]
+    if alone:
+        kept = [n for d, n in enumerate(inputs[0].shape) if d not in alone]
+        inputs = tuple(reshaped(x, kept) for x in inputs)
+        dims = [d - sum(a < d for a in alone) for d in dims if d not in alone]
+    computed(dtype)
+    x = inputs[0]
+    if not dims:
+        if op.startswith("arg"):
+            return Constant(shape=x.shape, dtype=dtype, value=0)
+        return mapped(write, *inputs, dtype=dtype, label=label or op)
+    shape = tuple(n for d, n in enumerate(x.shape) if d not in dims)
+    return Reduced(shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op,
+                   write=write)
+
+
+def dims_of(given: Any, rank: int) -> tuple[int, ...]:
+    """The dims that a call names; none means all."""
+    if given is None or isinstance(given, (list, tuple)) and not given:
+        return tuple(range(rank))
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    return tuple(sorted(d % rank for d in listed)) if rank else ()
+
+
+def _number(x: Piece, dtype: torch.dtype) -> Piece:
+    """What is reduced: truths as whole numbers."""
+    return cast(x, dtype) if kind(x.dtype) == "bool" else x
+
+
+@row("sum.dim_IntList", "sum")
+def _sum(call: Call) -> Piece:
+    x = _number(call.args[0], torch.int64)
+    if kind(call.dtype) != kind(x.dtype) or kind(x.dtype) == "int":  # whole ones in 64 bits
+        x = cast(x, call.dtype)
+    dims = dims_of(call.arg(1, "dim"), len(x.shape))
+    return reshaped(reduced("sum", dims, x, dtype=call.dtype), call.shape)
+
+
+@row("mean.dim", "mean")
+def _mean(call: Call) -> Piece:
+    x = call.args[0]
+    dims = dims_of(call.arg(1, "dim"), len(x.shape))
+    return reshaped(_mean_of(x, dims, call.dtype)[1], call.shape)
+
+
+def _mean_of(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, Piece]:
+    """A sum and the mean."""
+    total = reduced("sum", dims, x, dtype=wide(dtype), label="mean")
+    count = prod(x.shape[d] for d in dims)
+    return total, mapped(f"{{}} / {count}".format, total, dtype=dtype, label="mean")
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type that sums are kept in."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
+
+
+@row("amax", "amin")
+def _extreme(call: Call) -> Piece:
+    x = call.args[0]
+    if kind(x.dtype) == "bool":
+        raise NotOurs("extremes of truths")
+    dims = dims_of(call.arg(1, "dim"), len(x.shape))
+    return reshaped(reduced(call.name.split(".")[0][1:], dims, x, dtype=call.dtype), call.shape)
+
+
+@row("prod", "prod.dim_int")
+def _prod(call: Call) -> Piece:
+    x = call.args[0]
+    if kind(x.dtype) != "float":
+        raise NotOurs("products of whole numbers")
+    given = call.arg(1, "dim") if call.name.endswith("dim_int") else None
+    return reshaped(reduced("prod", dims_of(given, len(x.shape)), x, dtype=call.dtype), call.shape)
+
+
+@row("any", "any.dim", "any.dims", "all", "all.dim", "all.dims")
+def _truths(call: Call) -> Piece:
+    x = call.args[0]
+    x = cast(cast(x, torch.bool), torch.int32)
+    dims = dims_of(call.arg(1, "dim"), len(x.shape))
+    op = "max" if call.name.startswith("any") else "min"
+    return reshaped(cast(reduced(op, dims, x, dtype=torch.int32), torch.bool), call.shape)
+
+
+@row("argmax", "argmin")
+def _place(call: Call) -> Piece:
+    x = call.args[0]
+    if kind(x.dtype) != "float":
+        raise NotOurs("places of extremes of whole numbers")
+    dims = dims_of(call.arg(1, "dim"), len(x.shape))
+    found = reduced(call.name.split(".")[0], dims, x, dtype=torch.int64)
+    return reshaped(found, call.shape)
+
+
+@row("max.dim", "min.dim")
+def _extreme_and_place(call: Call) -> tuple[Piece, ...]:
+    x = call.args[0]
+    if kind(x.dtype) != "float":
+        raise NotOurs("places of extremes of whole numbers")
+    op, dims = call.name.split(".")[0], dims_of(call.arg(1, "dim"), len(x.shape))
+    return (reshaped(reduced(op, dims, x, dtype=x.dtype), call.shape),
+            reshaped(reduced(f"arg{op}", dims, x, dtype=torch.int64), call.shape))
+
+
+# -- moments ---------------------------------------------------------------------------------------
+
+
+def _moments(call: Call) -> tuple[Piece, Piece]:
+    """Variance and mean."""
+    x = call.args[0]
+    if call.name.startswith("var") and call.name.split(".")[-1] not in ("correction", "default", "dim"):
+        raise NotOurs("names of dims")
+    dims = dims_of(call.arg(1, "dim"), len(x.shape))
+    given = call.kwargs.get("correction", 1)
+    count = prod(x.shape[d] for d in dims)
+    least = count - (1 if given is None else given)
+    if isinstance(least, Fraction):  # torch's, where the correction is more than the count
+        least = f"max({least}, 0.0)"
+    elif least <= 0:
+        raise NotOurs("the variance of one number")
+    mean, squares = _centred(x, dims, wide(call.dtype))
+    var = mapped(f"{{}} / {least}".format, squares, dtype=call.dtype, label="var")
+    return reshaped(var, call.shape), reshaped(mean, call.shape)
+
+
+def _centred(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, Piece]:
+    """The mean, and the sum of the squared deviations from it."""
+    mean = _mean_of(x, dims, dtype)[1]
+    kept = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
+    centre = expanded(reshaped(mean, kept), x.shape)
+    off = mapped("{} - {}".format, x, centre, dtype=dtype, label="deviation")
+    squares = reduced("sum", dims, off, dtype=dtype, label="var", write="{0}*{0}".format)
+    if isinstance(squares, Reduced) and squares.inputs == (off,):
+        squares.deviating = x
+    return mean, squares
+
+
+@row("var.correction")
+def _var(call: Call) -> Piece:
+    return _moments(call)[0]
+
+
+@row("var_mean.correction")
+def _var_mean(call: Call) -> tuple[Piece, ...]:
+    return _moments(call)
+
+
+@row("native_group_norm")
+def _group_norm(call: Call) -> tuple[Piece, ...]:
+    x, weight, bias, n, features, _, groups, eps = call.args
+    shape = (n, groups, features // groups, *x.shape[2:])
+    lead = (1, groups, features // groups, *[1] * (len(x.shape) - 2))
+    scales = [None if t is None else expanded(reshaped(t, lead), shape) for t in (weight, bias)]
+    made, *moments = _normal(reshaped(x, shape), scales, 2, eps, call)
+    return (reshaped(made, call.shape), *moments)
+
+
+@row("native_layer_norm")
+def _layer_norm(call: Call) -> tuple[Piece, ...]:
+    x, normal, weight, bias, eps = call.args
+    scales = [None if t is None else expanded(t, x.shape) for t in (weight, bias)]
+    return _normal(x, scales, len(x.shape) - len(normal), eps, call)
+
+
+def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
+            call: Call) -> tuple[Piece, ...]:
+    """What is normalized over the dims from ``first`` on, the mean, and one over the deviation."""
+    dtype = wide(call.dtype)
+    dims = tuple(range(first, len(x.shape)))
+    mean, var = _centred(x, dims, dtype)
+    scale = mapped(f"rsqrt({{}} / {prod(x.shape[d] for d in dims)} + {eps!r})".format, var, dtype=dtype,
+                   label="rsqrt", work=8)
+    kept = (*x.shape[:first], *[1] * len(dims))
+    centred = [expanded(reshaped(t, kept), x.shape) for t in (mean, scale)]
+    made: Piece = mapped("({} - {})*{}".format, x, *centred, dtype=dtype, label="norm", work=2)
+    weight, bias = scales
+    if weight is not None:
+        made = mapped("{}*{}".format, made, weight, dtype=dtype, label="norm")
+    if bias is not None:
+        made = mapped("{} + {}".format, made, bias, dtype=dtype, label="norm")
+    moments = []
+    for t, result in zip((mean, scale), call.results[1:], strict=True):
+        assert result is not None
+        moments.append(reshaped(mapped(str, t, dtype=result.dtype, label="norm", work=0), result.shape))
+    return mapped(str, made, dtype=call.dtype, label="norm", work=0), *moments

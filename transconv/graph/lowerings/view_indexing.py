@@ -1,0 +1,180 @@
+"""Views as functions of coordinates: what torch's functions that move elements mean for a position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from transconv.compute import COORDINATES
+from transconv.graph.fusion.index_ir import Index, Move, Where
+from transconv.graph.sizes import Length, Size, divides, like
+from transconv.ir import ZERO, Expr, all_of, as_expr
+
+Shape = Sequence[Length]
+
+
+def expand(shape: Shape, into: Shape) -> Move:
+    """From a position of the larger shape to one of the smaller."""
+    lead = len(into) - len(shape)
+    return lambda at: tuple(ZERO if n == 1 else at[lead + d] for d, n in enumerate(shape))
+
+
+def permute(order: Sequence[int]) -> tuple[Move, Move]:
+    """There and back."""
+    back = tuple(order.index(d) for d in range(len(order)))
+    return (lambda at: tuple(at[d] for d in back)), (lambda at: tuple(at[d] for d in order))
+
+
+def reshape(shape: Shape, into: Shape) -> Move:
+    """From a position of ``into`` to that of the same element in ``shape``. Dims whose products meet
+    are counted together, others are left alone."""
+    runs: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(shape) or j < len(into):
+        mine, theirs = [i] if i < len(shape) else [], [j] if j < len(into) else []
+        a, b = prod(shape[d] for d in mine), prod(into[d] for d in theirs)
+        i, j = i + len(mine), j + len(theirs)
+        while a != b and (i < len(shape) or j < len(into)):
+            if j == len(into) or i < len(shape) and _less(a, b):
+                mine.append(i)
+                a *= shape[i]
+                i += 1
+            else:
+                theirs.append(j)
+                b *= into[j]
+                j += 1
+        runs.append((mine, theirs))
+
+    def move(at: Index) -> Index:
+        found: list[Expr] = [ZERO] * len(shape)
+        for mine, theirs in runs:
+            wide = [d for d in mine if shape[d] != 1]
+            flat = flattened([at[d] for d in theirs], [into[d] for d in theirs])
+            for d, e in zip(wide, unflattened(flat, [shape[d] for d in wide]), strict=True):
+                found[d] = e
+        return tuple(found)
+    return move
+
+
+def _less(a: Length, b: Length) -> bool:
+    """Whether to count on with the first of two numbers of elements: where names leave their order open,
+    that of which the other one is a multiple."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return divides(a, b) or not divides(b, a)
+
+
+def flattened(at: Sequence[Expr], shape: Shape) -> Expr:
+    """The number of a position, the last dim fastest."""
+    flat: Expr = ZERO
+    for e, n in zip(at, shape, strict=True):
+        if n != 1:
+            flat = e if flat is ZERO else flat * n + e
+    return flat
+
+
+def unflattened(flat: Expr, shape: Shape) -> list[Expr]:
+    """The position of a number."""
+    found: list[Expr] = []
+    if any(isinstance(n, Size) for n in shape):  # one division by a name at a time: each is proven alone
+        for n in reversed(shape[1:]):
+            found.append(flat % n if n != 1 else ZERO)
+            flat = flat // n if n != 1 else flat
+        return [*([flat] if len(shape) else []), *reversed(found)]
+    for d, n in enumerate(shape):
+        below = prod(shape[d + 1:])
+        e = flat // below if below != 1 else flat
+        found.append(e % n if d else e)
+    return found
+
+
+def flip(shape: Shape, dims: Sequence[int]) -> Move:
+    """From the ends of some dims. It is its own way back."""
+    return lambda at: tuple(as_expr(shape[d] - 1) - e if d in dims else e for d, e in enumerate(at))
+
+
+def sliced(dim: int, start: Length, step: int) -> Move:
+    """Every ``step``-th position from ``start`` on."""
+    def move(at: Index) -> Index:
+        e = at[dim] * step if step != 1 else at[dim]
+        return (*at[:dim], e + start if start != 0 else e, *at[dim + 1:])
+    return move
+
+
+def selected(dim: int, place: Length) -> Move:
+    """A dim that is gone."""
+    return lambda at: (*at[:dim], as_expr(place), *at[dim:])
+
+
+def shifted(before: Sequence[int]) -> Move:
+    """A tensor that begins later."""
+    return lambda at: tuple(e - n if n != 0 else e for e, n in zip(at, before, strict=True))
+
+
+def inside(shape: Shape, move: Move, dims: Sequence[int]) -> Where:
+    """Where a move stays in a shape, along some dims."""
+    def where(at: Index) -> Expr:
+        moved = move(at)
+        return all_of([c for d in dims for c in (moved[d] >= 0, moved[d] < shape[d])])
+    return where
+
+
+def bounded(kind: str, shape: Shape, before: Mapping[int, Length]) -> Move:
+    """Dims that begin earlier by so much; beyond an end what a row of ``COORDINATES`` says (clamp,
+    reflect, wrap)."""
+    row = COORDINATES[kind]
+    return lambda at: tuple(row(e - before[d] if before[d] else e, as_expr(shape[d])) if d in before else e
+                            for d, e in enumerate(at))
+
+
+def windows(dims: int, stride: Shape, padding: Shape, dilation: Shape) -> Move:
+    """From (..., o, k) to o*stride - padding + k*dilation, for as many last dims of each."""
+    def move(at: Index) -> Index:
+        lead = len(at) - 2 * dims
+        moved = [at[lead + d] * stride[d] + at[lead + dims + d] * dilation[d] - padding[d]
+                 for d in range(dims)]
+        return (*at[:lead], *moved)
+    return move
+
+
+def ratios(into: int, size: int, step: float) -> list[tuple[int, int]]:
+    """Which i*up // down may be positions below a size, of as many as there are, some ``step`` apart."""
+    least = [(1, round(1 / step))] if 0 < step <= 1 else [(max(1, round(step)), 1)]
+    return [*least, (size, into)]
+
+
+def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
+    """Nearest neighbours: the position times the step, rounded down; None where that is no division of
+    whole numbers for all positions, as torch computes it in f32."""
+    found: list[tuple[int, int]] = []
+    for n, m, step in zip(sizes, into, steps, strict=True):
+        if isinstance(n, Size) or isinstance(m, Size):
+            if (times := _times(n, m)) is None:
+                return None
+            found.append(times)
+            continue
+        at = np.minimum(np.floor(np.arange(m, dtype=np.float32) * np.float32(step)).astype(int), n - 1)
+        for up, down in ratios(m, n, step):
+            if np.array_equal(np.arange(m) * up // down, at):
+                found.append((up, down))
+                break
+        else:
+            return None
+
+    def move(at: Index) -> Index:
+        lead = len(at) - len(found)
+        return (*at[:lead], *((e * up if up > 1 else e) // down if down > 1 else e * up
+                              for e, (up, down) in zip(at[lead:], found, strict=True)))
+    return move
+
+
+def _times(n: Length, m: Length) -> tuple[int, int] | None:
+    """The whole number, as a fraction, by which one size is more than another one for all sizes: a power
+    of 2, by which f32 divides exactly."""
+    more, least = (m, n) if like(m) >= like(n) else (n, m)
+    k = like(more) // like(least)
+    if k & (k - 1) or more != least * k:
+        return None
+    return (1, k) if more is m else (k, 1)

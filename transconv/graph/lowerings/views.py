@@ -1,0 +1,282 @@
+"""Rows of operations that only move elements: each is a function of coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from transconv.compute import COORDINATES
+from transconv.graph.fusion.index_ir import (
+    Chosen,
+    Constant,
+    Index,
+    Indexed,
+    Move,
+    Part,
+    Piece,
+    Seen,
+)
+from transconv.graph.lowerings import view_indexing
+from transconv.graph.lowerings.fills import filled
+from transconv.graph.lowerings.index_ranges import told_by_place
+from transconv.graph.lowerings.table import Call, NotOurs, expanded, kind, row
+from transconv.graph.sizes import Fraction, Length, Size, packed
+from transconv.ir import ZERO, Expr, all_of, as_expr, eq
+
+
+def _seen(call: Call, x: Piece, move: Move, back: Move | None = None, label: str = "") -> Seen:
+    return Seen(shape=call.shape, dtype=x.dtype, of=x, move=move, back=back, label=label)
+
+
+def _dims(given: Any, rank: int) -> list[int]:
+    listed = given if isinstance(given, (list, tuple)) else [given]
+    return [int(d) % rank for d in listed] if rank else []
+
+
+@row("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims")
+def _view(call: Call) -> Piece:
+    x = call.args[0]
+    return Seen(shape=call.shape, dtype=x.dtype, of=x, move=view_indexing.reshape(x.shape, call.shape),
+                back=view_indexing.reshape(call.shape, x.shape), label="view")
+
+
+@row("expand")
+def _expand(call: Call) -> Piece:
+    x = call.args[0]
+    return _seen(call, x, view_indexing.expand(x.shape, call.shape), label="expand")
+
+
+@row("permute")
+def _permute(call: Call) -> Piece:
+    x, order = call.args
+    return _permuted(call, x, _dims(order, len(x.shape)))
+
+
+def _permuted(call: Call, x: Piece, order: Sequence[int]) -> Piece:
+    there, back = view_indexing.permute(order)
+    return _seen(call, x, there, back, "permute")
+
+
+@row("transpose.int", "t")
+def _transpose(call: Call) -> Piece:
+    x = call.args[0]
+    order = list(range(len(x.shape)))
+    a, b = _dims(call.args[1:3] or [0, -1], len(order)) if len(order) > 1 else (0, 0)
+    order[a], order[b] = order[b], order[a]
+    return _permuted(call, x, order)
+
+
+@row("as_strided")
+def _as_strided(call: Call) -> Piece:
+    x, _, strides = call.args[:3]
+    if x.strides is None:
+        raise NotOurs("where its operand lies in memory is not known")
+    if packed(x.shape, x.strides) is None:
+        raise NotOurs("its operand has gaps")
+    begin = call.arg(3, "storage_offset") or 0
+
+    def move(at: Index) -> Index:
+        flat: Expr = as_expr(begin)
+        for e, s in zip(at, strides, strict=True):
+            flat = flat + e * s
+        return tuple(flat // x.strides[d] % n if n != 1 else ZERO for d, n in enumerate(x.shape))
+    return _seen(call, x, move, label="view")
+
+
+@row("flip")
+def _flip(call: Call) -> Piece:
+    x = call.args[0]
+    move = view_indexing.flip(x.shape, _dims(call.args[1], len(x.shape)))
+    return _seen(call, x, move, move, "flip")
+
+
+@row("slice.Tensor")
+def _slice(call: Call) -> Piece:
+    x = call.args[0]
+    dim = call.arg(1, "dim", 0) % len(x.shape)
+    start, _ = _range(x.shape[dim], call.arg(2, "start"), call.arg(3, "end"))
+    return _seen(call, x, view_indexing.sliced(dim, start, call.arg(4, "step", 1)), label="slice")
+
+
+def _range(size: Length, start: Length | None, end: Length | None) -> tuple[Length, Length]:
+    """The first place and the one behind the last, as a slice has them."""
+    first, last = (min(size, max(0, n + size if n < 0 else n))
+                   for n in (0 if start is None else start, size if end is None else end))
+    return first, max(first, last)
+
+
+@row("select.int")
+def _select(call: Call) -> Piece:
+    x, dim, place = call.args
+    dim %= len(x.shape)
+    return _seen(call, x, view_indexing.selected(dim, place % x.shape[dim]), label="select")
+
+
+@row("split_with_sizes")
+def _split(call: Call) -> tuple[Piece, ...]:
+    x, sizes = call.args[:2]
+    dim = call.arg(2, "dim", 0) % len(x.shape)
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return tuple(Seen(shape=(*x.shape[:dim], n, *x.shape[dim + 1:]), dtype=x.dtype, of=x, label="split",
+                      move=view_indexing.sliced(dim, at, 1)) for n, at in zip(sizes, starts, strict=True))
+
+
+@row("constant_pad_nd")
+def _pad(call: Call) -> Piece:
+    x, sides = call.args[:2]
+    rank = len(x.shape)
+    before = [0] * rank
+    for i in range(len(sides) // 2):
+        before[rank - 1 - i] = sides[2 * i]
+    move = view_indexing.shifted(before)
+    value = call.arg(2, "value", 0)
+    if kind(x.dtype) == "bool":
+        raise NotOurs("truths are padded")
+    held = filled(value, x.dtype)
+    beyond = Constant(shape=call.shape, dtype=x.dtype, value=held)
+    dims = [d for d in range(rank) if call.shape[d] != x.shape[d] or before[d]]
+    return Chosen(shape=call.shape, dtype=x.dtype, label="pad", parts=(
+        Part(x, move, view_indexing.inside(x.shape, move, dims)), Part(beyond, lambda at: at)))
+
+
+def _bounded(kind_of: str, call: Call) -> Piece:
+    x, sides = call.args
+    rank = len(x.shape)
+    before = {rank - 1 - i: sides[2 * i] for i in range(len(sides) // 2)}
+    return _seen(call, x, view_indexing.bounded(kind_of, x.shape, before), label=f"{kind_of} pad")
+
+
+@row("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def _reflect(call: Call) -> Piece:
+    return _bounded("reflect", call)
+
+
+@row("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def _replicate(call: Call) -> Piece:
+    return _bounded("clamp", call)
+
+
+@row("slice_scatter")
+def _slice_scatter(call: Call) -> Piece:
+    x, source = call.args[:2]
+    dim = call.arg(2, "dim", 0) % len(x.shape)
+    first, last = _range(x.shape[dim], call.arg(3, "start"), call.arg(4, "end"))
+    step = call.arg(5, "step", 1)
+
+    def move(at: Index) -> Index:
+        e = at[dim] - first if first != 0 else at[dim]
+        return (*at[:dim], e // step if step > 1 else e, *at[dim + 1:])
+
+    def where(at: Index) -> Expr:
+        parts = [at[dim] >= first] if first != 0 else []
+        parts += [at[dim] < last] if last < x.shape[dim] else []
+        parts += [eq((at[dim] - first) % step, 0)] if step > 1 else []
+        return all_of(parts)
+
+    return Chosen(shape=call.shape, dtype=x.dtype, label="slice_scatter", parts=(
+        Part(source, move, where), Part(x, lambda at: at)))
+
+
+@row("select_scatter")
+def _select_scatter(call: Call) -> Piece:
+    x, source, dim, place = call.args
+    dim %= len(x.shape)
+    place %= x.shape[dim]
+    return Chosen(shape=call.shape, dtype=x.dtype, label="select_scatter", parts=(
+        Part(source, lambda at: (*at[:dim], *at[dim + 1:]), lambda at: eq(at[dim], place)),
+        Part(x, lambda at: at)))
+
+
+@row("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_nearest1d.vec",
+     "upsample_nearest2d.vec", "upsample_nearest3d.vec")
+def _upsample(call: Call) -> Piece:
+    x = call.args[0]
+    rank = len(x.shape) - 2
+    given = [v for v in (*call.args[2:], *call.kwargs.values())]
+    listed = [v for v in given if isinstance(v, (list, tuple))]
+    scales = list(listed[0]) if listed else [v for v in given if v is not None]
+    if len(scales) != rank or any(isinstance(s, (Size, Fraction)) for s in scales):  # sizes tell them
+        scales = [None] * rank
+    steps = [1.0 / s if s else n / m for s, n, m in zip(scales, x.shape[2:], call.shape[2:], strict=True)]
+    move = view_indexing.scaled(x.shape[2:], call.shape[2:], steps)
+    if move is None:
+        raise NotOurs("nearest neighbours at a ratio that no division of whole numbers gives")
+    return _seen(call, x, move, label="upsample")
+
+
+@row("roll")
+def _roll(call: Call) -> Piece:
+    x, shifts = call.args[:2]
+    dims = call.arg(2, "dims", ())
+    if not dims:
+        raise NotOurs("a roll of all dims as one")
+    before = {d % len(x.shape): s if 0 <= s < x.shape[d] else s % x.shape[d]
+              for d, s in zip(dims, shifts, strict=True)}
+    return _seen(call, x, view_indexing.bounded("wrap", x.shape, before), label="roll")
+
+
+@row("index_select")
+def _index_select(call: Call) -> Piece:
+    x, dim, index = call.args
+    dim %= max(1, len(x.shape))
+    return _indexed(call, x, index, lambda at: (at[dim],), lambda at, j: (*at[:dim], j, *at[dim + 1:]),
+                    "index_select")
+
+
+@row("embedding")
+def _embedding(call: Call) -> Piece:
+    x, index = call.args[:2]
+    n = len(index.shape)
+    return _indexed(call, x, index, lambda at: at[:n], lambda at, j: (j, *at[n:]), "embedding")
+
+
+@row("gather")
+def _gather(call: Call) -> Piece:
+    x, dim, index = call.args[:3]
+    dim %= max(1, len(x.shape))
+    return _indexed(call, x, index, lambda at: at, lambda at, j: (*at[:dim], j, *at[dim + 1:]), "gather")
+
+
+@row("index.Tensor", "_unsafe_index.Tensor")
+def _index(call: Call) -> Piece:
+    x, indices = call.args
+    told = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not told or any(kind(i.dtype) != "int" for _, i in told):
+        raise NotOurs("a mask chooses elements")
+    first = told[0][0]
+    if [d for d, _ in told] != list(range(first, first + len(told))):
+        raise NotOurs("indices of dims that are no neighbours")
+    shape = call.shape[first:len(call.shape) - len(x.shape) + first + len(told)]
+    rank = len(shape)
+    placed = [_counted(expanded(i, shape)) for _, i in told]
+    if all(c is not None for c in placed):
+        def seen(at: Index) -> Index:
+            own = at[first:first + rank]
+            return (*at[:first], *(c(own) for c in placed if c), *at[first + rank:])
+        return _seen(call, x, seen, label="index")
+    parts = tuple((expanded(i, shape), lambda at: at[first:first + rank]) for _, i in told)
+
+    def move(at: Index, values: Sequence[Expr]) -> Index:
+        wrap = COORDINATES["from_end"]
+        inside = [wrap(v, as_expr(x.shape[first + k])) for k, v in enumerate(values)]
+        return (*at[:first], *inside, *at[first + rank:])
+
+    return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=parts, move=move, label="index")
+
+
+def _counted(index: Piece) -> Callable[[Index], Expr] | None:
+    """An index that the position tells, none of them negative."""
+    if index.values is not None:
+        return told_by_place(index.values) if bool((index.values >= 0).all()) else None
+    if isinstance(index, Seen):
+        inner = _counted(index.of)
+        return None if inner is None else lambda at: inner(index.move(at))
+    return None
+
+
+def _indexed(call: Call, x: Piece, index: Any, told: Move, move: Any, label: str) -> Piece:
+    if not x.shape:
+        raise NotOurs("an index into one number")
+    return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=((index, told),), label=label,
+                   move=lambda at, values: move(at, values[0]))
+

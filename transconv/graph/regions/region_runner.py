@@ -1,0 +1,270 @@
+"""How the regions of a graph run, one after another: each by kernels, or by torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from transconv.errors import TransconvError, Unsupported
+from transconv.graph import reporting
+from transconv.graph.fusion.fusion_cost import Price
+from transconv.graph.fusion.plan import Edge
+from transconv.graph.regions.partition import Region, extracted, names, nothing, regions
+from transconv.graph.regions.refusals import Refused
+from transconv.graph.regions.region_calls import Launches
+from transconv.graph.regions.region_compiler import launches
+from transconv.graph.sizes import like
+from transconv.graph.symbols import Symbols
+from transconv.graph.verification.eager_check import Watch
+from transconv.runtime import Batch, Question, collect, is_collecting
+from transconv.target import Target
+from transconv.torch_ops import stats
+from transconv.torch_ops.calls.select_impl import PASSING
+from transconv.torch_ops.conversion.convert import aten
+from transconv.torch_ops.settings import settings
+
+Tensor = torch.Tensor
+Row = reporting.KernelRow | reporting.TorchRow
+log = logging.getLogger("transconv.graph")
+unseen: Any = _disable_current_modes  # by tracers and other modes
+
+
+class Rest:
+    """A region of torch's: compiled when it is first called, as its inputs then are."""
+
+    def __init__(self, gm: fx.GraphModule, rest: str, sized: bool) -> None:
+        self.gm, self.sized = gm, sized  # whether its sizes differ between calls
+        self.run: Callable[..., Any] | None = gm.forward if rest == "eager" else None
+
+    def __call__(self, *given: Any) -> Sequence[Any]:
+        if self.run is None:
+            self.run = self.dynamic() if self.sized else self.compiled(given)
+        found: Sequence[Any] = self.run(*given)
+        return found
+
+    def compiled(self, given: Sequence[Any]) -> Callable[..., Any]:
+        """By Inductor. In a thread of its own: the call that asks for it stands in the middle of autograd,
+        whose state is the thread's."""
+        import torch._inductor
+
+        like = [t.detach() if isinstance(t, Tensor) else t for t in given]
+
+        def compile_() -> Callable[..., Any]:
+            found: Any = torch._inductor.compile(self.gm, like)
+            return found  # type: ignore[no-any-return]
+        with ThreadPoolExecutor(1) as fresh:
+            return fresh.submit(compile_).result()
+
+    def dynamic(self) -> Callable[..., Any]:
+        """By Inductor, for all sizes: through torch.compile, which asks for symbols of its own."""
+        made: Callable[..., Any] = torch.compile(self.gm, dynamic=True)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the regions of a graph have in common. ``rest``: who computes what kernels do not; ``changed``
+    is called where a region runs otherwise than it was reported."""
+
+    device: torch.device
+    target: Target
+    rates: Price
+    rest: str
+    symbols: Symbols
+    changed: Callable[[], None]
+    upsampling: str = "auto"  # see lowerings/small_images.py
+
+
+class Wired(NamedTuple):
+    """Of one part that is a whole graph: which placeholders are its inputs, which are results, and each
+    result's place among these and the part's outputs; -1 for a value that is known."""
+
+    inputs: list[int]
+    used: list[int]
+    results: list[tuple[int, Any]]
+
+
+class Parts:
+    """The regions of a graph: called with the sizes of a call by name, the values of its placeholders in a
+    list that is emptied, and those of its sizes, they return its results. ``whole``: why torch computes
+    all of it; ``refused``: why some operations, by their names."""
+
+    def __init__(self, gm: fx.GraphModule, setting: Setting, whole: str = "",
+                 refused: Mapping[str, str] | None = None) -> None:
+        nodes = [*gm.graph.nodes]
+        self.given = [n.name for n in nodes if n.op == "placeholder"]
+        self.results = [n.name if isinstance(n, fx.Node) else n for n in nodes[-1].args[0]]
+        held = {n.name: getattr(gm, n.target) for n in nodes if n.op == "get_attr"}
+        self.held: dict[str, Any] = held | {n.name: None for n in nodes if nothing(n)}
+        found = regions(gm.graph, setting.device, setting.symbols, whole, refused or {})
+        self.parts = [Part(region, gm, setting) for region in found]
+        kept = {*map(str, self.results)}
+        for part in reversed(self.parts):
+            part.done = {n for n in (*part.inputs, *part.outputs) if n not in kept}
+            kept |= {*part.inputs, *part.outputs}
+        self.alone = self.wired()
+
+    def wired(self) -> Wired | None:
+        """How values come to one part that is the whole graph, and to the results, if these are
+        placeholders, outputs, or known: a dictionary of hundreds of tensors takes the host long."""
+        if len(self.parts) != 1 or not {*self.parts[0].inputs} <= {*self.given}:
+            return None
+        part = self.parts[0]
+        used = [*dict.fromkeys(r for r in self.results if r in self.given)]
+        values = {name: at for at, name in enumerate((*used, *part.outputs))}
+        ends = [r for r in self.results if isinstance(r, str)]
+        if any(r not in values and r not in self.held for r in ends):
+            return None
+        return Wired([self.given.index(n) for n in part.inputs], [self.given.index(n) for n in used],
+                     [(values.get(r, -1), self.held.get(r)) if isinstance(r, str) else (-1, r)
+                      for r in self.results])
+
+    def __call__(self, sizes: Mapping[str, int], given: list[Any],
+                 numbers: Mapping[str, int | float]) -> list[Any]:
+        if self.alone is not None:
+            inputs, used, results = self.alone
+            made = [given[at] for at in used]
+            tensors = [given[at] for at in inputs]
+            given.clear()
+            made += self.parts[0](sizes, tensors)
+            return [value if at < 0 else made[at] for at, value in results]
+        values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
+        given.clear()
+        for part in self.parts:
+            tensors = [values[name] for name in part.inputs]
+            for name in part.done:
+                values.pop(name, None)  # the list alone has it
+            values.update(zip(part.outputs, part(sizes, tensors), strict=True))
+        return [values[r] if isinstance(r, str) else r for r in self.results]
+
+    def compared(self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float],
+                 watch: Watch) -> list[Any]:
+        """As a call, whose results are compared with torch's."""
+        values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
+        given.clear()
+        for part in self.parts:
+            tensors = [values[name] for name in part.inputs]
+            for name in part.done:
+                values.pop(name, None)
+            made = part(sizes, tensors, watch)
+            watch.enter(part.region.outputs, made)
+            values.update(zip(part.outputs, made, strict=True))
+        return [values[r] if isinstance(r, str) else r for r in self.results]
+
+    def launches(self) -> Iterator[Launches]:
+        """The regions of ours."""
+        for part in self.parts:
+            if part.instead is not None:
+                yield from part.instead.launches()
+            elif part.launches is not None:
+                yield part.launches
+
+    def lying(self) -> dict[str, tuple[int, ...]]:
+        """The strides of results that lie as kernels like it, by the names of their nodes."""
+        return {name: tuple(map(like, strides)) for found in self.launches()
+                for name, strides in found.lying.items()}
+
+    def questions(self, sizes: Mapping[str, int]) -> list[Question]:
+        """What the kernels are asked for."""
+        return [q for found in self.launches() for q in found.questions(sizes)]
+
+    def rows(self) -> list[Row]:
+        """Kernels and regions of torch, in their order."""
+        return [row for part in self.parts for row in part.rows()]
+
+    def edges(self) -> tuple[Edge, ...]:
+        """The values that go through memory."""
+        return tuple(edge for found in self.launches() for edge in found.plan.edges)
+
+
+class Part:
+    """A region that runs. ``done``: the names of what nothing needs behind it; ``why``: the reasons for
+    which it is torch's; ``instead``: the regions that it is divided into, without operations whose kernel
+    was refused."""
+
+    def __init__(self, region: Region, gm: fx.GraphModule, setting: Setting) -> None:
+        self.region, self.setting = region, setting
+        self.inputs, self.outputs = [n.name for n in region.inputs], [n.name for n in region.outputs]
+        self.done: set[str] = set()
+        self.gm = extracted(region, gm)
+        self.torch = Rest(self.gm, setting.rest, setting.symbols.any)
+        self.why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
+        self.launches: Launches | None = None
+        self.instead: Parts | None = None
+        if region.ours:
+            self.translate()
+
+    def translate(self) -> None:
+        """Find the kernels. What cannot be written as texts is torch's."""
+        s = self.setting
+        try:
+            self.launches = launches(self.region, s.device, s.target, s.rates, s.symbols,
+                                     s.upsampling)
+        except Refused as refused:
+            self.divide(refused)
+        except TransconvError as error:
+            self.why = [str(error)]
+        except Exception as error:  # a program must not stop for a bug of ours
+            if settings.fallback == "error":
+                raise
+            log.warning("no kernels for a part of a graph: %s", error, exc_info=True)
+            self.why = [f"{type(error).__name__}: {error}"]
+
+    def divide(self, refused: Refused) -> None:
+        """Leave the operations of a kernel to torch."""
+        self.launches = None
+        if refused.nodes:
+            self.instead = Parts(self.gm, self.setting, refused=dict.fromkeys(refused.nodes, str(refused)))
+        else:
+            self.why = [str(refused)]
+
+    def __call__(self, sizes: Mapping[str, int], given: list[Any],
+                 watch: Watch | None = None) -> Sequence[Any]:
+        """Empties the list, where its tensors may go before the region ends. ``watch``: compares results
+        with torch's."""
+        if self.launches is not None and is_collecting():
+            for question in self.launches.questions(sizes):
+                collect(Batch((question,)))
+            with aten():
+                return self.gm.forward(*given)  # type: ignore[no-any-return]
+        if self.launches is not None:
+            try:
+                return self.launches(sizes, given) if watch is None else self.launches.compared(
+                    sizes, given, watch)
+            except Refused as refused:
+                _announce(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
+                with unseen():
+                    self.divide(refused)
+                self.setting.changed()
+            except Unsupported as error:
+                _announce(error.reason, error.message, "this part of a graph")
+                if error.reason not in PASSING:
+                    self.launches, self.why = None, [str(error)]
+                    self.setting.changed()
+                elif watch is not None:
+                    watch.waiting = True
+        if self.instead is not None:
+            return self.instead(sizes, given, {}) if watch is None else self.instead.compared(
+                sizes, given, {}, watch)
+        return self.torch(*given)
+
+    def rows(self) -> list[Row]:
+        """What it is in a report."""
+        if self.instead is not None:
+            return self.instead.rows()
+        if self.launches is not None:
+            return reporting.kernel_rows(self.launches, self.setting.rates)
+        said = names(self.region.nodes)
+        return [reporting.TorchRow(self.setting.rest, said, tuple(dict.fromkeys(self.why)))]
+
+
+def _announce(reason: str, message: str, what: str) -> None:
+    stats.announce(reason, message, what)
+    stats.add(False, reason, 1)

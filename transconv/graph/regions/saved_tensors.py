@@ -1,0 +1,210 @@
+"""What a forward graph leaves for its backward graph: which values, and how they lie in memory.
+
+    cat(a, b) read by both graphs     the concatenation is left, not a and b: their kernels store into it
+    cast(cat(a, b))                   cat(cast(a), cast(b)): the same numbers, which may be stored in place
+    max_pool backward                 needs the places that were chosen, in 32 bits, of its image the shape
+    an image of a convolution         has its features last, whatever torch's order would be
+
+Only the two graphs see such values. torch's compiler is told how those lie whose order is not torch's, and
+hands the backward graph examples that lie so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+from torch.utils.checkpoint import CheckpointPolicy
+
+from transconv.graph.fusion.index_ir import holds
+from transconv.graph.lowerings.table import ROWS
+
+aten = torch.ops.aten
+FREE = "transconv_free"  # in a node's meta: only kernels of the two graphs see how it lies
+MOVED = "transconv_moved"  # of a placeholder: it lies otherwise than when the graph was traced
+POOLS = (aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
+CASTS = (aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+LONGEST = 2 ** 31  # places that 32 bits tell apart
+
+
+# -- before the division ---------------------------------------------------------------------------
+
+
+def prepared(joint: fx.Graph) -> None:
+    """Rewrite a graph of forward and backward so that less is left between them."""
+    for node in [*joint.nodes]:
+        if node.target in POOLS:
+            _shape_alone(node)
+    parts_cast(joint)
+
+
+def _shape_alone(node: fx.Node) -> None:
+    """Give a pool's gradient another image of that shape, which it does not read, and its places by way of
+    32 bits."""
+    grad, image, *rest, places = node.args
+    if not isinstance(image, fx.Node) or not isinstance(places, fx.Node) or not _is_known(image):
+        return
+    val, at, graph = image.meta["val"], places.meta["val"], node.graph
+    with graph.inserting_before(node):
+        none = graph.call_function(aten.full.default, ([*val.shape], 0),
+                                   {"dtype": val.dtype, "device": val.device, "pin_memory": False})
+        none.meta["val"] = torch.full_like(val, 0)
+        node.args = (grad, none, *rest, places)
+        if prod(val.shape[1:]) >= LONGEST:
+            return
+        short = graph.call_function(aten._to_copy.default, (places,), {"dtype": torch.int32})
+        short.meta |= {"val": at.to(torch.int32), "recompute": CheckpointPolicy.MUST_SAVE}
+        back = graph.call_function(aten._to_copy.default, (short,), {"dtype": torch.int64})
+        back.meta |= {"val": at.clone(), "recompute": CheckpointPolicy.MUST_RECOMPUTE}
+    node.args = (grad, none, *rest, back)
+
+
+def parts_cast(graph: fx.Graph) -> None:
+    """Write a cast of a concatenation as a concatenation of casts."""
+    for node in [*graph.nodes]:
+        cat = node.args[0] if node.target in CASTS and node.args else None
+        if not isinstance(cat, fx.Node) or cat.target is not aten.cat.default or len(cat.users) > 1:
+            continue
+        dtype = node.meta["val"].dtype
+        if {*node.kwargs} - {"dtype"} or not all(_narrows(x, cat, dtype) for x in _listed(cat)):
+            continue
+        with graph.inserting_before(node):
+            parts = [_cast(graph, x, dtype) for x in _listed(cat)]
+            made = graph.call_function(aten.cat.default, (parts, *cat.args[1:]))
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+        graph.erase_node(cat)
+
+
+def _narrows(x: fx.Node, cat: fx.Node, dtype: torch.dtype) -> bool:
+    """Whether a part has the same numbers if it is cast at once: the concatenation holds all of it."""
+    own, wide = x.meta["val"].dtype, cat.meta["val"].dtype
+    return own is wide or own is dtype and holds(wide, own)
+
+
+def _cast(graph: fx.Graph, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """A part in the narrower type: what it was widened from, where that has the type."""
+    of = x.args[0] if x.target in CASTS else None
+    if x.meta["val"].dtype is dtype:
+        return x
+    if isinstance(of, fx.Node) and of.meta["val"].dtype is dtype and holds(x.meta["val"].dtype, dtype):
+        return of
+    made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+    made.meta["val"] = x.meta["val"].to(dtype)
+    return made
+
+
+# -- behind the division ---------------------------------------------------------------------------
+
+
+def shared(forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Leave concatenations in the place of their parts, and mark what only kernels see. ``results``: how
+    many outputs of the forward graph others see."""
+    for cat in [n for n in backward.graph.nodes if n.target is aten.cat.default]:
+        _whole(cat, forward, backward, results)
+    end, outs = forward.graph.output_node(), _results(forward)
+    given = {n.target: n for n in backward.graph.nodes if n.op == "placeholder"}
+    seen = {x for x in outs[:results] if isinstance(x, fx.Node)}
+    for x in outs[results:]:
+        if isinstance(x, fx.Node) and x not in seen and x.op == "call_function" and _is_known(x) and (
+                x.name in given) and all(u is end or _is_ours(u) for u in _readers(x)) and all(
+                map(_is_ours, _readers(given[x.name]))):
+            x.meta[FREE] = True
+
+
+def _whole(cat: fx.Node, forward: fx.GraphModule, backward: fx.GraphModule, results: int) -> None:
+    """Leave a concatenation, of which the backward graph sees its parts as slices, if all of them are left
+    and are parts of no other one."""
+    outs: list[Any] = [*_results(forward)]
+    left = {o.name: o for o in outs[results:] if isinstance(o, fx.Node) and o.op == "call_function"}
+    parts: list[fx.Node] = [*_listed(cat)]
+    given = [left.get(str(p.target)) if p.op == "placeholder" else None for p in parts]
+    if None in given or len({*given}) < len(given) or {*given} & {*outs[:results]}:
+        return
+    cats = {u for g in given if g is not None for u in g.users if u.target is aten.cat.default}
+    there = next(iter(cats)) if len(cats) == 1 else None
+    if there is None or _listed(there) != given or there.args[1:] != cat.args[1:] or not _is_known(there):
+        return
+    outs.insert(min(map(outs.index, given)), there)
+    forward.graph.output_node().args = (tuple(o for o in outs if o not in given),)
+    _sliced(cat, parts, there, backward.graph)
+    for gm in (forward, backward):
+        gm.graph.lint()
+        gm.recompile()
+
+
+def _sliced(cat: fx.Node, parts: Sequence[fx.Node], there: fx.Node, graph: fx.Graph) -> None:
+    """Take a concatenation from outside, and its parts from it."""
+    with graph.inserting_before(next(n for n in graph.nodes if n in parts)):
+        whole = graph.placeholder(there.name)
+    whole.meta = dict(there.meta)
+    dim, start = cat.args[1] if len(cat.args) > 1 else 0, 0
+    last = [n for n in graph.nodes if n.op == "placeholder"][-1]
+    for p in parts:
+        val = p.meta["val"]
+        with graph.inserting_after(last):
+            last = graph.call_function(aten.slice.Tensor, (whole, dim, start, start + val.shape[dim]))
+        last.meta = dict(p.meta)
+        p.replace_all_uses_with(last)
+        graph.erase_node(p)
+        start += val.shape[dim]
+    cat.replace_all_uses_with(whole)
+    graph.erase_node(cat)
+
+
+def _results(gm: fx.GraphModule) -> tuple[Any, ...]:
+    found: Any = gm.graph.output_node().args[0]
+    return tuple(found)
+
+
+def _listed(cat: fx.Node) -> list[fx.Node]:
+    """The parts of a concatenation."""
+    found: Any = cat.args[0]
+    return [*found]
+
+
+def _is_known(x: fx.Node) -> bool:
+    val = x.meta.get("val")
+    return isinstance(val, torch.Tensor) and all(isinstance(n, int) for n in (*val.shape, *val.stride()))
+
+
+def _readers(x: fx.Node) -> Iterator[fx.Node]:
+    """What reads a value or a view of it."""
+    left = [*x.users]
+    while left:
+        at = left.pop()
+        yield at
+        schema = getattr(at.target, "_schema", None)
+        if schema is not None and any(r.alias_info is not None for r in schema.returns):
+            left += [*at.users]
+
+
+def _is_ours(node: fx.Node) -> bool:
+    """Whether an operation has a row, and so no view of memory of its own."""
+    return node.target in ROWS or node.op == "output"
+
+
+# -- how it lies -----------------------------------------------------------------------------------
+
+
+def told(strides: Sequence[tuple[int, ...] | None]) -> None:
+    """Tell torch's compiler how the results of a forward graph lie."""
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None and not context.output_strides:
+        context.output_strides += strides
+
+
+def examples(graph: fx.Graph, inputs: Sequence[Any]) -> None:
+    """Give placeholders the strides of a call's examples."""
+    given = (n for n in graph.nodes if n.op == "placeholder")
+    for node, val in zip(given, inputs, strict=True):
+        old = node.meta.get("val")
+        if isinstance(old, torch.Tensor) and isinstance(val, torch.Tensor) and _is_known(node) and (
+                old.stride() != val.stride() and old.shape == val.shape):
+            node.meta["val"] = old.as_strided(old.shape, val.stride())
+            node.meta[MOVED] = True

@@ -1,0 +1,1 @@
+"""First results of a graph beside torch's operators, and reports of wrong ones."""

@@ -1,0 +1,244 @@
+"""Whether a result is torch's: what rounding may change of it, measured, not assumed.
+
+    near       as close as two roundings of its type: nothing else is computed
+    exact      torch's operators in f64
+    rounded    the same, with each value moved by what its type may round: by chance, and all to one side;
+               what is compared is then equal where it is as close
+
+An error is too large above four times that of torch's own result and of the rounded ones, against the
+exact one. An element that rounding moves over an edge, such as that of a cast to integers, may be on
+either side. Indices that were chosen among values are judged by the values that they select.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from transconv.graph.verification.fx_reference import (
+    Change,
+    Node,
+    Unknown,
+    Values,
+    bytes_of,
+    spacing,
+)
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+TIMES = 4  # torch's own error
+NARROW = 2.0**-12  # spacings above it are of 16-bit types, and of tf32
+TF32 = 2.0**-11
+PIECE = 1 << 24  # elements that are compared at a time
+SEED = 0x7AB5
+WIDER = 12  # bytes of f64 and of what is compared, for each of f32: six runs are held one by one
+EXTREMES = (aten.argmax, aten.argmin, aten.max, aten.min)
+POOLS = {aten.max_pool2d_with_indices: 2, aten.max_pool3d_with_indices: 3,
+         aten.adaptive_max_pool2d: 2, aten.adaptive_max_pool3d: 3}
+
+
+def difference(values: Values, name: str, got: Tensor, tf32: bool) -> str:
+    """In what a result is not torch's, in words; empty where it is. ``tf32``: its kernel rounds what it
+    multiplies. Raises Unknown where torch's operators cannot tell."""
+    nodes = values.needed(name)
+    want: Any = values.evaluated(nodes, [name])[name] if nodes else values.known[name]
+    if not isinstance(want, Tensor):
+        raise Unknown(f"{name} is no tensor")
+    if want.shape != got.shape or want.dtype is not got.dtype:
+        return f"{name} is {_said(got)}, torch's is {_said(want)}"
+    eps = spacing([n.node for n in (*nodes, values.of.nodes[name])])
+    eps = max(eps, TF32 * 2 if tf32 else 0.0)
+    if near(got, want, eps):
+        return ""
+    if bytes_of(nodes) * WIDER > room(want.device):
+        raise Unknown("there is no memory to judge a difference in f64")
+    if (choice := _choice(values, nodes, name)) is not None:
+        bad = _chosen_otherwise(values, nodes, choice, got, want)
+    else:
+        bad = _too_far(values, nodes, name, got, want, tf32)
+    return _told(bad, got, want)
+
+
+def near(got: Tensor, want: Tensor, eps: float) -> bool:
+    """Whether results are equal, or floats with that spacing as close as sums of other orders are. NaN is
+    where NaN is."""
+    if got.is_complex():
+        got, want = torch.view_as_real(got.resolve_conj()), torch.view_as_real(want.resolve_conj())
+    share, level = (2 * eps, eps) if eps > NARROW else (32 * eps, 32 * eps)
+    for a, b in zip(_pieces(got), _pieces(want), strict=True):
+        if not a.is_floating_point():
+            if not torch.equal(a, b):
+                return False
+            continue
+        wide = torch.float64 if a.dtype is torch.float64 else torch.float32
+        a, b = a.to(wide), b.to(wide)
+        size = torch.nan_to_num(b, 0.0, 0.0, 0.0)
+        least = torch.finfo(got.dtype).tiny * share
+        allowed = share * size.abs() + level * size.square().mean().sqrt() + least
+        if not bool(((a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= allowed)).all()):
+            return False
+    return True
+
+
+def room(device: torch.device) -> int:
+    """Bytes that can still be had; on a CPU nobody asks."""
+    if device.type != "cuda":
+        return 1 << 62
+    free, _ = torch.cuda.mem_get_info(device)
+    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(free + held)
+
+
+def _said(t: Tensor) -> str:
+    return f"{str(t.dtype).removeprefix('torch.')} {[*t.shape]}"
+
+
+def _pieces(t: Tensor) -> Iterator[Tensor]:
+    """A tensor in parts along its longest dim: comparing takes several times its memory."""
+    count = -(-t.numel() // PIECE)
+    if count <= 1 or not t.dim():
+        return iter([t])
+    return iter(t.chunk(count, max(range(t.dim()), key=lambda d: t.shape[d])))
+
+
+def _told(bad: Tensor, got: Tensor, want: Tensor) -> str:
+    """The sentence about wrong elements."""
+    if not bool(bad.any()):
+        return ""
+    first = tuple(torch.nonzero(bad)[0].tolist()) if bad.dim() else ()
+    one, other = (f"{x:.9g}" if isinstance(x, float) else str(x) for x in (
+        t[first].item() for t in (got, want)))
+    return (f"{int(bad.sum())} of {bad.numel()} elements differ, the first at {list(first)}: "
+            f"{one} instead of {other}")
+
+
+# -- floats, and what is made of them ---------------------------------------------------------------
+
+
+def _too_far(values: Values, nodes: Sequence[Node], name: str, got: Tensor, want: Tensor,
+             tf32: bool) -> Tensor:
+    """Which elements are farther from all that rounding makes of them than torch's error allows."""
+    wide = values.of.nodes[name].node.meta["val"].dtype in (torch.float64, torch.complex128)
+    exact = values.evaluated(nodes, [name], wide=True)[name]
+    if not got.is_floating_point() and not got.is_complex():
+        good: Tensor = (got == exact) | (got == want)
+        for change in _changes(got.device, wide, tf32):
+            good |= got == values.evaluated(nodes, [name], wide=True, change=change)[name]
+        return ~good
+    ours = got.to(exact.dtype)
+    moved = torch.zeros(got.shape, dtype=torch.float64, device=got.device)
+    away = torch.full_like(moved, float("inf"))
+    good = moved > 0
+
+    def look(run: Tensor) -> None:
+        nonlocal away, moved, good
+        away = torch.minimum(away, torch.nan_to_num((ours - run).abs(), float("inf")))
+        moved = torch.maximum(moved, torch.nan_to_num((run - exact).abs(), 0.0, 0.0, 0.0))
+        stored = run.to(got.dtype)
+        good |= (got == stored) | (got.isnan() & stored.isnan())
+
+    look(want.to(exact.dtype))
+    look(exact)
+    for change in _changes(got.device, wide, tf32):
+        look(values.evaluated(nodes, [name], wide=True, change=change)[name])
+    if not moved.numel():
+        return ~good
+    usual = torch.minimum(moved.max(), 16 * moved.mean())
+    kind = torch.finfo(got.dtype)
+    ulp = kind.eps * torch.nan_to_num(exact.abs(), 0.0, 0.0, 0.0).clamp(min=kind.tiny)
+    return ~(good | (away <= TIMES * (moved + usual + ulp)))
+
+
+def _changes(device: torch.device, wide: bool, tf32: bool) -> Iterator[Change]:
+    """What rounding may make of values: all moved up, all down, and twice by chance. What is given is
+    exact, but sums of it are not: it moves with the others where all do, by some roundings of the type in
+    which is summed."""
+    one = torch.finfo(torch.float64 if wide else torch.float32).eps * 2
+
+    def aside(share: float) -> Change:
+        return lambda t, what, eps, least: t if what == "product" else t + share * t.abs()
+
+    def by_chance(seed: int) -> Change:
+        drawn = torch.Generator(device).manual_seed(seed)
+
+        def change(t: Tensor, what: str, eps: float, least: float) -> Tensor:
+            size = eps if what in ("result", "stored") else TF32 if what == "product" and tf32 else 0.0
+            if not size:
+                return t
+            sign = torch.randint(0, 2, t.shape, generator=drawn, device=t.device, dtype=torch.int8)
+            return t + size * t.abs().clamp(min=least) * (2 * sign - 1)
+        return change
+
+    yield from (aside(one), aside(-one), by_chance(SEED), by_chance(SEED + 1))
+
+
+# -- indices ----------------------------------------------------------------------------------------
+
+
+def _choice(values: Values, nodes: Sequence[Node], name: str) -> Node | None:
+    """The operation of which a value is the chosen indices, in their shape; None where it is not."""
+    by_name = {n.name: n for n in nodes}
+    at = by_name.get(name)
+    while at is not None:
+        packet = getattr(at.target, "overloadpacket", None)
+        if packet in (aten.argmax, aten.argmin):
+            return at
+        if at.target is not getattr(torch.ops.prims, "convert_element_type").default and (  # noqa: B009
+                packet not in (aten._to_copy, aten.clone, aten.alias)):
+            break
+        at = by_name.get(at.inputs[0])
+    if at is None or at.target is not operator.getitem or at.args[1] != 1:
+        return None
+    made = by_name.get(at.inputs[0])
+    packet = getattr(made.target, "overloadpacket", None) if made is not None else None
+    return made if packet in EXTREMES or packet in POOLS else None
+
+
+def _chosen_otherwise(values: Values, nodes: Sequence[Node], choice: Node, got: Tensor,
+                      want: Tensor) -> Tensor:
+    """Which indices select other values than torch's."""
+    of = choice.inputs[0]
+    before = values.needed(of)
+    known = values.evaluated(before, [of])[of]
+    exact = values.evaluated(before, [of], wide=True)[of]
+    inside = _last_dims(choice)
+    most = inside(known).shape[-1] if known.dim() else 1
+    here = (got >= 0) & (got < most)
+    flat, one, other = inside(known), got.clamp(0, most - 1).long(), want.long()
+    a, b = (_selected(flat, choice, i) for i in (one, other))
+    error = (known.to(exact.dtype) - exact).abs() if known.is_floating_point() else torch.zeros(1)
+    most_off = torch.nan_to_num(error, 0.0, 0.0, 0.0).max() if error.numel() else torch.zeros(())
+    rounded = spacing([n.node for n in before]) * torch.nan_to_num(b.double(), 0.0, 0.0, 0.0).abs()
+    good = (a == b) | (a != a) & (b != b) | (
+        (a.double() - b.double()).abs() <= TIMES * (most_off.to(rounded.device) + rounded))
+    return ~(good & here)
+
+
+def _last_dims(choice: Node) -> Callable[[Tensor], Tensor]:
+    """What makes the elements that an operation chose from the last dim."""
+    packet = choice.target.overloadpacket
+    if packet in POOLS:
+        return lambda t: t.flatten(-POOLS[packet])
+    dim = choice.args[1] if len(choice.args) > 1 else choice.kwargs.get("dim")
+    if dim is None:
+        return lambda t: t.reshape(-1)
+    return lambda t: t.movedim(dim, -1) if t.dim() else t.reshape(1)
+
+
+def _selected(flat: Tensor, choice: Node, indices: Tensor) -> Tensor:
+    """The elements that indices select, in the shape of the indices."""
+    packet = choice.target.overloadpacket
+    if packet in POOLS:
+        return flat.gather(-1, indices.flatten(-POOLS[packet])).view(indices.shape)
+    dim = choice.args[1] if len(choice.args) > 1 else choice.kwargs.get("dim")
+    if dim is None:
+        return flat[indices.reshape(-1)].view(indices.shape)
+    keep = indices.dim() == flat.dim() and flat.dim() > 0 and bool(
+        choice.kwargs.get("keepdim", choice.args[2] if len(choice.args) > 2 else False))
+    lead = indices.squeeze(dim) if keep else indices
+    found = flat.gather(-1, lead.unsqueeze(-1)).squeeze(-1) if flat.dim() and lead.dim() == (
+        flat.dim() - 1) else flat.expand(lead.shape)
+    return found.unsqueeze(dim) if keep else found

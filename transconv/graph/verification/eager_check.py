@@ -1,0 +1,293 @@
+"""The first results of a graph, held against torch's own operators on the graph that was handed over.
+
+    first call                 every kernel, behind its launch, on the operands that it had
+    the next 4 sets of sizes   where sizes are names: as many kernels as 20 ms allow, others each time
+    up to 16                   sets in which a size has another number of bits, or other factors of 2:
+                               those that cross the edge of a tile or need another mask
+
+A kernel whose result is not torch's is refused, as one that cannot be had is: torch computes its
+operations, in this call and later ones. The check is none of a warm call's: one whose sizes were seen
+runs what it ran before. It draws no random numbers, and is over before a CUDA graph is captured.
+TRANSCONV_TRUST=never switches it off.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from transconv import knobs
+from transconv.compute import Workload
+from transconv.errors import Unsupported
+from transconv.graph.fusion.index_ir import Piece
+from transconv.graph.regions.partition import Region
+from transconv.graph.regions.refusals import Refused
+from transconv.graph.regions.region_kernel import Kernel
+from transconv.graph.verification import failing_case
+from transconv.graph.verification.agreement import difference, room
+from transconv.graph.verification.fx_reference import Reference, Unknown, Values, bytes_of, origin
+from transconv.runtime import FirstSizes, is_collecting
+from transconv.torch_ops import stats
+from transconv.torch_ops.calls.lower_call import capturing
+
+if TYPE_CHECKING:
+    from transconv.graph.regions.region_runner import Parts
+
+Tensor = torch.Tensor
+log = logging.getLogger("transconv.graph")
+STALL = 0.02  # seconds that a check of further sizes may take
+USUAL = 0.001  # seconds for a kernel that was not compared before, or has few elements
+SMALL = 1 << 12  # elements: what takes torch longer than is usual is the machine
+ELEMENT = (3e-8, 1e-9)  # seconds for an element of a result, on a CPU and a GPU
+FEW = 1 << 26  # bytes that are there, or torch says that they are not
+NEVER = (0, USUAL, 0.0)
+MEMORY = "there is no memory for torch's operators beside ours"
+LOST: type[Exception] = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)
+
+
+class Checks:
+    """What was compared of a graph. ``took``: of each kernel, how often and how long, and how much longer
+    for sizes that are ``larger`` than the first ones by a factor; ``left_out``: what was not compared,
+    with how many results; ``wrong``: what differed."""
+
+    def __init__(self, gm: fx.GraphModule, device: torch.device) -> None:
+        self.device = device
+        self.reference = Reference(gm) if knobs.trust() != "never" else None
+        self.sizes = FirstSizes()
+        self.took: dict[object, tuple[int, float, float]] = {}
+        self.larger = 1.0
+        self.left_out: Counter[str] = Counter()
+        self.wrong: list[str] = []
+
+    def due(self, values: tuple[int, ...]) -> bool:
+        """Whether a call of these sizes is compared."""
+        if self.reference is None or not self.sizes.due(values) or knobs.trust() == "never":
+            return False
+        return self.device.type in ("cpu", "cuda") and not is_collecting() and not capturing(self.device)
+
+    def done(self, values: tuple[int, ...]) -> None:
+        """That a call was compared. Where sizes are numbers there is no other one."""
+        self.sizes.done(values)
+        if not values:
+            self.reference = None
+            self.took.clear()
+
+    def note(self, key: object, seconds: float, got: Tensor) -> None:
+        """How long it took to compare a result, if not the machine was busy: the shortest time counts, and
+        of few elements what is usual."""
+        times, base, more = self.took.get(key, (0, seconds, seconds))
+        least = got.numel() * ELEMENT[got.device.type == "cuda"]
+        rest = 0.0 if got.numel() <= SMALL else max(0.0, seconds - USUAL)
+        self.took[key] = times + 1, min(base, seconds, USUAL), min(more, max(least, rest) / self.larger)
+
+    def chosen(self, parts: Parts, values: tuple[int, ...]) -> set[object] | None:
+        """What is compared for further sizes: what was compared least often, as much as time allows."""
+        if not self.sizes.seen:
+            return None
+        self.larger = max(1.0, prod(values) / max(1, prod(self.sizes.seen[0])))
+        every: list[object] = [k for found in parts.launches() for k in (*found.kernels, found.region)]
+        left, found = STALL, set()
+        for one in sorted(every, key=lambda k: self.took.get(k, NEVER)[0]):
+            left -= self.expected(one)
+            if left >= 0:
+                found.add(one)
+        return found
+
+    def expected(self, key: object) -> float:
+        """How many seconds it takes to compare a kernel."""
+        _, base, more = self.took.get(key, NEVER)
+        return base + self.larger * more
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a report says."""
+        return (*[f"differs from torch's operators: {why}" for why in self.wrong],
+                *[f"not compared with torch's operators: {n} of its results, {why}"
+                  for why, n in self.left_out.items()])
+
+
+class Watch:
+    """One call whose results are compared. ``chosen``: what is compared of it; None: all. ``named``:
+    whether there are further sizes; ``spent``: seconds so far; ``waiting``: kernels of it were not there
+    yet, so that it is to be compared again."""
+
+    def __init__(self, checks: Checks, values: Values, chosen: set[object] | None, named: bool) -> None:
+        self.checks, self.values, self.chosen, self.named = checks, values, chosen, named
+        self.waiting = False
+        self.spent = 0.0
+
+    def kernels(self, region: Region, kernels: Sequence[Kernel]) -> RegionWatch:
+        """What looks at the kernels of a region."""
+        return RegionWatch(self, region, kernels)
+
+    def enter(self, nodes: Sequence[fx.Node], made: Sequence[Any]) -> None:
+        """That results of a region are known."""
+        for node, value in zip(nodes, made, strict=True):
+            self.values.enter(origin(node), value)
+
+    def difference(self, key: object, name: str, got: Tensor, tf32: bool,
+                   works: Sequence[Workload]) -> str:
+        """In what a result differs from torch's, where it can be told, with the operations."""
+        if name not in self.values.pending or not self.has_time(key):
+            return ""
+        began, checks = time.perf_counter(), self.checks
+        try:
+            self.expect_room(name, got)
+            if not (why := difference(self.values, name, got, tf32)):
+                stats.held("right")
+                if self.named and self.chosen is None and time.perf_counter() - began > STALL / 8:
+                    began = time.perf_counter()  # what torch loads when it is first asked is not counted
+                    difference(self.values, name, got, tf32)
+                return ""
+            return self.told(name, why, works)
+        except torch.OutOfMemoryError:
+            self.leave(MEMORY)
+        except LOST:
+            raise
+        except Unknown as error:
+            self.leave(str(error))
+        except Exception as error:  # a program must not stop for a bug of ours
+            log.warning("a result was not compared: %s", error, exc_info=True)
+            self.leave(f"{type(error).__name__}: {error}")
+        finally:
+            took = time.perf_counter() - began
+            self.spent += took
+            checks.note(key, took, got)
+        return ""
+
+    def has_time(self, key: object) -> bool:
+        """Whether a result is compared: of further sizes until the time is over, if the machine is slower
+        than was thought."""
+        if self.chosen is None:
+            return True
+        late = self.spent and self.spent + self.checks.expected(key) > STALL
+        return key in self.chosen and not late
+
+    def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
+        """Note that a result is wrong, and leave its case on the disk; the whole sentence."""
+        said = f"{self.said(name)}: {why}"
+        stats.held("wrong")
+        self.checks.wrong.append(said)
+        try:
+            return said + failing_case.saved(self.values, name, said, works)
+        except Exception as error:  # wrong it is all the same
+            log.warning("the case of a wrong result was not written: %s", error, exc_info=True)
+            return said
+
+    def leave(self, why: str) -> None:
+        """Note that something is not compared."""
+        stats.held("left out")
+        self.checks.left_out[why] += 1
+
+    def expect_room(self, name: str, got: Tensor) -> None:
+        """Raises Unknown where the memory does not suffice."""
+        needed = bytes_of(self.values.needed(name)) * self.checks.larger + 2 * got.nbytes
+        if needed > FEW and needed > room(got.device):
+            raise Unknown(MEMORY)
+
+    def said(self, name: str) -> str:
+        """The operations that make a result, and the line that asked for the last of them."""
+        nodes = self.values.needed(name) or [self.values.of.nodes[name]]
+        words = [re.sub(r"^(aten|prims)\.|\.default$", "", str(n.target)) for n in nodes
+                 if n.target is not torch.ops.aten.view.default and "getitem" not in str(n.target)]
+        places = re.findall(r'File "([^"]+)", line (\d+)', nodes[-1].node.meta.get("stack_trace") or "")
+        where = f" ({places[-1][0]}:{places[-1][1]})" if places else ""
+        return f"{', '.join(dict.fromkeys(words)) or name}{where}"
+
+
+class RegionWatch:
+    """The kernels of a region in one call. ``blamed``: the nodes that make what differs, by name."""
+
+    def __init__(self, watch: Watch, region: Region, kernels: Sequence[Kernel]) -> None:
+        self.watch, self.region = watch, region
+        self.names: dict[Piece, list[str]] = {}
+        for node, piece in region.pieces.items():
+            if isinstance(piece, Piece) and origin(node):
+                self.names.setdefault(piece, []).append(origin(node))
+        self.last = {piece: kernel for kernel in kernels for piece in kernel.stored}
+        self.blamed: frozenset[str] = frozenset()
+
+    def look(self, kernel: Kernel, tensors: Sequence[Tensor]) -> None:
+        """Compare what a kernel has stored, once all of it is there. Raises Unsupported where it is not
+        torch's."""
+        stored = tensors[len(kernel.given):]
+        tf32 = _rounds(kernel.workload)
+        for piece, t in zip(kernel.stored, stored, strict=True):
+            if self.last[piece] is not kernel or not (names := self.names.get(piece)):
+                continue
+            name = min(names, key=lambda n: self.watch.values.of.order.get(n, 0))
+            if name not in self.watch.values.settled:
+                if why := self.watch.difference(kernel, name, t, tf32, [kernel.workload]):
+                    self.blamed = self.makers(name)
+                    raise Unsupported("wrong", why)
+                self.watch.values.enter(name, t)
+
+    def makers(self, name: str) -> frozenset[str]:
+        """The nodes of the region that make a value of known ones, by their names."""
+        makers = {name, *(n.name for n in self.watch.values.needed(name))}
+        return frozenset(node.name for node in self.region.nodes if origin(node) in makers)
+
+    def results(self, kernels: Sequence[Kernel], made: Sequence[Tensor]) -> None:
+        """Compare what a region hands out, where that is not what a kernel has stored. Raises Refused."""
+        tf32 = any(_rounds(k.workload) for k in kernels)
+        for node, t in zip(self.region.outputs, made, strict=True):
+            name = origin(node)
+            if name in self.watch.values.of.nodes and self.watch.values.known.get(name) is not t:
+                if why := self.watch.difference(self.region, name, t, tf32, [k.workload for k in kernels]):
+                    raise Refused("of a region", self.makers(name), "wrong", why)
+        self.watch.enter(self.region.outputs, made)
+
+
+def _rounds(workload: Workload) -> bool:
+    """Whether a kernel multiplies f32 as tf32."""
+    return any(c.factors is not None and c.math == "tf32" for c in workload.computations)
+
+
+class FirstCall:
+    """What runs in the place of a graph's way in a call that is compared. ``entered`` is called once
+    there is nothing left to compare for its sizes: with the reason where all of it is to be torch's."""
+
+    def __init__(self, checks: Checks, way: Any, values: tuple[int, ...], places: Sequence[int],
+                 entered: Callable[[str], None]) -> None:
+        self.checks, self.way, self.values, self.places = checks, way, values, places
+        self.entered = entered
+        self.begun, way.begun = way.begun, None
+
+    def parts(self, sizes: Mapping[str, int], given: list[Any],
+              numbers: Mapping[str, int | float]) -> list[Any]:
+        """As ``Parts.__call__``."""
+        checks, parts = self.checks, self.way.parts
+        assert checks.reference is not None
+        watch = Watch(checks, checks.reference.values(given), checks.chosen(parts, self.values),
+                      bool(self.values))
+        made: list[Any] = parts.compared(sizes, given, numbers, watch)
+        if not watch.waiting:
+            wrong = self.ends(watch, made)
+            checks.done(self.values)
+            self.entered(wrong)
+        return made
+
+    def ends(self, watch: Watch, made: list[Any]) -> str:
+        """Compare what is handed out, or written to inputs, where it is not what is known. What differs
+        becomes torch's; in what."""
+        reference = watch.values.of
+        written = [reference.written.get(place) for place in self.places]
+        wrong = ""
+        for i, name in enumerate([*reference.results, *written]):
+            if name is None or not isinstance(made[i], Tensor) or watch.values.known.get(name) is made[i]:
+                continue
+            tf32 = any(_rounds(k.workload) for found in self.way.parts.launches() for k in found.kernels)
+            if why := watch.difference(self, name, made[i], tf32, []):
+                made[i] = watch.values.evaluated(watch.values.needed(name), [name])[name]
+                wrong = wrong or why
+        if wrong:
+            stats.announce("wrong", wrong, "a graph")
+            stats.add(False, "wrong", 1)
+        return wrong

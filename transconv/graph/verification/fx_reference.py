@@ -1,0 +1,351 @@
+"""torch's own operators on the graph that the backend was handed, node by node: an answer that no row, no
+text and no division into regions has written.
+
+A value is computed where it is asked for, from the nearest ones that are known: inputs, results of
+kernels that were compared, results of torch's regions. So each kernel is held against torch on the same
+operands, and errors of roundings do not add up along a network.
+
+    x -> conv -> relu -> argmax          known: x, and relu, which a kernel stored
+                 ^ known                 argmax is asked for: one operation of torch
+
+A known value is let go behind the last node that may ask for it. No random numbers are drawn, and nothing
+is written to: where a value would need that, there is none.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from transconv.torch_ops.conversion.convert import aten as only_aten
+
+Tensor = torch.Tensor
+aten = torch.ops.aten
+ORIGIN = "transconv_origin"  # in a node's meta: its name in the graph that was handed over
+MADE_OF_NOTHING = {getattr(aten, name) for name in (
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")}
+PRODUCTS = {getattr(aten, name) for name in (
+    "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv", "convolution", "convolution_backward", "linear",
+    "matmul")}
+COMPARED = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+CLOSE = 4  # spacings
+Change = Callable[[Tensor, str, float, float], Tensor]
+"""What rounding makes of a tensor of floats: one that is ``given``, or was ``stored``, of which the kernel
+that stored it may know more digits; an operand of a ``product``; a ``result``. With the relative spacing
+of the type that it has in the graph, and the size below which that type has no more digits."""
+
+
+class Unknown(Exception):
+    """A value that torch's operators cannot make again; why, in words."""
+
+
+class Node(NamedTuple):
+    """An operation as it was handed over: later rewriting of the graph does not change it."""
+
+    name: str
+    op: str
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: tuple[str, ...]
+    node: fx.Node
+
+
+class Reference:
+    """A graph of AOTAutograd. Its nodes are marked, so that those of a rewritten graph that stand for them
+    are known. ``results``: the names of what it returns, None for what is no node; ``written``: of each
+    input that it writes to at its end, by its place, the name of the value."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.nodes: dict[str, Node] = {}
+        for node in gm.graph.nodes:
+            node.meta[ORIGIN] = node.name
+            self.nodes[node.name] = Node(node.name, node.op, node.target, node.args, node.kwargs,
+                                         tuple([x.name for x in node.all_input_nodes]), node)
+        self.order = {name: i for i, name in enumerate(self.nodes)}
+        self.given = [n.name for n in self.nodes.values() if n.op == "placeholder"]
+        ends: Any = [*self.nodes.values()][-1].args[0]
+        self.results = [x.name if isinstance(x, fx.Node) else None for x in ends]
+        self.written = {self.given.index(n.inputs[0]): n.inputs[1] for n in self.nodes.values()
+                        if n.target is aten.copy_.default and n.inputs[0] in self.given
+                        and len(n.inputs) == 2}
+        users: dict[str, int] = dict.fromkeys(self.nodes, 0)
+        for n in self.nodes.values():
+            for x in n.inputs:
+                users[x] += 1
+        self.users = users
+
+    def values(self, given: Sequence[Any]) -> Values:
+        """The values of a call."""
+        return Values(self, given)
+
+
+class Values:
+    """The values of a call that are known by now, by name. ``pending``: how many nodes may still ask for
+    one."""
+
+    def __init__(self, of: Reference, given: Sequence[Any]) -> None:
+        self.of = of
+        self.known: dict[str, Any] = dict(zip(of.given, given, strict=True))
+        self.pending = dict(of.users)
+        self.settled: set[str] = set()
+        for n in reversed([*of.nodes.values()]):
+            if n.op == "get_attr":
+                self.known[n.name] = getattr(of.gm, n.target)
+            elif not self.pending[n.name] and n.op == "call_function" and not _writes(n):
+                self.settle(n.name)  # nothing needs it
+            elif not self.pending[n.name]:
+                self.known.pop(n.name, None)
+
+    def state(self) -> tuple[dict[str, Any], dict[str, int], set[str]]:
+        """What is known now, for ``restore``: where a region is run once more."""
+        return dict(self.known), dict(self.pending), set(self.settled)
+
+    def restore(self, state: tuple[dict[str, Any], dict[str, int], set[str]]) -> None:
+        """Know what was known then."""
+        self.known, self.pending, self.settled = state
+
+    def enter(self, name: str, value: Any) -> None:
+        """That a value is known; what it was made of may go."""
+        if name not in self.known and name in self.pending:
+            if self.pending[name]:
+                self.known[name] = value
+            self.settle(name)
+
+    def settle(self, name: str) -> None:
+        left = [name]
+        while left:
+            at = left.pop()
+            if at in self.settled:
+                continue
+            self.settled.add(at)
+            for x in self.of.nodes[at].inputs:
+                self.pending[x] -= 1
+                if not self.pending[x]:
+                    self.known.pop(x, None)
+                    left.append(x)
+
+    def needed(self, name: str) -> list[Node]:
+        """The operations that make a value of known ones, operands first. Raises Unknown."""
+        found: set[str] = set()
+        left = [name]
+        while left:
+            at = left.pop()
+            if at in self.known or at in found:
+                continue
+            node = self.of.nodes[at]
+            if why := _why_not(node):
+                raise Unknown(why)
+            found.add(at)
+            left += node.inputs
+        return [self.of.nodes[at] for at in sorted(found, key=self.of.order.__getitem__)]
+
+    def evaluated(self, nodes: Sequence[Node], wanted: Sequence[str],
+                  wide: bool = False, change: Change | None = None) -> dict[str, Any]:
+        """The values of ``wanted`` nodes, by torch, each other value freed behind its last reader.
+        ``wide``: in f64; ``change``: what rounding makes of a value, see verification/agreement.py. Raises
+        Unknown."""
+        values: dict[str, Any] = {}
+        left: dict[str, int] = dict.fromkeys(wanted, 1)
+        for node in nodes:
+            for x in node.inputs:
+                left[x] = left.get(x, 0) + 1
+        for name in left.keys() & self.known.keys():
+            values[name] = _widened(self.known[name]) if wide else self.known[name]
+            if change is not None:
+                node = self.of.nodes[name]
+                what = "stored" if node.op == "call_function" else "given"
+                values[name] = _changed(values[name], change, what, node)
+        with torch.no_grad(), only_aten(), _plain():
+            for node in nodes:
+                values[node.name] = _called(node, values, wide, change)
+                for x in (*node.inputs, node.name):
+                    left[x] = left.get(x, 0) - (x != node.name)
+                    if left[x] <= 0:
+                        values.pop(x, None)
+        return {name: values[name] for name in wanted}
+
+
+def origin(node: fx.Node) -> str:
+    """The name of what a node stands for in the graph that was handed over; empty for none."""
+    found: str = node.meta.get(ORIGIN, "")
+    return found
+
+
+def _plain() -> Any:
+    """No mode of the caller sees torch's operators, such as one that counts them."""
+    return _disable_current_modes()
+
+
+def _why_not(node: Node) -> str:
+    """Why a node's value cannot be made again."""
+    if node.op != "call_function":
+        return f"{node.name} is gone"
+    if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        return f"{node.name} draws random numbers"
+    if getattr(node.target, "overloadpacket", None) in MADE_OF_NOTHING and not all(
+            str(u.target).startswith(("aten.fill", "aten.full")) for u in node.node.users):
+        return f"{node.name} has no values"
+    return f"{node.name} writes to its operands" if _writes(node) else ""
+
+
+def _writes(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def _called(node: Node, values: Mapping[str, Any], wide: bool, change: Change | None) -> Any:
+    """An operation's result. In f64, where the operation knows it; else of its own types, and widened."""
+    target = aten.reshape.default if node.target is aten.view.default else node.target
+    product = getattr(target, "overloadpacket", None) in PRODUCTS
+
+    def value(n: fx.Node) -> Any:
+        found = values[n.name]
+        if change is not None and product:
+            return _changed(found, change, "product", node)
+        return _laid(found, n) if target is aten.as_strided.default else found
+
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
+    if change is not None and getattr(target, "overloadpacket", None) in COMPARED:
+        args = (_met(args[0], args[1], node), *args[1:])
+    try:
+        found = target(*_wide(args), **_wide(kwargs)) if wide else _taken(target, args, kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if not wide:
+            raise Unknown(f"{node.name}: {type(error).__name__}: {error}") from error
+        found = _widened(_narrow(target, args, kwargs, node))
+    if change is None or target is operator.getitem:
+        return found
+    return _changed(found, change, "result", node)
+
+
+def _taken(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An operation's result; of dense operands where its kernel takes no others, as that of group norms on
+    a GPU does. Values do not depend on it."""
+    try:
+        return target(*args, **kwargs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        given = [*args, *kwargs.values()]
+        if all(t.is_contiguous() for t in given if isinstance(t, Tensor)):
+            raise
+        dense = fx.node.map_aggregate((tuple(args), dict(kwargs)),
+                                      lambda t: t.contiguous() if isinstance(t, Tensor) else t)
+        return target(*dense[0], **dense[1])
+
+
+def _met(one: Any, other: Any, node: Node) -> Any:
+    """The first operand of a comparison, with the second one's elements where rounding may part them: a
+    value that is computed twice, and not alike."""
+    if not isinstance(one, Tensor) or not one.is_floating_point():
+        return one
+    eps = CLOSE * spacing(node.node.all_input_nodes)
+    b = torch.as_tensor(other, dtype=one.dtype, device=one.device)
+    size = torch.nan_to_num(one.abs(), 0.0, 0.0, 0.0)
+    near = (one - b).abs() <= eps * (size + (size.mean() if size.numel() else 0.0))
+    return torch.where(near, b, one)
+
+
+def _changed(value: Any, change: Change, what: str, node: Node) -> Any:
+    """A value as rounding changes it: its tensors of floats."""
+    eps = spacing([node.node])
+    least = max((torch.finfo(t.dtype).tiny for t in _tensors(node.node.meta.get("val"))
+                 if t.is_floating_point()), default=0.0)
+    return _each(value, lambda t: change(t, what, eps, least) if t.is_floating_point() else t)
+
+
+def spacing(nodes: Iterable[fx.Node]) -> float:
+    """The largest relative spacing of the types of floats that nodes have; 0 for none."""
+    return max((torch.finfo(t.dtype).eps for n in nodes for t in _tensors(n.meta.get("val"))
+                if t.is_floating_point()), default=0.0)
+
+
+def _narrow(target: Any, args: Any, kwargs: Any, node: Node) -> Any:
+    """The result of an operation that knows no f64."""
+    def as_traced(x: Any) -> Any:
+        return x.float() if isinstance(x, Tensor) and x.dtype is torch.float64 else x
+    try:
+        return target(*fx.node.map_aggregate(args, as_traced), **{
+            k: as_traced(v) for k, v in kwargs.items()})
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise Unknown(f"{node.name}: {type(error).__name__}: {error}") from error
+
+
+def _laid(t: Any, node: fx.Node) -> Any:
+    """A tensor with the strides of the trace, of which an operation on memory was told. Raises Unknown."""
+    strides = node.meta["val"].stride()
+    if not all(isinstance(n, int) for n in strides):
+        raise Unknown(f"{node.name} is read by its place in memory")
+    if tuple(t.stride()) == tuple(strides):
+        return t
+    return torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t)
+
+
+def _each(value: Any, how: Callable[[Tensor], Any]) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)([_each(x, how) for x in value]) if type(value) in (tuple, list) else tuple(
+            _each(x, how) for x in value)
+    return how(value) if isinstance(value, Tensor) else value
+
+
+def _widened(value: Any) -> Any:
+    """Tensors of floats in f64, complex ones in complex128."""
+    def wide(t: Tensor) -> Tensor:
+        if t.is_complex():
+            return t.to(torch.complex128)
+        return t.to(torch.float64) if t.is_floating_point() else t
+    return _each(value, wide)
+
+
+def _wide(given: Any) -> Any:
+    """Arguments that name a type of floats, with f64 in its place."""
+    def wide(x: Any) -> Any:
+        if isinstance(x, torch.dtype):
+            return torch.complex128 if x.is_complex else torch.float64 if x.is_floating_point else x
+        return x
+    return {k: _wide(v) for k, v in given.items()} if isinstance(given, dict) else fx.node.map_aggregate(
+        given, wide)
+
+
+def bytes_of(nodes: Sequence[Node]) -> int:
+    """How many bytes the results of some operations are, at most of those that are held at once: each is
+    held from its operation to its last reader. Symbols count as their examples."""
+    last: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        last |= dict.fromkeys(node.inputs, i)
+    held = most = 0
+    sizes: dict[str, int] = {}
+    for i, node in enumerate(nodes):
+        sizes[node.name] = sum(_bytes(node.node.meta.get("val")))
+        held += sizes[node.name]
+        most = max(most, held)
+        held -= sum(sizes.pop(x) for x in (*node.inputs, node.name)
+                    if x in sizes and last.get(x, i) <= i)
+    return most
+
+
+def _tensors(val: Any) -> Iterator[Tensor]:
+    if isinstance(val, (tuple, list)):
+        for x in val:
+            yield from _tensors(x)
+    elif isinstance(val, Tensor):
+        yield val
+
+
+def _bytes(val: Any) -> Iterator[int]:
+    for t in _tensors(val):
+        count = 1
+        for n in t.shape:
+            count *= int(n) if isinstance(n, int) else int(getattr(n.node, "hint", None) or 1)
+        yield count * t.dtype.itemsize

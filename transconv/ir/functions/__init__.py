@@ -1,0 +1,1 @@
+"""Functions and reductions that kernels can call, and the roundings of their results, in NumPy."""

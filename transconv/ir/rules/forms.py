@@ -1,0 +1,255 @@
+"""Well-formedness of nodes: types, lanes, the arguments of functions, the form of loops and of boxes.
+
+Each rule has the signature ``verify.Rule``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from transconv.ir import access as ac
+from transconv.ir import explicit as xp
+from transconv.ir import expr as ex
+from transconv.ir import stmt as st
+from transconv.ir.dtype import boolean
+from transconv.ir.func import FUNCS
+from transconv.ir.functions.calls import CALLS
+from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.node import Node
+from transconv.ir.operations import Call, Cast, Select
+from transconv.ir.rules.sites import Site, title
+from transconv.ir.tensor import Tensor
+from transconv.ir.tile_expr import Reduce, Renamed
+
+
+def expression_holds_no_statement(site: Site) -> Iterator[str]:
+    """An expression is pure: it computes a value and has no effect."""
+    for e in site.nodes():
+        for child in e.children():
+            if isinstance(child, st.Stmt):
+                yield f"a {type(child).__name__} inside an expression ({type(e).__name__})"
+
+
+def load_only_in_let(site: Site) -> Iterator[str]:
+    """A Load is the value of a Let, possibly within casts and selects."""
+    def misplaced(e: Node, allowed: bool) -> Iterator[ac.Load]:
+        if not allowed:
+            if e in seen:
+                return
+            seen.add(e)
+        match e:
+            case ac.Load() if not allowed:
+                yield e
+            case Cast(x):
+                yield from misplaced(x, allowed)
+            case Select(cond, yes, no):
+                yield from misplaced(cond, False)
+                yield from misplaced(yes, allowed)
+                yield from misplaced(no, allowed)
+            case _:
+                for child in e.children():
+                    yield from misplaced(child, False)
+
+    seen: set[Node] = set()
+    for root in site.exprs() if site.has(ac.Load) else ():
+        for load in misplaced(root, isinstance(site.stmt, st.Let)):
+            yield f"{load} is inside a larger expression; bind it by a let first"
+
+
+def mask_is_boolean(site: Site) -> Iterator[str]:
+    """Masks, and the conditions of branches, selects and assumptions, are boolean."""
+    conds = [mask for _, _, mask in site.accesses()]
+    conds += [e.cond for e in site.find(Select)]
+    match site.stmt:
+        case st.If(cond=cond):
+            conds.append(cond)
+        case st.FuncCall(func, (ex.Expr() as cond,)) if func.name == "assume":
+            conds.append(cond)
+    for cond in conds:
+        if cond.dtype is not boolean:
+            yield f"the condition `{cond}` is {cond.dtype}"
+
+
+def truth_is_apart(site: Site) -> Iterator[str]:
+    """``~`` takes a boolean, and ``&``, ``|`` and ``^`` two booleans or none: of an integer they give an
+    integer, which a target takes for a true condition unless it is 0."""
+    for e in site.find(ex.Not):
+        if e.x.dtype is not boolean:
+            yield f"`{e}` is of {e.x.dtype}; expected a boolean"
+    for both in site.find(ex.Logic):
+        if (both.a.dtype is boolean) is not (both.b.dtype is boolean):
+            yield f"`{both}` takes {both.a.dtype} and {both.b.dtype}; expected two booleans or none"
+
+
+def offset_is_index(site: Site) -> Iterator[str]:
+    """Offsets are of kind index; an element of a tensor must be cast before it is an address."""
+    for who, offset, _ in site.accesses():
+        if offset.dtype.kind != "index":
+            yield f"{who} has the offset `{offset}` of type {offset.dtype}, which is no address (index)"
+
+
+def index_is_apart(site: Site) -> Iterator[str]:
+    """No operation mixes positions with integers of a tensor; one of them must be cast."""
+    pairs: list[tuple[ex.Expr, ex.Expr, ex.Expr]] = [(e, e.a, e.b) for e in site.find(ex.Binary)]
+    pairs += [(e, e.yes, e.no) for e in site.find(Select)]
+    for e, a, b in pairs:
+        if {a.dtype.kind, b.dtype.kind} == {"index", "int"}:
+            yield f"`{e}` takes {a.dtype} and {b.dtype}; expected a cast of one of them"
+
+
+def known_function(site: Site) -> Iterator[str]:
+    """Called functions exist, and their arguments have the right number and kind."""
+    for call in site.find(Call):
+        callee = CALLS.get(call.name)
+        if callee is None:
+            yield f"no function {call.name} is known"
+        elif callee.arity != len(call.args):
+            yield f"{call.name} takes {callee.arity} arguments, not {len(call.args)}"
+        elif reason := (callee.why_not_of([a.dtype for a in call.args]) if callee.takes
+                        else callee.why_not(call.taken)):
+            yield f"{call.name} {reason}"
+    for reduce in site.find(Reduce):
+        if reduce.op not in REDUCERS:
+            yield f"no reduction {reduce.op} is known"
+    if not isinstance(site.stmt, st.FuncCall):
+        return
+    name, args = site.stmt.func.name, site.stmt.args
+    if name not in FUNCS:
+        yield f"no function {name} is known"
+    elif len(args) != len(FUNCS[name].params):
+        yield f"{name} takes {len(FUNCS[name].params)} arguments, not {len(args)}"
+    else:
+        for param, arg in zip(FUNCS[name].params, args, strict=True):
+            kind = {"tensor": Tensor, "acc": ex.Var, "barrier": xp.Barrier}.get(param, ex.Expr)
+            if not isinstance(arg, kind):
+                yield f"{param} of {name} is a {type(arg).__name__}, not a {kind.__name__}"
+
+
+def lanes_agree(site: Site) -> Iterator[str]:
+    """A stored or assigned value can be broadcast to the shape of its destination."""
+    def beyond(what: str, e: ex.Expr, target: str, of: set[ex.Lane]) -> Iterator[str]:
+        if extra := site.lanes_of(e) - of:
+            yield f"{what} has the lanes {_names(extra)}, which {target} lacks"
+
+    match site.stmt:
+        case st.Store(_, offset, value, mask):
+            yield from beyond("the value", value, "the offset", site.lanes_of(offset))
+            yield from beyond("the mask", mask, "the offset", site.lanes_of(offset))
+        case st.Alloc(var, lanes, init):
+            yield from beyond("the initial value", init, var.name, set(lanes))
+        case st.Update(var, value):
+            yield from beyond("the value", value, var.name, set(site.lanes.get(var, ())))
+        case st.FuncCall(func, (_, ex.Expr() as offset, ex.Expr() as value, ex.Expr() as mask)):
+            if func.name == "atomic_add":
+                yield from beyond("the value", value, "the offset", site.lanes_of(offset))
+                yield from beyond("the mask", mask, "the offset", site.lanes_of(offset))
+        case st.FuncCall(func, (ex.Var() as acc, ex.Expr() as a, ex.Expr() as b)):
+            if func.multiplies:
+                has, left, right = map(site.lanes_of, (acc, a, b))
+                if not (left & right) - has:
+                    yield "a and b share no lane to sum over"
+                if wrong := {x for x in (left & right) - has if x.kind not in ("", "K")}:
+                    yield f"the lanes {_names(wrong)} run along a side of the tile and are summed over"
+                if lone := (left ^ right) - has:
+                    yield f"only one of a and b has the lanes {_names(lone)}, and acc lacks them"
+
+
+def renamed_is_one_to_one(site: Site) -> Iterator[str]:
+    """Lanes are renamed to others of the same extent, and no two of a value become one."""
+    for e in site.find(Renamed):
+        if [x.extent for x in e.old] != [x.extent for x in e.new]:
+            yield f"`{e}` renames lanes to others of another extent"
+        elif len(set(e.old)) < len(e.old) or len(set(e.new)) < len(e.new):
+            yield f"`{e}` names a lane twice"
+        elif twice := (site.lanes_of(e.x) - set(e.old)) & set(e.new):
+            yield f"`{e}` renames a lane to {_names(twice)}, which the value has already"
+
+
+def _names(lanes: set[ex.Lane]) -> str:
+    return ", ".join(sorted(lane.name for lane in lanes))
+
+
+def lane_is_power_of_two(site: Site) -> Iterator[str]:
+    lanes = [*site.find(ex.Lane)]
+    if isinstance(site.stmt, st.Alloc):
+        lanes += site.stmt.lanes
+    for lane in dict.fromkeys(lanes):
+        if lane.extent < 1 or lane.extent & (lane.extent - 1):
+            yield f"the lane {lane.name} has {lane.extent} elements"
+
+
+SIDES = ("B", "M", "N", "K")
+
+
+ORIGINS = ("", "a", "b", "epilogue")
+
+
+def origin_is_read(site: Site) -> Iterator[str]:
+    """A let with the origin ``a`` or ``b`` reads memory."""
+    if isinstance(site.stmt, st.Let) and (origin := site.stmt.origin):
+        if origin not in ORIGINS:
+            yield f"the origin {origin!r} is none of {', '.join(ORIGINS[1:])}"
+        elif origin != "epilogue" and not site.has(ac.Read, xp.Piece):
+            yield f"{site.stmt.var.name} is of the origin {origin!r} and reads nothing"
+
+
+def side_is_known(site: Site) -> Iterator[str]:
+    """The kind of a lane, and the side of a tile loop, is B, M, N or K; only tile loops have a side."""
+    lanes = [*site.find(ex.Lane)]
+    if isinstance(site.stmt, st.Alloc):
+        lanes += site.stmt.lanes
+    for lane in dict.fromkeys(lanes):
+        if lane.kind not in ("", *SIDES):
+            yield f"the lane {lane.name} runs along {lane.kind!r}, which is none of {', '.join(SIDES)}"
+    if isinstance(site.stmt, st.For) and site.stmt.side:
+        loop = site.stmt
+        if loop.kind != "tile":
+            yield f"a {loop.kind} loop has no side of a tile, and this one says {loop.side!r}"
+        elif loop.side not in SIDES:
+            yield f"the side {loop.side!r} is none of {', '.join(SIDES)}"
+
+
+KINDS = ("parallel", "grid", "tile", "serial", "unroll", "jam", "dealt")
+
+
+def loop_is_simple(site: Site) -> Iterator[str]:
+    if not isinstance(site.stmt, st.For):
+        return
+    loop = site.stmt
+    if type(loop.stop) is not int or loop.stop < 0:
+        yield f"the end {loop.stop!r} is not a count"
+    sized = (loop.kind in ("parallel", "grid", "dealt") and loop.until is not None
+             and site.is_of_sizes(loop.until))
+    if loop.until is not None and loop.kind != "serial" and not sized:
+        yield f"a {loop.kind} loop cannot end earlier than it says"
+    if loop.start is not ex.ZERO and loop.kind in ("grid", "parallel", "tile"):
+        yield f"a {loop.kind} loop starts at 0, not at `{loop.start}`"
+    if loop.kind == "jam" and not isinstance(loop.start, ex.Const):
+        yield f"a jam loop starts at a number, not at `{loop.start}`"
+    if loop.kind not in KINDS:
+        yield f"the kind {loop.kind!r} is none of {', '.join(KINDS)}"
+    if loop.var.type.kind != "index":
+        yield f"{loop.var.name} is {loop.var.type}, a loop counts in positions (index)"
+    if type(loop.stages) is not int or loop.stages < 0:
+        yield f"stages={loop.stages!r} is not a count"
+
+
+def one_grid(site: Site) -> Iterator[str]:
+    """A kernel is one launch: it has at most one grid loop, which no other statement surrounds."""
+    if isinstance(site.stmt, st.For) and site.stmt.kind == "grid" and site.around:
+        yield f"a grid loop inside `{title(site.around[-1])}`"
+    if isinstance(site.stmt, st.Seq) and not site.around:
+        grids = [s for s in site.stmt.stmts if isinstance(s, st.For) and s.kind == "grid"]
+        if len(grids) > 1:
+            yield f"{len(grids)} grid loops"
+
+
+def piece_fits_its_box(site: Site) -> Iterator[str]:
+    """Positions in a piece and corners have one expression per dimension of the box."""
+    for e in site.find(xp.Piece):
+        if len(e.within) != len(e.buffer.extents):
+            yield f"{e} has {len(e.within)} dimensions, a box of it {len(e.buffer.extents)}"
+    match site.stmt:
+        case xp.Fetch(tensor, corner, piece) | xp.Send(tensor, corner, piece):
+            if not len(corner) == len(tensor.shape) == len(piece.within):
+                yield f"the corner has {len(corner)} dimensions, {tensor.name} {len(tensor.shape)}"

@@ -1,0 +1,264 @@
+"""The text form of the IR, used in dumps, traces and error messages.
+
+Different nodes have different texts, and ``Kernel.parse`` reads a kernel's text back. Each name is
+defined once: variables where they are bound, all else in the kernel's header (text/header.py). The text of
+an expression alone has no header.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transconv.ir import access as ac
+from transconv.ir import explicit as xp
+from transconv.ir import expr as ex
+from transconv.ir import stmt as st
+from transconv.ir.dtype import DTYPES, boolean, f32, index
+from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.node import Node
+from transconv.ir.operations import Call, Cast, Select
+from transconv.ir.text.header import Header, axis_and_kind, tensor_line
+from transconv.ir.tile_expr import Reduce, Renamed, Spread
+
+INFIX = {
+    ex.Add: "+", ex.Sub: "-", ex.Mul: "*", ex.Div: "/", ex.FloorDiv: "//", ex.Mod: "%",
+    ex.Shl: "<<", ex.Shr: ">>", ex.Lt: "<", ex.Le: "<=", ex.Eq: "==", ex.Ne: "!=",
+    ex.And: "&", ex.Or: "|", ex.Xor: "^",
+}
+PREFIX = {ex.Neg: "-", ex.Not: "~"}
+LITERAL = {bool: boolean, int: index, float: f32}  # the types of literals that are printed without one
+FORMS = ("select", "min", "max", "load", "box_load", "spread", "renamed")
+
+
+class ExprPrinter:
+    """Prints expressions. Nested binary operations are in parentheses, so that the text shows the tree:
+    ``a + b + c`` would hide which sum is computed first. ``header``: that of the kernel, if any."""
+
+    def __init__(self, header: Header | None = None) -> None:
+        self.header = header
+
+    def text(self, e: Node, top: bool = False) -> str:
+        method = getattr(self, f"text_{type(e).__name__}", None)
+        if method is not None:
+            return str(method(e))
+        if isinstance(e, ex.Binary) and type(e) in INFIX:
+            body = f"{self.text(e.a)} {INFIX[type(e)]} {self.text(e.b)}"
+            return f"({body})"
+        if isinstance(e, ex.Unary) and type(e) in PREFIX:
+            inside = self.text(e.x)
+            inside = f"({inside})" if isinstance(e.x, ex.Const) else inside  # -(3) is not -3
+            return f"{PREFIX[type(e)]}{inside}"
+        raise TypeError(f"no text form for the node class {type(e).__name__}")
+
+    def text_Const(self, e: ex.Const) -> str:
+        usual = e.type is LITERAL[type(e.value)]
+        return f"{e.value!r}" if usual else f"{e.value!r}:{e.type}"
+
+    def text_Var(self, e: ex.Var) -> str:
+        return e.name
+
+    def text_Lane(self, e: ex.Lane) -> str:
+        return f"{e.name}[0:{e.extent}{self.suffix(e)}]"
+
+    def suffix(self, lane: ex.Lane) -> str:
+        """A lane's axis and kind, where the header does not have this lane."""
+        return "" if self.header is None else self.header.suffix(lane)
+
+    def text_Min(self, e: ex.Min) -> str:
+        return f"min({self.text(e.a)}, {self.text(e.b)})"
+
+    def text_Max(self, e: ex.Max) -> str:
+        return f"max({self.text(e.a)}, {self.text(e.b)})"
+
+    def text_Select(self, e: Select) -> str:
+        return f"select({self.text(e.cond)}, {self.text(e.yes)}, {self.text(e.no)})"
+
+    def text_Cast(self, e: Cast) -> str:
+        return f"{e.type}({_bare(self.text(e.x))})"
+
+    def text_Call(self, e: Call) -> str:
+        taken = e.name in DTYPES or e.name in FORMS or e.name in REDUCERS
+        return f"{'call ' * taken}{e.name}({self.several(e.args)})"
+
+    def several(self, exprs: tuple[ex.Expr, ...]) -> str:
+        return ", ".join(_bare(self.text(e)) for e in exprs)
+
+    def text_Load(self, e: ac.Load) -> str:
+        mask = "" if e.mask is ex.TRUE else f", mask={_bare(self.text(e.mask))}"
+        fill = "" if repr(e.fill) == "0.0" else f", fill={e.fill!r}"
+        return f"load({e.tensor.name}, {_bare(self.text(e.offset))}{mask}{fill})"
+
+    def text_BoxLoad(self, e: ac.BoxLoad) -> str:
+        return f"box_load({e.tensor.name}, {self.box(e)})"
+
+    def box(self, e: ac.BoxLoad | st.BoxStore) -> str:
+        """The corner and the extents of a box; ``within`` where it differs from the header's."""
+        known = self.header is None or self.header.boxes.get(e.tensor.name) == e.within
+        within = "" if known else f", within=[{self.several(e.within)}]"
+        return f"at=[{self.several(e.corner)}], extents=[{', '.join(map(str, e.extents))}]{within}"
+
+    def text_Piece(self, e: xp.Piece) -> str:
+        text = f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
+        if self.header is None:
+            return text
+        member, within = self.header.pieces.get(e.buffer.name, (None, None))
+        if e.member is not member:
+            inside = self.text(e.member)
+            text += f".({inside})" if isinstance(e.member, (xp.Piece, ex.Unary)) else f".{inside}"
+        return text if e.within == within else f"{text} within=[{self.several(e.within)}]"
+
+    def text_Spread(self, e: Spread) -> str:
+        return f"spread({_bare(self.text(e.x))}, over=[{self.several(e.lanes)}])"
+
+    def text_Renamed(self, e: Renamed) -> str:
+        x = _bare(self.text(e.x))
+        return f"renamed({x}, old=[{self.several(e.old)}], new=[{self.several(e.new)}])"
+
+    def text_Reduce(self, e: Reduce) -> str:
+        return f"{e.op}({_bare(self.text(e.x))}, over={self.text(e.lane)})"
+
+
+def _bare(text: str) -> str:
+    """Drop the outermost parentheses where commas or a line end already delimit the text."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0:
+            return text[1:-1] if i == len(text) - 1 else text
+    return text
+
+
+class Printer(ExprPrinter):
+    """Prints statements as an indented block, one line per statement."""
+
+    def detail(self, text: str) -> str:
+        """Text that the parser needs and ``readable`` leaves out."""
+        return text
+
+    def block(self, s: Node, indent: int = 1) -> list[str]:
+        return [("    " * indent + line) for line in self.lines(s)]
+
+    def lines(self, s: Node) -> list[str]:
+        return list(getattr(self, f"lines_{type(s).__name__}")(s))
+
+    def lines_Seq(self, s: st.Seq) -> list[str]:
+        """The lines of the parts. ``seq:`` marks a sequence within another, and one of one statement."""
+        if len(s.stmts) == 1:
+            return ["seq:", *("    " + line for line in self.part(s.stmts[0]))]
+        return [line for part in s.stmts for line in self.part(part)]
+
+    def part(self, s: st.Stmt) -> list[str]:
+        if isinstance(s, st.Seq) and len(s.stmts) != 1:
+            return ["seq:", *self.block(s)]
+        return self.lines(s)
+
+    def lines_Let(self, s: st.Let) -> list[str]:
+        value = _bare(self.text(s.value))  # first, as its TypeError is clearer than one from ``dtype``
+        typed = "" if s.var.type is s.value.dtype else self.detail(f": {s.var.type}")
+        if s.var.type.is_integer and s.var.type is not index:  # ``readable`` prints these types, too
+            typed = f": {s.var.type}"
+        origin = self.detail(f" from {s.origin}") if s.origin else ""
+        return [f"let {s.var.name}{typed}{origin} = {value}"]
+
+    def lines_For(self, s: st.For) -> list[str]:
+        typed = "" if s.var.type is index else self.detail(f": {s.var.type}")
+        bounds = f"{_bare(self.text(s.start))}..{s.stop}"
+        bounds += "" if s.until is None else f" until {_bare(self.text(s.until))}"
+        words = "" if s.kind == "serial" else f" {s.kind}"
+        words += self.detail(f" side={s.side}") if s.side else ""
+        words += f" programs={s.programs}" if s.programs else ""
+        words += f" stages={s.stages}" if s.stages else ""
+        return [f"for {s.var.name}{typed} in {bounds}{words}:", *self.block(s.body)]
+
+    def lines_If(self, s: st.If) -> list[str]:
+        out = [f"if {_bare(self.text(s.cond))}:", *self.block(s.then)]
+        return out if s.other is None else [*out, "else:", *self.block(s.other)]
+
+    def lines_Alloc(self, s: st.Alloc) -> list[str]:
+        shape = ", ".join(f"{x.name}:{x.extent}{self.suffix(x)}" for x in s.lanes)
+        tile = f"[{shape}]" if shape else ""
+        return [f"{s.scope} {s.var.name}: {s.var.type}{tile} = {_bare(self.text(s.init))}"]
+
+    def lines_Update(self, s: st.Update) -> list[str]:
+        return [f"{s.var.name} = {_bare(self.text(s.value))}"]
+
+    def lines_Store(self, s: st.Store) -> list[str]:
+        mask = "" if s.mask is ex.TRUE else f", mask={_bare(self.text(s.mask))}"
+        return [f"store({s.tensor.name}, {self.several((s.offset, s.value))}{mask})"]
+
+    def lines_BoxStore(self, s: st.BoxStore) -> list[str]:
+        return [f"box_store({s.tensor.name}, {self.box(s)}, {_bare(self.text(s.value))})"]
+
+    def lines_FuncCall(self, s: st.FuncCall) -> list[str]:
+        return [f"{s.func}({', '.join(self.argument(a) for a in s.args)})"]
+
+    def lines_Shared(self, s: xp.Shared) -> list[str]:
+        if isinstance(s.what, xp.Barrier):
+            arrivals = "" if s.what.arrivals == 1 else self.detail(f" arrivals={s.what.arrivals}")
+            return [f"barrier {s.what.name}[{s.what.slots}]{arrivals}"]
+        shape = ", ".join(map(str, s.what.extents))
+        below = "below " if s.what.below else ""
+        members = f"{s.what.members} {below}x " if below or s.what.members != 1 else ""
+        return [f"shared {s.what.name}[{s.what.slots}]: {members}{s.what.type}[{shape}]"]
+
+    def lines_Fetch(self, s: xp.Fetch) -> list[str]:
+        corner = self.several(s.corner)
+        lands = f"{s.barrier.name}[{_bare(self.text(s.slot))}]"
+        return [f"fetch {s.tensor.name} at=[{corner}] -> {self.target(s.piece)}, then {lands}"]
+
+    def target(self, piece: xp.Piece) -> str:
+        """The piece that a box is fetched to, with its box of the slot also where there is no header."""
+        member = piece.buffer.members > 1 and self.header is None
+        return self.text(piece) + (f".{self.text(piece.member)}" if member else "")
+
+    def lines_Put(self, s: xp.Put) -> list[str]:
+        return [f"put {self.text(s.piece)} = {_bare(self.text(s.value))}"]
+
+    def lines_Send(self, s: xp.Send) -> list[str]:
+        return [f"send {self.text(s.piece)} -> {s.tensor.name} at=[{self.several(s.corner)}]"]
+
+    def lines_Roles(self, s: xp.Roles) -> list[str]:
+        return ["roles:", *("    " + line for role in s.roles for line in self.lines(role))]
+
+    def lines_Role(self, s: xp.Role) -> list[str]:
+        registers = f" registers={s.registers}" if s.registers else ""
+        return [f"role {s.name} warps={s.warps}{registers}:", *self.block(s.body)]
+
+    def argument(self, a: Any) -> str:
+        return _bare(self.text(a)) if isinstance(a, ex.Expr) else str(a.name)
+
+    def lines_Comment(self, s: st.Comment) -> list[str]:
+        return _commented(s.text)
+
+    def lines_Kernel(self, s: st.Kernel) -> list[str]:
+        params = ", ".join(f"{p.name}: {p.dtype}" for p in s.params)
+        notes = [line for n in s.notes for line in _commented(n)]
+        self.header = Header.of(s)
+        sizes = [f"sizes {s.sizes}"] if s.sizes else []
+        about = [*sizes, *(f"# {tensor_line(p)}" for p in s.params), *self.header_lines(self.header)]
+        return [*notes, f"kernel {s.name}({params}):", *("    " + line for line in about),
+                *self.block(s.body)]
+
+    def header_lines(self, header: Header) -> list[str]:
+        """The lines that define the lanes, boxes and pieces of the body."""
+        lanes = sorted(header.lanes.values(), key=lambda x: (x.axis, x.name, x.extent))
+        names = [f"{x.name}[0:{x.extent}{axis_and_kind(x)}]" for x in lanes]
+        lines = [f"lanes {' '.join(names)}"] if names else []
+        lines += [f"box {name} = [{self.several(within)}]" for name, within in header.boxes.items()]
+        return lines + [f"piece {name} = [{self.several(within)}] of {_bare(self.text(member))}"
+                        for name, (member, within) in header.pieces.items()]
+
+
+def _commented(text: str) -> list[str]:
+    """Lines of one comment: ``#`` before the first, ``#|`` before those that continue it."""
+    first, *others = text.split("\n")
+    return [f"# {first}", *(f"#| {line}" for line in others)]
+
+
+def text(at: Node) -> str:
+    """The printed form of any expression or statement."""
+    if isinstance(at, ex.Expr):
+        return ExprPrinter().text(at)
+    return "\n".join(Printer().lines(at))

@@ -1,0 +1,1 @@
+"""The reader of a kernel's Python source: statements, expressions, calls, loops."""

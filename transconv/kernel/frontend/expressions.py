@@ -1,0 +1,232 @@
+"""Expressions of a kernel's source, evaluated: what Python knows becomes its value, the rest tiles."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transconv.ir import Var
+from transconv.kernel.annotations import Tunable
+from transconv.kernel.atomics import atomic_ref
+from transconv.kernel.frontend import scopes
+from transconv.kernel.frontend.arithmetic import Arithmetic
+from transconv.kernel.frontend.calls import TILE_METHODS, called, is_static
+from transconv.kernel.frontend.group_scope import ATTRIBUTES, METHODS, GroupScope
+from transconv.kernel.frontend.scopes import Item
+from transconv.kernel.overloads import family_of
+from transconv.kernel.refusals import Refusal, WrongScope, spelled
+from transconv.kernel.tiles import arrays, indexing, tile_elements, tile_shapes
+from transconv.kernel.tiles.reductions import REDUCTIONS
+from transconv.kernel.tiles.values import ArrayView, Bound, Tile, described
+
+
+class Expressions(Arithmetic):
+    """Evaluates expressions with the values of names."""
+
+    # -- leaves --
+
+    def of_Constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, (complex, bytes)):
+            raise Refusal(f"{spelled(node)}", "whole numbers, floats, booleans")
+        return node.value
+
+    def of_Name(self, node: ast.Name) -> Any:
+        if node.id in self.env:
+            return self.env[node.id]
+        if node.id in self.gone:
+            raise Refusal(f"{node.id}, {self.gone[node.id]}", "names that have a value here")
+        if node.id in self.outside:
+            found = self.outside[node.id]
+            if hasattr(found, "__array_interface__") or hasattr(found, "data_ptr"):
+                raise Refusal(f"{node.id}, an array that is no argument", "arrays as arguments")
+            if isinstance(found, Tunable):
+                return self.meant.get(found.name, found.default)
+            if isinstance(found, Var):
+                if found.name not in self.meant:
+                    raise Refusal(f"{node.id}, a symbol that no argument has as a size",
+                                  "symbols in annotations",
+                                  f"def {self.source.name}(group, X: Buffer[N]):")
+                return self.meant[found.name]
+            return found
+        raise Refusal(f"{node.id}, which has no value here", "a name that is bound before")
+
+    def of_Tuple(self, node: ast.Tuple) -> Any:
+        return tuple(self.elements_of(node))
+
+    def of_List(self, node: ast.List) -> Any:
+        return self.elements_of(node)
+
+    def elements_of(self, node: ast.Tuple | ast.List) -> list[Any]:
+        """The values of a tuple or list, each as it is behind the last."""
+        return [self.latest(v) for v in [self.value(e) for e in node.elts]]
+
+    def of_ListComp(self, node: ast.ListComp) -> Any:
+        return list(self.each_of(node))
+
+    def of_GeneratorExp(self, node: ast.GeneratorExp) -> Any:
+        return tuple(self.each_of(node))
+
+    def each_of(self, node: ast.ListComp | ast.GeneratorExp) -> Iterator[Any]:
+        """The values of a comprehension over what Python knows, which is written out."""
+        (loop, *more), outer = node.generators, self.env
+        items = self.value(loop.iter)
+        if more or loop.ifs or not isinstance(items, (tuple, list, range, zip, enumerate)):
+            raise Refusal(f"{spelled(node)}", "one loop over a tuple, without if; loops over range(...)",
+                          "x, y = (group.load(A[i:], shape=(16,)) for A in (X, Y))")
+        item: Any
+        for item in items:
+            names = loop.target.elts if isinstance(loop.target, ast.Tuple) else [loop.target]
+            values = item if isinstance(loop.target, ast.Tuple) else (item,)
+            if len(names) != len(values) or not all(isinstance(n, ast.Name) for n in names):
+                raise Refusal(f"{spelled(loop.target)} in a comprehension", "names, one for each value")
+            held = {n.id: self.settled(v) for n, v in zip(names, values, strict=True)
+                    if isinstance(n, ast.Name)}
+            try:
+                self.env = {**outer, **held}
+                value = self.settled(self.value(node.elt))
+                # What a called function has written to elements, the names around have, too.
+                outer.update({n: v for n, v in self.env.items() if n in outer and n not in held})
+            finally:
+                self.env = outer
+            yield value
+
+    def of_Slice(self, node: ast.Slice) -> Any:
+        parts = (None if e is None else self.value(e) for e in (node.lower, node.upper, node.step))
+        return slice(*parts)
+
+    def of_Lambda(self, node: ast.Lambda) -> Any:
+        a = node.args
+        if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
+            raise Refusal("a lambda with defaults, * or /", "plain parameters", "lambda i, j: (j, i)")
+        return Lambda(node, tuple(x.arg for x in a.args), dict(self.env))
+
+    # -- attributes, indices, calls --
+
+    def of_Attribute(self, node: ast.Attribute) -> Any:
+        return self.attribute(self.value(node.value), node.attr)
+
+    def attribute(self, of: Any, name: str) -> Any:
+        """``of.name``"""
+        if isinstance(of, (GroupScope, Item)) and name == "barrier":
+            raise WrongScope("a barrier, which is not compiled: items execute each line together, and "
+                             "read nothing that others have written", "kernel.simulate, a second launch")
+        if isinstance(of, GroupScope):
+            if name in METHODS:
+                return Bound(name, of)
+            if name in ATTRIBUTES:
+                return getattr(of, name)
+            raise Refusal(f"group.{name}", " ".join([*ATTRIBUTES, *METHODS]))
+        if isinstance(of, ArrayView):
+            return self.of_array(of, name)
+        if isinstance(of, Item):
+            if name in scopes.METHODS[of.scope]:
+                return Bound(name, of)
+            raise Refusal(f"`.{name}` of a {of.scope.value[:-1]}", " ".join(scopes.METHODS[of.scope]))
+        if isinstance(of, (int, float)) and not isinstance(of, bool) and name == "dtype":
+            raise Refusal(f"the type of the number {of}", "types of tiles and arrays")
+        if isinstance(of, Tile):
+            return self.of_tile(of, name)
+        try:
+            return getattr(of, name)
+        except AttributeError as error:
+            raise Refusal(str(error)) from None
+
+    def of_array(self, of: ArrayView, name: str) -> Any:
+        if name == "shape":
+            return arrays.sizes(self.b, of)
+        if name == "T":
+            return replace(of, along=of.along[::-1])
+        if name in ("dtype", "ndim"):
+            return of.tensor.dtype if name == "dtype" else of.ndim
+        raise Refusal(f"`.{name}` of an array", "shape dtype ndim T, slices; of a tile more",
+                      "x = group.load(X[i:], shape=(16,))")
+
+    def of_tile(self, of: Tile, name: str) -> Any:
+        if name in ("shape", "ndim", "T", "mask"):
+            self.b.not_of_elements(f"`.{name}`")
+        if name in ("shape", "dtype"):
+            return of.own if name == "shape" else of.dtype
+        if name == "ndim":
+            return len(of.own)
+        if name == "T":
+            return tile_shapes.transposed(self.b, of)
+        if name == "mask":
+            return tile_shapes.inactive(of)
+        if of.items and name not in REDUCTIONS and name not in ("astype", "vec", "copy", "dot", "filled"):
+            raise Refusal(f"`.{name}` of a value of each item",
+                          " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]))
+        if name in REDUCTIONS or name in TILE_METHODS:
+            return Bound(name, of)
+        known = ["shape", "dtype", "ndim", "T", "mask", *REDUCTIONS, *TILE_METHODS]
+        raise Refusal(f"`.{name}` of {of}", " ".join(known))
+
+    def of_Subscript(self, node: ast.Subscript) -> Any:
+        viewed = self.viewed
+        of, self.viewed = self.value(node.value), False
+        item = self.value(node.slice)
+        items = item if isinstance(item, tuple) else (item,)
+        if isinstance(of, ArrayView):
+            return self.part_of(of, items, viewed)
+        item = self.b.known(item)
+        if isinstance(of, Tile):
+            return tile_elements.taken(self.b, of, items)
+        if is_static(item):
+            return self.python(operator.getitem, of, item)
+        raise Refusal(f"{described(of)} at an index that is known at run time only", "tiles and arrays")
+
+    def part_of(self, of: ArrayView, items: tuple[Any, ...], viewed: bool) -> Any:
+        """``of[items]``: a part of an array, or elements that are read. ``viewed``: a part if possible."""
+        picked = [i for i in items if isinstance(i, Tile) and i.shape]
+        lazy = self.items and not any(i.own for i in picked) and (
+            viewed or any(i is None or isinstance(i, slice) and i != slice(None) for i in items))
+        if picked and not lazy:
+            made = indexing.gathered(self.b, of, items, self.stem)
+            self.accessed(of)
+            return made
+        view = arrays.sliced(self.b, of, items, self.items_shape)
+        if view.ndim:
+            return arrays.decided(self.b, view, tuple(self.within.within))
+        if picked:
+            return self.load(view, ())
+        value = arrays.element(self.b, view, self.stem)
+        self.accessed(view)
+        return value
+
+    def of_Call(self, node: ast.Call) -> Any:
+        callee = self.value(node.func)
+        args: list[Any] = []
+        marks: list[int] = []  # where the statements behind each begin
+        for a in node.args:
+            self.viewed = isinstance(a, ast.Subscript) and takes_parts(callee)
+            args += list(self.value(a.value)) if isinstance(a, ast.Starred) else [self.value(a)]
+            marks += [len(self.b.stmts)] * (len(args) - len(marks))
+        self.viewed = False
+        words: dict[str, Any] = {}
+        for k in node.keywords:
+            if k.arg is None:
+                raise Refusal("`**` in a call", "arguments one by one")
+            words[k.arg] = self.value(k.value)
+            marks.append(len(self.b.stmts))
+        values = [self.still(v, since) for v, since in zip((*args, *words.values()), marks, strict=True)]
+        return called(self, callee, values[:len(args)], dict(zip(words, values[len(args):], strict=True)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lambda:
+    """A lambda of a kernel, with the names around it."""
+
+    node: ast.Lambda
+    names: tuple[str, ...]
+    env: dict[str, Any]
+
+
+def takes_parts(callee: Any) -> bool:
+    """Whether an index of an array in a call's arguments is a part of it: those of the group's methods and
+    of intrinsics."""
+    if isinstance(callee, Bound):
+        return isinstance(callee.of, GroupScope)
+    family = family_of(callee)
+    return callee is atomic_ref or family is not None and bool(family.intrinsics)

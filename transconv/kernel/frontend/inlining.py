@@ -1,0 +1,181 @@
+"""Calls of functions from kernels: whose body is read, with which names; what intrinsics build."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from transconv.ir import Mul, f32
+from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.frontend.blocks import Blocks
+from transconv.kernel.frontend.expressions import Lambda
+from transconv.kernel.frontend.scopes import ForItems, scope_of
+from transconv.kernel.intrinsics import asked
+from transconv.kernel.overloads import Family, of_another_scope
+from transconv.kernel.reference_semantics import meaning_of
+from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.kernel.tiles import arrays
+from transconv.kernel.tiles.elementwise import named
+from transconv.kernel.tiles.intrinsic_builder import Builder, Unavailable
+from transconv.kernel.tiles.products import Product
+from transconv.kernel.tiles.values import Tile
+from transconv.kernel.user_functions import own_function
+
+
+class Calls(Blocks):
+    """Reads the bodies of functions. ``here``: the group, or the items whose function is read."""
+
+    def inlined(self, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
+        if isinstance(callee, ForItems):
+            return self.of_items(callee, args or list(words.values()))
+        if callee.scope is not None:
+            if callee.scope is not scope_of(self.here):
+                raise of_another_scope(callee, scope_of(self.here))
+            args = [self.here, *args]
+        names = callee.source.parameters
+        args, words = [self.settled(a) for a in args], {n: self.settled(a) for n, a in words.items()}
+        given = dict(zip(names, args, strict=False)) | words
+        if len(args) + len(words) != len(names) or set(given) != set(names):
+            shown = names[1:] if callee.scope is not None else names
+            raise Refusal(f"a call of {callee.source.name} with other arguments than it takes",
+                          f"{callee.source.name}({', '.join(shown)})")
+        if callee in self.calls:
+            raise Refusal(f"{callee.source.name}, which calls itself", "loops", "for k in range(n):")
+        if not callee.inline:
+            return own_function(self, callee, given)
+        return self.settled(self.read(callee, given))
+
+    def read(self, callee: DeviceFunction, given: dict[str, Any]) -> Any:
+        """The result of a function's body. What it writes to elements of tiles that it is given, the
+        caller's names have."""
+        before = self.source, self.outside
+        self.calls.append(callee)
+        try:
+            with self.apart(dict(given), {}):
+                self.source, self.outside, self.returns = callee.source, callee.source.outside(), True
+                self.given = {n for n, v in given.items() if isinstance(v, Tile)}
+                made = self.returned(callee.source.tree.body)
+                changed = [(given[n], self.env[n]) for n in sorted(self.written)]
+        finally:
+            self.calls.pop()
+            self.source, self.outside = before
+        for old, new in changed:
+            self.through(old, new)
+        return made
+
+    def settled(self, value: Any) -> Any:
+        """A value that goes into a function or comes from it: a product is rounded there."""
+        if isinstance(value, Tile) and isinstance(value.expr, Mul) and value.dtype is f32:
+            return replace(value, expr=self.b.let("value", value.expr))
+        return value
+
+    def of_items(self, callee: ForItems, args: Sequence[Any]) -> None:
+        """The function of work-items or of sub-groups."""
+        if args:
+            raise Refusal(f"arguments for a function of {callee.item.scope.value}", "none",
+                          f"{callee.node.name}()")
+        if self.items:
+            raise WrongScope(f"a call of {callee.node.name} inside of {self.here.scope.value}",
+                             "the scope of the group")
+        what = callee.item.scope.value
+        seen = {n: v for n, v in self.env.items()
+                if not isinstance(v, Tile) or not v.shape or v.vector}
+        hidden = {n: f"a tile of the group, inside of {what}" for n in self.env if n not in seen}
+        with self.apart(seen, hidden):
+            self.here, self.items, self.items_shape = callee.item, True, callee.item.shape
+            self.env = {n: self.each(v) for n, v in seen.items()}
+            self.env[callee.node.args.args[0].arg] = callee.item
+            self.returned(callee.node.body)
+
+    @contextmanager
+    def apart(self, env: dict[str, Any], gone: dict[str, str]) -> Iterator[None]:
+        """The names of another function."""
+        before = (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
+                  self.base, self.here, self.returns, self.entered, self.given, self.written, self.also,
+                  self.elements)
+        self.env, self.gone, self.carried, self.fixed, self.base = env, gone, {}, set(), self.depth
+        self.entered, self.given, self.written, self.also, self.elements = [], set(), set(), {}, set()
+        self.returns = False
+        try:
+            yield
+        finally:
+            (self.env, self.gone, self.carried, self.fixed, self.items, self.items_shape, self.at,
+             self.base, self.here, self.returns, self.entered, self.given, self.written,
+             self.also, self.elements) = before
+
+    def returned(self, body: Sequence[ast.stmt]) -> Any:
+        """The result of a function's statements."""
+        try:
+            self.run(body)
+        except Returned as made:
+            return made.value
+        return None
+
+    def of_lambda(self, callee: Lambda, args: list[Any]) -> Any:
+        if len(args) != len(callee.names):
+            raise Refusal(f"a call of a lambda of {len(callee.names)} with {len(args)} values", "as many")
+        given = zip(callee.names, map(self.settled, args), strict=True)
+        env, self.env = self.env, {**callee.env, **dict(given)}
+        try:
+            return self.settled(self.value(callee.node.body))
+        finally:
+            self.env = env
+
+    # -- functions with several bodies --
+
+    def dispatched(self, family: Family, args: list[Any], words: dict[str, Any]) -> Any:
+        scope = scope_of(self.here)
+        reasons: list[str] = []
+        for intrinsic in family.asked(scope):
+            if words:
+                raise Refusal(f"{', '.join(words)}= in a call of the intrinsic {family.name}",
+                              "arguments by place")
+            told = [asked(a, lambda view: arrays.sizes(self.b, view)) for a in args]
+            build = intrinsic.built(told, self.chip.target)
+            shown = f"({', '.join(map(str, told))})"
+            if build is None:
+                reasons.append(f"{intrinsic.name} has nothing for {shown}")
+                continue
+            mark = len(self.b.stmts)
+            body = family.body(scope)
+            try:
+                return self.settled(build(Builder(self, family.name, meaning_of(body)), *args))
+            except TypeError as error:
+                raise Refusal(f"what the intrinsic {intrinsic.name} builds for {shown}, which fails "
+                              f"({error})") from error
+            except Unavailable as reason:
+                del self.b.stmts[mark:]
+                reasons.append(f"{intrinsic.name}: {reason}")
+        body = family.body(scope)
+        if body is not None:
+            return self.inlined(body, args, words)
+        what = f"{family.name}, which has no body for {scope.value}"
+        found = f"a call of {what}" + (f" ({'; '.join(reasons)})" if reasons else "")
+        raise (Refusal if reasons else WrongScope)(found, family.candidates())
+
+    def summed(self, acc: Tile, term: Product) -> Tile:
+        """``acc + term``, which every name of ``acc`` becomes; one call of the matrix unit where a loop
+        carries the name."""
+        names = [n for n, v in self.env.items() if v is acc]
+        if names and names[0] not in self.carried and any(names[0] in e for e in self.entered):
+            self.through(acc, acc)
+        if len(names) == 1 and self.accumulated(names[0], acc, term):
+            return self.env[names[0]]  # type: ignore[no-any-return]
+        made = named(self.b, "add", acc, self.whole(term))
+        self.through(acc, made)
+        return self.latest(acc) if names else made
+
+    def accumulated(self, name: str, acc: Any, term: Any) -> bool:
+        """Add a product to a carried name in one call; whether that is possible."""
+        raise NotImplementedError
+
+
+class Returned(Exception):
+    """The end of a function that a kernel calls."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value

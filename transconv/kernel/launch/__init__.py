@@ -1,0 +1,1 @@
+"""Launches of kernels written in Python: arguments, lowering, caches, tuning."""

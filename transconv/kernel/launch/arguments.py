@@ -1,0 +1,203 @@
+"""The arguments of a call: arrays as torch tensors, and what a kernel is compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from types import ModuleType
+from typing import Any
+
+from transconv.errors import KernelError
+from transconv.ir import DTYPES, Const, DType, Expr, Layout, Tensor, as_expr, f32
+from transconv.kernel.launch.size_arguments import Number, Sizing
+
+
+@dataclass(frozen=True, slots=True)
+class Lying:
+    """An array of a call without its sizes. ``order``: its dimensions from the outermost on if it is
+    dense; ``strides``: of others; ``overlaps``: whether elements share memory."""
+
+    dtype: DType
+    rank: int
+    order: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    overlaps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """``kinds``: a Lying, a type or a boolean for each parameter; ``numbers``: sizes of arrays in order
+    and whole numbers; ``tensors``: torch's tensors, by name; ``alike``: names of arrays that share memory,
+    each with the first of them; ``device``: of the arrays."""
+
+    kinds: dict[str, Any]
+    numbers: tuple[Number, ...]
+    tensors: dict[str, Any]
+    floats: dict[str, float]
+    alike: dict[str, str]
+    device: Any
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What a kernel depends on beside the numbers."""
+        # With the types of booleans: 1 and True are equal in Python.
+        kinds = tuple((n, type(k), k) for n, k in self.kinds.items())
+        return kinds, tuple(sorted(self.alike.items()))
+
+    def specs(self, sizing: Sizing) -> dict[str, Any]:
+        """What a kernel knows of each parameter: a Tensor, a number, or an expression of numbers that are
+        arguments. A Tensor without dimensions is a number that is read at run time."""
+        places, found = count(), dict[str, Any]()
+        for name, kind in self.kinds.items():
+            if isinstance(kind, Lying):
+                at = [next(places) for _ in range(kind.rank)]
+                found[name] = _tensor(name, kind, tuple(sizing.numbers[i].value for i in at),
+                                      tuple(sizing.exprs[i] for i in at))
+            elif kind is float:
+                found[name] = Tensor(name, (), (), Layout.dense(f32, ()), number=True)
+            elif kind is int:
+                e = sizing.exprs[next(places)]
+                found[name] = e.value if isinstance(e, Const) else e
+            else:
+                found[name] = kind
+        return found
+
+
+def tensors_of(given: Mapping[str, Any]) -> Arguments:
+    """Look at arguments by name. Raises KernelError for one that is no array and no number, for an array
+    of a type that kernels do not have, and for arrays of several devices."""
+    kinds: dict[str, Any] = {}
+    numbers: list[Number] = []
+    tensors: dict[str, Any] = {}
+    floats: dict[str, float] = {}
+    for name, value in given.items():
+        number = plain_number(value)
+        if isinstance(number, bool):
+            kinds[name] = number
+        elif isinstance(number, int):
+            kinds[name] = int
+            numbers.append(Number(name, name, number))
+        elif number is not None:
+            floats[name] = number
+            kinds[name] = float
+        elif isinstance(value, ModuleType):  # a library of functions
+            kinds[name] = value
+        else:
+            tensor = as_tensor(name, value)
+            tensors[name] = tensor
+            kinds[name] = lying(name, tensor)
+            numbers += [Number(f"{name}.shape[{d}]", f"{name}_d{d}", n)
+                        for d, n in enumerate(tensor.shape)]
+    devices = {t.device for t in tensors.values()}
+    if len(devices) > 1:
+        told = ", ".join(f"{n} on {t.device}" for n, t in tensors.items())
+        raise KernelError(f"arrays on several devices: {told}; expected one device")
+    return Arguments(kinds, tuple(numbers), tensors, floats, sharing(tensors),
+                     next(iter(devices), None))
+
+
+def plain_number(value: Any) -> int | float | bool | None:
+    """A number of Python or NumPy as Python's; None for what is none."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if hasattr(value, "dtype") and hasattr(value, "item") and not hasattr(value, "data_ptr") and (
+            getattr(value, "shape", None) == () and not hasattr(value, "__dlpack__")):
+        return value.item()  # type: ignore[no-any-return]
+    return None
+
+
+def as_tensor(name: str, value: Any) -> Any:
+    """An array as a torch tensor of the same memory."""
+    import numpy as np
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_nested:
+            form = "a nested tensor" if value.is_nested else f"of layout {value.layout}"
+            raise KernelError(f"{name} is {form}; expected a strided tensor")
+        return value.detach()
+    if isinstance(value, np.ndarray) and not value.flags.writeable:
+        raise KernelError(f"{name} is a read-only array; expected one that may be written, as "
+                          f"{name}.copy()")
+    try:
+        if isinstance(value, np.ndarray):
+            return torch.from_numpy(value)
+        if hasattr(value, "__cuda_array_interface__"):
+            return torch.as_tensor(value, device="cuda")
+        if hasattr(value, "__dlpack__"):
+            return torch.utils.dlpack.from_dlpack(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        said = str(error).split("\n")[0]
+        raise KernelError(f"{name} cannot be an array of a kernel: {said}") from None
+    raise KernelError(f"{name} is {described(value)}; expected a torch tensor, a NumPy array, an object "
+                      "with DLPack or the CUDA array interface, or a number")
+
+
+def lying(name: str, tensor: Any) -> Lying:
+    """What a kernel knows of an array beside its sizes."""
+    dtype = type_of(name, str(tensor.dtype).removeprefix("torch."))
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    if tensor.is_neg() or tensor.is_conj():
+        raise KernelError(f"{name} is a negated or conjugated view; expected values as they are "
+                          "(resolve_neg() copies it)")
+    if not shape:
+        raise KernelError(f"{name} is an array without dimensions; expected a number, or an array of one "
+                          f"element: {name}.reshape(1)")
+    if tensor.is_contiguous():
+        return Lying(dtype, len(shape), tuple(range(len(shape))))
+    layout = Layout.from_strides(dtype, shape, strides)
+    order = tuple(b.dim for b in layout.blocks)
+    if layout.is_packed:
+        return Lying(dtype, len(shape), order)
+    return Lying(dtype, len(shape), order, strides, layout.overlaps and all(shape))
+
+
+def _tensor(name: str, kind: Lying, shape: tuple[int, ...], sizes: tuple[Expr, ...]) -> Tensor:
+    """An array of these sizes. ``sizes``: the same as expressions of arguments."""
+    dims = tuple(f"d{i}" for i in range(len(shape)))
+    named = not all(isinstance(e, Const) for e in sizes)
+    if not kind.strides:
+        layout = Layout.dense(kind.dtype, shape, kind.order)
+        return Tensor(name, dims, shape, layout, extents=sizes if named else ())
+    layout = Layout.from_strides(kind.dtype, shape, kind.strides)
+    if not named:
+        return Tensor(name, dims, shape, layout)
+    return Tensor(name, dims, shape, layout, extents=sizes, pitches=tuple(map(as_expr, kind.strides)))
+
+
+def type_of(name: str, torch: str) -> DType:
+    """The type of the IR that torch calls so."""
+    found = next((t for t in DTYPES.values() if t.torch == torch and t.within is None), None)
+    if found is None:
+        known = " ".join(t.torch for t in DTYPES.values() if t.torch and t.within is None)
+        raise KernelError(f"{name} has elements of type {torch}; expected one of {known}")
+    return found
+
+
+def sharing(tensors: Mapping[str, Any]) -> dict[str, str]:
+    """The names of arrays whose memory overlaps that of another one, each with the first of them."""
+    spans: dict[str, tuple[int, int]] = {}
+    found: dict[str, str] = {}
+    for name, t in tensors.items():
+        if t.device.type == "meta" or not t.numel():
+            continue
+        begin = t.data_ptr()
+        end = begin + spanned(t)
+        for other, (a, z) in spans.items():
+            if begin < z and a < end:
+                found[name] = found.get(other, other)
+                break
+        spans[name] = (begin, end)
+    return found
+
+
+def spanned(tensor: Any) -> int:
+    """The bytes from the first element of an array to its last."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(last + 1) * int(tensor.element_size()) if tensor.numel() else 0
+
+
+def described(value: Any) -> str:
+    """A value in a few words."""
+    return f"{value!r} ({type(value).__name__})" if len(repr(value)) < 40 else type(value).__name__

@@ -1,0 +1,273 @@
+"""From a Python function and what its arguments are to a kernel of the IR, its stages and its text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from transconv.backend_triton import emit, function_name
+from transconv.errors import KernelError
+from transconv.ir import (
+    LARGEST_SIZE,
+    ONE,
+    TRUE,
+    ZERO,
+    Alloc,
+    Call,
+    Const,
+    Div,
+    DType,
+    Expr,
+    For,
+    FuncCall,
+    Kernel,
+    Let,
+    Load,
+    Reduce,
+    Sizes,
+    Store,
+    Tensor,
+    Var,
+    f32,
+    find,
+    lanes_of,
+    maximum,
+    value_at,
+    walk,
+)
+from transconv.kernel.annotations import NOTHING, Meant
+from transconv.kernel.frontend.group_scope import GroupScope
+from transconv.kernel.frontend.hazards import Access, check_order
+from transconv.kernel.frontend.source import Source
+from transconv.kernel.frontend.tracer import Tracer
+from transconv.kernel.group import Group
+from transconv.kernel.launch.arguments import Arguments
+from transconv.kernel.launch.size_arguments import Needed, Number, Sizing, sizing
+from transconv.kernel.tiles.arrays import number_of, whole
+from transconv.kernel.tiles.kernel_builder import Building
+from transconv.kernel.tiles.products import Chip
+from transconv.kernel.tiles.unrolled_reductions import written_out
+from transconv.kernel.tiles.values import Tile
+from transconv.passes import EMIT, finish
+from transconv.simplify import facts_of, range_of, simplify
+from transconv.target import Target
+
+MOST_WARPS = 8
+MOST_THREADS = 1024  # of a program
+MOST_ELEMENTS = 1 << 20  # of a tile, in Triton
+STAGES = 3  # iterations whose loads are in flight
+PER_WARP = 512  # elements of the largest tile for each warp
+OF_FUNCTIONS = 128  # the same where as many as MANY functions are computed of each
+MANY = 5  # then registers for 16 elements of a thread leave room for half of the threads
+OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
+    the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
+    floats of the call; ``sizing``: how its whole numbers became sizes that are
+    arguments; ``fixed``: the places of those that the kernel needs to know; ``plain``: of those
+    whose divisors do not matter."""
+
+    name: str
+    group: Group
+    stages: tuple[tuple[str, Kernel], ...]
+    source: str
+    numbers: tuple[str, ...]
+    warps: int
+    num_stages: int
+    sizing: Sizing
+    fixed: frozenset[int]
+    plain: frozenset[int]
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel that was emitted."""
+        return self.stages[-1][1]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the parameters, in the order of the launch."""
+        return tuple(t.name for t in self.kernel.params)
+
+    def stage(self, name: str) -> str:
+        """The text after a stage. KernelError for an unknown name."""
+        if name == EMIT.name:
+            return self.source
+        for stage, kernel in self.stages:
+            if stage == name:
+                return str(kernel)
+        known = " ".join([*(s for s, _ in self.stages), EMIT.name])
+        raise KernelError(f"there is no stage {name!r} of a kernel; expected one of {known}")
+
+
+def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
+            precision: str = "ieee", fixed: frozenset[int] = frozenset(),
+            plain: frozenset[int] = frozenset(), meant: Meant = NOTHING) -> Lowered:
+    """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
+    are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
+    matter; ``meant``: what the kernel declares, for this call. Raises KernelError with the user's line."""
+    numbers = (*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
+                                     for at, n in enumerate(group.work)))
+    said = {n.said: at for at, n in enumerate(numbers)}
+    fixed |= {said[n] for n in meant.constants if n in said}
+    while True:
+        found = sizing(numbers, fixed, plain)
+        try:
+            names = {n: number_of(found.exprs[said[place]]) for n, place in meant.places.items()}
+            written = traced(source, group, arguments.specs(found), Chip(target, precision), found,
+                             names | meant.tuned)
+            check_order(written.accesses, arguments.alike)
+            if not (more := found.places(found.divided - written.divided)):
+                break
+            plain |= more
+        except Needed as needed:
+            fixed |= found.places(needed.names)
+        except KernelError:  # said again of the numbers, if they are not the reason
+            if found.sizes is None:
+                raise
+            fixed = frozenset(range(len(numbers)))
+    kernel = written_out(written.kernel)
+    warps = group.warps_hint or _warps(kernel)
+    _check_limits(source, kernel, warps, target)
+    stages = finish(kernel, target)
+    header = (f"kernel {source.name}, {source.file.rsplit('/', 1)[-1]}:{source.first + 1}",
+              f"groups of {' x '.join(map(str, group.shape))}" if kernel.sizes else
+              f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
+              f"target {target.name}", *(f"size {told}" for told in found.told))
+    text = emit(stages[-1][1], header)
+    return Lowered(source.name, group, tuple(stages), text, written.numbers, warps,
+                   group.stages_hint or STAGES, found, fixed, plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A kernel as the source has it, the names of its run-time numbers, its accesses in order, the sizes
+    whose divisors matter to it."""
+
+    kernel: Kernel
+    numbers: tuple[str, ...]
+    accesses: tuple[Access, ...]
+    divided: frozenset[str]
+
+
+def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chip,
+           numbers: Sizing, meant: Mapping[str, Any]) -> Written:
+    """The kernel as the source has it. ``arguments``: a Tensor, a number, or an expression of sizes for
+    each parameter but the group; ``meant``: the values of symbols and of tunable numbers."""
+    # Numbers come behind arrays: the first argument of a launch has to have a device.
+    tensors = {n: t for last in (False, True) for n, t in arguments.items()
+               if isinstance(t, Tensor) and t.number is last}
+    b = Building((source.name, *tensors), numbers.sizes)
+    for t in (t for t in tensors.values() if t.extents):
+        b.divides(t.far)
+    program = Var(b.fresh("program"))
+    work = numbers.exprs[len(numbers.exprs) - len(group.work):]
+    groups = tuple(simplify((n + (m - 1)) // m, b.facts) for n, m in zip(work, group.shape, strict=True))
+    for n in (n for n, m in zip(work, group.shape, strict=True) if m > 1):
+        b.divides(n)
+    programs = simplify(prod(groups, start=ONE), b.facts)
+    b.facts = b.facts.with_range(program, 0, None).assume(program < maximum(programs, 1))
+    tracer = Tracer(b, source, chip, meant)
+    first, *rest = source.parameters
+    ids = _ids(b, program, groups)
+    size = group.subgroup_size_hint or chip.target.warp_size
+    tracer.here = GroupScope(group.shape, tuple(number_of(n) for n in work),
+                             tuple(Tile((), e) for e in ids), size)
+    tracer.env[first] = tracer.here
+    floats: list[str] = []
+    for name in rest:
+        given = arguments[name]
+        if isinstance(given, Tensor) and given.number:
+            value = b.let(f"{name}_value", Load(given, ZERO, TRUE))
+            tracer.env[name] = Tile((), value)
+            floats.append(name)
+        elif isinstance(given, Tensor):
+            tracer.env[name] = whole(given)
+        else:
+            tracer.env[name] = number_of(given) if isinstance(given, Expr) else given
+    tracer.run(source.tree.body)
+    many, most = (None, group.count) if isinstance(programs, Const) else (
+        programs, range_of(programs, facts_of(numbers.sizes)).hi)
+    stop = LARGEST_SIZE if most is None else min(LARGEST_SIZE, max(1, int(most)))
+    body = For(program, stop, b.body(), "grid", until=many)
+    kernel = Kernel(function_name(source.name), tuple(tensors.values()), body, tuple(b.notes),
+                    _required(b, tensors))
+    return Written(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
+
+
+def _required(b: Building, tensors: Mapping[str, Tensor]) -> Sizes | None:
+    """The sizes that are arguments with what the kernel requires of them: what branches depend on, and
+    arrays that 32 bits count where those of the call are so."""
+    if b.sizes is None:
+        return None
+    counts = [simplify(prod(t.extents, start=ONE), b.facts) for t in tensors.values() if t.extents]
+    fits = [n <= LARGEST_SIZE for n in counts if value_at(n, b.sizes.like) <= LARGEST_SIZE]
+    more = [c for c in (simplify(c, b.facts) for c in fits) if not isinstance(c, Const)]
+    return replace(b.sizes, where=(*b.decided, *dict.fromkeys(more)))
+
+
+def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """The place of a program among the groups, the last dimension fastest."""
+    found: list[Expr] = []
+    for at, count in enumerate(groups):
+        behind = simplify(prod(groups[at + 1:], start=ONE), b.facts)
+        place: Expr = program // behind if behind is not ONE else program
+        place = place if at == 0 else place % count
+        place = simplify(place, b.facts)
+        if not isinstance(place, (Var, Const)):
+            place = b.let(f"id_{at}", place)
+        if isinstance(place, Var):
+            b.facts = b.facts.with_range(place, 0, None).assume(place < maximum(count, 1))
+        found.append(place)
+    return tuple(found)
+
+
+def _check_limits(source: Source, kernel: Kernel, warps: int, target: Target) -> None:
+    """Raise KernelError for more threads than a program may have, and for a tile that Triton refuses."""
+    if warps * target.warp_size > MOST_THREADS:
+        raise KernelError(f"{source.name}: warps_hint={warps} are {warps * target.warp_size} threads on "
+                          f"{target.name}; expected up to {MOST_THREADS // target.warp_size} warps")
+    name, elements, dtype = _largest(kernel, stored=True)
+    if elements > MOST_ELEMENTS:
+        raise KernelError(f"{source.name}: the tile {name} has {elements} elements, "
+                          f"{elements * dtype.bytes} bytes; expected up to {MOST_ELEMENTS} elements: a "
+                          "smaller group, or a loop")
+
+
+def _largest(kernel: Kernel, stored: bool = False) -> tuple[str, int, DType]:
+    """The largest tile: its name, elements, and their type. ``stored``: also what is stored without a
+    name, such as zeros."""
+    scope: dict[Var, tuple[Any, ...]] = {}
+    found: tuple[str, int, DType] = "", 1, f32
+    for at in walk(kernel):
+        if isinstance(at, (Alloc, Let)):
+            scope[at.var] = at.lanes if isinstance(at, Alloc) else lanes_of(at.value, scope)
+            elements = prod(x.extent for x in scope[at.var])
+            found = max(found, (at.var.name, elements, at.var.type), key=_second)
+        elif isinstance(at, Reduce):  # of a tile without a name, such as a broadcast
+            elements = prod(x.extent for x in lanes_of(at.x, scope))
+            found = max(found, ("of a reduction", elements, at.dtype), key=_second)
+        elif stored and isinstance(at, Store):
+            elements = prod(x.extent for x in {*lanes_of(at.offset, scope), *lanes_of(at.value, scope)})
+            found = max(found, (f"stored to {at.tensor.name}", elements, at.value.dtype), key=_second)
+    return found
+
+
+def _second(tile: tuple[str, int, DType]) -> int:
+    return tile[1]
+
+
+def _warps(kernel: Kernel) -> int:
+    """The warps of a program, from its largest tile."""
+    _, largest, _ = _largest(kernel)
+    products = [s for s in find(kernel, FuncCall) if s.func.multiplies]
+    functions = [e for e in find(kernel, Expr)
+                 if isinstance(e, Div) or isinstance(e, Call) and e.name != "fma"]
+    per = OF_PRODUCT if products else OF_FUNCTIONS if len(functions) >= MANY else PER_WARP
+    least = 4 if products else 1
+    return max(least, min(MOST_WARPS, 1 << max(0, (largest // per).bit_length() - 1)))
+

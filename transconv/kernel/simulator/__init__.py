@@ -1,0 +1,1 @@
+"""The simulator: a kernel's Python source on NumPy arrays."""

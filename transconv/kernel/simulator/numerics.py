@@ -1,0 +1,231 @@
+"""What the simulator computes on pairs of NumPy arrays, data and where it is active, by the rows that the
+compiled way uses: types, rounding, masks. Sums run in the order of the elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from transconv.ir import REDUCERS, DType, boolean, convert, f32, index, multiply_add
+from transconv.kernel.functions import (
+    FUNCTIONS,
+    Function,
+    beyond,
+    common,
+    held_number,
+    of_product,
+    operand_type,
+    result_type,
+)
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.tiles.reductions import REDUCTIONS, Reduction, types_of
+from transconv.kernel.tiles.values import named
+
+Array = np.ndarray[Any, Any]
+COMBINED = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+"""The function of two values that each reduction of ``ir.REDUCERS`` repeats."""
+REPEATED = 8  # whole exponents up to here are products
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Values, where they are active, and their type. ``weak``: the Python type of a number, which gives
+    way to the types of tiles, as that of positions does."""
+
+    data: Array
+    active: Array
+    dtype: DType
+    weak: type | None = None
+    vector: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Products:
+    """The factors of float32 of values that are products."""
+
+    x: Part
+    y: Part
+
+    @property
+    def value(self) -> Part:
+        """The products, rounded."""
+        return applied(FUNCTIONS["multiply"], [self.x, self.y])
+
+
+def applied(row: Function, parts: Sequence[Part]) -> Part:
+    """A row applied: active where all operands are."""
+    if len(parts) != row.arity:
+        raise Refusal(f"{row.name} of {len(parts)} values", f"{row.arity}")
+    try:
+        shape = np.broadcast_shapes(*(p.data.shape for p in parts))
+    except ValueError:
+        told = " and ".join(str(p.data.shape) for p in parts)
+        raise Refusal(f"the shapes {told}, which NumPy cannot broadcast",
+                      "equal sizes from the last dimension on, or 1", "x[:, None] - y[None, :]") from None
+    first: list[Array] = []
+    if row.types == "choice":
+        test, *parts = parts
+        if test.dtype is not boolean:
+            raise Refusal(f"{named(test.dtype)} as a condition", "booleans", "np.where(x > 0, x, 0.0)")
+        first, active = [test.data], [test.active]
+        work = gives = _shared(parts)
+    else:
+        shared, active = _shared(parts), []
+        work, gives = operand_type(row, shared), result_type(row, shared)
+        if beyond(row, work, [_numbers(p) for p in parts]):
+            work = index
+    with np.errstate(all="ignore"):
+        data = row.numpy(*first, *(convert(p.data, work) for p in parts))
+        data = convert(np.broadcast_to(data, shape), gives)
+    active += [p.active for p in parts]
+    both = np.logical_and.reduce([np.broadcast_to(a, shape) for a in active])
+    return Part(data, both, gives, vector=any(p.vector for p in parts))
+
+
+def _numbers(x: Part) -> tuple[int, int] | None:
+    """The least and the largest number of an operand that gives way to the types of tiles; None for
+    others."""
+    if x.dtype.kind != "index" or not (found := x.data[x.active] if x.data.ndim else x.data).size:
+        return None
+    return int(found.min()), int(found.max())
+
+
+def _shared(parts: Sequence[Part]) -> DType:
+    strong = [p.dtype for p in parts if p.weak is None]
+    return common(strong or [p.dtype for p in parts], [p.weak for p in parts if p.weak is not None])
+
+
+def power(base: Part, exponent: Part) -> tuple[Part, Products | None]:
+    """``base ** exponent``, and the factors if it is a product: small whole exponents are products, and
+    0.5 is a root."""
+    if exponent.weak is None or base.dtype is boolean:
+        return applied(FUNCTIONS["power"], [base, exponent]), None
+    number = exponent.data.item()
+    if number == 0.5:
+        return applied(FUNCTIONS["sqrt"], [base]), None
+    if base.dtype.kind == "int" and exponent.weak is int and number >= 0:
+        held_number(number, base.dtype)
+        with np.errstate(all="ignore"):
+            return replace(base, data=np.power(base.data, base.data.dtype.type(number)), weak=None), None
+    if number != int(number) or abs(number) > REPEATED or base.dtype.is_integer and number < 0:
+        return applied(FUNCTIONS["power"], [base, exponent]), None
+    floats = base.dtype.kind == "float"
+    gives = common([base.dtype], []) if floats else base.dtype
+    made = one = converted(base, operand_type(FUNCTIONS["square"], gives))
+    factors = None
+    for _ in range(abs(int(number)) - 1):
+        factors = Products(made, one)
+        made = factors.value
+    if number == 0:
+        made = Part(np.ones_like(made.data), made.active, made.dtype)
+    elif number < 0:
+        made = applied(FUNCTIONS["reciprocal"], [made])
+    made = converted(made, gives)
+    factors = factors if number > 1 and gives is f32 else None
+    return Part(made.data, made.active, made.dtype, vector=base.vector), factors
+
+
+def converted(x: Part, dtype: DType) -> Part:
+    """The values in another type."""
+    data = x.data != 0 if dtype is boolean else convert(x.data, dtype)
+    return Part(data, x.active, dtype, vector=x.vector)
+
+
+def stacked(parts: Sequence[Part], axis: int = 0) -> Part:
+    """Values of one shape along a new dimension."""
+    if len({p.data.shape for p in parts}) > 1:
+        raise Refusal(f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}",
+                      "equal shapes")
+    held = [converted(p, common([q.dtype for q in parts], [])) for p in parts]
+    return Part(np.stack([p.data for p in held], axis), np.stack([p.active for p in held], axis),
+                held[0].dtype, vector=any(p.vector for p in parts))
+
+
+# -- reductions ------------------------------------------------------------------------------------
+
+
+def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False,
+            factors: Products | None = None) -> Part:
+    """A reduction over the active elements: active where there is one, as in numpy.ma. ``factors``: of
+    values that are products, which a sum does not round."""
+    axes = _axes(x.data.ndim, axis)
+    if row.types == "mean":
+        wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
+        total = reduced(REDUCTIONS["sum"], converted(x, wide), axis, keepdims, factors)
+        ones = Part(np.ones(x.data.shape, wide.numpy), x.active, wide)
+        mean = applied(FUNCTIONS["divide"], [total, reduced(REDUCTIONS["sum"], ones, axis, keepdims)])
+        made = converted(mean, x.dtype if x.dtype.kind == "float" else f32)
+        return Part(made.data, made.active, made.dtype, vector=x.vector)
+    if row.types == "place" and len(axes) > 1:
+        raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
+    gives, work = types_of(row, x.dtype)
+    given = x.data.astype(bool) if row.types == "bool" else x.data
+    data, active = _last(convert(given, work), axes), _last(x.active, axes)
+    data = np.where(active, data, np.asarray(REDUCERS[row.op].identity(work).value, work.numpy))
+    if not data.shape[-1]:  # as if there were one element, and it inactive
+        data, active = (np.zeros((*data.shape[:-1], 1), a.dtype) for a in (data, active))
+    if row.op == "sum" and factors is not None and work is f32:
+        left, right = (_last(np.broadcast_to(f.data, x.data.shape), axes) for f in (factors.x, factors.y))
+        found = _added_up(left, right, active)
+    else:
+        with np.errstate(all="ignore"):
+            found = COMBINED[row.op].accumulate(data, axis=-1, dtype=work.numpy)[..., -1]
+    if row.types == "place":
+        found = (active & ((data == found[..., None]) | (data != data))).argmax(axis=-1)  # a NaN is found
+    some = active.any(axis=-1)
+    if keepdims:
+        shape = tuple(1 if i in axes else n for i, n in enumerate(x.data.shape))
+        found, some = found.reshape(shape), some.reshape(shape)
+    final = found.astype(bool) if gives is boolean else convert(np.asarray(found), gives)
+    return Part(final, np.asarray(some), gives, vector=x.vector)
+
+
+def _added_up(x: Array, y: Array, active: Array) -> Array:
+    """The sum of products along the last dimension, one rounding for each."""
+    total = np.zeros(active.shape[:-1], np.float32)
+    for at in range(x.shape[-1]):
+        total = np.where(active[..., at], multiply_add(x[..., at], y[..., at], total), total)
+    return total
+
+
+def _last(x: Array, axes: Sequence[int]) -> Array:
+    """The elements of some dimensions as one dimension, the last."""
+    rest = [i for i in range(x.ndim) if i not in axes]
+    return x.transpose(*rest, *axes).reshape(*(x.shape[i] for i in rest), -1)
+
+
+def _axes(ndim: int, axis: Any) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(ndim))
+    given = axis if isinstance(axis, tuple) else (axis,)
+    for a in given:
+        if not isinstance(a, int) or not -ndim <= a < ndim:
+            raise Refusal(f"axis {a} of a tile of {ndim} dimensions", f"{-ndim} to {ndim - 1}")
+    found = tuple(sorted({a % ndim for a in given}))
+    if len(found) < len(given):
+        raise Refusal(f"an axis twice in {given}", "each axis once")
+    return found
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def product(a: Part, b: Part) -> Part:
+    """``a @ b``: inactive elements count as 0; active where a pair of active elements is."""
+    if a.data.ndim != 2 or b.data.ndim != 2:
+        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "two dimensions",
+                      "x[None, :] @ y[:, None]")
+    if a.data.shape[1] != b.data.shape[0]:
+        raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "equal inner sizes")
+    shared = common([a.dtype, b.dtype], [])
+    result = of_product(shared)
+    if result is None:
+        raise Refusal(f"a product of {named(shared)}", "floats or integers", "x.astype(np.float32) @ y")
+    left, right = (np.where(p.active, convert(convert(p.data, shared), result), 0) for p in (a, b))
+    with np.errstate(all="ignore"):
+        data = left.astype(result.numpy) @ right.astype(result.numpy)
+    pairs = a.active.astype(np.int32) @ b.active.astype(np.int32)
+    return Part(data, pairs > 0, result, vector=a.vector or b.vector)

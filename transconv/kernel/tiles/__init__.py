@@ -1,0 +1,1 @@
+"""Tiles of a kernel: shapes, lanes, masks, loads, products, reductions."""

@@ -1,0 +1,335 @@
+"""Arrays of a call: slicing by NumPy's rules, loads and stores with bounds.
+
+A slice does not read. ``load`` makes a tile of the wanted shape, in which elements outside of the slice
+are inactive; ``store`` writes active elements that are inside of the destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from transconv.ir import (
+    FALSE,
+    ZERO,
+    Const,
+    DType,
+    Expr,
+    Load,
+    Max,
+    Min,
+    Store,
+    Tensor,
+    all_of,
+    as_expr,
+    find,
+    free_vars,
+    lanes_of,
+    select,
+)
+from transconv.kernel.functions import cast, held_number
+from transconv.kernel.mappings import IndexMap
+from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.kernel.tiles.elementwise import position
+from transconv.kernel.tiles.kernel_builder import Building
+from transconv.kernel.tiles.lanes import Shape, each_dimension, ends, lanes_along
+from transconv.kernel.tiles.masks import joined
+from transconv.kernel.tiles.values import (
+    Along,
+    ArrayView,
+    Mask,
+    Tile,
+    described,
+    is_number,
+    named,
+    tile_of,
+)
+from transconv.simplify import prove, range_of, simplify
+
+
+def whole(tensor: Tensor) -> ArrayView:
+    """An array of the call."""
+    return ArrayView(tensor, tuple(Along(d, ZERO, n) for d, n in enumerate(tensor.bounds)))
+
+
+def number_of(size: Expr) -> int | Tile:
+    """A size as a number; one that is an argument is known at run time only."""
+    return int(size.value) if isinstance(size, Const) else Tile((), size)
+
+
+def laid_out(b: Building, view: ArrayView, layout: IndexMap) -> ArrayView:
+    """An array of one dimension as one with a layout."""
+    (along,) = view.along if view.ndim == 1 else (None,)
+    if along is None or view.layout is not None or along.start is not ZERO or along.step != 1:
+        raise Refusal(f"a layout of {view}", "an array of the call that has one dimension", "layout(X)")
+    size = simplify(size_along(along), b.facts)
+    held = b.known(number_of(size))
+    if isinstance(held, int) and held < layout.storage_size:
+        raise Refusal(f"a layout of {layout.storage_size} elements for an array of {held}", "as many")
+    wide = tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
+    return ArrayView(view.tensor, wide, layout=layout)
+
+
+def size_along(along: Along | None) -> Expr:
+    """The size of a dimension."""
+    if along is None:
+        return as_expr(1)
+    sure(along)
+    reach = along.stop - along.start
+    return simplify(reach if along.step == 1 else (reach + (along.step - 1)) // along.step)
+
+
+def sure(along: Along) -> None:
+    """Refuse a slice that begins at a place or counts from the end, which only the values tell."""
+    if along.unsure:
+        raise Refusal("a slice whose start may be below 0 at run time, where NumPy counts from the end",
+                      "starts from 0 on; a load with fill=, for which such places are before the array",
+                      "group.load(X[i - 1:], shape=(16,), fill=0.0)")
+
+
+def decided(b: Building, view: ArrayView, within: Mask) -> ArrayView:
+    """A view of which conditions of items may tell that no start is below 0 where they hold. Elsewhere it
+    counts from the end: those items read something, too."""
+    if not within or not any(a is not None and a.unsure for a in view.along):
+        return view
+    facts = b.facts.assume(all_of(within))
+
+    def told(along: Along | None) -> Along | None:
+        if along is None or along.place is None:
+            return along
+        low = range_of(along.place - along.least, facts).lo
+        return replace(along, unsure=along.unsure and (low is None or low < 0))
+
+    return replace(view, along=tuple(map(told, view.along)))
+
+
+def sizes(b: Building, view: ArrayView) -> tuple[Any, ...]:
+    """The sizes of a view: numbers, or tiles where they are known at run time only."""
+    found: list[Any] = []
+    for along in view.along:
+        size = simplify(Max(size_along(along), ZERO), b.facts)
+        each = view.items if lanes_of(size, b.scope) else ()
+        found.append(number_of(size) if not each else Tile(each, size, items=len(each)))
+    return tuple(found)
+
+
+# -- slicing ---------------------------------------------------------------------------------------
+
+
+def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ()) -> ArrayView:
+    """``view[items]`` for slices, whole numbers, None and an ellipsis. ``each``: the shape of the items,
+    along which bounds and numbers may vary."""
+    items = each_dimension(items, view.ndim)
+    each = each or view.items
+    made: list[Along | None] = []
+    at, masks, rest = dict(view.at), [view.mask], list(view.along)
+    for item in items:
+        if item is None:
+            made.append(None)
+            continue
+        along = rest.pop(0)
+        if isinstance(item, slice):
+            made.append(_part(b, along, item, len(each)))
+        elif along is None:
+            if item != 0:
+                raise Refusal(f"index {item} in a dimension of one element", "0")
+        else:
+            at[along.dim], mask = _element(b, along, item, len(each))
+            masks.append(mask)
+    return ArrayView(view.tensor, (*made, *rest), at, joined(*masks), each, view.layout)
+
+
+def _element(b: Building, along: Along, item: Any, each: int) -> tuple[Expr, Mask]:
+    """The place of an index in its dimension, and where it exists. Negative ones count from the end."""
+    size, place = size_along(along), position(item, each=each)
+    if isinstance(place, Const) and isinstance(size, Const):
+        if not -size.value <= place.value < size.value:
+            raise Refusal(f"index {item} in a dimension of {size.value} elements",
+                          f"{-size.value} to {size.value - 1}")
+    if isinstance(place, Const):
+        there_is = Tile((), (place < size) if place.value >= 0 else (place >= -size))
+        if b.is_of_sizes(there_is) and not b.holds(there_is):
+            b.known(Tile((), size))
+    there: list[Expr] = [place < size]
+    if not b.is_not_negative(place):
+        there.append(place >= -size)
+        place = simplify(select(place < 0, place + size, place), b.facts)
+    start = along.start + place * along.step if along.step != 1 else along.start + place
+    return simplify(start, b.facts), b.proved(tuple(there))
+
+
+def _part(b: Building, along: Along | None, item: slice, each: int) -> Along | None:
+    """A slice of a dimension."""
+    if item == slice(None):
+        return along
+    if along is None:
+        raise Refusal("a slice of a dimension of one element that None made", "`:`")
+    step = 1 if item.step is None else b.known(item.step)
+    if not isinstance(step, int) or step < 1:
+        raise Refusal("a slice with another step than a positive whole number", "x[a:b:2]")
+    size = size_along(along)
+    raw = ZERO if item.start is None else position(item.start, "a bound of a slice", each)
+    start, unsure = _bound(b, raw, size)
+    stop = size
+    if item.stop is not None:
+        stop, either = _bound(b, position(item.stop, "a bound of a slice", each), size)
+        if either:
+            raise Refusal("a slice whose end may be below 0 at run time, where NumPy counts from the end",
+                          "ends from 0 on", "X[:max(i - 2, 0)]")
+    first, last, place = (plus(along.start, n * along.step if along.step != 1 else n)
+                          for n in (start, stop, raw))
+    last = simplify(Min(last, along.stop), b.facts)
+    return Along(along.dim, simplify(first, b.facts), last, along.step * step,
+                 None if raw is start else simplify(place, b.facts), along.start, unsure)
+
+
+def plus(a: Expr, b: Expr) -> Expr:
+    """The sum, without a term that is 0."""
+    return b if a is ZERO else a if b is ZERO else a + b
+
+
+def _bound(b: Building, at: Expr, size: Expr) -> tuple[Expr, bool]:
+    """A bound of a slice, and whether it is a number of ids, counters and sizes of which nothing tells if
+    it is negative: such count from the end, as in NumPy. So do values, of which nothing is asked."""
+    if b.is_not_negative(at):
+        return at, False
+    negative = Tile((), at < 0)
+    if b.is_of_sizes(negative) and not b.holds(negative):
+        return at, False
+    behind = Max(at + size, ZERO)
+    if b.is_of_sizes(negative) or prove(at < 0, b.facts):
+        return simplify(behind, b.facts), False
+    of_values = any(v.dtype.kind != "index" for v in free_vars(at)) or bool(find(at, Load))
+    return simplify(select(at < 0, behind, at), b.facts), not of_values
+
+
+# -- access ----------------------------------------------------------------------------------------
+
+
+def _accessed(b: Building, view: ArrayView, shape: Shape,
+              padded: bool = False) -> tuple[Shape, Expr, Mask]:
+    """The dimensions of items, the offsets of a tile's elements, and where these exist. Items along which
+    nothing varies have one element in common. ``padded``: a start below the array is before it."""
+    deep = len(shape)
+    coords: list[Expr] = [lifted(b, view.at.get(d, ZERO), view.items, deep) for d in range(view.dims)]
+    there = [lifted(b, m, view.items, deep) for m in view.mask]
+    inside: list[Expr] = []
+    for along, lane in zip(view.along, lanes_along((*view.items, *shape))[len(view.items):], strict=True):
+        if along is None:
+            inside += [] if lane is None else [lane < 1]
+            continue
+        before = along.place if padded else None
+        if not padded:
+            sure(along)
+        place = lifted(b, along.start if before is None else before, view.items, deep)
+        if lane is not None:
+            far = lane if along.step == 1 else lane * along.step
+            place = far if place is ZERO else place + far
+            b.divides(along.start)
+            b.divides(along.stop)
+        coords[along.dim] = place
+        if before is not None:
+            inside.append(place >= lifted(b, along.least, view.items, deep))
+        inside += [place < lifted(b, stop, view.items, deep) for stop in stops(along.stop)]
+    offset = offset_of(b, view, coords)
+    found = {x for e in (offset, *there, *inside) for x in lanes_of(e, b.scope)}
+    lanes = lanes_along((*view.items, *shape))
+    each = tuple(n if lane in found else 1 for n, lane in zip(view.items, lanes, strict=False))
+    return each, offset, b.inside(view.tensor.name, (*there, *ends((*each, *shape)), *inside))
+
+
+def lifted(b: Building, e: Expr, items: Shape, deep: int) -> Expr:
+    """An expression along the lanes of items, where their values have ``deep`` dimensions."""
+    if not items or not deep:
+        return e
+    behind = lanes_along((*items, *(1 for _ in range(deep))))
+    pairs = zip(lanes_along(items), behind, strict=False)
+    lanes = {x: y for x, y in pairs if x is not None and y is not None}
+    return b.move(e, lanes)
+
+
+def offset_of(b: Building, view: ArrayView, coords: Sequence[Expr]) -> Expr:
+    """The offset of elements, with the lanes along which it varies and no others."""
+    places = coords if view.layout is None else view.layout.mapping.places(coords)
+    return simplify(view.tensor.offset_of([as_expr(p) for p in places]), b.facts)
+
+
+def stops(stop: Expr) -> list[Expr]:
+    """The ends of which the least is one."""
+    return [*stops(stop.a), *stops(stop.b)] if isinstance(stop, Min) else [stop]
+
+
+def default(view: ArrayView) -> str:
+    """A name for what is loaded and gets no name of its own."""
+    return f"{view.tensor.name}_tile".lower()
+
+
+def load(b: Building, view: ArrayView, shape: Shape | None, stem: str, vector: bool = False,
+         fill: Any = None) -> Tile:
+    """The elements of a view as a tile of a shape, by default its own. ``fill``: a number for elements
+    outside, which are then active; starts of slices below the array are before it."""
+    shape = static_shape(b, view) if shape is None else shape
+    if len(shape) != view.ndim:
+        raise Refusal(f"the shape {shape} for an array of {view.ndim} dimensions",
+                      f"{view.ndim} sizes", "group.load(X[i:], shape=(16, X.shape[1]))")
+    each, offset, inside = _accessed(b, view, shape, fill is not None)
+    number = 0.0 if fill is None else filling(fill, view.tensor.dtype)
+    value = b.let(stem or default(view), Load(view.tensor, offset, all_of(inside), number))
+    if not number:
+        b.zero_unless[value] = frozenset(inside)
+    out = {*ends((*each, *shape))} if fill is None else {*inside}
+    return Tile((*each, *shape), value, tuple(m for m in inside if m not in out), vector, len(each))
+
+
+def filling(fill: Any, dtype: DType) -> float:
+    """The number of ``fill=``. Refuses what is none, or none of the type."""
+    if not is_number(fill):
+        raise Refusal(f"fill={described(fill)}", "a number that Python knows; x.filled for others",
+                      "group.load(X[i - 1:], shape=(16,), fill=0.0)")
+    held_number(fill, dtype)
+    if isinstance(fill, float) and dtype.kind != "float":
+        raise Refusal(f"fill={fill} for elements of {named(dtype)}", "a whole number", "fill=0")
+    return float(fill) if dtype.kind == "float" else int(fill)
+
+
+def static_shape(b: Building, view: ArrayView) -> Shape:
+    """The sizes of a view, all of which have to be known."""
+    found = tuple(b.known(n) for n in sizes(b, view))
+    if any(not isinstance(n, int) for n in found):
+        raise Refusal("an array whose size is known at run time only, without a shape", "shape=(...)",
+                      "group.load(X[i:], shape=(16, X.shape[1]))")
+    return found
+
+
+def store(b: Building, view: ArrayView, value: Any, where: Mask = ()) -> None:
+    """Write the active elements of a value that are inside of a view, where conditions of items hold."""
+    shape, offset, out, e = written(b, view, value, where)
+    every = lanes_along((*view.items, *shape[len(view.items):]))
+    for n, m, lane in zip(view.items, shape, every, strict=False):
+        if n != m and not any(lane in lanes_of(part, b.scope) for part in out):
+            raise WrongScope(f"a store of all {'sub-groups' if len(view.items) == 1 else 'items'} to one "
+                             "place", "places of their own", "group.store(Y[sg.subgroup_id() * 16:], y)")
+    if FALSE not in out:  # else nothing is active
+        b.add(Store(view.tensor, offset, e, all_of(out)))
+
+
+def written(b: Building, view: ArrayView, value: Any, where: Mask) -> tuple[Shape, Expr, Mask, Expr]:
+    """The shape, the offsets and the mask of what is written to a view, and the values."""
+    held_number(value, view.tensor.dtype)
+    tile = tile_of(value)
+    if len(tile.own) != view.ndim:
+        fits = "a value of as many dimensions"
+        raise Refusal(f"{tile} stored to {view}", fits, "group.store(Y[i:], y)")
+    each, offset, inside = _accessed(b, view, tile.own)
+    where = tuple(lifted(b, m, view.items, view.ndim) for m in where)
+    asked = {x for m in where for x in lanes_of(m, b.scope)}
+    beyond = [m for m in ends((*view.items, *tile.own)) if asked & {*lanes_of(m, b.scope)}]
+    out = b.proved(joined(inside, tile.mask, where, beyond))
+    return (*each, *tile.own), offset, out, cast(tile.expr, view.tensor.dtype)
+
+
+def element(b: Building, view: ArrayView, stem: str) -> Tile:
+    """The element of a view without dimensions."""
+    offset = offset_of(b, view, [view.at[d] for d in range(view.dims)])
+    return Tile((), b.let(stem or default(view), Load(view.tensor, offset, all_of(view.mask))), view.mask)

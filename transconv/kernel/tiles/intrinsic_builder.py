@@ -1,0 +1,153 @@
+"""What an intrinsic builds with: the functions of tiles, products, loads and stores, text of Triton,
+assembly, and functions of the chip's own library."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transconv.ir import CALLS, Call, DType, Expr, f32, i32
+from transconv.kernel.frontend.group_scope import sizes_of, view_of
+from transconv.kernel.functions import FUNCTIONS, cast
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.tiles.elementwise import aligned, apply
+from transconv.kernel.tiles.lanes import broadcast
+from transconv.kernel.tiles.masks import joined
+from transconv.kernel.tiles.products import Product, product
+from transconv.kernel.tiles.values import Tile, dtype_of, tile_of
+from transconv.kernel.user_rows import ASM, SYMBOL, TEXT, Meaning, letter, row
+
+if TYPE_CHECKING:
+    from transconv.kernel.frontend.expressions import Expressions
+
+
+class Unavailable(Exception):
+    """What an intrinsic builds is not there on this chip; the next one is asked."""
+
+
+class Builder:
+    """Builds what a call becomes. Values are tiles, vectors and numbers; results are tiles, active where
+    all values are. ``stem``: the name of the function; ``meaning``: its body in NumPy."""
+
+    def __init__(self, at: Expressions, stem: str, meaning: Meaning | None) -> None:
+        self.at, self.stem, self.meaning = at, stem, meaning
+
+    @property
+    def chip(self) -> Any:
+        """The chip that the kernel is for."""
+        return self.at.chip.target
+
+    def create(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        """An operation of this builder, or of a library: a function whose first parameter is a builder.
+        ``create(Builder.dot)(a, b, acc)`` is ``dot(a, b, acc)``."""
+        return functools.partial(operation, self)
+
+    def call(self, name: str, *values: Any, dtype: Any = None) -> Tile:
+        """A function by its name: one of NumPy's or the compiler's (``exp``, ``rsqrt``), or, with two
+        underscores in front, one of the chip's own library (``__nv_fast_expf``), of elements."""
+        if name in FUNCTIONS:
+            return apply(self.at.b, FUNCTIONS[name], list(values))
+        if name in CALLS:
+            return self._wide(name, values)
+        if not name.startswith("__"):
+            raise Refusal(f"a call of {name}, which is no function",
+                          " ".join([*FUNCTIONS, "rsqrt fma sigmoid, and names that begin with __"]))
+        self._not_interpreted("functions of the chip's library")
+        kinds = self._types(values)
+        result = kinds[0] if dtype is None else dtype_of(dtype)
+        told = ", ".join(f'{{tl}}.core.dtype("{t.signature}")' for t in kinds)
+        return self._elements(SYMBOL, values, kinds, result, symbol=name, of=told,
+                              gives=result.signature)
+
+    def text(self, spelling: str, *values: Any, dtype: Any = None) -> Tile:
+        """An expression of Triton of elements, in which ``{0}`` is the first value and ``{tl}`` the
+        language (Triton's, or Gluon's where a kernel is spelled in it): ``{tl}.math.fma({0}, {0}, {1})``.
+        Several lines are a function's body, which ends with ``return``. ``dtype``: of the result, by
+        default that of the first value."""
+        kinds = self._types(values)
+        names = [f"x{i}" for i in range(len(values))]
+        said = spelling.strip("\n").format(*names, tl="{tl}")
+        lines = said.splitlines() if "return" in said else [f"return {said.strip()}"]
+        body = "\n".join(f"    {line}" for line in _dedented(lines))
+        result = kinds[0] if dtype is None else dtype_of(dtype)
+        return self._elements(TEXT, values, kinds, result, body=body)
+
+    def asm(self, text: str, *values: Any, dtype: Any = None, constraints: str = "",
+            pack: int = 1) -> Tile:
+        """Assembly of the chip, ``$0`` the result and ``$1`` the first value, for ``pack`` elements at a
+        time. ``constraints``: by default a register for each, by its type. Triton's interpreter has no
+        assembly: there the next intrinsic is asked."""
+        self._not_interpreted("assembly")
+        kinds = self._types(values)
+        result = kinds[0] if dtype is None else dtype_of(dtype)
+        said = constraints or ",".join([f"={letter(result)}", *map(letter, kinds)])
+        return self._elements(ASM, values, kinds, result, text=repr(text), constraints=repr(said),
+                              pack=pack)
+
+    def dot(self, a: Any, b: Any, acc: Any = None) -> Any:
+        """``a @ b``, or ``acc + a @ b``, which ``acc`` becomes."""
+        made = product(tile_of(a), tile_of(b))
+        if acc is None:
+            return self.at.whole(made)
+        if not isinstance(acc, Tile) or acc.own != _own(made):
+            raise Refusal(f"{acc} as the sum of a product of shape {_own(made)}", "a tile of that shape")
+        return self.at.summed(acc, made)
+
+    def load(self, array: Any, shape: Any = None) -> Tile:
+        """The elements of a part of an array, as ``group.vload``."""
+        sizes = None if shape is None else sizes_of(self.at.b.known(shape))
+        return self.at.load(view_of(array), sizes, vector=True)
+
+    def store(self, array: Any, value: Any) -> None:
+        """Write the active elements of a value to a part of an array, as ``group.store``."""
+        self.at.store(view_of(array), value)
+
+    # -- functions of elements --
+
+    def _not_interpreted(self, what: str) -> None:
+        if self.chip.backend == "interpreter":
+            raise Unavailable(f"Triton's interpreter has no {what}")
+
+    def _types(self, values: Sequence[Any]) -> list[DType]:
+        found = [tile_of(v).dtype for v in values]
+        if not found:
+            raise Refusal("an operation without values", "at least one")
+        narrow = self.chip.upcast16
+        return [i32 if t.kind == "index" else f32 if narrow and t.kind == "float" and t.bits <= 16 else t
+                for t in found]
+
+    def _wide(self, name: str, values: Sequence[Any]) -> Tile:
+        """A function of the compiler, which may lack 16-bit floats."""
+        kinds = [tile_of(v).dtype for v in values]
+        work = [t if not CALLS[name].why_not(t) or t.kind != "float" else f32 for t in kinds]
+        made = self._applied(name, values, work)
+        return Tile(made.shape, cast(made.expr, kinds[0]) if made.dtype is work[0] else made.expr,
+                    made.mask, made.vector, made.items)
+
+    def _elements(self, template: str, values: Sequence[Any], kinds: Sequence[DType], result: DType,
+                  **words: Any) -> Tile:
+        narrow = self.chip.upcast16 and result.kind == "float" and result.bits <= 16
+        gives = f32 if narrow else result
+        name = row(self.stem, template, kinds, gives, self.meaning, **{"gives": gives.triton, **words})
+        made = self._applied(name, values, kinds)
+        return Tile(made.shape, cast(made.expr, result), made.mask, made.vector, made.items)
+
+    def _applied(self, name: str, values: Sequence[Any], kinds: Sequence[DType]) -> Tile:
+        tiles = aligned(self.at.b, [tile_of(v) for v in values])
+        shape = broadcast(*(t.shape for t in tiles))
+        args: list[Expr] = [cast(t.expr, kind) for t, kind in zip(tiles, kinds, strict=True)]
+        self.at.b.taken.add(name)
+        return Tile(shape, Call(name, tuple(args)), joined(*(t.mask for t in tiles)),
+                    any(t.vector for t in tiles), max(t.items for t in tiles))
+
+
+def _own(p: Product) -> tuple[int, ...]:
+    return p.own
+
+
+def _dedented(lines: Sequence[str]) -> list[str]:
+    least = min((len(x) - len(x.lstrip()) for x in lines if x.strip()), default=0)
+    return [x[least:] for x in lines]
+
+

@@ -1,0 +1,222 @@
+"""Elements of tiles: those at indices, and what is written to them. Tiles are values; ``t[...] = v`` gives
+names another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from transconv.ir import (
+    ZERO,
+    Const,
+    Expr,
+    Lane,
+    Reduce,
+    Select,
+    all_of,
+    as_expr,
+    boolean,
+    eq,
+    free_vars,
+    i32,
+    lanes_of,
+    substitute,
+)
+from transconv.kernel.functions import cast, held_number
+from transconv.kernel.refusals import Refusal
+from transconv.kernel.tiles.elementwise import position
+from transconv.kernel.tiles.kernel_builder import Building
+from transconv.kernel.tiles.lanes import Shape, between_lane, broadcast, each_dimension, lanes_along
+from transconv.kernel.tiles.masks import either, joined
+from transconv.kernel.tiles.values import Mask, Tile, tile_of
+from transconv.simplify import simplify
+
+
+def taken(b: Building, x: Tile, items: Sequence[Any]) -> Tile:
+    """``x[items]``: ``:``, None, an ellipsis, and indices, which pick one element along a dimension."""
+    b.not_of_elements("an index")
+    items = [*(slice(None) for _ in range(x.items)), *each_dimension(items, len(x.own), "a tile")]
+    picked, at = x, 0
+    for item in items:
+        if item is None:
+            continue
+        if not isinstance(item, slice):
+            picked = _picked(b, picked, at, item)
+        elif not _is_whole(item, x.shape[at]):
+            picked = part(b, picked, at, *_bounds(b, item, x.shape[at]))
+        at += 1
+    of: list[int | None] = []
+    shape: list[int] = []
+    at = 0
+    for item in items:
+        if item is None:
+            of.append(None)
+            shape.append(1)
+            continue
+        if isinstance(item, slice):
+            of.append(at)
+            shape.append(picked.shape[at])
+        at += 1
+    return replace(b.placed(picked, tuple(shape), tuple(of)), items=x.items)
+
+
+def _bounds(b: Building, item: slice, size: int) -> tuple[Expr, int, int]:
+    """The start, the size and the step of a slice whose size is known."""
+    step = 1 if item.step is None else item.step
+    bounds = (item.start, item.stop)
+    if isinstance(step, int) and step > 0 and not any(isinstance(n, Tile) for n in bounds):
+        places = range(*item.indices(size))
+        if not places:
+            raise Refusal("an empty slice of a tile", "at least one element")
+        return Const(places.start), len(places), step
+    start = ZERO if item.start is None else position(item.start, "a bound of a slice")
+    stop = as_expr(size) if item.stop is None else position(item.stop, "a bound of a slice")
+    if not b.is_not_negative(start):
+        raise Refusal("a slice of a tile whose start may be below 0 at run time, where NumPy counts from "
+                      "the end", "starts from 0 on", "x[i:i + 4]")
+    count = simplify(stop - start, b.facts)
+    if step != 1 or not isinstance(count, Const) or count.value < 1:
+        raise Refusal("a slice of a tile whose size is known at run time only", "sizes that are numbers",
+                      "x[i:i + 4]")
+    return start, int(count.value), 1
+
+
+def part(b: Building, x: Tile, at: int, start: Expr, size: int, step: int = 1) -> Tile:
+    """``size`` elements along a dimension, from ``start`` on; those beyond the tile are inactive. Each is
+    the sum of one element and zeros."""
+    before, shape = x.shape[at], tuple(size if i == at else n for i, n in enumerate(x.shape))
+    old, new = lanes_along(x.shape)[at], lanes_along(shape)[at]
+    first = start.value if isinstance(start, Const) else None
+    inside = first is not None and 0 <= first and first + (size - 1) * step < before
+    if old is None:  # one element, which is there or not
+        where = [] if inside else [eq(start if new is None else start + new * step, 0)]
+        return replace(x, shape=shape, mask=b.proved(joined(x.mask, where)))
+    if first == 0 and step == 1 and new is old:
+        return replace(x, shape=shape, mask=joined(x.mask, [] if size <= before else [old < before]))
+    between = between_lane(len(x.shape) - 1 - at, before)
+    there = start if new is None else start + (new if step == 1 else new * step)
+    here, end = eq(between, there), [between < before] if between.extent != before else []
+
+    def moved(e: Expr, dtype: Any, op: str) -> Expr:
+        zero = Const(0.0 if dtype.kind == "float" else 0, dtype)
+        one = Select(all_of([here, *end]), cast(b.move(e, {old: between}), dtype), zero)
+        return b.let("part", Reduce(op, one, between))
+
+    value: Expr = x.expr
+    if old in lanes_of(x.expr, b.scope):
+        work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
+        value = cast(moved(x.expr, work, "sum"), x.dtype)
+    mask = [moved(m, i32, "max") > 0 if old in lanes_of(m, b.scope) else m for m in x.mask]
+    mask += [] if inside else [there < before] + ([] if b.is_not_negative(there) else [there >= 0])
+    return replace(x, shape=shape, expr=value, mask=b.proved(tuple(mask)))
+
+
+def resized(b: Building, x: Tile, shape: Shape) -> Tile:
+    """The first elements of a tile in another shape; those that it lacks are inactive."""
+    if len(shape) != len(x.own):
+        raise Refusal(f"{x} as one of shape {shape}", f"{len(x.own)} sizes", "x.vec(shape=(4, 4))")
+    for at, size in enumerate(shape):
+        if size != x.own[at]:
+            x = part(b, x, x.items + at, ZERO, size)
+    return x
+
+
+def _is_whole(item: slice, size: int) -> bool:
+    return item.start in (None, 0) and item.step in (None, 1) and (
+        item.stop is None or isinstance(item.stop, int) and item.stop >= size)
+
+
+def _at(b: Building, x: Tile, at: int, item: Any) -> tuple[Lane | None, Expr, Mask]:
+    """The lane of a dimension, an index in it, and where there is one."""
+    size, place = x.shape[at], position(item)
+    there = b.proved(() if isinstance(place, Const) else (place < size, place >= -size))
+    if isinstance(place, Const):
+        if not -size <= place.value < size:
+            raise Refusal(f"index {place.value} in a dimension of {size} elements",
+                          f"{-size} to {size - 1}")
+        place = Const(int(place.value) % size)
+    elif not b.is_not_negative(place):
+        place = place % size
+    return lanes_along(x.shape)[at], place, there
+
+
+def _picked(b: Building, x: Tile, at: int, item: Any) -> Tile:
+    """One element along a dimension: the sum of it and of zeros."""
+    lane, place, there_is = _at(b, x, at, item)
+    shape = tuple(1 if i == at else n for i, n in enumerate(x.shape))
+    if lane is None:
+        return replace(x, shape=shape, mask=joined(x.mask, there_is))
+    if isinstance(x.expr, Const):
+        value: Expr = x.expr
+    else:
+        work = i32 if x.dtype.kind in ("bool", "index") or x.dtype.bits < 16 else x.dtype
+        one = Select(eq(lane, place), cast(x.expr, work), Const(0.0 if work.kind == "float" else 0, work))
+        value = cast(b.let("element", Reduce("sum", one, lane)), x.dtype)
+    lanes = {lane: place}
+    mask: list[Expr] = []
+    for m in x.mask:
+        if any(b.scope.get(v) for v in free_vars(m)):
+            there = Select(eq(lane, place), cast(m, i32), Const(0, i32))
+            mask.append(b.let("active", Reduce("max", there, lane)) > 0)
+        else:
+            mask.append(substitute(m, lanes))
+    return Tile(shape, value, b.proved(joined(mask, there_is)), x.vector)
+
+
+def assigned(b: Building, x: Tile, items: Sequence[Any], value: Any) -> Tile:
+    """``x`` after ``x[items] = value``: active where it was, and where active elements are written."""
+    if x.vector or x.items:
+        raise Refusal("an assignment to elements of a vector", "tiles; vectors do not change",
+                      "x = np.where(mask, y, x)")
+    items = each_dimension(items, len(x.shape), "a tile")
+    if any(i is None for i in items):
+        raise Refusal("None in the place of an assignment", "slices and indices")
+    where: list[Expr] = []
+    left: list[int] = []
+    for at, item in enumerate(items):
+        if isinstance(item, slice):
+            where += _range(x, at, item)
+            left.append(at)
+        else:
+            lane, place, there_is = _at(b, x, at, item)
+            where += there_is
+            where += [] if lane is None else [eq(lane, place)]
+    held_number(value, x.dtype)
+    given = tile_of(value)
+    shape = tuple(x.shape[i] for i in left)
+    if any(isinstance(i, slice) and not _is_whole(i, x.shape[at]) for at, i in enumerate(items)) and (
+            given.shape not in ((), (1,) * len(given.shape))):
+        raise Refusal("a tile written to a part of a tile", "a number there, or a tile in a whole one",
+                      "x[0:4] = 0.0")
+    if broadcast(shape, given.shape) != shape:
+        raise Refusal(f"a value of shape {given.shape} written to one of shape {shape}", "what fits")
+    rank = len(given.shape)
+    of: list[int | None] = [None] * len(x.shape)
+    for count, at in enumerate(left):
+        source = count - (len(left) - rank)
+        of[at] = source if source >= 0 else None
+    there = b.placed(given, tuple(given.shape[i] if i is not None else 1 for i in of), tuple(of))
+    return written(b, x, cast(there.expr, x.dtype), there.mask, tuple(where))
+
+
+def _range(x: Tile, at: int, item: slice) -> list[Expr]:
+    """The condition of a slice with numbers for bounds."""
+    bounds = (item.start, item.stop, item.step)
+    if any(not (n is None or isinstance(n, int)) for n in bounds) or item.step not in (None, 1):
+        raise Refusal("a slice of a tile with bounds that are known at run time only, or a step",
+                      "numbers as bounds", "x[0:4] = 0.0")
+    start, stop, _ = item.indices(x.shape[at])
+    lane = lanes_along(x.shape)[at]
+    if lane is None:
+        return [] if start < stop else [Const(False, boolean)]
+    made: list[Expr] = [lane >= start] if start else []
+    return made + ([lane < stop] if stop < x.shape[at] else [])
+
+
+def written(b: Building, x: Tile, value: Expr, mask: Mask, where: Mask) -> Tile:
+    """A tile with a value written where conditions hold and the value is active."""
+    part = joined(where, mask)
+    made = b.where(part, value, x.expr)
+    return Tile(x.shape, made, b.proved(either(x.mask, part)))

@@ -1,0 +1,1 @@
+"""Passes that lower: loop nest, grid, blocks, lanes, sums over several programs."""

@@ -1,0 +1,246 @@
+"""The first kernel of a computation: a correct scalar loop nest without any optimisation.
+
+    for every point of the axes that are not reduced (parallel):
+        acc = 0
+        for every point of the reduced axes:
+            a = load(...); b = load(...)
+            acc = acc + a * b
+        store(c, epilogue(acc))
+
+If elements of a row are needed again after a reduction, there are several such loops (see
+compute/analysis/reduction_passes.py), each of which loads and computes the values that it needs:
+
+        for every point of the reduced axes:
+            a = load(...)
+            store(c, a / acc)
+
+Without a reduction: loads, values and stores at every point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write, fresh
+from transconv.compute.analysis import statistics
+from transconv.ir import (
+    ATOMIC_ADD,
+    REDUCERS,
+    Alloc,
+    Const,
+    Expr,
+    For,
+    FuncCall,
+    Kernel,
+    Let,
+    Load,
+    Seq,
+    Stmt,
+    Update,
+    Var,
+    View,
+    free_vars,
+    index,
+    partial,
+    seq,
+    store,
+    substitute,
+)
+from transconv.passes.names import renamed
+from transconv.passes.scalar.f32_quotients import nearest_quotients
+from transconv.simplify import facts_of, range_of
+
+Seen = dict[Step, View]  # the views of steps, with names for their coordinates
+
+
+def naive(compute: Compute, name: str) -> Kernel:
+    """The loop nest of a computation. A reduction over no elements has no loops: its result is the neutral
+    element."""
+    compute = nearest_quotients(_apart(compute))
+    nest = _Nest(compute)
+    whole = _sweeps(compute, nest) if compute.sum else _map(compute, nest)
+    for x in reversed(compute.axes):
+        if x not in compute.axes_of("K"):
+            whole = _loop(x, compute, whole, "parallel")
+    return Kernel(name, compute.tensors, whole, sizes=compute.named)
+
+
+def _loop(x: Axis, compute: Compute, body: Stmt, kind: str = "serial") -> For:
+    """The loop along an axis. If the size is an argument, it runs ``until`` that size and at most to the
+    largest one."""
+    if x.extent is None:
+        return For(x.var, x.size, body, kind)
+    most = range_of(x.extent, facts_of(compute.named)).hi
+    assert most is not None, f"{x.extent} has no end"
+    return For(x.var, most, body, kind, until=x.extent)
+
+
+# The names of lanes. Values and coordinates with such a name are renamed.
+LANES = frozenset(("m", "n", "k", "grp"))
+
+
+def _is_lanes(name: str) -> bool:
+    """Whether a name may be that of lanes, which are numbered if there are several: m0, m1."""
+    return name.rstrip("0123456789") in LANES
+
+
+def _apart(compute: Compute) -> Compute:
+    """The computation, with values renamed whose names could be those of lanes."""
+    taken = compute.names.all
+    return renamed(compute, {s.var: fresh(f"{s.name}_value", taken) for s in compute.steps
+                             if not isinstance(s, Write) and _is_lanes(s.name)})
+
+
+def _map(compute: Compute, nest: _Nest) -> Stmt:
+    """The body without a reduction. It has no accumulator, so that moved values keep their bits."""
+    seen = nest.at_once(compute.steps)
+    return seq(*nest.lets, *nest.steps(compute.steps, seen))
+
+
+def _sweeps(compute: Compute, nest: _Nest) -> Stmt:
+    """The coordinates of the result, then each sweep after the steps of the row that it needs, then the
+    steps after all sweeps."""
+    inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
+    seen = nest.at_once([s for s in compute.writes[:1] if s not in inside])
+    made: list[Stmt] = []
+    for sweep in compute.sweeps.each:
+        made += [*nest.row(sweep.before, seen), *_elements(compute, sweep, nest)]
+        nest.names = {x.value: x.var for x in nest.lets}
+    return seq(*made, *nest.row(compute.sweeps.behind, seen, "epilogue"))
+
+
+def _elements(compute: Compute, sweep: Sweep, nest: _Nest) -> list[Stmt]:
+    """One sweep: the coordinates that are the same for a whole row, the accumulators, and the loops around
+    the steps of each element."""
+    summed = compute.axes_of("K")
+    k_vars = {x.var for x in summed}
+    within = nest.within()
+    loops: list[Stmt] = []
+    ends: list[Stmt] = []
+    accs: list[Stmt] = []
+    for step in sweep.steps:
+        if isinstance(step, Reduction):
+            reducer = REDUCERS[step.op]
+            accs.append(Alloc(step.var, (), reducer.identity(step.var.type)))
+            ends.append(Update(step.var, reducer.node(step.var, step.value)))
+            continue
+        loops += within.row((step,), {})
+    outside = _outside(loops, k_vars, compute.names.indices)
+    nest.know(outside)
+    body: Stmt = seq(*(x for x in loops if x not in outside), *ends)
+    for x in reversed(summed):
+        body = _loop(x, compute, body)
+    if any(x.size == 0 for x in summed):
+        body = Seq(())
+    return [*outside, *accs, body]
+
+
+def _outside(loops: Sequence[Stmt], k_vars: set[Var], indices: frozenset[Var]) -> list[Let]:
+    """The lets that do not depend on a reduced axis: coordinates, and the reads of indices in them."""
+    found: list[Let] = []
+    changing = set(k_vars)
+    for x in (x for x in loops if isinstance(x, Let)):
+        moved = _is_coordinate(x) and not isinstance(x.value, Load) or x.var in indices
+        if moved and not free_vars(x.value) & changing:
+            found.append(x)
+        else:
+            changing.add(x.var)
+    return found
+
+
+def _is_coordinate(let: Let) -> bool:
+    return let.var.type is index
+
+
+class _Nest:
+    """Names for computed coordinates: ``let y = h*2 + kh - 1``, each bound once."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute = compute
+        self.taken = compute.names.all
+        self.origins = {read.name: letter for read, letter in zip(compute.operands, "ab", strict=False)}
+        self.lets: list[Let] = []
+        self.placed = 0  # how many of the lets are in the nest already
+        self.given: dict[str, Expr] = {}  # name -> coordinate
+        self.names: dict[Expr, Expr] = {}  # coordinate -> name, of the lets before the current sweep
+
+    def within(self) -> _Nest:
+        """A nest for one sweep. Its lets are visible in this sweep only; no name is used again."""
+        made = copy(self)
+        made.lets, made.placed = list(self.lets), len(self.lets)
+        return made
+
+    def new(self) -> list[Let]:
+        """The lets that are not in the nest yet."""
+        found, self.placed = self.lets[self.placed:], len(self.lets)
+        return found
+
+    def know(self, outside: list[Let]) -> None:
+        """Add the lets that a sweep has placed before its loops."""
+        self.lets += outside
+        self.placed = len(self.lets)
+
+    def row(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
+        """The statements of consecutive steps, after the coordinates that they need."""
+        seen |= self.at_once([s for s in steps if s not in seen])
+        made = [*self.new(), *self.steps(steps, seen, origin)]
+        self.placed = len(self.lets)
+        return made
+
+    def named(self, view: View) -> View:
+        """The view with names as coordinates; new names are added to ``lets``."""
+        view = substitute(view, self.names)
+        for name, dim in zip(view.tensor.dims, view.dims, strict=True):
+            if isinstance(dim.coord, (Var, Const)) or name in self.taken:
+                continue
+            name = self.free(name, dim.coord)
+            let = Let(Var(name), dim.coord)
+            if let not in self.lets:
+                self.lets.append(let)
+            view = substitute(view, {dim.coord: Var(name)})
+        return view
+
+    def at_once(self, steps: Sequence[Step]) -> Seen:
+        """The views of steps, with names as coordinates. Views whose coordinates mention values are left
+        out: their names must come after the values."""
+        return {s: self.named(s.view) for s in steps
+                if isinstance(s, (Read, Write)) and not self.compute.names.told(s.view)}
+
+    def free(self, name: str, coord: Expr) -> str:
+        """A name for a coordinate that no other coordinate has: the dimension's, or that with a number. It
+        is never a name of lanes."""
+        name = f"{name}_coord" if _is_lanes(name) else name
+        tried, number = name, 1
+        while tried in self.taken or self.given.get(tried, coord) is not coord:
+            tried, number = f"{name}_{number}", number + 1
+        self.given[tried] = coord
+        return tried
+
+    def steps(self, steps: Sequence[Step], seen: Seen, origin: str = "") -> list[Stmt]:
+        """The statements of some steps. ``origin``: that of lets that are no operands."""
+        made: list[Stmt] = []
+        for step in steps:
+            if isinstance(step, (Read, Write)) and step not in seen:
+                known = len(self.lets)
+                seen = seen | {step: self.named(step.view)}
+                made += [replace(x, origin=origin) for x in self.lets[known:]]
+            if isinstance(step, Read):
+                view = seen[step]
+                load = Load(view.tensor, view.offset(), view.mask(), step.fill)
+                made.append(Let(step.var, load, self.origins.get(step.name, origin)))
+            elif isinstance(step, Value):
+                made.append(Let(step.var, step.value, origin))
+            elif isinstance(step, Write):
+                view = seen[step]
+                mask = view.mask()
+                if step.op == "add":
+                    made.append(FuncCall(ATOMIC_ADD, (view.tensor, view.offset(), step.value, mask)))
+                elif step.op:
+                    value = statistics.value_of(step)
+                    made.append(FuncCall(partial(step.op), (view.tensor, view.offset(), value, mask,
+                                                            Const(1.0, value.dtype))))
+                else:
+                    made.append(store(view.tensor, view.offset(), step.value, mask))
+        return made

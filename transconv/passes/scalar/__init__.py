@@ -1,0 +1,1 @@
+"""Passes over index arithmetic, masks and loads: elimination, hoisting, unrolling, widths."""

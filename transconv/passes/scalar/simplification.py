@@ -1,0 +1,196 @@
+"""The pass ``simplify``: shorter index arithmetic and fewer masks, with the facts used in each proof.
+
+The pass walks the kernel in program order and gathers facts: the ranges of loops and lanes, those of the
+values of lets, and conditions of ``assume``. Affine lets (``y = h*2 + kh``) are expanded in addresses, so
+that an address is one polynomial, which later passes can split; lets that divide (``h = m // 28 % 28``)
+keep their names. A mask condition that always holds is dropped, and a note of the kernel gives the reason;
+sums of elements that are never loaded are dropped (see ``dead``).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+from typing import TypeVar
+
+from transconv.ir import (
+    ATOMIC_ADD,
+    FALSE,
+    TRUE,
+    Alloc,
+    BoxLoad,
+    BoxStore,
+    Const,
+    Expr,
+    FuncCall,
+    If,
+    Kernel,
+    Lane,
+    Let,
+    Load,
+    Node,
+    Sizes,
+    Stmt,
+    Store,
+    Update,
+    all_of,
+    conjuncts,
+    find,
+    readable,
+    substitute,
+    walk,
+)
+from transconv.passes.scalar.dead_code import drop_dead_sums
+from transconv.passes.scope import NOT_AFFINE, Scope, divides
+from transconv.simplify import Verdict, decide, one_value, reason, simplify
+
+
+def _follows_in_memory(lane: Lane, address: Expr) -> bool:
+    """Whether the elements of a lane follow one another in memory."""
+    return simplify(substitute(address, {lane: lane + 1}) - address) is Const(1)
+
+
+def simplify_kernel(kernel: Kernel) -> Kernel:
+    """Simplify every index and mask of a kernel."""
+    pass_ = _Simplify(kernel.sizes)
+    body = pass_.mutate(kernel.body)
+    notes = [line for note in dict.fromkeys(pass_.notes)
+             for line in textwrap.wrap(note, NOTE_WIDTH, subsequent_indent="    ")]
+    return drop_dead_sums(replace(kernel, body=body, notes=(*kernel.notes, *notes)))
+
+
+def _by(verdict: Verdict) -> str:
+    """The rule of a verdict, in words; nothing for the rewriting rules."""
+    return "" if verdict.rule == "simplify" else f" by {verdict.rule}"
+
+
+NOTE_WIDTH = 96  # characters after the comment sign
+
+
+B = TypeVar("B", BoxLoad, BoxStore)
+
+
+class _Simplify(Scope):
+    def __init__(self, sizes: Sizes | None) -> None:
+        super().__init__(sizes)
+        self.notes: list[str] = []
+
+    def bound(self, e: Expr) -> Expr:
+        return simplify(self.affine(e), self.facts)
+
+    def index(self, e: Expr) -> Expr:
+        """The address over loop variables and lanes if all divisions cancel (the tile is contiguous in
+        memory), else with the names of lets that divide."""
+        whole = simplify(self.whole(e), self.facts)
+        if not divides(whole):
+            return whole
+        return simplify(self.affine(e), self.facts)
+
+    def of_bytes(self, e: Expr) -> Expr:
+        """The address of elements of a byte: also without the names of those lets that have lanes, if
+        their divisions cancel and lanes then follow one another in memory. Bytes in runs that the compiler
+        does not see are loaded one by one."""
+        named = self.index(e)
+        along = simplify(self._expand(e, {}, self._laned), self.facts)
+        if any(find(n, Lane) for n in walk(along) if isinstance(n, NOT_AFFINE)):
+            return named
+        better = any(_follows_in_memory(x, along) and not _follows_in_memory(x, named)
+                     for x in find(along, Lane))
+        return along if better else named
+
+    def _laned(self, value: Expr) -> bool:
+        return not divides(value) or bool(find(self.whole(value), Lane))
+
+    def mask(self, mask: Expr, tensor: str) -> Expr:
+        kept: list[Expr] = []
+        notes: list[str] = []
+        for part in conjuncts(mask):
+            verdict = decide(simplify(self.whole(part), self.facts), self.facts)
+            if verdict is None:
+                kept.append(part)
+                continue
+            truth = f"{'always' if verdict.truth else 'never'} true{_by(verdict)}: {self.why(part)}"
+            if not verdict.truth:
+                self.notes.append(f"{tensor}: {readable(part)} is {truth}")
+                return FALSE
+            notes.append(f"{tensor}: {readable(part)} is {truth}")
+        self.notes += notes
+        kept = self.independent(conjuncts(one_value(all_of(kept), self.facts)), tensor)
+        return simplify(all_of(kept), self.facts)
+
+    def independent(self, parts: list[Expr], tensor: str) -> list[Expr]:
+        """The conditions without those that hold where the others hold, as that a fused axis is within its
+        first dimension where it is within all of them; FALSE alone if one holds nowhere there."""
+        wholes = {part: simplify(self.whole(part), self.facts) for part in parts}
+        kept = list(wholes)
+        for part in reversed(list(wholes)):
+            others = [other for other in kept if other is not part]
+            facts = self.facts.knowing([wholes[other] for other in others])
+            verdict = decide(simplify(wholes[part], facts), facts)
+            if verdict is None:
+                continue
+            if not verdict.truth:
+                self.notes.append(f"{tensor}: {readable(all_of(parts))} is never true{_by(verdict)}")
+                return [FALSE]
+            kept = others
+            if verdict.rule != "simplify":
+                rest = readable(all_of(others))
+                self.notes.append(f"{tensor}: {readable(part)} holds where {rest} does,{_by(verdict)}")
+        return kept
+
+    def why(self, condition: Expr) -> str:
+        """The facts that decide a condition, over the names of lets if those suffice."""
+        near = self.affine(condition)
+        decided = isinstance(simplify(near, self.facts), Const)
+        far = near if decided else self.whole(condition)
+        return reason(far, self.facts)
+
+    def mutate_Let(self, let: Let) -> Stmt:
+        if isinstance(let.value, Load):
+            return Let(let.var, self.load(let.value), let.origin)
+        if isinstance(let.value, BoxLoad):
+            return Let(let.var, self.box(let.value), let.origin)
+        if let.value.dtype.kind == "float":
+            return let
+        return Let(let.var, simplify(let.value, self.facts), let.origin)
+
+    def load(self, at: Load) -> Load:
+        index = self.of_bytes if at.tensor.dtype.bits == 8 else self.index
+        return replace(at, offset=index(at.offset), mask=self.mask(at.mask, at.tensor.name))
+
+    def box(self, at: B) -> B:
+        """Simplify the corner; expand ``within`` to an expression of lanes alone."""
+        corner = tuple(simplify(self.affine(c), self.facts) for c in at.corner)
+        within = tuple(simplify(self.whole(w), self.facts) for w in at.within)
+        return replace(at, corner=corner, within=within)
+
+    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+        return self.box(at)
+
+    def mutate_Store(self, at: Store) -> Stmt:
+        return Store(at.tensor, self.index(at.offset), at.value, self.mask(at.mask, at.tensor.name))
+
+    def mutate_FuncCall(self, at: FuncCall) -> Stmt:
+        if at.func is not ATOMIC_ADD:
+            return at
+        tensor, offset, value, mask = at.args
+        assert isinstance(offset, Expr) and isinstance(mask, Expr)
+        return FuncCall(at.func, (tensor, self.index(offset), value,
+                                  self.mask(mask, tensor.name)))  # type: ignore[attr-defined]
+
+    def mutate_Update(self, at: Update) -> Node:
+        return self.loads(at)
+
+    def mutate_Alloc(self, at: Alloc) -> Node:
+        return at
+
+    def mutate_If(self, at: If) -> Node:
+        cond = simplify(self.whole(at.cond), self.facts)
+        if cond is TRUE:
+            return self.mutate(at.then)  # type: ignore[no-any-return]
+        other = self.mutate(at.other) if at.other is not None else None
+        return If(at.cond, self.mutate(at.then), other)
+
+    def loads(self, at: Node) -> Node:
+        """Simplify the loads inside a statement."""
+        return substitute(at, {x: self.load(x) for x in find(at, Load)})

@@ -1,0 +1,170 @@
+"""What the warps that multiply do for a tile (see warp_spec/warp_roles.py).
+
+With ``consumers=2`` two groups of warps multiply, and take turns at the tiles of a program (ping-pong):
+while the one stores its tile, the other multiplies. The rings stay as they are, in the order of the tiles:
+
+    role evens warps=4:                             role odds warps=4:
+        for pid in program..784 dealt 264:              for pid in program+132..784 dealt 264:
+            fetched = pid // 132 * 36                       fetched = pid // 132 * 36
+            slot, phase = fetched % 3, fetched // 3 % 2     ...
+            wait(baton, 0, 1)                               wait(baton, 0, 0)
+            for step: wait landed; dot_async; free          ...
+            arrive(baton)                                   arrive(baton)
+            put, fence, send C_tile0                        put, fence, send C_tile1
+
+A barrier knows only whether a phase is even or odd, so a consumer that waits for a slot must not be a
+round of the ring early: it begins when the other one has seen all of its steps land, and hands over the
+baton, a barrier whose parity is the consumer whose turn it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from transconv.ir import (
+    ARRIVE,
+    DOT_ASYNC,
+    DOT_WAIT,
+    FENCE,
+    SEND_WAIT,
+    TRUE,
+    WAIT,
+    ZERO,
+    Alloc,
+    Barrier,
+    BoxStore,
+    Buffer,
+    Const,
+    Expr,
+    For,
+    FuncCall,
+    Let,
+    Mutator,
+    Node,
+    Piece,
+    Put,
+    Send,
+    Spread,
+    Stmt,
+    Var,
+    find,
+    seq,
+    statements,
+    substitute,
+)
+from transconv.passes.warp_spec.epilogue_prefetch import Sooner
+from transconv.passes.warp_spec.epilogue_reads import Behind
+from transconv.passes.warp_spec.fp8_accumulation import (
+    Multiplying,
+    in_groups,
+    in_parts,
+    steps_of_a_part,
+)
+from transconv.passes.warp_spec.smem_pipeline import PHASE, SLOT, Rings, advance, slot_before
+from transconv.passes.warp_spec.tile_regions import Act, Tile, counters
+
+CONSUMERS = ("evens", "odds")
+FETCHED = Var("fetched")
+BATON = Barrier("baton", 1)  # a phase completes at the end of a tile's sum
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A group of consumer warps: the only one, or one ``of`` two that alternate."""
+
+    number: int = 0
+    of: int = 1
+
+    @property
+    def name(self) -> str:
+        return "consumer" if self.of == 1 else CONSUMERS[self.number]
+
+
+ALONE = Consumer()
+
+
+def multiply(tile: Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For,
+             consumer: Consumer) -> Act:
+    """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
+    completed. What stands behind the sum and need not wait for it comes ``ahead``."""
+    pairs = [*zip(*(_operands(a, rings) for a in tile.product.args[1:]), strict=True)]
+    left, right = pairs[0]
+    ready = [b for b, there in ((rings.landed, rings.direct), (rings.transposed, rings.turns)) if there]
+    read = [b for b, there in ((rings.free, rings.direct), (rings.taken, rings.turns)) if there]
+
+    def start(acc: Var, step: Expr) -> tuple[Stmt, ...]:
+        kept = [FuncCall(WAIT, (rings.kept, tile.loop.var, ZERO))] if rings.kept else []
+        product = seq(*kept, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready),
+                      *(FuncCall(DOT_ASYNC, (acc, *pair)) for pair in pairs))
+        return statements(product if step is tile.loop.var else substitute(product, {tile.loop.var: step}))
+
+    def free(before: int, when: Expr = TRUE) -> tuple[Stmt, ...]:
+        return tuple(FuncCall(ARRIVE, (b, slot_before(before, rings.slots), when)) for b in read)
+
+    onward = advance(rings.slots)
+    ended: tuple[Stmt, ...] = ()
+    each = steps_of_a_part(left, right, tile.product.func.attr("precision"), rings.slots)
+    if each and len(pairs) > 1:
+        landed = (*tile.lets, *(FuncCall(WAIT, (b, SLOT, PHASE)) for b in ready))
+        sums = in_groups(Multiplying(tile.loop, tile.acc, each, start, free), landed, pairs, onward)
+    elif each:
+        sums = in_parts(Multiplying(tile.loop, tile.acc, each,
+                                    lambda acc, step: (*start(acc, step), *onward), free))
+    else:
+        running = FuncCall(DOT_WAIT, (Const(len(pairs)),))
+        step = seq(*tile.lets, *start(tile.acc.var, tile.loop.var), running,
+                   *free(1, tile.loop.var > 0), *onward)
+        sums = (replace(tile.loop, body=step, stages=0),)
+        ended = (FuncCall(DOT_WAIT, (ZERO,)), *free(1))
+    first = counters(0)
+    if consumer.of > 1:
+        first, sums = (), _in_turn(sums, tile, rings, grid, consumer)
+    sent = [b for s in tile.after for b in find(s, BoxStore)]
+    results = Results(consumer, brought, sent)
+    moved = ahead.once + ahead.early
+    after = [results.mutate(s) for s in brought.read(tile.after, consumer.number) if s not in moved]
+    whole = seq(*tile.before, *ahead.early, tile.acc, *sums, *ended, *after)
+    return Act((*ahead.once, *first, *brought.met()), whole,
+               (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
+
+
+def _in_turn(sums: tuple[Stmt, ...], tile: Tile, rings: Rings, grid: For,
+             consumer: Consumer) -> tuple[Stmt, ...]:
+    """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
+    has begun all its products. What is left of those runs on beside the first ones here."""
+    fetched = grid.var // grid.programs * tile.loop.stop
+    return (Let(FETCHED, fetched), Alloc(SLOT, (), FETCHED % rings.slots),
+            Alloc(PHASE, (), FETCHED // rings.slots % 2),
+            FuncCall(WAIT, (BATON, ZERO, Const(1 - consumer.number))), *sums,
+            FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
+
+
+def _operands(arg: Node, rings: Rings) -> tuple[Piece, ...]:
+    """What the products of a slot multiply: one, or one for each step that shares it."""
+    var = arg.x if isinstance(arg, Spread) else arg
+    assert isinstance(var, Var)
+    ring = rings.of[var]
+    return ring.pieces or (ring.piece if ring.transposed is None else ring.transposed,)
+
+
+class Results(Mutator):
+    """Stores boxes through shared memory, after the copies of the tile before have read that; one of them
+    in place of a box that was brought, after which the producer may bring the next one."""
+
+    def __init__(self, consumer: Consumer, brought: Behind, sent: Sequence[BoxStore]) -> None:
+        self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
+        self.brought, self.number = brought, consumer.number
+        self.tensors = [s.tensor for s in sent]
+
+    def mutate_BoxStore(self, at: BoxStore) -> Stmt:
+        brought = self.brought
+        if brought.result is not None and at.tensor is brought.stored:
+            piece = Piece(brought.result, Const(self.number), ZERO, at.within)
+        else:
+            own = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
+            piece = Piece(own, ZERO, ZERO, at.within)
+        sent = (Put(piece, at.value), FuncCall(FENCE, ()), Send(at.tensor, at.corner, piece))
+        if brought.result is not None:
+            return seq(*sent, *(brought.done(self.number) if at.tensor is self.tensors[-1] else ()))
+        return seq(*([FuncCall(SEND_WAIT, (ZERO,))] if at.tensor is self.tensors[0] else []), *sent)

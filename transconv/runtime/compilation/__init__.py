@@ -1,0 +1,1 @@
+"""Compilation beside a program: requests for plans, child processes, batches."""

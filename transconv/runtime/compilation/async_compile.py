@@ -1,0 +1,306 @@
+"""Beside the compiler. Plans whose kernels are compiled, and processes that compile in the background.
+
+    now          the plan is made and its kernels are compiled in this process, unless a process has begun
+                 to do so ahead of the request (``ahead``), for which it then waits
+    background   if kernels are not compiled, the request is refused ("compiling") while a process compiles
+                 them; later requests get the plan, one new plan at a time, with a pause after each
+    never        if kernels are not compiled, the request is refused ("compile:never")
+    text         the plan is made in this process, for somebody who reads it; nothing is compiled
+
+A process writes the plan (``plan_cache.py``) and the machine code (Triton's cache) to disk, where later
+requests find them. Failures are remembered with their reason. If results must be deterministic,
+``background`` is ``now``: results must not change while a program runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from transconv.backend_triton import BACKENDS, Compilers
+from transconv.backend_triton import expect as expect_kernels
+from transconv.compute import Workload
+from transconv.errors import Unsupported
+from transconv.runtime import compiler, plan_cache
+from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, Question, Waiting
+from transconv.runtime.compilation.processor_count import beside
+from transconv.runtime.compilation.request_capture import collect, is_collecting
+from transconv.runtime.plans import Plan
+from transconv.schedule import Schedule
+from transconv.selection import files_digest
+from transconv.target import Target
+
+MODULE = "transconv.runtime.compilation.compile_child"
+START = {"start": True}  # a process imports what it needs: meanwhile the program may take the jobs
+LOOK_S = 0.5  # how often who waits for a process looks whether there still is one
+PAUSE_S = 0.03  # between two kernels that calls take over from processes
+ENVIRONMENT = {"TRITON_INTERPRET": None, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "",
+               "OMP_NUM_THREADS": "1"}  # a compiling process does not use the GPU
+log = logging.getLogger("transconv.ready")
+Made = TypeVar("Made", bound=Plan)
+
+
+@dataclass(slots=True)
+class _Asked:
+    """The state of a request that a process compiles: whether it is done (or forgotten), why it failed,
+    whether its plan was ``taken`` over here, whether a missing record was logged (``told``), whether the
+    process ``died`` of it, whether it was handed over ahead of the request (``early``), whether calls may
+    wait for it (``hurried``); ``take`` is the pool's, ``ended`` is set when it is done."""
+
+    done: bool = False
+    taken: bool = False
+    reason: str = ""
+    told: bool = False
+    died: bool = False
+    early: bool = False
+    hurried: bool = False
+    take: Callable[[], bool] = lambda: False
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def over(self) -> bool:
+        """Whether a request that was refused in the background may be answered otherwise."""
+        return self.done and (self.taken or time.monotonic() >= _next)
+
+
+_lock = threading.Lock()
+_asked: dict[Question, _Asked] = {}
+_pool: Compilers | None = None
+_next = 0.0  # when the next kernel may be taken over
+
+
+def ready(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+          kind: type[Made], aligned: bool, mode: str) -> Made:
+    """The plan of a request, by the mode. Raises as ``build``; Unsupported if the kernels are not compiled
+    yet, or could not be compiled."""
+    global _next
+    question = Question(workload, target, deterministic, aligned)
+    if is_collecting() and schedule is None:
+        collect(Batch((question,)))
+        raise Unsupported(COMPILING, "the call is only looked at")
+    asked = _asked.get(question)
+    if asked is not None and asked.died and schedule is None:  # as this one would
+        raise Unsupported("compile:failed", f"{question}: {asked.reason}")
+    if mode == "background" and deterministic:
+        mode = "now"
+    if mode in ("now", "text") or schedule is not None or not compiles(target):
+        if asked is not None and asked.early and schedule is None and mode != "text":
+            _wait(question, asked)
+        return compiler.plan(workload, target, schedule, deterministic, kind)
+    if asked is not None and not asked.done:
+        raise Waiting("a process compiles it", asked.over)
+    if asked is not None and mode == "background" and not asked.over():
+        raise Waiting("another kernel was just taken over", asked.over)
+    found = there(question, kind)
+    if found is not None:
+        if asked is not None and not asked.taken:
+            # A kernel is read, loaded and checked by the call that gets it: not all calls of one step of
+            # a program are to wait for theirs.
+            asked.taken, _next = True, time.monotonic() + PAUSE_S
+        return found
+    if mode == "never":
+        raise Unsupported(NEVER, "its kernel is not compiled, and transconv.config.compile is \"never\"")
+    return _begin(question, kind)
+
+
+def ahead(questions: Iterable[Question], kind: type[Plan], workers: int, hurried: bool = True) -> None:
+    """Have processes, at most ``workers``, compile the kernels of requests that are about to be made and
+    have none. Failures are forgotten: whoever makes the request compiles, and meets the same error.
+    ``hurried``: calls may wait for the kernels; otherwise a kernel counts as compiled when what starts it
+    is built as well, which another process may be at."""
+    for question in questions:
+        if question in _asked or not compiles(question.target) or there(question, kind) is not None:
+            continue
+        with _lock:
+            if question not in _asked:
+                log.debug("compiling ahead: %s", question)
+                _submit(question, _Asked(early=True, hurried=hurried), workers)
+
+
+def begin_processes(like: Question | Target, workers: int) -> None:
+    """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are
+    not compiled, or a plan is on disk. Each rehearses with a request ``like`` them, if one is known: the
+    first kernel of a process takes twice as long as others."""
+    target = like if isinstance(like, Target) else like.target
+    if (
+        compiles(target)
+        and plan_cache.DRAWER.path("plan")
+        and next(plan_cache.DRAWER.items(), None) is None
+    ):
+        with _lock:
+            if _pool is None:
+                expect_kernels()
+                pool = compilers(workers)
+                pool.first = START if isinstance(like, Target) else START | like.job
+                pool.begin()
+                pool.first = START
+
+
+def withdraw(questions: Iterable[Question]) -> None:
+    """Forget requests that were handed over ahead of need, as far as no process has begun them."""
+    with _lock:
+        for question in questions:
+            asked = _asked.get(question)
+            if asked is not None and asked.early and not asked.done and asked.take():
+                del _asked[question]
+
+
+def expect() -> None:
+    """Begin to read what the first request in the background needs, in a thread of its own."""
+    threading.Thread(target=files_digest, daemon=True, name="transconv-files").start()
+
+
+def died(question: Question, reason: str) -> None:
+    """Remember that the process that compiled a request died of it."""
+    with _lock:
+        _asked[question] = _Asked(done=True, reason=reason, died=True)
+
+
+def state(question: Question) -> str:
+    """Why a request has no kernel now: ``compiling``, or why it could not be compiled. Empty if it was
+    never made, or if its kernels are compiled."""
+    asked = _asked.get(question)
+    return "" if asked is None else asked.reason if asked.done else COMPILING
+
+
+def is_ready(question: Question) -> bool:
+    """Whether the kernels of a request are compiled."""
+    return not compiles(question.target) or there(question, Plan) is not None
+
+
+def compiles(target: Target) -> bool:
+    """Whether kernels for a target are compiled; those for the interpreter are not."""
+    return target.backend in BACKENDS
+
+
+def again(questions: Iterable[Question]) -> None:
+    """Forget the failures of these requests, because their kernels may be compiled now."""
+    with _lock:
+        for question in questions:
+            if question in _asked and _asked[question].done:
+                del _asked[question]
+
+
+def planned(question: Question, kind: type[Made]) -> Made | None:
+    """The plan, whether its kernels are compiled or not, if this process or another one has made it."""
+    told = (question.workload, question.target, None, question.deterministic, kind)
+    if plan_cache.keeps():
+        return compiler.known(*told)
+    return compiler.plan(*told)  # there are no records, so the text is made here
+
+
+def there(question: Question, kind: type[Made]) -> Made | None:
+    """The plan, if each of its kernels is compiled."""
+    found = planned(question, kind)
+    if found is None or not all(s.launcher.is_ready(question.aligned) for s in found.steps):
+        return None
+    return found
+
+
+def _begin(question: Question, kind: type[Made]) -> Made:
+    """Give a request to a compiling process, once. Raises Unsupported until it is done."""
+    with _lock:
+        asked = _asked.get(question)
+        if asked is None:
+            asked = _Asked()
+            log.info("compiling in the background: %s", question)
+            _submit(question, asked)
+    if not asked.done:
+        raise Waiting("a process compiles it", asked.over)
+    if asked.reason:
+        raise Unsupported("compile:failed", asked.reason)
+    if not asked.told:
+        asked.told = True
+        log.warning("%s: what was compiled in the background is not found on disk; it is compiled here",
+                    question)
+    return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
+
+
+def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
+    """Give a request to a process; the caller has the lock."""
+    if _pool is None and question.target.backend in BACKENDS:
+        expect_kernels()
+    _asked[question] = asked
+    job = question.job | ({"hurried": True} if asked.hurried else {})
+    asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
+
+
+def _wait(question: Question, asked: _Asked) -> None:
+    """Until a process has compiled a request; not if none has begun, as it is then compiled here."""
+    if asked.done:
+        return
+    if asked.take():
+        with _lock:
+            _asked.pop(question, None)
+        return
+    began = time.monotonic()
+    while not asked.ended.wait(LOOK_S) and _asked.get(question) is asked:
+        pass  # the processes may have been ended
+    log.debug("waited %.3f s: %s", time.monotonic() - began, question)
+
+
+def _answered(question: Question, answer: dict[str, Any]) -> None:
+    asked = _asked.get(question)
+    if asked is None:
+        return
+    compiler.adopt(answer)
+    reason = str(answer.get("reason", ""))
+    if asked.early and reason:
+        log.info("not compiled ahead: %s: %s", question, reason)
+        with _lock:
+            _asked.pop(question, None)
+    elif reason:
+        log.warning("not compiled: %s: %s", question, reason)
+    else:
+        log.info("compiled: %s in %.1f s", question, answer.get("seconds", 0.0))
+    asked.reason, asked.done = reason, True
+    asked.ended.set()
+
+
+def compilers(workers: int = 0) -> Compilers:
+    """The processes: as many as ``workers`` (0: as compile beside a program), if there are as many
+    jobs."""
+    global _pool
+    workers = workers or beside()
+    if _pool is None:
+        _pool = Compilers(MODULE, ENVIRONMENT, workers, START)
+    _pool.workers = workers
+    return _pool
+
+
+def close() -> None:
+    """End the processes. Requests that they have not finished are compiled when they are made again."""
+    global _pool
+    with _lock:
+        pool, _pool = _pool, None
+        for question in [q for q, a in _asked.items() if not a.done]:
+            _asked.pop(question).done = True  # who waited for it asks again
+    if pool is not None:
+        pool.close()
+
+
+def forget() -> None:
+    """End the processes and forget all requests and failures."""
+    global _next
+    close()
+    _asked.clear()
+    _next = 0.0
+
+
+def _forked() -> None:
+    """After a fork, the processes belong to the parent."""
+    global _pool, _lock
+    _pool, _lock = None, threading.Lock()
+    for asked in _asked.values():
+        asked.done = True
+    _asked.clear()
+
+
+atexit.register(close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,216 @@
+"""Beside the compiler. Many questions at once: their schedules ranked or their kernels compiled by
+processes, and a report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from transconv.backend_triton import Compilers, expect
+from transconv.errors import TransconvError
+from transconv.runtime import compiler, plan_cache
+from transconv.runtime.compilation import async_compile
+from transconv.runtime.compilation.plan_request import Batch, Question, Room
+from transconv.runtime.compilation.processor_count import cores
+from transconv.runtime.estimates import is_estimated
+from transconv.runtime.plans import Plan
+
+FEW = 2  # kernels that are compiled here before a process has started
+log = logging.getLogger("transconv.ready")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The report of ``prepare``. ``problems``: texts of the problems; ``there``: how many of them had
+    compiled kernels before; ``kernels``: how many were compiled; ``failures``: problems without a kernel,
+    each with the reason; ``left``: the number of calls that torch computes, by reason."""
+
+    problems: tuple[str, ...]
+    there: int
+    kernels: int
+    seconds: float
+    failures: tuple[tuple[str, str], ...] = ()
+    left: tuple[tuple[str, int], ...] = ()
+
+    def __str__(self) -> str:
+        head = (f"{len(self.problems)} problems, {self.there} of them with kernels before; "
+                f"{self.kernels} kernels compiled in {self.seconds:.1f} s; {len(self.failures)} failures")
+        return "\n".join([head, *(f"  {p}: {why}" for p, why in self.failures),
+                          *(f"  {n} calls are torch's: {why}" for why, n in self.left)])
+
+    def mapping(self) -> dict[str, Any]:
+        """The report as a JSON object."""
+        return asdict(self)
+
+
+def prepare(batches: Iterable[Batch], workers: int, ended: Callable[[Question, bool], None] | None = None,
+            left: tuple[tuple[str, int], ...] = ()) -> Prepared:
+    """Compile the kernels of all requests in ``workers`` processes, and wait for them; those of a batch in
+    one, as far as there is room, and the batches with the most work first. ``ended`` is called with each
+    request that is done, while processes are at others, and with whether it has a plan. Failures are in
+    the report."""
+    started = time.perf_counter()
+    asked = list(dict.fromkeys(batches))
+    report = _Report(ended or (lambda *_: None))
+    waiting = [batch for batch in asked if not report.is_there(batch)]
+    if waiting:
+        expect()
+        pool = async_compile.compilers(min(workers, len(waiting)))
+        try:
+            report.compile(sorted(waiting, key=lambda batch: batch.work, reverse=True), pool)
+        except BaseException:  # Ctrl-C: nothing goes on
+            async_compile.close()
+            raise
+    async_compile.again(q for batch in waiting for q in batch.questions)
+    return Prepared(tuple(str(q) for b in asked for q in b.questions), report.there, report.kernels,
+                    round(time.perf_counter() - started, 3), tuple(report.failures), left)
+
+
+class _Report:
+    """What became of requests so far."""
+
+    def __init__(self, ended: Callable[[Question, bool], None]) -> None:
+        self.ended = ended
+        self.there, self.kernels = 0, 0
+        self.failures: list[tuple[str, str]] = []
+        self.before: set[Question] = set()  # with kernels, in a batch that is not complete
+
+    def is_there(self, batch: Batch) -> bool:
+        """Whether no request of a batch has to be compiled: each has its kernels, or there is no room for
+        them, or it has failed."""
+        room, done = Room(batch.most), list[tuple[Question, bool]]()
+        failed: list[tuple[str, str]] = []
+        for question in batch.questions:
+            try:
+                plan = None if room.is_full else _there(question)
+            except TransconvError as error:
+                failed.append((str(question), str(error)))
+                done.append((question, False))
+                continue
+            if plan is None and not room.is_full:
+                self.before |= {q for q, has_plan in done if has_plan}
+                return False
+            takes = plan is not None and room.takes(plan.digests)
+            if plan is not None and takes:
+                room.there |= plan.digests
+            done.append((question, takes))
+        self.failures += failed
+        self.there += len(done) - len(failed)
+        for each in done:
+            self.ended(*each)
+        return True
+
+    def compile(self, batches: Sequence[Batch], pool: Compilers) -> None:
+        """Have processes answer batches. The requests of one of which a process died are asked anew, each
+        alone."""
+        while batches:
+            alone = list[Batch]()
+            for at, answer in _Jobs([b.job for b in batches], pool).ended():
+                questions = batches[at].questions
+                if answer.get("died") and len(questions) > 1:
+                    alone += [Batch((q,)) for q in questions]
+                    continue
+                for question, said in zip(questions, answer.get("each") or (answer,) * len(questions),
+                                          strict=True):
+                    self.answered(question, said)
+            batches = alone
+
+    def answered(self, question: Question, answer: dict[str, Any]) -> None:
+        """Record the answer to a request."""
+        compiler.adopt(answer)
+        if question in self.before:
+            self.there += 1
+        else:
+            self.kernels += answer.get("kernels", 0)
+        if "reason" in answer:
+            self.failures.append((str(question), str(answer["reason"])))
+        self.ended(question, not answer.keys() & {"reason", "left"})
+
+
+def _there(question: Question) -> Plan | None:
+    """The plan, if its kernels are there or need not be compiled."""
+    if async_compile.compiles(question.target):
+        return async_compile.there(question, Plan)
+    return compiler.plan(question.workload, question.target, None, question.deterministic, Plan)
+
+
+class _Jobs:
+    """Jobs that were handed to processes, all at once."""
+
+    def __init__(self, jobs: Sequence[dict[str, Any]], pool: Compilers) -> None:
+        self.pool, self.left = pool, len(jobs)
+        self.found: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
+        for at, job in enumerate(jobs):
+            pool.submit(job, partial(self._take, at))
+
+    def _take(self, at: int, answer: dict[str, Any]) -> None:
+        self.found.put((at, answer))
+
+    def ended(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each with its answer, as they end; no more if the processes are ended meanwhile."""
+        while self.left:
+            try:
+                yield self.found.get(timeout=1.0)
+                self.left -= 1
+            except Empty:
+                if self.pool.closed:
+                    return
+
+
+class Begun:
+    """Questions whose kernels processes compile, while this one does something else."""
+
+    def __init__(self, questions: Sequence[Question], workers: int) -> None:
+        self.questions = questions
+        log.info("compiling %d problems in %d processes", len(questions), workers)
+        self.jobs = _Jobs([q.job for q in questions], async_compile.compilers(workers))
+
+    def wait(self) -> None:
+        """Until all are done. A question of which a process died is refused from then on; where another
+        failed, the call that needs the kernel meets the same error."""
+        for at, answer in self.jobs.ended():
+            question = self.questions[at]
+            compiler.adopt(answer)
+            if answer.get("died"):
+                log.warning("not compiled: %s: %s", question, answer["reason"])
+                async_compile.died(question, str(answer["reason"]))
+
+
+def begin(questions: Iterable[Question]) -> Begun | None:
+    """Have processes, one for each core, compile the kernels of all questions that have none, each once.
+    None where they would gain nothing: there is one core, or hardly a kernel, or no folder in which they
+    could leave what they make."""
+    waiting = [q for q in _many(questions) if not _is_ready(q)]
+    return Begun(waiting, min(cores(), len(waiting))) if len(waiting) > FEW else None
+
+
+def rank(questions: Iterable[Question]) -> None:
+    """Have processes, one for each core, rank the schedules of questions that have no estimate, and wait:
+    they leave both on disk. Does nothing where ``begin`` begins nothing."""
+    waiting = [q for q in _many(questions) if not is_estimated(q.workload, q.target)]
+    if len(waiting) > FEW:
+        log.info("ranking the schedules of %d problems in processes", len(waiting))
+        jobs = _Jobs([q.job | {"rank": True} for q in waiting],
+                     async_compile.compilers(min(cores(), len(waiting))))
+        for _ in jobs.ended():
+            pass
+
+
+def _many(questions: Iterable[Question]) -> list[Question]:
+    """Those that processes may answer; none where they would gain nothing."""
+    found = [q for q in dict.fromkeys(questions) if async_compile.compiles(q.target)]
+    if len(found) <= FEW or cores() < 2 or plan_cache.DRAWER.path("plan") is None:
+        return []
+    return found
+
+
+def _is_ready(question: Question) -> bool:
+    try:
+        return async_compile.is_ready(question)
+    except TransconvError:  # the call that needs it is refused
+        return True

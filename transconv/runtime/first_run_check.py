@@ -1,0 +1,266 @@
+"""Checks the first result of a plan before the plan is used.
+
+Triton and ptxas miscompile a few kernels, in the same way every time. So a plan is used only after its
+first result on a machine agrees with the workload's reference. Its kernels then get verdicts, which other
+processes read from disk; a kernel known to be wrong is never chosen again, and the next best schedule
+replaces it.
+
+This does not catch an illegal memory access: after one, the process cannot use the device, and there is no
+result to check.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from math import prod
+from typing import TYPE_CHECKING, TypeVar
+
+from transconv import knobs
+from transconv.backend_triton import Miscompiled, SizedLauncher
+from transconv.compute import Workload
+from transconv.errors import Unsupported
+from transconv.ir import Values, free_vars
+from transconv.runtime import check_records, compiler
+from transconv.runtime.compiler import MOST_REJECTED
+from transconv.runtime.operands import draw, torch_type
+from transconv.runtime.plans import Plan, Step
+from transconv.schedule import is_copy
+
+if TYPE_CHECKING:
+    import torch
+
+    Tensors = dict[str, torch.Tensor]
+
+log = logging.getLogger("transconv.trust")
+Made = TypeVar("Made", bound=Plan)
+DRIVER = "Triton Error ["  # what Triton says of an error of the driver begins so
+
+
+def is_trusted(plan: Plan, aligned: bool = True) -> bool:
+    """Whether a plan may run unchecked: its kernels were found correct, or checks are disabled. Triton's
+    interpreter is not checked, unless TRANSCONV_TRUST=always. ``aligned``: all tensors begin at
+    multiples of 16 bytes."""
+    policy = knobs.trust()
+    if policy == "never" or (policy == "check" and plan.target.backend == "interpreter"):
+        return True
+    return all(check_records.is_right(s.digest, aligned) for s in plan.steps if s.launcher.grid)
+
+
+def is_aligned(tensors: Tensors) -> bool:
+    """Whether all tensors begin at multiples of 16 bytes."""
+    return not any(t.data_ptr() & 15 for t in tensors.values())
+
+
+def run(plan: Made, tensors: Tensors) -> Made:
+    """Launch a plan that may be new to this machine, and return the plan that made the result.
+
+    ``tensors`` by name, in the order of a call; the result is written in place. A trusted plan is only
+    launched. Any other is launched and checked, which waits for the device; if the result is wrong, its
+    kernels are rejected and the next plan is tried. While a CUDA graph is captured, a plan is launched
+    without a check.
+
+    Raises Unsupported("miscompiled") if ``MOST_REJECTED`` plans are wrong, or the first one if the caller
+    gave its schedule.
+    """
+    aligned = is_aligned(tensors)
+    for _ in range(MOST_REJECTED):
+        if is_trusted(plan, aligned) or _capturing(tensors):
+            plan.launch(**tensors)
+            return plan
+        began = time.perf_counter()
+        reason, blamed, keep = _try(plan, tensors)
+        log.debug("first result in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
+        if not reason:
+            _record(plan, plan.steps, check_records.RIGHT, aligned, tensors)
+            return plan
+        _record(plan, blamed, check_records.WRONG, aligned, tensors, reason, keep)
+        for step in blamed:
+            log.warning("rejected: %s of %s with schedule %s: %s; kernel in %s", step.compute.name,
+                        plan.workload, step.schedule, reason, step.path)
+        if plan.fixed:
+            raise Unsupported("miscompiled", f"{plan.schedule} gives wrong results: {reason}")
+        plan = compiler.replan(plan)
+    raise Unsupported("miscompiled", f"{MOST_REJECTED} plans for {plan.workload.direction} of "
+                      f"{plan.workload} gave wrong results")
+
+
+def _device(tensors: Tensors) -> torch.device:
+    return next(iter(tensors.values())).device
+
+
+def _capturing(tensors: Tensors) -> bool:
+    import torch
+
+    return _device(tensors).type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+    """Launch and check: what is wrong (empty if nothing), in which steps, and whether to keep the verdict
+    on disk."""
+    try:
+        reason, blamed, weak = _launch_and_look(plan, tensors)
+        if weak and not reason:
+            try:
+                reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.results, tensors))
+            except _out_of_memory():
+                log.debug("no memory to check %s with other data", plan.workload)
+    except Miscompiled as error:
+        wrong = [s for s in plan.steps if s.launcher.function == error.function]
+        _let_go(error)
+        return error.why, wrong or plan.steps, True
+    except Exception as error:
+        # A failure of Triton: the kernel needs too many resources, or the compiler has a bug.
+        if not _is_tritons(error):
+            raise
+        _let_go(error)
+        return f"{type(error).__name__}: {error}", _suspects(plan, tensors), False
+    return reason, blamed, True
+
+
+def _let_go(error: BaseException) -> None:
+    """Take the frames from an error that goes no further. Triton raises some from a variable of the frame
+    that raises them: error, traceback and frame are a cycle then, and the frames of all callers, with
+    their tensors, would be there until Python looks for cycles."""
+    seen: BaseException | None = error
+    while seen is not None and seen.__traceback__ is not None:
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+
+
+def _is_tritons(error: BaseException) -> bool:
+    """Whether an error is one of Triton's types, or was raised by its code, as a failed assertion is. What
+    the driver or torch reports there, such as a device that another kernel has lost, is no kernel's."""
+    kind = type(error).__module__.partition(".")[0]
+    if kind == "torch" or str(error).startswith(DRIVER):
+        return False
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    where = last.tb_frame.f_globals.get("__name__", "") if last else ""
+    return "triton" in (kind, where.partition(".")[0])
+
+
+def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+    """What is wrong with a result (empty if nothing), in which steps, and whether the data are too uniform
+    for a check. What other workloads stored to a tensor of which this one stores a part is there again
+    afterwards."""
+    kept = {name: tensors[name].clone() for name in _in_part(plan.workload)}
+    try:
+        for name in plan.workload.results:  # so that elements that are not written are found
+            t = tensors[name]
+            t.fill_(float("nan") if t.is_floating_point() else -1 if t.dtype.is_signed else 0)
+        began = time.perf_counter()
+        plan.launch(**tensors)
+        log.debug("loaded and launched in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
+        found = plan.workload.examine(tensors, tensors[plan.workload.result])
+    finally:
+        for name, before in kept.items():
+            tensors[name].copy_(before)
+    if kept and not found.reason:
+        plan.launch(**tensors)
+    if not found.reason:
+        return "", (), found.weak
+    return found.reason, _blamed(plan, found.wrong, tensors), found.weak
+
+
+def _in_part(workload: Workload) -> list[str]:
+    """The results of which not every element is stored: a text may store a part of a tensor."""
+    stored: dict[str, int] = {}
+    whole: dict[str, int] = {}
+    for compute in workload.computations:
+        for write in compute.writes:
+            tensor, name = write.view.tensor, write.view.tensor.name
+            seen = {v for d in write.view.dims for v in free_vars(d.coord)}
+            whole[name] = prod(tensor.shape)
+            stored[name] = stored.get(name, 0) + (whole[name] if write.op else prod(
+                x.size for x in compute.axes if x.var in seen))
+    return [name for name in workload.results if stored.get(name, 0) < whole.get(name, 0)]
+
+
+def _out_of_memory() -> type[Exception]:
+    import torch
+
+    return torch.OutOfMemoryError
+
+
+def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
+    """Tensors like these, with the same alignment, and small random integers instead of data that could
+    hide errors. Integer tensors are copied, because they may be indices."""
+    import torch
+
+    made: Tensors = {}
+    for name, like in tensors.items():
+        shift = like.data_ptr() % 16 // like.element_size()
+        span = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+        memory = torch.empty(span + shift, dtype=like.dtype, device=like.device)
+        made[name] = memory.as_strided(like.shape, like.stride(), shift)
+        if name in results:
+            continue
+        if like.is_floating_point():
+            draw(memory[shift:], len(made))
+        else:
+            memory[shift:].copy_(like.as_strided((span,), (1,)))  # its memory, as strides may be 0
+    return made
+
+
+def _suspects(plan: Plan, tensors: Tensors) -> Sequence[Step]:
+    """The copies that are wrong when run alone; if none is, all steps but the copies."""
+    copies = [step for step in plan.steps if is_copy(step.compute)]
+    sizes = plan.required and (plan.sizes or plan.required.of_call(tensors))
+    wrong = [step for step in copies if not _copies_well(step, _device(tensors), sizes or {})]
+    return wrong or [step for step in plan.steps if step not in copies]
+
+
+def _copies_well(step: Step, device: torch.device, sizes: Values) -> bool:
+    """Whether a copy of small random integers is correct; ``sizes``: those that are arguments."""
+    import torch
+
+    a, c = step.compute.a.tensor.at(sizes), step.compute.c.tensor.at(sizes)
+    strides = a.layout.strides(), c.layout.strides()
+    if strides[0] is None or strides[1] is None:
+        return True  # a blocked layout has no view in torch to compare
+    given = torch.empty(a.layout.span, dtype=torch_type(a), device=device).random_(-99, 100)
+    made = torch.full((c.layout.span,), float("nan"), dtype=torch_type(c), device=device)
+    try:
+        if isinstance(step.launcher, SizedLauncher):
+            step.launcher.start([given, made], sizes)
+        else:
+            step.launcher([given, made])
+    except Exception as error:
+        if not _is_tritons(error):
+            raise
+        _let_go(error)
+        return False
+    return torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),
+                       made.as_strided(c.shape, strides[1], c.layout.offset))
+
+
+def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
+            tensors: Tensors) -> Sequence[Step]:
+    """The steps that may have made wrong elements: wrong copies; else, if each kernel computes one stride
+    phase, those of the wrong phases; else all but the copies."""
+    suspects = _suspects(plan, tensors)
+    if any(is_copy(step.compute) for step in suspects):
+        return suspects
+    phases = {plan.workload.part_of(at) for at in wrong}
+    if any(step.compute.part is None for step in suspects):
+        return suspects
+    return [step for step in suspects if step.compute.part in phases] or suspects
+
+
+def _record(plan: Plan, steps: Sequence[Step], verdict: str, aligned: bool,
+            tensors: Tensors, reason: str = "", keep: bool = True) -> None:
+    import torch
+
+    from transconv.version import __version__
+
+    device = _device(tensors)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    for step in steps:
+        check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,
+                        function=step.launcher.function, problem=str(plan.workload),
+                        schedule=str(step.schedule), device=name, transconv=__version__,
+                        torch=version("torch"))

@@ -1,0 +1,1 @@
+"""Legality of schedules: None, or a sentence that says why not."""

@@ -1,0 +1,182 @@
+"""Which schedules are legal: ``why_not`` returns None, or a sentence that says why not.
+
+First the value of each word is checked, then the rules, in the order of ``ASKED``: a rule may rely on
+those before it. The rule of one word is in the row of that word (words.py); rules about blocks and about
+several words are here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from operator import attrgetter
+
+from transconv.compute import Compute, why_not_any_size, why_not_lowered
+from transconv.schedule.bound_schedule import Scheduled
+from transconv.schedule.counts import ahead_bytes, lanes, shared_bytes, sides, transposed_bytes
+from transconv.schedule.legality.partial_results import why_not_partials
+from transconv.schedule.legality.words import why_not_early
+from transconv.schedule.schedule import Schedule
+from transconv.schedule.tiles.epilogue_reads import behind_bytes, exchanged_bytes
+from transconv.schedule.tiles.packing import has_rows
+from transconv.schedule.tiles.result_boxes import result_bytes
+from transconv.schedule.word import Rule, Value, Word
+from transconv.schedule.words import by_name, words
+from transconv.target import Target
+
+SPARE = 1024  # bytes of shared memory for reductions beside tiles
+
+
+def why_not(schedule: Schedule, compute: Compute, target: Target) -> str | None:
+    """None if the schedule is legal for the computation on the target, else the reason in a sentence."""
+    if reason := why_not_said(schedule) or why_not_lowered(compute):
+        return reason
+    if compute.named and (reason := why_not_any_size(compute) or _why_not_sized(schedule, compute)):
+        return reason
+    merge, pack = by_name()["merge"].why_not, by_name()["pack"].why_not
+    if merge is not None and (reason := merge(schedule, compute, target)):
+        return reason
+    made = Scheduled(compute, schedule, target)
+    if schedule.pack and pack is not None and (reason := pack(schedule, made.grouped, target)):
+        return reason
+    for rule in _rules(words()):
+        if reason := rule(schedule, made.main, target):
+            return reason
+    return None
+
+
+def why_not_said(schedule: Schedule) -> str | None:
+    """None if every word has a legal value and every block has names and a number, else the reason."""
+    table = words()
+    for word, value in zip(table, _values(table)(schedule), strict=True):
+        if value is not word.default and (reason := word.refuses(value)):
+            return reason
+    for b in schedule.blocks:
+        if type(b.extent) is not int or not b.axes or not all(a.isidentifier() for a in b.axes):
+            return f"{b!r} is no block; expected axes and an extent, such as n.h.w:128"
+    return None
+
+
+FEW_WARPS = 4  # the most warps whose products Triton overlaps in a loop that ends at a run-time size
+
+
+def of_any_size(schedule: Schedule) -> tuple[Schedule, ...]:
+    """What comes nearest to a schedule that was found for given sizes, in kernels whose sizes are
+    arguments: as it is, the words that need numbers at their defaults, for Triton, without copies, and
+    without boxes."""
+    plain = Schedule()
+    most = replace(schedule, pack="")
+    changed = replace(most, programs=plain.programs, via=plain.via, consumers=plain.consumers,
+                      keep=plain.keep, slide=plain.slide, behind=plain.behind,
+                      warps=schedule.warps * schedule.consumers,
+                      reduce=plain.reduce if schedule.reduce == "stream" else schedule.reduce)
+    packed = replace(changed, pack=schedule.pack)
+    ways = (schedule, packed, most, changed, replace(changed, swap=1), replace(changed, a="gather"),
+            replace(changed, a="gather", b="gather"), replace(changed, a="gather", b="gather", c="gather"))
+    return tuple(dict.fromkeys(ways))
+
+
+def _why_not_sized(c: Schedule, compute: Compute) -> str | None:
+    if has_rows(c.pack):
+        return f"sizes that are arguments: pack={c.pack} makes rows of positions of a given number"
+    if c.reduce == "stream":
+        return "sizes that are arguments: reduce=stream deals out tiles of given sizes"
+    if c.split_k > 1 and compute.c.tensor.extents:
+        return (f"sizes that are arguments: the parts of split_k={c.split_k} would take as many bytes as "
+                f"those of {compute.c.tensor.name} say; expected split_k=1")
+    if c.split_k > 1 and (c.reduce != "partials" or not any(
+            x.extent is not None for x in compute.axes_of("K"))):
+        return (f"sizes that are arguments: split_k={c.split_k} divides a sum that ends at one, into "
+                "parts that a second kernel adds (reduce=partials); expected split_k=1")
+    ends = [x.name for x in compute.axes_of("K") if x.extent is not None]
+    if c.unroll and ends:
+        return f"sizes that are arguments: unroll=1, but the sum over {ends[0]} ends at one"
+    if c.unit == "mma" and c.via == "tl" and ends and c.warps > FEW_WARPS:
+        return (f"sizes that are arguments: the sum over {ends[0]} ends at one, and Triton 3.6 makes the "
+                f"matrix unit of {c.warps} warps wait in such a loop; expected at most {FEW_WARPS} warps")
+    return None
+
+
+def _axes_exist(c: Schedule, compute: Compute, target: Target) -> str | None:
+    known = [x.name for x in compute.axes]
+    used = [a for b in c.blocks for a in b.axes]
+    for a in used:
+        if a not in known:
+            return f"there is no axis '{a}' in {compute.name}; its axes are {' '.join(known)}"
+        if used.count(a) > 1:
+            return f"axis '{a}' is in two blocks"
+    return None
+
+
+def _blocks_are_pure(c: Schedule, compute: Compute, target: Target) -> str | None:
+    for b in c.blocks:
+        kinds = sorted({compute.kind(a) for a in b.axes})
+        if len(kinds) > 1:
+            return f"block {b} mixes axes of kinds {' and '.join(kinds)}"
+        if b.extent < 1 or b.extent & (b.extent - 1) and not c.in_registers(b):
+            return f"block {b}: an extent is a power of two"
+    return None
+
+
+def _fits(c: Schedule, compute: Compute, target: Target) -> str | None:
+    extents = sides(c, compute)
+    m, n, k = extents["M"] * extents["B"], extents["N"], extents["K"]
+    if c.unit == "fma":  # positions that are written out are multiplied one after another
+        k = lanes(c, compute, "K")
+    if m * n * k > 1 << 20 and c.unit == "fma" or max(m * n, m * k, k * n) > 1 << 20:
+        return f"a tile of {m}x{n}x{k} has more than 2^20 elements"
+    if target.backend == "interpreter":
+        return None
+    acc = m * n * (k if c.late else 1) * compute.acc.bytes // 4
+    threads = c.warps * target.warp_size
+    if acc > 224 * threads:
+        return (f"the accumulator of {m}x{n} needs {acc // threads} registers per thread, "
+                f"{c.warps} warps have 224 to give")
+    if c.unit == "mma" and compute.b is not None:
+        need = shared_bytes(c, compute)
+        held = m * n * compute.c.tensor.dtype.bytes if _reordered(c, compute) else 0
+        need += c.consumers * max(held, result_bytes(c, compute))
+        need += (fetched := behind_bytes(c, compute)) + exchanged_bytes(c, compute)
+        if need > target.shared_bytes:
+            twice = ", with what is transposed" if transposed_bytes(c, compute) else ""
+            twice += f", {c.keep} kept," if c.keep else ""
+            twice += f", and {fetched} bytes of what is read behind the sum," if fetched else ""
+            return (f"{c.stages} stages of {m}x{k} and {k}x{n}{twice} need {need} bytes of shared "
+                    f"memory, {target.name} has {target.shared_bytes}")
+    if (need := ahead_bytes(c, compute)) + SPARE > target.shared_bytes and c.programs:
+        return (f"{c.stages} stages of a tile need {need} bytes of shared memory, {target.name} has "
+                f"{target.shared_bytes}")
+    if c.unit == "fma" and m * n * k > 256 * threads:
+        return f"a tile of {m}x{n}x{k} multiplied element by element needs over 256 registers a thread"
+    return None
+
+
+def _reordered(c: Schedule, compute: Compute) -> bool:
+    """Whether Triton needs shared memory beside the operands' to convert the result to the layout of its
+    store. It does in persistent kernels, where the loads of the next tile occupy the operands' memory; no
+    kernel with 16-bit results has exceeded the limit."""
+    return c.via == "tl" and c.programs > 0 and compute.c.tensor.dtype.bits > 16
+
+
+# The order of the rules; a word's name means its rule. Words that are not here come last, in the order of
+# the table; `merge` and `pack` come first, because the other rules see the computation that they give.
+ASKED: tuple[str | Rule, ...] = (
+    _axes_exist, _blocks_are_pure, "order", "late", "regs", "unit", "slide", _fits, "reduce",
+    "split_k", why_not_early, "via", "consumers", "transposers", "keep", "a", "b", "c", "behind",
+    why_not_partials)
+
+
+@lru_cache(maxsize=4)
+def _values(table: tuple[Word, ...]) -> Callable[[Schedule], tuple[Value, ...]]:
+    """A function that reads all words of a schedule at once, which is fast; proposals are many."""
+    return attrgetter(*(w.name for w in table))
+
+
+@lru_cache(maxsize=4)
+def _rules(table: tuple[Word, ...]) -> tuple[Rule, ...]:
+    """The rules, in the order in which they are checked."""
+    known = {w.name: w.why_not for w in table}
+    named = {*ASKED, "merge", "pack"}
+    asked = [known[x] if isinstance(x, str) else x for x in ASKED]
+    return tuple(r for r in (*asked, *(w.why_not for w in table if w.name not in named)) if r)

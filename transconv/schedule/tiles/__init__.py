@@ -1,0 +1,1 @@
+"""Tiles of a schedule: boxes, packed copies, merged groups, partial results."""

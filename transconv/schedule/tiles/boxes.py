@@ -1,0 +1,309 @@
+"""Which views can be loaded or stored with TMA boxes, and why others cannot be.
+
+A box is a rectangular piece of a tensor: per dimension a first coordinate and an extent. The engine
+reads elements outside the tensor as zeros and drops writes there. A view can be a box if
+
+* its mask requires nothing but "inside the tensor";
+* along each dimension at most one block of the tile moves, in steps of 1 (equal steps greater than 1 see
+  the dimension as interleaved planes, or the engine takes every so many-th position of it);
+* the tensor suits the engine: at most five dimensions, innermost stride 1, other strides multiples of 16
+  bytes. Along the innermost dimension a box begins at a multiple of 16 bytes; the GPU stops a kernel that
+  breaks this with an illegal instruction.
+
+Dimensions in which a box has extent 1 are merged into their inner neighbour if the strides allow it: a
+factor ``[n, kh, kw, c]`` with one element of ``kh.kw`` per step is the matrix ``[n, kh*kw*c]``. A block
+that fuses whole dimensions (``n.h.w:128``) runs along one merged dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+from transconv.compute import Compute, axis_facts
+from transconv.ir import (
+    Const,
+    Expr,
+    Layout,
+    LayoutBlock,
+    Tensor,
+    Var,
+    View,
+    ViewDim,
+    conjuncts,
+    free_vars,
+    readable,
+    substitute,
+)
+from transconv.schedule.legality.box_dimensions import (
+    ENGINE_ALIGN,
+    ENGINE_RANK,
+    ENGINE_STEP,
+    Dim,
+    groups_of,
+    planes_of,
+    whole,
+    why_not_dims,
+)
+from transconv.schedule.tiles.stacked_boxes import pile
+from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
+
+if TYPE_CHECKING:
+    from transconv.schedule.schedule import Block, Schedule
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A view as a box: the tensor with its dimensions in memory order and, per dimension, the coordinate
+    over axes, the axis that moves (None if none does), the extent of the box in elements, and the kind of
+    that axis (B, M, N or K; empty if none moves)."""
+
+    tensor: Tensor
+    coords: tuple[Expr, ...]
+    moving: tuple[Var | None, ...]
+    extents: tuple[int, ...]
+    kinds: tuple[str, ...]
+
+
+def box_of(view: View, schedule: Schedule, compute: Compute, stored: bool = False) -> Box | str:
+    """The box that loads (or stores) a tile of a view, or the reason why there is none."""
+    return _of_blocks(view, schedule.blocks, schedule.via, schedule.order, compute, stored)
+
+
+@lru_cache(maxsize=4096)
+def _of_blocks(view: View, blocks: tuple[Block, ...], via: str, order: str, compute: Compute,
+               stored: bool) -> Box | str:
+    """``box_of`` for the words that it depends on, which many schedules share, so that the cache hits."""
+    from transconv.schedule.schedule import Schedule
+
+    along = _along(view)
+    other = "N" if view is compute.a else "M" if view is compute.b else "K"
+    for b in blocks:  # an axis may occur in the mask alone
+        if b.extent > 1 and compute.kind(b.first) != other and not along.intersection(b.axes):
+            return f"{view.tensor.name}: no dimension moves along block {b}"
+    blocks = tuple(b for b in blocks if along.intersection(b.axes))
+    return _box_of(view, Schedule(blocks, via=via, order=order), compute, stored)
+
+
+@lru_cache(maxsize=512)
+def _along(view: View) -> frozenset[str]:
+    """The axes that move along some dimension of a view."""
+    return frozenset(v.name for d in view.dims for v in free_vars(d.coord))
+
+
+@lru_cache(maxsize=4096)
+def _box_of(view: View, schedule: Schedule, compute: Compute, stored: bool) -> Box | str:
+    """``box_of`` for a schedule of only the relevant blocks, which many schedules of a computation share,
+    so that the cache hits."""
+    facts = axis_facts(compute)
+    layout = view.tensor.layout
+    if layout.strides() is None:
+        return f"{view.tensor.name} has a blocked layout, a box has one stride per dimension"
+    if layout.offset:
+        return f"{view.tensor.name} begins {layout.offset} elements into its memory, a box does not"
+    dims: list[Dim] = []
+    apart = _strides(view.tensor)
+    for b in layout.blocks:
+        found = _dim(view, b, apart.get(b.dim), schedule, compute, facts, stored)
+        if isinstance(found, str):
+            return f"{view.tensor.name}: {found}"
+        dims += found
+    fused = _fuse(dims, schedule, compute)
+    if isinstance(fused, str):
+        return f"{view.tensor.name}: {fused}"
+    dims = _merge(fused, facts, compute.phase)
+    if reason := (_still(dims, view, schedule, compute)
+                  or why_not_dims(dims, schedule, compute, view.tensor, stored, facts)
+                  or _shifted(dims[-1], view.tensor, facts)):
+        return f"{view.tensor.name}: {reason}"
+    return _box(view.tensor, dims, schedule, compute)
+
+
+def _strides(tensor: Tensor) -> dict[int, Expr]:
+    """The strides that are expressions of sizes, by dimension."""
+    steps = map(simplify, tensor.steps) if tensor.extents else ()
+    return {dim: step for dim, step in enumerate(steps) if free_vars(step)}
+
+
+@lru_cache(maxsize=512)
+def _seen(seen: ViewDim, size: Expr, compute: Compute) -> tuple[Expr, Expr | None]:
+    """The simplified coordinate, and a condition of the mask other than "inside the tensor", or None."""
+    facts = axis_facts(compute)
+    coord = simplify(seen.coord, facts)
+    inside = facts.assume(coord >= 0).assume(coord < size)
+    for part in conjuncts(seen.mask):
+        if not prove(simplify(part, facts), inside):
+            return coord, part
+    return coord, None
+
+
+def _dim(view: View, b: LayoutBlock, apart: Expr | None, schedule: Schedule, compute: Compute,
+         facts: Facts, stored: bool) -> list[Dim] | str:
+    """The dimension of a block of the layout (two if it is seen as planes), or why it is not legal.
+    ``apart``: its stride, if that is no number. The engine takes every so many-th position only where
+    sizes are arguments: what makes such descriptors is the launcher of such kernels."""
+    name, of = view.tensor.dims[b.dim], view.tensor
+    bound = (simplify(of.extents[b.dim], facts)
+             if of.extents and free_vars(of.extents[b.dim]) else None)
+    coord, beyond = _seen(view.dims[b.dim], Const(b.size) if bound is None else bound, compute)
+    if beyond is not None:
+        return f"the mask {beyond} says more than that {name} is inside"
+    moving = [v for v in sorted(free_vars(coord), key=lambda v: v.name)
+              if (own := schedule.block_of(v.name)) and own.extent > 1
+              and (own.last == v.name or not pile(own, view, schedule, compute))]
+    if not moving:
+        return [Dim(name, b.size, b.stride, coord, None, 1, bound=bound, pitch=apart)]
+    if len(moving) > 1:
+        return f"lanes {' and '.join(v.name for v in moving)} both move along {name}"
+    axis = moving[0]
+    block = schedule.block_of(axis.name)
+    assert block is not None
+    step = _step(coord, axis, facts)
+    if step == 1 and (wide := pile(block, view, schedule, compute)):
+        return [Dim(name, b.size, b.stride, coord, axis, wide, piled=True)]
+    if step == 1:
+        one = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
+        ends = stored or compute.kind(block.first) == "K"  # others may load more than is stored
+        return ends and groups_of(one, block, compute, facts) or [one]
+    if step > 1:
+        whole = Dim(name, b.size, b.stride, coord, axis, block.extent, bound=bound, pitch=apart)
+        planes = planes_of(whole, step, facts)
+        if multiple_of(whole.length, facts) % step == 0 or isinstance(planes[1].coord, Const) or (
+                bound is None and _ends_within(coord, b.size, schedule, compute, facts)):
+            return planes
+        if of.extents and not stored and step <= ENGINE_STEP:
+            return [replace(whole, every=step)]
+    size = b.size if bound is None else bound
+    why = f" and {size} is no multiple of {step}" if step > 1 else ""
+    return f"lane {axis.name} moves along {name} as {readable(coord)}, a box steps by 1{why}"
+
+
+def transposed(view: View, schedule: Schedule, compute: Compute) -> bool:
+    """Whether an explicit kernel must transpose the boxes of a view before it multiplies them.
+
+    The matrix unit reads 16-bit operands from shared memory in either order, those of 8 and of 32 bits
+    only with K innermost. Boxes of the latter with another innermost dimension (features, if the sum runs
+    over positions) are written to shared memory again, with K innermost, by warps of their own.
+    """
+    if schedule.via != "gluon" or view.tensor.dtype.bits == 16:
+        return False
+    box = box_of(view, schedule, compute)
+    if isinstance(box, str):
+        return False
+    return box.kinds[-1] not in ("", "K")
+
+
+@lru_cache(maxsize=4096)
+def _step(coord: Expr, axis: Var, facts: Facts) -> int:
+    """The change of a coordinate per step of an axis; 0 unless it is a positive constant."""
+    ahead = simplify(substitute(coord, {axis: axis + 1}) - coord, facts)
+    if isinstance(ahead, Const) and int(ahead.value) > 0 and (
+            axis not in free_vars(simplify(coord - axis * int(ahead.value), facts))):
+        return int(ahead.value)
+    return 0
+
+
+def _ends_within(coord: Expr, size: int, schedule: Schedule, compute: Compute, facts: Facts) -> bool:
+    """Whether no lane is beyond the end of a dimension, not even beyond the end of its axis. Then no lane
+    reads the last row of planes that lack it."""
+    last = range_of(coord, facts).hi
+    used = {schedule.block_of(v.name) for v in free_vars(coord)} - {None}
+    return last is not None and last < size and all(
+        prod(compute.size(a) for a in b.axes) % b.extent == 0 for b in used if b is not None)
+
+
+def _fuse(dims: list[Dim], schedule: Schedule, compute: Compute) -> list[Dim] | str:
+    """Merge the dimensions of a fused block, which must be whole, adjacent and in its order; otherwise
+    return the reason."""
+    out: list[Dim] = []
+    at = 0
+    while at < len(dims):
+        d = dims[at]
+        block = schedule.block_of(d.moving.name) if d.moving is not None else None
+        if block is None or len(block.axes) == 1 or d.piled:
+            out.append(d)
+            at += 1
+            continue
+        run = dims[at:at + len(block.axes)]
+        all_of_it = [(x.coord, x.length) for x in run] == [
+            (Var(a), whole(compute, (a,))) for a in block.axes]
+        packed = all(x.apart == simplify(y.apart * y.length) for x, y in zip(run, run[1:], strict=False))
+        if not all_of_it or not packed:
+            return f"the lanes of block {block} do not follow one another in memory"
+        name = "_".join(block.axes)
+        bound = whole(compute, block.axes) if any(x.bound is not None for x in run) else None
+        out.append(Dim(name, prod(x.size for x in run), run[-1].stride, Var(name), Var(name),
+                       block.extent, bound=bound, pitch=run[-1].pitch))
+        at += len(run)
+    return out
+
+
+def _merge(dims: list[Dim], facts: Facts, phase: bool) -> list[Dim]:
+    """Merge dimensions in which the box has extent 1 into their inner neighbours. Stride phases differ in
+    which can be merged, so they merge none if the engine can take all: one launch then serves all
+    phases."""
+    out: list[Dim] = []
+    # The stride of a dimension of size 1 has no effect, and need not be a multiple of 16 bytes.
+    wide = [d for d in dims if not (d.size == 1 and d.bound is None and d.extent == 1
+                                    and _stays(d, facts))]
+    if phase and 0 < len(wide) <= ENGINE_RANK:
+        return wide
+    for d in wide or dims[-1:]:
+        numbers = out and not d.named and not out[-1].named and d.every == 1
+        if numbers and out[-1].extent == 1 and d.size % d.extent == 0 and (
+                out[-1].stride == d.stride * d.size) and _stays(out[-1], facts) and _stays(d, facts):
+            outer = out.pop()
+            d = replace(d, name=f"{outer.name}_{d.name}", size=outer.size * d.size,
+                        coord=simplify(outer.coord * d.size + d.coord), plane=outer.plane or d.plane)
+        out.append(d)
+    return out
+
+
+def _stays(d: Dim, facts: Facts) -> bool:
+    """Whether the coordinate is always inside the dimension, so that merging it reads no other
+    elements."""
+    if d.bound is not None:
+        return False
+    r = range_of(d.coord, facts)
+    return r.lo is not None and r.hi is not None and r.lo >= 0 and r.hi < d.size
+
+
+def _still(dims: list[Dim], view: View, schedule: Schedule, compute: Compute) -> str | None:
+    """The reason if no dimension moves along some block, because its axis has one position: the box would
+    have fewer elements than the tile."""
+    moved = {d.moving for d in dims}
+    for b in schedule.blocks:
+        if b.extent > 1 and Var("_".join(b.axes)) not in moved and not pile(
+                b, view, schedule, compute):
+            return f"no dimension moves along block {b}, there is only one position"
+    return None
+
+
+def _shifted(inner: Dim, tensor: Tensor, facts: Facts) -> str | None:
+    """The reason if the box may begin between multiples of 16 bytes along the innermost dimension."""
+    shift = inner.coord if inner.moving is None else simplify(inner.coord - inner.moving, facts)
+    if multiple_of(shift, facts) * tensor.dtype.bytes % ENGINE_ALIGN:
+        return f"the box begins at {readable(inner.coord)} along {inner.name}, not at 16 bytes"
+    return None
+
+
+def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) -> Box:
+    blocks = tuple(LayoutBlock(i, d.size, d.stride) for i, d in enumerate(dims))
+    layout = Layout(tensor.dtype, len(dims), blocks, tensor.layout.offset)
+    names = tuple(d.name for d in dims)
+    extents = tuple(d.length for d in dims) if any(d.named for d in dims) else ()
+    planes = any(d.plane for d in dims)
+    pitches = tuple(d.apart for d in dims) if extents and (planes or tensor.pitches) else ()
+    every = tuple(d.every for d in dims)
+    seen = replace(tensor, dims=names, shape=tuple(d.size for d in dims), layout=layout,
+                   planes=planes, extents=extents, pitches=pitches, every=every if max(every) > 1 else ())
+    fused = {Var("_".join(b.axes)): b.first for b in schedule.blocks}
+    return Box(seen, tuple(d.coord for d in dims), tuple(d.moving for d in dims),
+               tuple(d.extent for d in dims), tuple(_kind(d.moving, fused, compute) for d in dims))
+
+
+def _kind(moving: Var | None, fused: dict[Var, str], compute: Compute) -> str:
+    """The kind of an axis, or of the fused axes of a block; empty for None."""
+    return "" if moving is None else compute.kind(fused.get(moving, moving.name))

@@ -1,0 +1,291 @@
+"""Packing: a computation over copies of some of its tensors in another order.
+
+A box needs features to be contiguous. A tensor in which they are not is copied first, by a kernel of its
+own, and the main kernel reads the copy through the same view. Here n, h and w are positions, f and c
+features:
+
+    pack=a      A[n, c, h, w]  -- pack_A -->  A_packed[n, h, w, c]  -- main -->  C
+    pack=a.c    ... main -->  C_packed[n, h, w, f]  -- unpack_C -->  C[n, f, h, w]
+
+The matrix unit takes operands of 32 and of 8 bits only with the summed dimension innermost. If the sum
+runs over dimension 0 of an operand, that is the innermost dimension of the copy:
+
+    pack=b      B[f, kh, kw, c]   -- pack_B -->  B_packed[c, kh, kw, f]  -- main sums over f -->  C
+    pack=a.b    A[n, h, w, c]     -- pack_A -->  A_packed[c, h, w, n]    -- main sums over n -->  C
+
+Where both are floats of 8 bits, copies may hold them as f16, in which they and their products are exact,
+and which the matrix unit takes in any order and sums in f32:
+
+    pack=a.b.f16    A[n, c, h, w] (f8)  -- pack_f16_A -->  A_packed_f16[n, h, w, c] (f16)  -- main -->  C
+
+A copy is a computation ``c = a``, without a second factor and without a sum, and goes through the same
+pipeline. An operand that is multiplied as tf32 is rounded in its copy. That alone can be worth a copy:
+otherwise each element is rounded every time it is gathered. A plan that needs both has two copies,
+``A_packed`` and ``A_packed_exact``. Rows of a copy of at least 16 bytes begin at multiples of 16 bytes;
+the padding between them is never read. Sizes that are arguments are those of the copy, too. What copies
+is in tiles/copy_kernels.py.
+
+The factor of merged groups is copied with the zeros around its blocks, so that boxes can load it:
+
+    B[f, c % 4] where c//4 == f//4 % 16  -- pack_blocks16_B -->  B_packed16[f, kh, kw, c]
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+
+from transconv.compute import Compute, axis_facts
+from transconv.ir import (
+    ONE,
+    Const,
+    Expr,
+    Layout,
+    LayoutBlock,
+    Tensor,
+    View,
+    ViewDim,
+    f16,
+    f32,
+    free_vars,
+    multiplied_as,
+)
+from transconv.schedule.tiles.fp8_upcast import widened
+from transconv.schedule.tiles.merging import inner_feature
+from transconv.schedule.tiles.row_copies import rows_of
+from transconv.simplify import Facts, multiple_of, simplify
+
+ROW_ALIGN = 16  # bytes
+FEATURES = 1
+"""The dimension of features in every tensor, innermost in most copies."""
+WIDE = "f16"  # the last part of the value of ``pack`` where copies of 8-bit floats hold f16
+IN_ROWS = "rows"  # the same where copies are rows of summed positions (tiles/row_copies.py)
+LEAST_ROW = 32  # summed positions; fewer do not fill a row of shared memory (128 bytes of f32)
+
+
+def row_of(view: View, compute: Compute) -> int:
+    """The innermost dimension of a copy: that of features. It is dimension 0 if there is only one feature
+    and dimension 0 has features or batches, as in the factor of a depthwise sum, or if there is no other
+    dimension."""
+    if len(view.tensor.shape) < 2:
+        return 0
+    seen = free_vars(view.dims[0].coord)
+    outer = {x.role for x in compute.axes if x.var in seen}
+    alone = view.tensor.shape[FEATURES] == 1 and not is_named(view.tensor, FEATURES)
+    return 0 if alone and outer and outer <= {"feature", "batch"} else FEATURES
+
+
+def innermost(compute: Compute, letter: str, wide: bool = False) -> int:
+    """The innermost dimension of the copy of an operand: ``row_of``, or dimension 0 for f32 and 8-bit
+    types that the matrix unit multiplies and that are summed along dimension 0, if no copy is ``wide``;
+    not positions whose number is an argument, which may be few."""
+    view = view_of(compute, letter)
+    assert view is not None, f"{compute.name} has no operand {letter}"
+    row = row_of(view, compute) if diagonal(view, compute) == 1 else FEATURES
+    depthwise = all(x.size == 1 for x in compute.axes if x.role == "feature")
+    if letter == "c" or depthwise or wide or not reads_along(compute):
+        return row
+    summed = {x.var for x in compute.axes_of("K")
+              if x.role == "feature" or x.extent is None and x.size >= LEAST_ROW}
+    return 0 if summed & free_vars(view.dims[0].coord) else row
+
+
+def reads_along(compute: Compute) -> bool:
+    """Whether an asynchronous matrix unit reads both operands along the sum: tf32, and types of 8 bits."""
+    types = [v.tensor.dtype for v in (compute.a, compute.b) if v is not None]
+    if all(t.bits == 8 for t in types):
+        return True
+    return compute.math != "ieee" and all(t.memory is f32 for t in types)
+
+
+def copy_of(tensor: Tensor, inner: int = FEATURES, merge: int = 1, wide: bool = False,
+            near: bool = False) -> Tensor:
+    """The workspace for a copy of a tensor: dimension ``inner`` innermost, the other one of the first two
+    outermost, or if ``near`` next to it, the rest in order, and rows of at least 16 bytes padded to
+    multiples of 16, also those whose length is an argument. Dimensions, shape and dtype stay, but
+    dimension 1 is ``merge`` times as long, and 8-bit floats are f16 if ``wide``."""
+    dtype = f16 if wide and tensor.dtype.is_short else tensor.dtype
+    rest = [*range(len(tensor.shape) - 1, 1, -1)]
+    order = [inner, 1 - inner, *rest] if near else [inner, *rest, 1 - inner]
+    shape = (tensor.shape[0], tensor.shape[1] * merge, *tensor.shape[2:])
+    row = ROW_ALIGN // dtype.bytes
+    row = row if shape[inner] >= row or is_named(tensor, inner) else 1
+    blocks, step = [], 1
+    for dim in order:
+        blocks.append(LayoutBlock(dim, shape[dim], step))
+        step *= -(-shape[dim] // row) * row if dim == inner else shape[dim]
+    layout = Layout(dtype, len(shape), tuple(reversed(blocks)))
+    name = f"{tensor.name}_packed{merge if merge > 1 else ''}"
+    name += "" if dtype is tensor.dtype else f"_{dtype}"
+    made = Tensor(name, tensor.dims, shape, layout, copy_of=tensor.name, extents=tensor.extents)
+    return replace(made, pitches=_apart(made, order, row)) if tensor.extents else made
+
+
+def _apart(copy: Tensor, order: list[int], row: int) -> tuple[Expr, ...]:
+    """The strides of a copy whose sizes are arguments, dimensions in ``order`` from the innermost, rows
+    of multiples of ``row`` elements; none where rows follow one another."""
+    inner = order[0]
+    if not is_named(copy, inner) and copy.shape[inner] % row == 0:
+        return ()
+    found: dict[int, Expr] = {}
+    step: Expr = ONE
+    for dim in order:
+        found[dim] = step
+        size = copy.extents[dim]
+        step = simplify(step * ((size + (row - 1)) // row * row if dim == inner else size))
+    return tuple(found[dim] for dim in range(len(order)))
+
+
+def is_named(tensor: Tensor, dim: int) -> bool:
+    """Whether the size of a dimension is an argument, or follows from some."""
+    return bool(tensor.extents) and bool(free_vars(tensor.extents[dim]))
+
+
+def letters(pack: str) -> list[str]:
+    """``a.c`` -> a, c; ``a.b.f16`` -> a, b."""
+    return [x for x in pack.split(".") if x and x not in (WIDE, IN_ROWS)]
+
+
+def widens(pack: str) -> bool:
+    """Whether copies of 8-bit floats hold f16."""
+    return WIDE in pack.split(".")
+
+
+def in_registers(pack: str) -> bool:
+    """Whether 8-bit floats become f16 in registers, without copies (tiles/fp8_upcast.py)."""
+    return pack == WIDE
+
+
+def has_rows(pack: str) -> bool:
+    """Whether copies are rows of summed positions."""
+    return IN_ROWS in pack.split(".")
+
+
+def with_letter(pack: str, letter: str) -> str:
+    """The value of ``pack=`` with another operand: ``a``, c -> ``a.c``."""
+    return ".".join(sorted({*pack.split("."), letter} - {""}))
+
+
+def without(pack: str, letter: str) -> str:
+    """The value of ``pack=`` without an operand: ``a.c``, c -> ``a``."""
+    return ".".join(x for x in pack.split(".") if x != letter)
+
+
+def workspaces(compute: Compute, pack: str, split: int, unit: str = "mma") -> list[Tensor]:
+    """The tensors that hold the copies of operands, and the one that the main kernel writes to if its
+    result is copied afterwards."""
+    named = [x for x in letters(pack) if x != "c" or split == 1]
+    if has_rows(pack):
+        return [rows_of(v, compute).tensor for x in named if (v := view_of(compute, x)) is not None]
+    return [copy_for(compute, x, unit, widens(pack)) for x in named]
+
+
+def copy_for(compute: Compute, letter: str, unit: str, wide: bool) -> Tensor:
+    """The copy of an operand for a unit. An operand that the matrix unit multiplies as tf32 is rounded in
+    its copy, because the unit would truncate it, with twice the error. Other products of f32 need the
+    exact values and have a copy with another name."""
+    view = view_of(compute, letter)
+    assert view is not None
+    inner = innermost(compute, letter, wide)
+    made = copy_of(view.tensor, inner, diagonal(view, compute), wide,
+                   inner == 0 and _in_patches(view, compute))
+    if letter == "c" or made.dtype is not f32:
+        return made
+    if unit == "mma" and wants_rounding(view, compute):
+        return replace(made, layout=replace(made.layout, dtype=multiplied_as(f32, compute.math)))
+    return replace(made, name=f"{made.name}_exact")
+
+
+def _in_patches(view: View, compute: Compute) -> bool:
+    """Whether a tensor of 8-bit elements is summed along its first dimension alone, as gradients of layers
+    are whose windows do not overlap: the others are then a run, with features innermost as in memory. Not
+    where the computation is one of several parts: they share the copy, and others may sum along more."""
+    if compute.part is not None:
+        return False
+    summed = {x.var for x in compute.axes_of("K") if x.size > 1}
+    apart = {v for d in view.dims[1:] for e in (d.coord, d.mask) for v in free_vars(e)}
+    return view.tensor.dtype.bits == 8 and prod(view.tensor.shape[2:]) > 1 and not summed & apart
+
+
+def view_of(compute: Compute, letter: str) -> View | None:
+    return {"a": compute.a, "b": compute.b, "c": compute.c}[letter]
+
+
+def diagonal(view: View, compute: Compute) -> int:
+    """The number of blocks on the diagonal of a view: 1 unless it is a factor of merged groups."""
+    return 1 if inner_feature(view, compute) is None else compute.merge
+
+
+@lru_cache(maxsize=512)
+def over_copies(compute: Compute, pack: str, unit: str = "mma") -> Compute:
+    """The computation with views of copies, for the operands in ``pack`` and a unit."""
+    seen = compute
+    for letter in letters(pack):
+        view = view_of(seen, letter)
+        assert view is not None, f"{compute.name} has no operand {letter}"
+        dims = view.dims
+        if inner := inner_feature(view, seen):
+            dims = (dims[0], ViewDim(inner.var), *dims[2:])
+        over = rows_of(view, seen) if has_rows(pack) else View(
+            copy_for(seen, letter, unit, widens(pack)), dims)
+        compute = compute.through(**{letter: over})
+    return widened(compute) if in_registers(pack) else compute
+
+
+def wants_rounding(view: View, compute: Compute) -> bool:
+    """Whether an operand of the matrix unit must be rounded to tf32 and is not a rounded copy."""
+    return multiplied_as(view.tensor.dtype, compute.math) is not view.tensor.dtype
+
+
+def why_not_copied(compute: Compute, letter: str, gathered: bool = False,
+                   wide: bool = False) -> str | None:
+    """None if a copy of an operand is useful, because its layout or, if ``wide``, its type differs, else
+    the reason. If the operand is ``gathered`` for the matrix unit, a copy that rounds is useful also with
+    the same layout."""
+    view = view_of(compute, letter)
+    assert view is not None
+    name = view.tensor.name
+    if 0 in view.tensor.shape:
+        return f"{name} is empty"
+    if reason := compute.why_not_plain(view):
+        return reason
+    if len(view.tensor.shape) < 2:
+        return f"{name} has only one dimension, which is innermost already"
+    if diagonal(view, compute) > 1:
+        stored = letter == "c"
+        return f"only the blocks of {name} are stored, one element at a time" if stored else None
+    if wide and view.tensor.dtype.is_short:
+        return None
+    inner = innermost(compute, letter)
+    if rows_of_features(view.tensor, inner, axis_facts(compute)) and not (
+            gathered and wants_rounding(view, compute)):
+        return (f"{name} already has {view.tensor.dims[inner]} innermost and rows that begin at multiples "
+                "of 16 bytes or are shorter")
+    return None
+
+
+def rows_of_features(tensor: Tensor, inner: int = FEATURES, facts: Facts | None = None) -> bool:
+    """Whether a tensor already has the layout of a copy: stride 1 along ``inner``, and the other strides
+    multiples of 16 bytes unless rows are shorter. True for a tensor of one dimension. ``facts``: of sizes
+    that are arguments."""
+    strides = tensor.layout.strides()
+    if len(tensor.shape) < 2:
+        return True
+    if strides is None:
+        return False
+    if tensor.extents:
+        return _are_rows(tensor, inner, facts or Facts())
+    others = [s for d, s in enumerate(strides) if d != inner and tensor.shape[d] > 1]
+    short = tensor.shape[inner] * tensor.dtype.bytes < ROW_ALIGN
+    return (strides[inner] == 1 or tensor.shape[inner] == 1) and (short or all(
+        s * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))
+
+
+def _are_rows(tensor: Tensor, inner: int, facts: Facts) -> bool:
+    """``rows_of_features`` for all sizes that are arguments."""
+    steps, row = [simplify(s) for s in tensor.steps], tensor.bounds[inner]
+    others = [s for d, s in enumerate(steps) if d != inner and tensor.bounds[d] != ONE]
+    short = isinstance(row, Const) and row.value * tensor.dtype.bytes < ROW_ALIGN
+    return (steps[inner] == ONE or row == ONE) and (short or all(
+        multiple_of(s, facts) * tensor.dtype.bytes % ROW_ALIGN == 0 for s in others))

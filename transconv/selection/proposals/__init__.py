@@ -1,0 +1,1 @@
+"""Proposed schedules, a file for each kind of kernel."""

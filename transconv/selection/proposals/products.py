@@ -1,0 +1,303 @@
+"""Proposed schedules of products: for the matrix unit, whose factors are gathered, moved in boxes or
+copied first, and element by element where it does not serve.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from math import prod
+
+from transconv.compute import Compute, Value
+from transconv.cost import ASYNCHRONOUS, along_sum, is_small, within_groups
+from transconv.ir import DType, f32, f64, free_vars, multiplied_as
+from transconv.schedule import (
+    FEATURES,
+    ROW,
+    Block,
+    Schedule,
+    Scheduled,
+    diagonal,
+    innermost,
+    programs,
+    wants_rounding,
+    why_not,
+    why_not_copied,
+    why_not_rows,
+)
+from transconv.selection.proposals.depthwise_windows import sliding, sliding_down
+from transconv.selection.proposals.elementwise import elementwise, transposed_tiles
+from transconv.selection.proposals.tile_shapes import (
+    extents,
+    fusable,
+    rows_of_positions,
+    run_of,
+    splits,
+    summed_rows,
+    tilings,
+)
+from transconv.selection.proposals.warp_specialized import explicit
+from transconv.target import Target
+
+FEW_FEATURES, SHORT = 16, 64
+WGMMA_BITS = 256  # of a row that a product of wgmma sums
+
+
+def _both_sum(compute: Compute) -> bool:
+    """Whether both factors vary along all summed axes, as the matrix unit requires; along one of them, if
+    each has one position."""
+    seen = [{v for d in view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+            for view in (compute.a, compute.b) if view is not None]
+    summed = [x for x in compute.axes_of("K") if x.size != 1]
+    if not summed:
+        return all(any(x.var in names for x in compute.axes_of("K")) for names in seen)
+    return all(x.var in names for x in summed for names in seen)
+
+
+def _types(compute: Compute) -> tuple[DType, DType]:
+    """The types that a product multiplies."""
+    assert compute.factors is not None
+    left, right = compute.factors
+    return left.var.type, right.var.type
+
+
+def _alike(left: DType, right: DType) -> bool:
+    """Whether a matrix unit multiplies these types: one type, or any two of 8 bits."""
+    return left.memory is right.memory or left.bits == right.bits == 8
+
+
+def products(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Proposals for a product or a sum, without merging groups."""
+    if compute.b is None:
+        yield from transposed_tiles(compute, target)
+    batch, rows, columns, summed = (compute.axes_of(kind) for kind in "BMNK")
+    matrix = (compute.b is not None and compute.acc is not f64 and compute.acc.bits >= 32
+              and "mma" in target.features and rows and columns and summed
+              and not target.lacks(*_types(compute), compute.acc) and _alike(*_types(compute))
+              and _worth_the_matrix_unit(compute) and _both_sum(compute))
+    if matrix:
+        yield from sliding_down(compute, target)
+        yield from _matrix(compute, target)
+        yield from _rounded(compute, target)
+        if "box" in target.features and (
+                compute.a.tensor.dtype.bits <= 16
+                or multiplied_as(compute.a.tensor.dtype, compute.math).within):
+            yield from _boxes(compute, target)
+            yield from explicit(compute, target)
+            yield from _packed(compute, target)
+            yield from _widened(compute, target)
+            yield from _in_rows(compute, target)
+    else:
+        yield from elementwise(compute, target)
+        yield from sliding(compute, target)
+
+
+def _worth_the_matrix_unit(compute: Compute) -> bool:
+    """Depthwise and near-depthwise groups have too few columns to fill a 16-wide tile. What is computed
+    before it is multiplied needs tiles that divide the sum."""
+    if compute.nonzero and all(prod(map(compute.size, axes)) % 16 for axes in fusable(
+            compute.axes_of("K"), compute)):
+        return False
+    rows, columns, summed = (prod(x.size for x in compute.axes_of(kind)) for kind in "MNK")
+    return not compute.axes_of("B") or min(rows, columns, summed) > 2
+
+
+def _matrix(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Gathered operands: one address per element, any layout, any chip. None where a copy of one factor
+    has another type than the other factor, which is computed: that is no product of matrices."""
+    if compute.factors is None:
+        return
+    big = target.backend == "interpreter"
+    extents = (16, 32, 64, 128, 256, 512) if big else (16, 32, 64, 128, 256)
+    depths = (16, 32, 64, 128, 256, 512) if big else (64, 32, 16)
+    m_ways, n_ways, k_ways = (fusable(compute.axes_of(kind), compute) for kind in "MNK")
+    least = (16, 16, target.least_steps(*_types(compute)))
+    for m_axes, n_axes, k_axes in itertools.product(m_ways, n_ways, k_ways):
+        sizes = [prod(compute.size(a) for a in axes) for axes in (m_axes, n_axes, k_axes)]
+        for m, n, k in itertools.product(extents, extents, depths):
+            if any(e > few and e >= 2 * s for e, s, few in zip((m, n, k), sizes, least, strict=True)):
+                continue
+            m_block, n_block = Block(m_axes, m), Block(n_axes, n)
+            for k_blocks in _summed(compute, k_axes, k, target):
+                yield from _gathered((m_block, n_block, *k_blocks), m * n, compute, target)
+
+
+def _rounded(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """``_matrix`` over copies that are rounded to tf32. An asynchronous unit then reads operands from
+    shared memory; otherwise they go through registers to be rounded. (Sums over positions do so
+    anyway.)"""
+    if (ASYNCHRONOUS & target.features and wants_rounding(compute.a, compute)
+            and not compute.sums_positions
+            and not any(why_not_copied(compute, letter, gathered=True) for letter in "ab")):
+        over = Scheduled(compute, Schedule(pack="a.b"), target).main
+        yield from (c.with_words(pack="a.b") for c in _matrix(over, target) if not is_small(c, over))
+
+
+def _summed(compute: Compute, axes: tuple[str, ...], extent: int,
+            target: Target) -> Iterator[tuple[Block, ...]]:
+    """Blocks for the sum: the fused axes; for positions also one block per axis, which needs no division
+    to unpack them."""
+    yield (Block(axes, extent),)
+    positions = compute.axes_of("K")
+    if len(axes) > 1 and positions[-1].role == "position" and target.backend != "interpreter":
+        yield from tilings(positions, extent, 2)
+
+
+def _gathered(blocks: tuple[Block, ...], results: int, compute: Compute,
+              target: Target) -> Iterator[Schedule]:
+    """The words for a tile of gathered operands, those that were fastest in sweeps first."""
+    if target.backend == "interpreter":
+        yield Schedule(blocks, warps=8 if results >= 128 * 128 else 4,
+                     stages=4 if results <= 128 * 64 else 3)
+        return
+    ways = {(8, 3): True, (8, 4): False, (4, 3): results == 128 * 128}
+    if results < 128 * 128:
+        ways = {(4, 4): True, (4, 3): results >= 64 * 64}
+    if compute.a.tensor.dtype.memory is f32 and compute.math != "ieee" and "wgmma" in target.features:
+        ways[2, 3 if results > 64 * 64 else 4] = results <= 64 * 128  # for ``mma.sync``
+    if "async_copy" not in target.features:  # stages then take registers
+        ways = {(warps, 2): True for warps, _ in ways}
+    for (warps, stages), wanted in ways.items():
+        if wanted:
+            for schedule in _sides(Schedule(blocks, warps=warps, stages=stages), compute, target):
+                for split in splits(schedule, compute, target):
+                    yield schedule.with_words(split_k=split)
+
+
+def _sides(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
+    """A factor that is computed as the right side of a ``wgmma``, which is read from shared memory. The
+    left side stays in registers: of several products of a step, Triton lets the next step overwrite them
+    before they are read (see ``backend_triton/miscompiles/signs.py``), unless there is one stage.
+    ``mma.sync``, of few warps or rows, has both sides in registers and no such products."""
+    left, right = (isinstance(f, Value) for f in compute.factors or (None, None))
+    turned, small = schedule.with_words(swap=1), is_small(schedule, compute)
+    if "wgmma" not in target.features or not left or small and is_small(turned, compute):
+        yield schedule
+        return
+    yield schedule.with_words(stages=1) if right else turned
+    depth = prod(b.extent for b in schedule.blocks if compute.kind(b.axes[0]) == "K")
+    if small or depth * _types(compute)[0].bits <= WGMMA_BITS:
+        yield schedule
+
+
+def _boxes(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Positions as boxes on the right side of the product, the other operand as its left side."""
+    bits = compute.a.tensor.dtype.bits
+    if bits > 16 and not all(along_sum(v, compute) for v in (compute.a, compute.b) if v is not None):
+        return  # Triton would transpose them through registers, in every step of the sum
+    wide = {kind: tuple(x for x in compute.axes_of(kind) if x.size > 1) or compute.axes_of(kind)[-1:]
+            for kind in "MNK"}
+    depth = ROW * 8 // bits
+    positions = {kind: all(x.role == "position" for x in wide[kind]) for kind in "MNK"}
+    runs = {kind: run_of(wide[kind], compute) for kind in "MNK"}
+    if positions["M"]:
+        whole = tuple(x.name for x in wide["M"])
+        innermost = ((wide["K"][-1].name,), wide["K"][-1].size)
+        for summed in dict.fromkeys((runs["K"], innermost)):
+            for m, n, k in itertools.product((64, 128, 256), extents(runs["N"]),
+                                             extents(summed, depth)):
+                for tiling in [(Block(whole, m),), *tilings(wide["M"], m, 3),
+                               *rows_of_positions(wide["M"], m, compute.c, compute)]:
+                    blocks = (*tiling, Block(runs["N"][0], n), Block(summed[0], k))
+                    yield from _box_words(blocks, m, n, compute, target)
+    elif positions["K"]:
+        whole = tuple(x.name for x in wide["K"])
+        for m, n, k in itertools.product(extents(runs["M"]), extents(runs["N"]), (depth,)):
+            for tiling in [(Block(whole, k),), *tilings(wide["K"], k, 2),
+                           *summed_rows(wide["K"], k, compute),
+                           *rows_of_positions(wide["K"], k, compute.a, compute)]:
+                blocks = (Block(runs["M"][0], m), Block(runs["N"][0], n), *tiling)
+                yield from _box_words(blocks, m, n, compute, target)
+
+
+def _box_words(blocks: tuple[Block, ...], m: int, n: int, compute: Compute,
+               target: Target) -> Iterator[Schedule]:
+    """The words for a tile of boxes: how the result is stored, programs, warps and stages. A block
+    diagonal operand cannot be a box, but its copy can."""
+    b = "box" if compute.b is not None and diagonal(compute.b, compute) == 1 else "gather"
+    schedule = Schedule(blocks, a="box", b=b, c="box", swap=1, warps=8 if m * n > 128 * 128 else 4,
+                    stages=3 if m * n > 128 * 128 else 4)
+    if why_not(schedule, compute, target):
+        schedule = schedule.with_words(c="gather")
+        if why_not(schedule, compute, target):
+            return
+    ways = [schedule]
+    if m * n == 128 * 128:
+        ways.append(schedule.with_words(warps=8))
+    if schedule.c == "box":  # a stage less makes room for the result
+        ways.append(schedule.with_words(c="gather", stages=schedule.stages + 1))
+    if programs(schedule, compute) > target.sms and not compute.sums_positions:
+        yield from (c.with_words(programs=target.sms) for c in ways)
+    yield from ways
+    for split in splits(schedule, compute, target)[1:]:
+        yield schedule.with_words(split_k=split, c="gather")
+
+
+def _packed(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Boxes over copies with features innermost, of tensors that have another order."""
+    views = (("a", compute.a), ("b", compute.b), ("c", compute.c))
+    apart = [letter for letter, view in views if view is not None
+             and not why_not_copied(compute, letter)]
+    along = [letter for letter in apart if letter != "c" and innermost(compute, letter) != FEATURES]
+    own = [view for letter, view in views if view is not None and letter not in along
+           and (letter != "c" or not along)]
+    if any(len(view.tensor.shape) < 2 or view.tensor.shape[1] * diagonal(view, compute) < FEW_FEATURES
+           for view in own):
+        return  # rows of so few features are mostly padding
+    before = ".".join(x for x in apart if x != "c")
+    small = "c" if compute.sums_positions else "b"  # the smallest tensor; others may work without a copy
+    ways = [*filter(None, dict.fromkeys([small if small in apart else "", before,
+                                         ".".join(apart)]))]
+    # Boxes of summed positions are often illegal for 16-bit operands, seldom for f32, which is transposed.
+    half = compute.sums_positions and compute.a.tensor.dtype.bits == 16
+    found = half or not before  # whether a legal one is known, or it does not matter
+    for pack in ways:
+        packed = Scheduled(compute, Schedule(pack=pack), target).main
+        if any(_rows_along(letter, packed) < FEW_FEATURES for letter in along if letter in pack):
+            continue
+        for schedule in itertools.chain(_boxes(packed, target), explicit(packed, target)):
+            found = found or (why_not(schedule, packed, target) is None
+                              and not within_groups(schedule, packed))
+            yield schedule.with_words(pack=pack)
+    short = _sums_short_rows(compute)  # which boxes fetch a quarter of a line at a time
+    if before and (half or short or not found):
+        for pack in ways[-1:] if half else ways[:1] if found else ways:
+            for schedule in _matrix(Scheduled(compute, Schedule(pack=pack), target).main, target):
+                yield schedule.with_words(pack=pack)
+
+
+def _sums_short_rows(compute: Compute) -> bool:
+    """Whether fewer than SHORT features of 8 bits are summed, at each of some positions of a window."""
+    features = prod(x.size for x in compute.axes_of("K") if x.role == "feature")
+    return compute.a.tensor.dtype.bits == 8 and not compute.sums_positions and features < SHORT
+
+
+def _rows_along(letter: str, packed: Compute) -> int:
+    """How many rows of the copy of an operand of 8 bits a block can run along: a box of fewer is mostly
+    padding, whose rows take the copy engine as long as others."""
+    axes = packed.axes_of("M" if letter == "a" else "N")
+    wide = tuple(x for x in axes if x.size > 1) or axes[-1:]
+    return run_of(wide, packed)[1] if packed.a.tensor.dtype.bits == 8 else FEW_FEATURES
+
+
+def _widened(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Products of f16 over copies of 8-bit floats that do not lie along the sum, or whose sums the matrix
+    unit would have to move to f32."""
+    views = [v for v in (compute.a, compute.b) if v is not None]
+    if not all(v.tensor.dtype.is_short and len(v.tensor.shape) > 1 for v in views) or (
+            compute.math != "ieee" and all(along_sum(v, compute) for v in views)):
+        return
+    pack = "a.b.f16"
+    over = Scheduled(compute, Schedule(pack=pack), target).main
+    for schedule in itertools.chain(_matrix(over, target), _boxes(over, target), explicit(over, target)):
+        yield schedule.with_words(pack=pack)
+
+
+def _in_rows(compute: Compute, target: Target) -> Iterator[Schedule]:
+    """Products of bytes over copies whose rows are summed positions."""
+    pack, views = "a.b.rows", [v for v in (compute.a, compute.b) if v is not None]
+    if any(why_not_rows(view, compute) for view in views):
+        return
+    over = Scheduled(compute, Schedule(pack=pack), target).main
+    ways = explicit if "wgmma" in target.features else _boxes
+    yield from (schedule.with_words(pack=pack) for schedule in ways(over, target))

@@ -1,0 +1,129 @@
+"""Shapes of tiles: which axes can share a block, which extents divide them well, and into how many parts
+a sum is split."""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache
+from math import prod
+
+from transconv.compute import Axis, Compute, axis_strides
+from transconv.ir import View
+from transconv.schedule import Block, Schedule, k_steps, programs, row_of, rows_of_features
+from transconv.selection.proposals.accumulation_chains import fewest_parts
+from transconv.target import Target
+
+
+def fusable(axes: tuple[Axis, ...], compute: Compute) -> list[tuple[str, ...]]:
+    """Ways to fuse the axes of one kind: all positions; window and features together if they are
+    contiguous in memory; else features alone, or with window axes before them if there are fewer than 16
+    features."""
+    axes = tuple(x for x in axes if x.size > 1) or axes[-1:]
+    positions = tuple(x.name for x in axes if x.role == "position")
+    if positions and len(positions) == len(axes):
+        return [positions]
+    if len(axes) > 1 and _one_run(axes, compute):
+        return [tuple(x.name for x in axes)]
+    ways: list[tuple[str, ...]] = []
+    for start in range(len(axes) - 1, -1, -1):
+        ways.append(tuple(x.name for x in axes[start:]))
+        if prod(x.size for x in axes[start:]) >= 16:
+            break
+    return ways[-1:]
+
+
+def _one_run(axes: tuple[Axis, ...], compute: Compute) -> bool:
+    """Whether the axes are contiguous, in row-major order, in each tensor that varies along them."""
+    for view in (compute.a, compute.b, compute.c):
+        if view is None:
+            continue
+        strides = axis_strides(view, compute)
+        if any(strides[x.name] for x in axes) and any(
+                strides[outer.name] != strides[inner.name] * inner.size
+                for outer, inner in itertools.pairwise(axes)):
+            return False
+    return True
+
+
+MORE = 2  # shapes of tiles where sizes are arguments
+
+
+@lru_cache(maxsize=1024)
+def tilings(axes: tuple[Axis, ...], volume: int, few: int = 3,
+            row: int = 1) -> tuple[tuple[Block, ...], ...]:
+    """Blocks of ``volume`` positions over some axes, the ``few`` with the least waste: 14x14 images of a
+    batch of 128 are tiled without waste by 32 images x 2 rows x 2 columns. Of an axis whose size is an
+    argument half a block is wasted, whatever the example's size is; there are more of these, since one
+    may be better for some sizes and one for others. ``row``: the smallest extent of the last axis."""
+    steps = range(volume.bit_length())
+    shapes = [e for e in itertools.product(*([2**s for s in steps] for _ in axes))
+              if prod(e) == volume and all(n <= 256 for n in e) and e[-1] >= row]
+
+    def overhang(extents: tuple[int, ...]) -> tuple[float, float]:
+        over = prod((-(-x.size // e) * e if x.extent is None else x.size + (e - 1) / 2) / max(1, x.size)
+                    for x, e in zip(axes, extents, strict=True))
+        return over, -prod(min(e, 8) for e in extents[1:])
+
+    shapes.sort(key=overhang)
+    few += any(x.extent is not None for x in axes) * MORE
+    return tuple(tuple(Block((x.name,), e) for x, e in zip(axes, extents, strict=True) if e > 1)
+                 for extents in shapes[:few])
+
+
+def rows_of_positions(axes: tuple[Axis, ...], volume: int, view: View,
+                      compute: Compute) -> list[tuple[Block, ...]]:
+    """Long rows of positions, for a tensor that has positions innermost; also one block of all axes but
+    the first."""
+    if len(axes) < 2 or rows_of_features(view.tensor, row_of(view, compute)):
+        return []
+    image = [(Block(tuple(x.name for x in axes[1:]), volume),)] if len(axes) > 2 else []
+    return [*image, *tilings(axes, volume, 1, 16), *tilings(axes, volume, 1, 64)]
+
+
+def summed_rows(axes: tuple[Axis, ...], extent: int, compute: Compute) -> list[tuple[Block, ...]]:
+    """A block of each summed axis that has stride 1 in both operands."""
+    views = [v for v in (compute.a, compute.b) if v is not None]
+    return [(Block((x.name,), extent),) for x in axes
+            if len(axes) > 1 and all(axis_strides(v, compute)[x.name] == 1 for v in views)]
+
+
+Run = tuple[tuple[str, ...], int]  # fused axes, and the number of their positions
+
+
+def run_of(axes: tuple[Axis, ...], compute: Compute) -> Run:
+    """All axes if they are contiguous in memory, else the innermost one."""
+    run = axes if _one_run(axes, compute) else axes[-1:]
+    return tuple(x.name for x in run), prod(x.size for x in run)
+
+
+def extents(run: Run, most: int = 256) -> tuple[int, ...]:
+    """Extents along a run of features, without those that would be mostly padding."""
+    least = min(most, 32) if most <= 64 else 64
+    return tuple(e for e in (256, 128, 64, 32) if least <= e <= most
+                 and (e == least or e < 2 * run[1]))
+
+
+MOST_TRIED = 1 << 12  # numbers of parts tried to find one that divides the steps
+
+
+def splits(schedule: Schedule, compute: Compute, target: Target) -> list[int]:
+    """Values of ``split_k``: 1, more parts if whole tiles leave multiprocessors idle, so that the programs
+    fill whole waves, and more if an accumulator would take too many additions
+    (proposals/accumulation_chains.py). Boxes need a number that divides the steps; others are faster with
+    one."""
+    if target.backend == "interpreter" or compute.b is None:
+        return [1]
+    tiles, steps = programs(schedule, compute), k_steps(schedule, compute)
+    found = {1}
+    for waves in (0.5, 1, 2, 3):
+        split = min(int(waves * target.sms / tiles), steps // 4)
+        if split < 2 or tiles > target.sms * 2:
+            continue
+        even = -(-steps // -(-steps // split))  # the fewest parts of the same length
+        divisor = next(s for s in range(split, 0, -1) if steps % s == 0)
+        found |= {divisor} if "box" in (schedule.a, schedule.b) else {even}
+        found |= {divisor} if divisor * 4 >= split * 3 else set()
+    if (least := fewest_parts(schedule, compute, target)) > 1:
+        near = range(least, min(2 * least, least + MOST_TRIED))
+        found.add(next((s for s in near if steps % s == 0), least))
+    return sorted(found)

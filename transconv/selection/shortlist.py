@@ -1,0 +1,132 @@
+"""The shortlist of a kernel, kept in memory and on disk: one process estimates a thousand schedules, and
+later ones read the first few of them.
+
+A record's key is a digest of all that the choice depends on: the computation but for the names of its
+tensors and values, the target, this package's files, and the tuned rows, with the workload where there are
+any. Equal computations of a graph are thus ranked once. A schedule that is read back must be legal, like
+that of any row, and its kernel is checked like any other.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+from operator import attrgetter
+
+from transconv import knobs
+from transconv.compute import Compute, Workload
+from transconv.disk_cache import Content, Drawer
+from transconv.schedule import Schedule, Word, registered_words
+from transconv.selection import choice
+from transconv.selection.tuning_db import store, transfer
+from transconv.selection.tuning_db.keys import files_digest, told_by, unnamed
+from transconv.selection.tuning_db.record import COLUMNS, machine
+from transconv.target import Target, triton_version
+from transconv.version import __version__
+
+SCHEMA = 4
+KEPT = 8  # schedules of a record: whoever asks for fewer ranks as many
+LIMIT = 4096  # lists in memory
+DRAWER = Drawer("shortlists", SCHEMA, longest=1 << 16, lasting=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A schedule, the reason for its rank, whether tuning found it, and whether that was for this problem
+    or one that is close."""
+
+    schedule: Schedule
+    why: str
+    tuned: bool
+    close: bool = False
+
+
+def shortlist(count: int, compute: Compute, target: Target, workload: Workload) -> list[Listed]:
+    """The first ``count`` schedules of ``choice.ranked``, from disk if they are there. Raises
+    ScheduleError as that does."""
+    workload = workload.about(compute)
+    if _is_alone(compute, target, workload):
+        return estimated(count, compute, target)
+    count, asked = max(count, KEPT), count
+    key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
+    if key and (found := _listed.get(key) or _read(DRAWER.get(key), compute, target)):
+        return _kept(key, found)[:asked]
+    made = [Listed(c.schedule, c.why, c.row is not None, c.is_close)
+            for c in choice.ranked(compute, target, workload, enough=count)[:count]]
+    if key:
+        _kept(key, made)
+        DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned,
+                                      "close": k.close}
+                                     for k in made],
+                         "problem": workload.text, "direction": workload.direction})
+    return made[:asked]
+
+
+def _is_alone(compute: Compute, target: Target, workload: Workload) -> bool:
+    """Whether the estimate alone ranks schedules, which takes no time worth keeping."""
+    return compute.does != "compute" or not workload.group(machine(target))
+
+
+_listed: dict[str, list[Listed]] = {}
+
+
+def _kept(key: str, found: list[Listed]) -> list[Listed]:
+    if len(_listed) >= LIMIT:
+        _listed.clear()
+    return _listed.setdefault(key, found)
+
+
+def forget() -> None:
+    """Clear the lists in memory."""
+    _listed.clear()
+    _estimated.cache_clear()
+
+
+def estimated(count: int, compute: Compute, target: Target) -> list[Listed]:
+    """The first ``count`` schedules of a computation without tuned rows, by the estimate."""
+    return list(_estimated(count, compute, target, registered_words()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _estimated(count: int, compute: Compute, target: Target,
+               table: tuple[Word, ...]) -> tuple[Listed, ...]:
+    made = choice.ranked(compute, target, most=count, enough=count)[:count]
+    return tuple(Listed(c.schedule, c.why, False) for c in made)
+
+
+def _read(content: Content | None, compute: Compute, target: Target) -> list[Listed]:
+    """The list of a record; empty if one of its schedules is unreadable or not legal."""
+    try:
+        found = [Listed(Schedule.parse(c["schedule"]), str(c["why"]), c["tuned"] is True,
+                        c["close"] is True)
+                 for c in (content or {})["schedules"]]
+    except (KeyError, TypeError, ValueError, AttributeError):  # a ScheduleError is a ValueError
+        return []
+    return found if all(transfer.believable(k.schedule, compute, target) for k in found) else []
+
+
+def _key(count: int, compute: Compute, target: Target, workload: Workload) -> str:
+    about = (compute.name, workload.text, workload.direction, workload.kind, sorted(workload.lacks))
+    rows = [sorted(map(VALUES, store.rows_of(name))) for name in _groups(workload, target)]
+    parts = (count, unnamed(compute), about if any(rows) else "", __version__, told_by(target),
+             rows, files_digest())
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def stamp(workload: Workload, target: Target) -> str:
+    """A text of all that a plan's choices depend on besides the workload: the target, the user's tuned
+    rows of its groups, and this package's files, which hold its own rows. It is made in the thread of a
+    call that waits for no kernel: the package's rows take too long to parse there."""
+    rows = [store.users_rows(name) for name in _groups(workload, target)]
+    told = [found if found is None else sorted(map(VALUES, found)) for found in rows]
+    return repr((__version__, triton_version(), told_by(target), told, files_digest()))
+
+
+def _groups(workload: Workload, target: Target) -> list[str]:
+    """The groups whose tuned rows a choice for a workload may consider."""
+    groups = dict.fromkeys(w.group(machine(target)) for w in (workload, workload.innermost()) if w)
+    return [name for name in groups if name]
+
+
+VALUES = attrgetter(*COLUMNS)

@@ -1,0 +1,1 @@
+"""The tuning database: records, files, nearest problems, transfer to other problems."""

@@ -1,0 +1,1 @@
+"""A call of a convolution: its route, its guards and caches, its gradients."""

@@ -1,0 +1,90 @@
+"""The routes of the gradients of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from transconv.torch_ops import shapes
+from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.calls.route import Route, laid_out
+from transconv.torch_ops.conversion import aten_convolutions
+
+if TYPE_CHECKING:
+    from transconv.torch_ops.calls.shape_cache import Layer
+
+_new = object.__new__
+
+
+class BackwardRoutes:
+    """The gradients of one call: a route for each wanted tensor, torch for what is left over."""
+
+    __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "layer", "params", "weight")
+
+    def __init__(self, params: Params, channels_last: bool, data: Route | None,
+                 weight: Route | None, wants_bias: bool, rank: int) -> None:
+        self.params = params
+        self.channels_last = channels_last
+        self.layer: Layer | None = None  # whose calls of other sizes have routes made from these
+        self.data = data if data and data.compiled else None
+        self.weight = weight if weight and weight.compiled else None
+        self.aten = [r for r in (data, weight) if r and not r.compiled]
+        # torch sums the bias gradient too if it computes another gradient anyway.
+        bias_with_aten = wants_bias and bool(self.aten)
+        self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
+        self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
+
+    def resized(self, data: Route | None, weight: Route | None, layer: Layer) -> BackwardRoutes:
+        """The gradients of a call of the layer that differs in its sizes alone; kernels compute them."""
+        made: BackwardRoutes = _new(BackwardRoutes)
+        made.params, made.channels_last, made.data, made.weight = (
+            self.params, self.channels_last, data, weight)
+        made.aten, made.aten_mask, made.bias_dims = self.aten, self.aten_mask, self.bias_dims
+        made.layer = layer
+        return made
+
+    def routes(self) -> list[Route]:
+        return [r for r in (self.data, self.weight, *self.aten) if r]
+
+    def run(self, grad: torch.Tensor, x: torch.Tensor,
+            w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dx: torch.Tensor | None = None
+        dw: torch.Tensor | None = None
+        db: torch.Tensor | None = None
+        if self.aten:
+            dx, dw, db = self._run_aten(grad, x, w)
+        if self.data:
+            dx = self.data.gradient(x, None, w, grad)
+        if self.weight:
+            dw = self.weight.gradient(w, x, None, grad)
+        if self.bias_dims:
+            db = shapes.bias_gradient(grad, w, self.params)
+        return dx, dw, db
+
+    def _run_aten(self, grad: torch.Tensor, x: torch.Tensor,
+                  w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        for route in self.aten:
+            route.calls += 1
+        found = aten_convolutions.aten_backward(grad, x, w, self.params, self.aten_mask)
+        dx, dw = (None if t is None else laid_out(t, self.channels_last) for t in found[:2])
+        return dx, dw, found[2]
+
+    def bound(self) -> Callable[..., tuple[torch.Tensor | None, ...]]:
+        """``run`` with nothing left to decide, where every kernel has its start function: on the
+        device of these as the current one."""
+        starts = [None if r is None else r.start for r in (self.data, self.weight)]
+        data, weight = starts
+        waiting = starts.count(None) > (self.data, self.weight).count(None)
+        if self.aten or waiting or not any(starts):
+            return self.run
+        dims = self.bias_dims
+
+        def run(grad: torch.Tensor, x: torch.Tensor,
+                w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            return (None if data is None else data(w, grad),
+                    None if weight is None else weight(x, grad),
+                    None if dims is None else grad.sum(dims))
+
+        return run

@@ -1,0 +1,288 @@
+"""From tensors to a ConvProblem and its compiled kernel, or the reason why there is none.
+
+This is the only file of torch_ops that calls the compiler. ``describe`` and ``planned`` make a
+kernel for a request; the routes that remember them by shape, stride and flag are in calls/route_cache.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Container, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+from transconv.conv import ConvProblem, Prop, TensorSpec
+from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
+from transconv.ir import DTYPES as ROWS
+from transconv.ir import DType, Layout
+from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.settings import settings
+
+if TYPE_CHECKING:
+    from transconv.conv import Compiled
+    from transconv.runtime import Question
+    from transconv.target import Target
+
+Made = TypeVar("Made")
+Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
+Types = torch.dtype | tuple[torch.dtype, torch.dtype, torch.dtype]  # of input, weight and result
+
+log = logging.getLogger("transconv.dispatch")
+
+# The floats that torch's own convolutions take and kernels multiply, by torch's types: none of 8 bits.
+DTYPES: dict[torch.dtype, DType] = ROWS.table(
+    lambda t: t if t.operand and t.kind == "float" and t.bits > 8 else None,
+    key=lambda t: getattr(torch, t.torch))
+RESULTS: dict[torch.dtype, DType] = ROWS.table(lambda t: t if t.result else None,
+                                               key=lambda t: getattr(torch, t.torch))
+"""The types of tensors of convolutions, by torch's types."""
+SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
+
+_many_devices = False  # looked up with the first kernel: importing must not start CUDA
+
+
+# -- reasons for torch -----------------------------------------------------------------------------
+
+
+def reasons(input: torch.Tensor, weight: torch.Tensor,
+            types: Container[torch.dtype] = DTYPES) -> list[str]:
+    """Every reason for torch that is known without the compiler; empty: there may be a kernel. ``types``:
+    those of inputs."""
+    found = []
+    device = input.device.type
+    if device == "cpu":
+        if settings.cpu != "interpret":
+            found.append("device:cpu")
+    elif device != "cuda":
+        found.append(f"device:{device}")
+    if input.dtype not in types:
+        found.append(f"dtype:{str(input.dtype).removeprefix('torch.')}")
+    for tensor in (input, weight):
+        if tensor.layout is not torch.strided:
+            found.append(f"layout:{layout_name(tensor)}")
+        if tensor.is_quantized:
+            found.append("dtype:quantized")
+    if input.numel() == 0 or weight.numel() == 0:
+        found.append("shape:empty")
+    return list(dict.fromkeys(found))
+
+
+def layout_name(tensor: torch.Tensor) -> str:
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+
+
+def capturing(device: torch.device) -> bool:
+    """Inside CUDA graph capture, where no kernel may be built."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# -- plans -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Flags:
+    """torch's numeric switches, as far as they change a kernel. One object for each setting,
+    compared by identity."""
+
+    math: str
+    deterministic: bool
+
+
+_FLAGS = {(math, det): Flags(math, det) for math in ("ieee", "tf32") for det in (False, True)}
+
+
+def flags(dtype: torch.dtype) -> Flags:
+    """The switches at this moment. Reads the conv precision that torch documents today: the older
+    ``allow_tf32`` raises once a program has set the new one. Only "tf32" allows it."""
+    deterministic = (torch._C._get_deterministic_algorithms()
+                     or torch._C._get_cudnn_deterministic())
+    tf32 = dtype is torch.float32 and _precision() == "tf32"
+    return _FLAGS["tf32" if tf32 else "ieee", deterministic]
+
+
+def fast(flags: Flags) -> Flags:
+    """The switches for products whose sums may stay in the matrix unit."""
+    return _FLAGS["tf32", flags.deterministic]
+
+
+def _documented_precision() -> str:
+    return str(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
+
+
+def _precision() -> str:
+    # The documented attribute costs 0.7 us to read, as long as half a launch.
+    return read_precision("cuda", "conv")
+
+
+read_precision: Callable[[str, str], str] = getattr(
+    torch._C, "_get_fp32_precision_getter", None) or (lambda *_: _documented_precision())
+
+
+def _spec(tensor_dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> TensorSpec:
+    dtype = RESULTS[tensor_dtype]
+    return TensorSpec(dtype, Layout.from_strides(dtype, shape, strides))
+
+
+def each(dtype: Types) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """The types of input, weight and result."""
+    return (dtype, dtype, dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
+def describe(dtype: Types, near: Like, weight: Like, far: Like, p: Params,
+             math: str) -> ConvProblem:
+    """The problem of a call. ``near`` is the layer's input, ``far`` its result, each as shape and
+    strides; for a transposed layer they are exchanged, because it is BWD_D of a problem with its
+    result as src. ``dtype``: of all three, or of input, weight and result."""
+    types = each(dtype)
+    src, dst = (far, near) if p.transposed else (near, far)
+    of_src, of_dst = (types[2], types[0]) if p.transposed else (types[0], types[2])
+    return ConvProblem(
+        mb=src[0][0], g=p.groups, ic=src[0][1], oc=dst[0][1], i=tuple(src[0][2:]),
+        o=tuple(dst[0][2:]), k=tuple(weight[0][2:]), stride=p.stride, dilation=p.dilation,
+        pad_lo=p.pad_lo, src=_spec(of_src, *src), wei=_spec(types[1], *weight),
+        dst=_spec(of_dst, *dst), math=math)
+
+
+def target_of(device: torch.device) -> Target:
+    """The target of a tensor's device; for CPU tensors Triton's interpreter."""
+    from transconv import knobs
+    from transconv.target import TARGETS, detect
+
+    if device.type == "cpu":
+        if not knobs.interpret():
+            raise Unsupported("interpreter:off", 'transconv.config.cpu is "interpret", but Triton\'s '
+                              "interpreter is off; start the program with TRITON_INTERPRET=1")
+        return TARGETS["interpreter"]
+    return detect(device)
+
+
+def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
+            deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> Compiled:
+    """The kernel for one direction; ``bias`` is the type of the epilogue's operand, if it is not the
+    result's. Unsupported, with a reason, if there is none, or none yet in this mode."""
+    global _many_devices
+    _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
+
+    def plan() -> Compiled:
+        from transconv.conv import Epilogue, compiler
+
+        bia = None if bias is None else DTYPES[bias]
+        result = getattr(problem, prop.result).dtype
+        added = Epilogue.parse(epilogue, None if bia is result else bia)
+        return compiler.plan(problem, prop, target_of(device), epilogue=added, aligned=aligned,
+                             deterministic=deterministic, mode=mode)
+
+    return or_unsupported(plan, f"{problem} {prop}")
+
+
+def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor],
+           **operands: torch.Tensor) -> Compiled:
+    """The plan, or the one that takes its place: its first result, made here from the operands (by
+    name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
+    from transconv.runtime import first_run_check
+
+    if first_run_check.is_trusted(compiled, aligned):
+        return compiled
+
+    def check() -> Compiled:
+        tensors = {name: t.detach() for name, t in operands.items()}
+        with _on(next(iter(tensors.values())).device):
+            return first_run_check.run(compiled, {**tensors, compiled.prop.result: result()})
+
+    return or_unsupported(check, compiled.workload.title)
+
+
+def first_result(question: Question, device: torch.device) -> None:
+    """Load the kernels of a convolution on a GPU and check their first result, as its first call would.
+    What fails is left to that call."""
+    from transconv.conv import Compiled, ConvWorkload
+    from transconv.runtime import first_result, ready
+
+    q = question
+    if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
+        with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
+            plan = ready(q.workload, q.target, None, q.deterministic, Compiled, q.aligned, "now")
+            first_result(plan, device)
+
+
+def is_loaded(compiled: Compiled, device: torch.device, aligned: bool) -> bool:
+    """Whether a plan's kernels run on a device already, and their results were right."""
+    from transconv.runtime import first_run_check
+
+    return first_run_check.is_trusted(compiled, aligned) and all(
+        s.launcher.is_loaded(device.index, aligned) for s in compiled.steps)
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def or_unsupported(make: Callable[[], Made], title: str) -> Made:
+    """Build or check a kernel; any error becomes Unsupported. ``title``: its purpose, for the log."""
+    start = time.perf_counter()
+    try:
+        return make()
+    except Unsupported:
+        raise
+    except (ScheduleError, ProblemError) as error:
+        raise Unsupported("schedule:refused", str(error)) from error
+    except ImportError as error:
+        raise Unsupported(f"import:{error.name}", str(error)) from error
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # a program in training must not stop for a bug of ours
+        log.warning("no kernel for %s: %s", title, error, exc_info=True)
+        raise Unsupported(f"error:{type(error).__name__}", str(error)) from error
+    finally:
+        elapsed = time.perf_counter() - start
+        if elapsed > SLOW_CALL:
+            log.warning("building a kernel took %.1f s: %s", elapsed, title)
+
+
+def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str,
+                   aligned: bool, deterministic: bool) -> tuple[str, str]:
+    """The schedule line of the plan, and why it was chosen; nothing is compiled. Unsupported, with a
+    reason, if there is none."""
+    made = planned(problem, prop, device, epilogue, aligned, deterministic, mode="text")
+    return str(made.schedule), made.why
+
+
+def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
+             deterministic: bool) -> Question:
+    """The plan request that ``planned`` makes."""
+    from transconv.conv import compiler
+
+    return compiler.question(problem, prop, target_of(device), epilogue, aligned=aligned,
+                             deterministic=deterministic)
+
+
+def waits(question: Question) -> str:
+    """Why torch would compute now although there is a plan; empty: its kernels are compiled, or the call
+    would wait for them."""
+    from transconv.runtime import COMPILING, NEVER, is_ready, state
+
+    mode = settings.mode
+    if mode == "now" or (question.deterministic and mode == "background"):
+        return ""
+    if is_ready(question):
+        return ""
+    if mode == "never":
+        return f'{NEVER} (transconv.config.compile is "never")'
+    found = state(question)
+    if found == COMPILING:
+        return f"{COMPILING} (a process compiles its kernel)"
+    return f"compile:failed ({found})" if found else f"{COMPILING} (the first call begins it)"
+
+
+def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
+           **extra: torch.Tensor) -> None:
+    """Run a kernel on the tensors' device, whichever is the current one, on its current stream."""
+    if _many_devices and src.device.index != torch.cuda.current_device():
+        with torch.cuda.device(src.device):
+            compiled.launch(src, wei, dst, **extra)
+    else:
+        compiled.launch(src, wei, dst, **extra)

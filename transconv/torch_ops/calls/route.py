@@ -1,0 +1,229 @@
+"""The route of one result: a kernel, or torch and the reason why.
+
+A route is made once (calls/select_impl.py) and run many times. After the first launch the kernel's start
+function is bound to it, so that a call makes the result and starts the kernel, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from transconv.conv import Prop
+from transconv.torch_ops import shapes, stats
+from transconv.torch_ops.arguments import Ints, Params
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls.launch_stubs import STARTS, more
+from transconv.torch_ops.conversion import aten_convolutions, prepacked_weights
+from transconv.torch_ops.quantized import integer_conv
+
+if TYPE_CHECKING:
+    from transconv.conv import Compiled, Registry
+
+ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
+Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
+Begin = Callable[[Ints], Callable[..., None]]  # from sizes to what starts a plan for them
+# Of the result's gradient, input and weight; None where they are of another kind.
+Gradients = Callable[[torch.Tensor, torch.Tensor, torch.Tensor],
+                     "tuple[torch.Tensor | None, ...] | None"]
+
+
+def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    """torch's result with the strides of the rule; the common case, that it has them, is tested first."""
+    if not channels_last and made.is_contiguous():
+        return made
+    return shapes.with_result_strides(made, channels_last)
+
+
+_new = object.__new__
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+
+
+class Route:
+    """One tensor that one kernel computes, or the reason why torch does."""
+
+    __slots__ = (
+        "adds_bias",
+        "aligned",
+        "calls",
+        "channels_last",
+        "compiled",
+        "copies_bias",
+        "device",
+        "direction",
+        "far",
+        "functions",
+        "gradients",
+        "halves",
+        "near",
+        "over",
+        "params",
+        "reason",
+        "registry",
+        "shape",
+        "start",
+        "strides",
+        "trains",
+        "types",
+        "whole",
+    )
+
+    def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool) -> None:
+        self.direction = direction
+        self.params = params
+        self.shape = shape
+        self.channels_last = channels_last
+        self.strides = shapes.result_strides(shape, channels_last)
+        # The problem's names of the layer's input and of its result.
+        self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
+        # Those of the layer's input, weight and result; None where they are one.
+        self.types: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
+        self.compiled: Compiled | None = None
+        self.halves: prepacked_weights.Halves | None = None  # where it copies the weight first
+        self.reason = ""
+        self.registry: Registry | None = None  # where sizes are arguments of its kernel
+        self.whole = False  # of integers, for which another route is found
+        # Torch, or a kernel that is not meant for it, computes until this says that another may be there.
+        self.over: Callable[[], bool] | None = None
+        self.trains = False  # a call asked for gradients, which were then compiled ahead
+        self.adds_bias = False  # after the kernel, because its epilogue cannot
+        self.copies_bias = False
+        self.aligned = False
+        self.device = -1
+        # From the given tensors to the result with nothing left to decide, on `device` as the
+        # current one. Bound after the first launch.
+        self.start: Run | None = None
+        # Its autograd functions, by the type they cast to and whether they are for `start`.
+        self.functions: dict[tuple[torch.dtype | None, bool], Run] = {}
+        # Entries of the gradients that were seen, by the wanted ones: see calls/call_cache.py.
+        self.gradients: dict[tuple[bool, ...], Gradients] = {}
+        # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
+        self.calls = 0
+
+    @property
+    def any_size(self) -> bool:
+        """Whether sizes are arguments of its kernel."""
+        return self.registry is not None
+
+    @property
+    def does(self) -> str:
+        """The name that its calls are counted under: the direction, or the reason for torch."""
+        return self.reason or self.direction.value + " any size" * self.any_size
+
+    def count(self) -> None:
+        """Move the calls so far into the totals."""
+        calls, self.calls = self.calls, 0
+        if calls:
+            stats.add(not self.reason, self.does, calls)
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor,
+                b: torch.Tensor | None = None) -> torch.Tensor:
+        """Run a forward route: a fresh result."""
+        start = self.start
+        if start is None and self.any_size and (b is None or not (self.adds_bias or self.copies_bias)):
+            # The kernel may have run for other sizes.
+            self.bind(x, w.dtype, self.near, "wei", *["bia"] * (b is not None), self.far)
+            start = self.start
+        if start is not None and current_device() == self.device:
+            return start(x, w) if b is None else start(x, w, b)
+        if self.whole:
+            return integer_conv.convolved(x, w, b, self.params)
+        self.calls += 1
+        if self.compiled is None:
+            y = aten_convolutions.aten_forward(x, w, b, self.params)
+            return laid_out(y, self.channels_last)
+        y = x.new_empty_strided(self.shape, self.strides)
+        tensors = {self.near: x, "wei": w, self.far: y}
+        if b is None:
+            self.launch(tensors)
+            self.bind(x, w.dtype, self.near, "wei", self.far)
+        elif self.adds_bias:
+            self.launch(tensors)
+            y += b.view(-1, *[1] * (x.dim() - 2))
+        else:
+            if self.copies_bias:
+                b = b.contiguous()
+            self.launch({**tensors, "bia": b})
+            if not self.copies_bias:
+                self.bind(x, w.dtype, self.near, "wei", "bia", self.far)
+        return y
+
+    def launch(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Run the plan on tensors by name; copies of the weight that exist are not made again."""
+        halves, compiled = self.halves, self.compiled
+        assert compiled is not None
+        made = None if halves is None else prepacked_weights.find(halves, tensors["wei"])
+        if halves is None or made is None:
+            lower_call.launch(compiled, **tensors)
+        else:
+            names = (c.name for c in halves.copies)
+            lower_call.launch(halves.rest, **tensors, **dict(zip(names, made, strict=True)))
+
+    def lay_out(self, w: torch.Tensor) -> None:
+        """Make the copies of a frozen weight, where the plan begins with such copies."""
+        if self.halves is not None:
+            prepacked_weights.lay_out(self.halves, w)
+
+    def of_given(self) -> Run:
+        """``forward`` as a function of the given tensors alone."""
+        return self.forward
+
+    def bound(self) -> Run:
+        """The same without further checks, where the kernel has its start function: for the device
+        of `start`."""
+        return self.start or self.of_given()
+
+    def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
+                 far: torch.Tensor) -> torch.Tensor:
+        """Run a gradient's route; of ``near`` and ``w`` the one that it makes is None, and ``like``
+        has its dtype and device."""
+        start = self.start
+        given = near if w is None else w
+        assert given is not None
+        first, last = ("wei", self.near) if near is None else (self.near, "wei")
+        if start is None and self.any_size:
+            self.bind(given, like.dtype, first, self.far, last)
+            start = self.start
+        if start is not None and current_device() == self.device:
+            return start(given, far)
+        self.calls += 1
+        assert self.compiled is not None
+        made = like.new_empty_strided(self.shape, self.strides)
+        lower_call.launch(self.compiled, **{first: given, self.far: far, last: made})
+        self.bind(given, made.dtype, first, self.far, last)
+        return made
+
+    def bind(self, given: torch.Tensor, dtype: torch.dtype, *names: str) -> None:
+        """Keep the kernel's start function. ``names``: the plan's names of a call's tensors in
+        order, then of the result; ``given`` is any of the former."""
+        if self.start is not None or self.compiled is None:
+            return
+        device = given.device.index
+        begin = self.compiled.starter(device, self.aligned, names)
+        if begin is None:  # no kernel of a device is kept, as on the CPU
+            return
+        if self.halves is not None:
+            begin = prepacked_weights.starter(self.halves, device, self.aligned, names, begin)
+        self._starts(begin, device, len(names), dtype)
+
+    def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:
+        self.device = device
+        self.functions.clear()
+        self.start = STARTS.get(count, more)(self, self.shape, self.strides, begin, dtype)
+
+    def resized(self, shape: Ints, strides: Ints, compiled: Compiled, begin: Callable[..., None],
+                device: int, count: int, dtype: torch.dtype) -> Route:
+        """The route of a call that differs in its sizes alone, of which ``count`` tensors ``begin`` starts
+        the plan. This one counts its calls."""
+        made: Route = _new(Route)
+        made.direction, made.params, made.channels_last = self.direction, self.params, self.channels_last
+        made.shape, made.strides, made.near, made.far = shape, strides, self.near, self.far
+        made.types, made.aligned, made.registry = self.types, self.aligned, self.registry
+        made.compiled, made.device, made.halves, made.reason = compiled, device, None, ""
+        made.whole = made.trains = made.adds_bias = made.copies_bias = False
+        made.over = None
+        made.functions, made.gradients, made.calls = {}, self.gradients, 0
+        made.start = STARTS.get(count, more)(self, shape, strides, begin, dtype)
+        return made

@@ -1,0 +1,217 @@
+"""Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
+
+In: a checked call. Out: a Route whose kernel gave one checked result, or that goes to torch for a
+reason. Runs once for each kind of call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+
+from transconv.conv import Prop
+from transconv.errors import Unsupported
+from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting
+from transconv.torch_ops import arguments, shapes, stats
+from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.calls import dynamic_sizes, lower_call
+from transconv.torch_ops.calls.backward_routes import BackwardRoutes
+from transconv.torch_ops.calls.route import Route
+from transconv.torch_ops.precompile import first_check, precompile_backward
+from transconv.torch_ops.quantized import integer_conv
+from transconv.torch_ops.settings import settings
+
+if TYPE_CHECKING:
+    from transconv.conv import Compiled
+
+PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew
+
+
+def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+                  far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
+                  mode: str, **extra: torch.Tensor) -> None:
+    """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
+    Of the tensors, the one that the route computes is None; ``extra``: operands of the epilogue.
+
+    With ``config.sizes = "any"`` the kernel takes sizes as arguments, if one for the layer does; otherwise
+    it is made for these sizes, and one for any size, if there is one, answers until it is compiled."""
+    call = _Call(route, near, weight, far, epilogue, aligned, flags, extra)
+    if lower_call.capturing(call.some.device):
+        call.captured()
+        return
+    if settings.sizes == "any":
+        if is_collecting():
+            call.elsewhere(mode)
+        try:
+            call.of_any_size(mode)
+            return
+        except Unsupported as error:
+            if error.reason in (COMPILING, NEVER):
+                raise
+    try:
+        call.of_this_size(mode)
+    except Unsupported as error:
+        if error.reason not in (COMPILING, NEVER) or is_collecting():
+            raise
+        try:
+            call.of_any_size("never")
+        except Unsupported:
+            raise error from None
+        route.over = error.over if isinstance(error, Waiting) else None
+
+
+class _Call:
+    """The tensors and numbers of a call, for which its route gets a kernel."""
+
+    def __init__(self, route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+                 far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
+                 extra: dict[str, torch.Tensor]) -> None:
+        some = near if near is not None else weight
+        assert some is not None
+        self.route, self.some, self.own = route, some, (route.shape, route.strides)
+        self.types: lower_call.Types = route.types or some.dtype
+        self.tensors = [self.own if t is None else like(t) for t in (near, weight, far)]
+        src, dst = (far, near) if route.params.transposed else (near, far)
+        given = {"src": src, "wei": weight, "dst": dst}
+        self.operands = {name: t for name, t in given.items() if t is not None} | extra
+        self.epilogue, self.flags = epilogue, flags
+        self.bias = extra["bia"].dtype if "bia" in extra else None
+        self.copies_weight = route.direction is not Prop.BWD_W and far is None
+        route.aligned = aligned
+
+    def of_any_size(self, mode: str, loaded: bool = False) -> None:
+        """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
+        route, some = self.route, self.some
+        chosen, registry = dynamic_sizes.chosen(
+            route.direction, route.params, self.types, self.tensors, route.channels_last, some.device,
+            self.epilogue, self.bias, route.aligned, self.flags, mode)
+        if loaded and not lower_call.is_loaded(chosen.plan, some.device, route.aligned):
+            raise Unsupported("capture:cold", "the kernel for any size has not run yet")
+        compiled = self.proven(chosen.plan)
+        route.compiled, route.registry, route.over = compiled, registry, chosen.waits
+        if compiled.steps is not chosen.plan.steps:
+            registry.forget()
+
+    def elsewhere(self, mode: str) -> None:
+        """Ask also for the kernels of tensors that begin anywhere, if one of these begins within its
+        memory: at other sizes, a part of a concatenation begins at no multiple of 16 bytes."""
+        route = self.route
+        if route.aligned and any(t.storage_offset() for t in self.operands.values()):
+            route.aligned = False
+            with suppress(Unsupported):
+                self.of_any_size(mode)
+            route.aligned = True
+
+    def of_this_size(self, mode: str) -> None:
+        """A kernel for these sizes alone."""
+        route, some, flags = self.route, self.some, self.flags
+        problem = lower_call.describe(self.types, self.tensors[0], self.tensors[1], self.tensors[2],
+                                   route.params, flags.math)
+        route.compiled = self.proven(lower_call.planned(
+            problem, route.direction, some.device, self.epilogue, route.aligned, flags.deterministic,
+            self.bias, mode))
+        if self.copies_weight:
+            route.halves = apart(route.compiled, "wei")
+
+    def captured(self) -> None:
+        """A kernel for a call that a CUDA graph captures, where nothing can be compiled or checked."""
+        if settings.sizes == "any":
+            with suppress(Unsupported):
+                self.of_any_size("never", loaded=True)
+                return
+        raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured;"
+                                          " call once before capturing")
+
+    def proven(self, plan: Compiled) -> Compiled:
+        """The plan or its replacement, after the check of its first result."""
+        made = self.some.dtype
+        if (types := self.route.types) is not None:
+            made = types[1] if self.route.direction is Prop.BWD_W else types[2]
+        return lower_call.proven(plan, self.route.aligned,
+                              lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
+
+
+def settle(route: Route, why: list[str], message: str = "") -> None:
+    """Send the route to torch, as far as the policy allows."""
+    route.reason, route.over = why[0], None
+    for reason in why:
+        stats.announce(reason, message)
+
+
+def refused(route: Route, error: Unsupported, x: torch.Tensor) -> None:
+    """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
+    settle(route, [error.reason], error.message)
+    if isinstance(error, Waiting):
+        route.over = error.over
+        first_check.expect(x.device, x.dtype)
+
+
+def like(tensor: torch.Tensor) -> lower_call.Like:
+    return tuple(tensor.shape), tensor.stride()
+
+
+def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+                 flags: lower_call.Flags, aligned: bool, mode: str) -> Route:
+    """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
+    route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
+                  shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
+    precompile_backward.trained(route, x, w, flags, aligned, mode)
+    if all(route.shape) and integer_conv.takes(x, w):
+        route.whole = True
+        return route
+    why = lower_call.reasons(x, w) or ([] if all(route.shape) else ["shape:empty"])
+    if why:
+        settle(route, why)
+        return route
+    route.copies_bias = b is not None and not b.is_contiguous()
+    try:
+        if b is not None:
+            try:
+                compile_route(route, x, w, None, "bias", aligned, flags, mode, bia=b.contiguous())
+                return route
+            except Unsupported as error:
+                if error.reason in PASSING:
+                    raise
+                route.adds_bias = True
+        compile_route(route, x, w, None, "", aligned, flags, mode)
+    except Unsupported as error:
+        refused(route, error, x)
+        if route.over is not None:
+            precompile_backward.meanwhile(params, x, w, flags, aligned)
+    return route
+
+
+def make_backward(
+    params: Params,
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    mask: Sequence[bool],
+    flags: lower_call.Flags,
+    aligned: bool,
+    mode: str,
+) -> BackwardRoutes:
+    """Decide who computes which gradient. RuntimeError where the tensors do not fit."""
+    arguments.check_tensors(x, w, None)
+    arguments.check_shapes(x.shape, w.shape, None, params)
+    shapes.check_grad(grad, x, w, params)
+    channels_last = shapes.channels_last_result(x, w)
+    made: list[Route | None] = [None, None]
+    why = lower_call.reasons(x, w) or ([] if grad.numel() else ["shape:empty"])
+    data_direction = Prop.FWD if params.transposed else Prop.BWD_D
+    for at, (direction, wanted) in enumerate(((data_direction, x), (Prop.BWD_W, w))):
+        if not mask[at]:
+            continue
+        route = made[at] = Route(direction, params, tuple(wanted.shape), channels_last)
+        if why:
+            settle(route, why)
+            continue
+        near, weight = (None, w) if at == 0 else (x, None)
+        try:
+            compile_route(route, near, weight, grad, "", aligned, flags, mode)
+        except Unsupported as error:
+            refused(route, error, x)
+    return BackwardRoutes(params, channels_last, made[0], made[1], mask[2], grad.dim())

@@ -1,0 +1,221 @@
+"""Routes for new sizes of layers that are known.
+
+The general way (calls/select_impl.py) decides a call at one size. Calls of the same layer at other sizes
+differ in their shapes alone: the registry that answers them and what starts its plans are kept under a key
+without sizes. A new size then costs this look-up, the choice among the plans, and a route. Where something
+is open (a plan that has not run yet, a size that none takes, shapes that do not fit), the general way
+decides.
+
+A first call mostly waits for memory that other work pushed out of the processor's caches: what it runs is
+few functions, most of them written for the layer (``function_of``), and it makes few objects.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from transconv.ir import function_of
+from transconv.torch_ops import shapes
+from transconv.torch_ops.arguments import Ints, Params
+from transconv.torch_ops.calls import call_cache, lower_call
+from transconv.torch_ops.calls.backward_routes import BackwardRoutes
+from transconv.torch_ops.calls.call_attributes import Request
+from transconv.torch_ops.calls.dynamic_sizes import LIMIT, order_of
+from transconv.torch_ops.calls.route import Begin, Route
+
+if TYPE_CHECKING:
+    from transconv.conv import Compiled
+    from transconv.runtime import Kernels
+
+Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
+
+_layers: dict[Hashable, Layer] = {}
+_counting: dict[Route, None] = {}  # each counts the calls of its layer
+_lock = threading.Lock()
+
+
+class _Direction:
+    """A route of one size, from which those of other sizes are made. ``names``: the plans' names of a
+    call's tensors, the result last; ``dtype``: that of the result."""
+
+    __slots__ = ("begins", "device", "dtype", "like", "names")
+
+    def __init__(self, like: Route, device: torch.device, dtype: torch.dtype, *names: str) -> None:
+        self.like, self.device, self.dtype, self.names = like, device, dtype, names
+        self.begins: dict[Kernels[Compiled], Begin] = {}
+
+    def route(self, sizes: Ints, shape: Ints, strides: Ints) -> Route | None:
+        """The route for sizes, whose result has this shape and these strides; None if a plan is missing or
+        has not run yet."""
+        like = self.like
+        best = like.registry.fastest(sizes)  # type: ignore[union-attr]
+        if best is None:
+            return None
+        begin = self.begins.get(best) or self._begin(best)
+        if begin is None:
+            return None
+        return like.resized(shape, strides, best.plan, begin(sizes), self.device.index, len(self.names),
+                            self.dtype)
+
+    def _begin(self, best: Kernels[Compiled]) -> Begin | None:
+        aligned = self.like.aligned
+        if not lower_call.is_loaded(best.plan, self.device, aligned):
+            return None
+        begin = best.plan.starter_at(self.device.index, aligned, self.names)
+        if begin is not None:
+            self.begins[best] = begin
+        return begin
+
+
+class Layer:
+    """What the calls of a layer share: of its forward pass (``data``), or of its gradients; ``like`` has
+    these for one size. ``known``: what its calls run, by shapes and strides. ``lies``, of sizes: shape and
+    strides of the layer's input, then those of its result."""
+
+    __slots__ = ("channels_last", "data", "known", "lies", "like", "open", "orders", "params", "rank",
+                 "weight")
+
+    def __init__(self, x: torch.Tensor, data: _Direction | None, weight: _Direction | None = None,
+                 gradients: BackwardRoutes | None = None) -> None:
+        some = data or weight
+        assert some is not None and some.like.compiled is not None
+        like, required = some.like, some.like.compiled.required
+        assert required is not None
+        self.data, self.weight, self.params, self.rank = data, weight, like.params, x.dim()
+        self.like, self.known = gradients, dict[Hashable, Any]()
+        tensors = {t.name: t for t in required.tensors}
+        both = tensors[like.near], tensors[like.far]
+        self.lies: Callable[..., Sizes] = function_of(
+            [e for t in both for e in (*t.bounds, *t.steps)], required.names, self._spelled)
+        self.orders = tuple([tuple([b.dim for b in t.layout.blocks]) for t in both])
+        self.channels_last = like.channels_last
+        # With one channel the same strides may be of both orders: see shapes.suggests_channels_last.
+        self.open = self.rank > 3 and x.shape[1] == 1
+
+    def _spelled(self, texts: list[str]) -> tuple[Sequence[tuple[str, str]], str]:
+        """The text of shape and strides of two tensors, of those of their numbers."""
+        each = [texts[n:n + self.rank] for n in range(0, len(texts), self.rank)]
+        return [], ", ".join(f"({', '.join(one)},)" for one in each)
+
+    def keep(self, key: Hashable, found: Any) -> Any:
+        """Keep what calls of these shapes and strides run, if there is something."""
+        if found is not None:
+            if len(self.known) >= LIMIT:
+                self.known.clear()
+            self.known[key] = found
+        return found
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> Route | None:
+        """The route of a forward call, made for its sizes."""
+        data, given, strides = self.data, x.shape, x.stride()
+        assert data is not None
+        src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
+        n, _, *sides = src
+        sizes = n, *sides
+        shape, steps, *far = self.lies(*sizes)
+        if (strides != steps or self.open) and not self._lie_so(x, w) or given != shape:
+            return None
+        made: Route | None = self.keep((given, strides), data.route(sizes, *far))
+        return made
+
+    def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
+                 key: Sizes) -> BackwardRoutes | None:
+        """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
+        given, strides, made, steps = key
+        found: BackwardRoutes | None = self.known.get(key)
+        if found is not None:
+            return found
+        data, weight = self.data, self.weight
+        n, _, *sides = made if self.params.transposed else given
+        sizes = n, *sides
+        near, near_steps, far, far_steps = self.lies(*sizes)
+        if ((strides != near_steps or steps != far_steps or self.open) and not self._lie_so(x, w, grad)
+                or given != near or made != far):
+            return None
+        dx = dw = None
+        if data is not None and (dx := data.route(sizes, near, near_steps)) is None:
+            return None
+        if weight is not None:
+            like = weight.like
+            if (dw := weight.route(sizes, like.shape, like.strides)) is None:
+                return None
+        assert self.like is not None
+        return self.keep(key, self.like.resized(dx, dw, self))  # type: ignore[no-any-return]
+
+    def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
+        """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
+        last = shapes.channels_last_result(x, w)
+        return last is self.channels_last and all(
+            order_of(t.shape, t.stride(), last) == order
+            for t, order in zip((x, *grads), self.orders, strict=False))
+
+
+def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+                flags: lower_call.Flags, aligned: bool) -> Hashable:
+    """What calls of a layer share."""
+    return (req, x.shape[1], x.stride(1) == 1, x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
+            aligned, flags, b is not None and (b.shape, b.stride(), b.dtype, b.device))
+
+
+def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
+                 mask: Sequence[bool], flags: lower_call.Flags, aligned: bool) -> Hashable:
+    """What the gradients of a layer's calls share. ``key`` as for ``Layer.backward``."""
+    shape, strides, _, steps = key
+    return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
+            w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
+
+
+find = _layers.get
+
+
+def note_forward(key: Hashable, route: Route, x: torch.Tensor, biased: bool) -> None:
+    """Keep the layer of a route that the general way made."""
+    if key is not None and _serves(route) and not (route.adds_bias or route.copies_bias):
+        data = _Direction(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
+        _keep(key, Layer(x, data), route)
+
+
+def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> None:
+    """Keep the layer of routes that the general way made."""
+    data, weight = routes.data, routes.weight
+    found = [r for r in (data, weight) if r is not None]
+    if key is None or not found or routes.aten or not all(map(_serves, found)):
+        return
+    _keep(key, Layer(
+        x, None if data is None else _Direction(data, x.device, x.dtype, "wei", data.far, data.near),
+        None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei"),
+        routes), *found)
+
+
+def count() -> None:
+    """Move the calls of all sizes into the totals."""
+    with _lock:
+        counting = list(_counting)
+    for route in counting:
+        route.count()
+
+
+def forget() -> None:
+    """Drop all layers."""
+    count()
+    with _lock:
+        _layers.clear()
+        _counting.clear()
+
+
+def _serves(route: Route) -> bool:
+    """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
+    return route.registry is not None and route.over is None and route.types is None
+
+
+def _keep(key: Hashable, layer: Layer, *routes: Route) -> None:
+    if len(_counting) >= LIMIT:
+        forget()
+        call_cache.forget()
+    with _lock:
+        _layers[key] = layer
+        _counting.update(dict.fromkeys(routes))

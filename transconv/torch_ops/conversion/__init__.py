@@ -1,0 +1,1 @@
+"""Models in place: convolutions swapped, folded, exported, with weights packed once."""

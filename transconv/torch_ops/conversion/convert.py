@@ -1,0 +1,228 @@
+"""Replaces torch's convolutions in existing code: a model in place, or aten for the process.
+
+    convert_(model)      the modules of one model, by exchanging their classes; revert_ undoes it
+    enable(), disable()  aten's convolution and its backward, for every thread and every caller
+    with use():          the same for the calls of one thread
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from transconv.torch_ops import stats, tensor_subclasses
+from transconv.torch_ops.arguments import is_wide
+from transconv.torch_ops.calls import route_cache
+from transconv.torch_ops.calls.call_attributes import request
+from transconv.torch_ops.conversion import aten_convolutions, module_swap
+from transconv.torch_ops.precompile import precompile_backward, speculative_compile
+from transconv.torch_ops.settings import settings
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did: names of exchanged modules, and why other convolutions were left."""
+
+    converted: tuple[str, ...] = ()
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        done = len(self.converted)
+        head = f"{done} convolution{'s' * (done != 1)} converted, {len(self.skipped)} left"
+        return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
+
+
+def _is_convolution(module: torch.nn.Module) -> bool:
+    return isinstance(module, torch.nn.modules.conv._ConvNd)
+
+
+def convert_(model: torch.nn.Module,
+             filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> Report:
+    """Let every torch.nn convolution of ``model`` compute with transconv, in place.
+
+    Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
+    ``filter_fn(module, name)`` may leave modules out. Subclasses of torch's modules keep a forward of
+    their own, if it ends in `super().forward` or `_conv_forward`; others are left alone with a
+    FallbackWarning, once for each class. `enable` reaches those. TypeError for what is no module.
+    """
+    module_swap.expect_module(model, "convert_")
+    converted: list[str] = []
+    skipped: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not _is_convolution(module) or module_swap.is_ours(type(module)):
+            continue
+        if filter_fn is not None and not filter_fn(module, name):
+            skipped[name] = "filter_fn said no"
+            continue
+        why = module_swap.why_not(module)
+        if not why:
+            module_swap.exchange(module)
+            converted.append(name)
+            continue
+        skipped[name] = why
+        stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
+    speculative_compile.note(model)
+    precompile_backward.expect(model)
+    return Report(tuple(converted), skipped)
+
+
+def revert_(model: torch.nn.Module) -> Report:
+    """Undo `convert_`, in place. TypeError for what is no module."""
+    module_swap.expect_module(model, "revert_")
+    return Report(tuple([name for name, module in model.named_modules()
+                         if _is_convolution(module) and module_swap.exchange(module, back=True)]))
+
+
+# -- aten's own operators --------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_libraries: dict[str, Any] = {}  # by device: the library that replaces aten's kernels
+_enabled: list[tuple[str, ...]] = []  # one entry for each `enable` that is not yet undone
+_scopes: list[tuple[str, ...]] = []  # one entry for each `use` that is running in any thread
+_local = threading.local()
+
+
+def _devices(devices: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(devices, str):
+        devices = (devices,)
+    if devices is None:
+        return ("cuda", "cpu") if settings.cpu == "interpret" else ("cuda",)
+    for device in devices:
+        if device not in ("cuda", "cpu"):
+            raise ValueError(f"transconv cannot replace aten's convolution on '{device}'; "
+                             "expected one of: cuda, cpu")
+    return tuple(devices)
+
+
+def enable(devices: Sequence[str] | None = None) -> None:
+    """Route aten's convolution and its backward to transconv, for the whole process.
+
+    Reaches every caller below autograd, autocast, vmap and compiled code, in all threads, and code
+    compiled before; not models made by torch.jit.trace, which call another operator. Calls nest:
+    each needs its `disable`. ``devices`` are "cuda" (the default) and "cpu". While other threads run,
+    aten's calls still pass through here after the last `disable`, on to torch's kernels.
+    """
+    with _lock:
+        _enabled.append(_devices(devices))
+        _install()
+
+
+def disable() -> None:
+    """Undo the last `enable`. RuntimeError if there is none."""
+    with _lock:
+        if not _enabled:
+            raise RuntimeError("transconv.disable() without a transconv.enable() before it")
+        _enabled.pop()
+        _install()
+
+
+class use(contextlib.ContextDecorator):
+    """``with transconv.use():`` routes aten's convolutions of this thread to transconv.
+
+    A backward pass runs in threads of autograd's own. While any scope is open they use transconv
+    too; a backward that starts after the scope has ended uses torch's kernels. Both are right.
+    ``devices`` are as for `enable`. Nests, and works as a decorator.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None) -> None:
+        self._devices = devices
+
+    def __enter__(self) -> use:  # noqa: PYI034  (typing.Self is of Python 3.11)
+        entry = _devices(self._devices)
+        with _lock:
+            _scopes.append(entry)
+            _install()
+        _local.open = [*getattr(_local, "open", ()), entry]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        entry = _local.open[-1]
+        _local.open = _local.open[:-1]
+        with _lock:
+            _scopes.remove(entry)
+            _install()
+
+
+@contextlib.contextmanager
+def aten() -> Iterator[None]:
+    """Within ``with``, aten's convolutions of this thread are torch's, within `use` too."""
+    before, _local.aten = getattr(_local, "aten", False), True
+    try:
+        yield
+    finally:
+        _local.aten = before
+
+
+_new_library: Any = torch.library.Library
+
+
+def _install() -> None:
+    """Replace aten's kernels on the requested devices. They are restored when no scope requests them and
+    no other thread runs: a thread that is about to enter a kernel must find it there."""
+    wanted = aten_convolutions.replaced = frozenset(d for entry in (*_enabled, *_scopes) for d in entry)
+    for device in wanted - _libraries.keys():
+        key = device.upper()
+        aten_convolutions.ORIGINALS[device] = (
+            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)),
+            torch.library.get_kernel("aten::convolution", key),
+            torch.library.get_kernel("aten::convolution_backward", key))
+        library = _libraries[device] = _new_library("aten", "IMPL")
+        library.impl("convolution", _forward, key, with_keyset=True)
+        library.impl("convolution_backward", _backward, key, with_keyset=True)
+    # Inside a backward pass autograd's threads run, which Python does not list.
+    if threading.active_count() == 1 and torch._C._current_graph_task_id() == -1:
+        for device in _libraries.keys() - wanted:
+            _libraries.pop(device)._destroy()
+            del aten_convolutions.ORIGINALS[device]
+    tensor_subclasses.tell(wanted)
+
+
+def _is_on(device: str) -> bool:
+    """Whether transconv computes a call of this thread."""
+    if getattr(_local, "aten", False):
+        return False
+    if any(device in entry for entry in _enabled):
+        return True
+    if any(device in entry for entry in getattr(_local, "open", ())):
+        return True
+    # Inside a backward pass: autograd's threads carry no scope of their own.
+    return torch._C._current_graph_task_id() != -1 and any(device in e for e in _scopes)
+
+
+def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
+             *numbers: Any) -> Tensor:
+    device = input.device.type
+    kept = aten_convolutions.ORIGINALS.get(device)
+    if _is_on(device) and (bias is None or bias.dtype == input.dtype or is_wide(bias, input)):
+        req = request("aten", 0, *numbers)
+        route = route_cache.forward_route(req, input, weight, bias, settings.mode)
+        if route.compiled is not None or kept is None:
+            found: Tensor = route.forward(input, weight, bias)
+            return found
+        route.calls += 1
+    if kept is None:  # the last scope ended between the dispatcher's look-up and this line
+        return torch.convolution(input, weight, bias, *numbers)
+    found = kept[1].call_boxed(keys, input, weight, bias, *numbers)
+    return found
+
+
+def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any,
+              *numbers: Any) -> tuple[Tensor | None, ...]:
+    device = input.device.type
+    kept = aten_convolutions.ORIGINALS.get(device)
+    *given, mask = numbers
+    if _is_on(device):
+        params = request("aten", 0, *given).resolve(input, weight, None)
+        return route_cache.backward(params, grad, input, weight, mask, settings.mode)
+    if kept is None:
+        return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
+            grad, input, weight, bias_sizes, *numbers)
+    return kept[2].call_boxed(  # type: ignore[no-any-return]
+        keys, grad, input, weight, bias_sizes, *numbers)

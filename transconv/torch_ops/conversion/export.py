@@ -1,0 +1,164 @@
+"""Exports the kernels of a model's convolutions, with an index of which module uses which."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, build
+from transconv.errors import ScheduleError, TransconvError, Unsupported
+from transconv.standalone import (
+    Package,
+    check,
+    code_folder,
+    described,
+    files_of,
+    packaged,
+    templates,
+    write,
+)
+from transconv.target import Target, detect
+from transconv.torch_ops.conversion import module_swap
+from transconv.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+
+    from transconv.torch_ops.precompile.capture_convs import Call, Part
+
+BIAS_BEHIND = "the bias is not added by the kernel: add it to the result"
+
+
+@dataclass(frozen=True)
+class Use:
+    """The kernels of one call of a module, by name: for its result and for each gradient."""
+
+    module: str
+    kernels: dict[str, str]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export: the folder, each kernel's description by name, the modules' uses of them,
+    and why other convolutions were left out."""
+
+    directory: Path
+    kernels: dict[str, dict[str, Any]]
+    uses: tuple[Use, ...]
+    left: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        head = (f"{len(self.kernels)} kernels for {len(self.uses)} calls in {self.directory}, "
+                f"{len(self.left)} calls left out")
+        return "\n".join([head, *(f"  {name or 'the model'}: {why}" for name, why in self.left)])
+
+
+def export(model: torch.nn.Module, *inputs: Any, directory: str | os.PathLike[str],
+           target: Target | str | None = None, backward: bool = False, aot: bool = False,
+           workers: int = 1, force: bool = False) -> Exported:
+    """Write kernels for the convolutions of a model, transposed ones included, as files that run without
+    transconv; an ``index.json`` and a ``README.md`` say which module uses which.
+
+    The model runs once on ``inputs`` (tensors of any device, also of torch's ``meta``), as it is: call
+    ``model.eval()`` first if a run must not change it. Sizes, strides and types of that run become
+    constants of the kernels. ``target``: a chip (``sm_90``), default this machine's, or Triton's
+    interpreter without a GPU; ``backward``: also the gradients of what requires one; ``aot``:
+    machine code beside each file, made by ``workers`` processes; ``force``: write into a folder that is
+    not empty.
+
+    Raises Unsupported if no convolution can be exported, or not ahead of time, ScheduleError for a target
+    that is unknown, FileExistsError for a folder that is not empty, OSError where nothing can be written,
+    and what the model raises. Nothing is half-written.
+    """
+    from transconv.torch_ops.precompile.capture_convs import recorded
+
+    module_swap.expect_module(model, "export")
+    directory = Path(directory)
+    check(directory, force)
+    chip = detect() if target is None else Target.parse(target) if isinstance(target, str) else target
+    calls = recorded(model, inputs, backward)
+    made = _Kernels(chip)
+    uses, left = [], []
+    for call in calls:
+        if call.why_not:
+            left.append((call.module, call.why_not))
+            continue
+        try:
+            uses.append(made.use(call))
+        except (Unsupported, ScheduleError) as error:
+            left.append((call.module, str(error)))
+    if not uses:
+        why = "; ".join(dict.fromkeys(why for _, why in left)) or "it called none"
+        raise Unsupported("export:model", f"no convolution of the model can be exported: {why}")
+    packages, files = files_of(list(made.plans.values()), aot, workers=workers)
+    done = Exported(directory, {p.name: _described(p, aot) for p in packages}, tuple(uses), tuple(left))
+    files["index.json"] = (json.dumps(_index(done, chip), indent=1) + "\n").encode()
+    files["README.md"] = templates().get_template("README.md.jinja").render(
+        **_index(done, chip)).encode()
+    write(directory, files, force)
+    return done
+
+
+@dataclass
+class _Kernels:
+    """The plans so far, each problem once, by the names of their packages."""
+
+    target: Target
+    plans: dict[str, Compiled] = field(default_factory=dict)
+    known: dict[tuple[ConvProblem, Prop, Epilogue], str] = field(default_factory=dict)
+
+    def use(self, call: Call) -> Use:
+        """The kernels of a call. Raises Unsupported and ScheduleError."""
+        names, note = {}, ""
+        for part in call.parts:
+            epilogue = Epilogue()
+            if call.bias is not None and part.computes == "result":
+                epilogue, note = self.with_bias(call, part)
+            names[part.computes] = self.kernel(part, epilogue)
+        return Use(call.module, names, note)
+
+    def with_bias(self, call: Call, part: Part) -> tuple[Epilogue, str]:
+        """The bias in the kernel, if a kernel adds one of its type."""
+        from transconv.torch_ops.calls.lower_call import DTYPES
+
+        own = part.problem.specs[part.prop.result].dtype
+        assert call.bias is not None
+        bias = DTYPES.get(call.bias)
+        epilogue = Epilogue.parse("bias", None if bias is own else bias)
+        try:
+            if bias is not None:
+                self.kernel(part, epilogue)
+                return epilogue, ""
+        except TransconvError:
+            pass
+        return Epilogue(), BIAS_BEHIND
+
+    def kernel(self, part: Part, epilogue: Epilogue) -> str:
+        """The name of the kernel of a problem. Raises as ``build``."""
+        key = (part.problem, part.prop, epilogue)
+        if key not in self.known:
+            plan = build(part.problem, part.prop, self.target, None, epilogue)
+            name = self.known[key] = packaged(plan).name
+            self.plans[name] = plan
+        return self.known[key]
+
+
+def _described(package: Package, ahead: bool) -> dict[str, Any]:
+    """A kernel's entry in the index."""
+    workload = package.plan.workload
+    assert isinstance(workload, ConvWorkload)
+    return {"file": f"{package.name}.py", "problem": str(workload.problem),
+            "direction": workload.direction, "epilogue": str(workload.epilogue),
+            "schedule": str(package.plan.schedule), "launches": len(package.launches),
+            "tensors": described(package),
+            **({"machine_code": code_folder(package)} if ahead else {})}
+
+
+def _index(done: Exported, target: Target) -> dict[str, Any]:
+    return {"made_by": f"transconv {__version__}", "target": target.name, "kernels": done.kernels,
+            "uses": [{"module": u.module, "kernels": u.kernels, "note": u.note} for u in done.uses],
+            "left_out": [{"module": name, "why": why} for name, why in done.left]}

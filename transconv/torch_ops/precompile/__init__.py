@@ -1,0 +1,1 @@
+"""Kernels compiled before a call needs them."""

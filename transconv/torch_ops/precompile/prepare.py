@@ -1,0 +1,112 @@
+"""Compiles the kernels of a model before its first call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree
+
+from transconv.errors import TransconvError
+from transconv.runtime import Prepared, Question, begin_processes, collecting, cores
+from transconv.runtime import prepare as compiled
+from transconv.torch_ops import stats
+from transconv.torch_ops.calls import dynamic_sizes, lower_call, route_cache
+from transconv.torch_ops.conversion import module_swap
+from transconv.torch_ops.conversion.convert import use
+
+Tensor = torch.Tensor
+
+
+def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]] | None = None,
+            backward: bool | None = None, workers: int | None = None,
+            progress: bool = True) -> Prepared:
+    """Compile all kernels that a model will need, in child processes, and wait for them.
+
+    The model runs once on ``inputs``, and once for each of ``sizes``: as many numbers as the last dims of
+    the first input that they take the place of, such as ``(512, 640)``. torch computes meanwhile, and
+    buffers, gradients and random numbers stay as they were. Its convolutions, fused modules and functions
+    of transconv are noted, torch's own convolutions too, and those of ``backward`` (default: where a
+    parameter requires a gradient). ``workers``: processes (default: one for each core); ``progress``: a
+    bar on standard error. Model and inputs have to be where they will run.
+
+    The next call of each finds its kernel; in other processes too, while the caches last. On a GPU each
+    kernel of a convolution also runs once on small integers while others are compiled: it is then loaded,
+    and its first result checked. Raises what the model raises, ValueError for sizes that do not fit.
+    """
+    from tqdm import tqdm
+
+    module_swap.expect_module(model, "prepare")
+    if backward is None:
+        backward = any(p.requires_grad for p in model.parameters())
+    runs = [inputs, *(_sized(inputs, size) for size in sizes or ())]
+    workers = workers or cores()
+    leaves = [t for t in _pytree.tree_leaves(list(runs)) if isinstance(t, Tensor)]
+    devices = {t.device for t in leaves if t.is_cuda}
+    for device in devices:  # which takes them as long as the model its run
+        with suppress(TransconvError):  # its calls say why
+            most = _layers(model) * (3 if backward else 1)
+            begin_processes(lower_call.target_of(device), min(workers, most))
+    route_cache.forget()  # adds up their calls; each route is decided anew
+    with _undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
+        for given in runs:
+            _run(model, given, backward)
+        route_cache.forget(layers=False)
+        left = tuple(sorted((why, n) for why, n in counted().fallback.items() if why != "compiling"))
+    with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
+        def ended(question: Question, has_plan: bool) -> None:
+            for device in devices if has_plan else ():
+                lower_call.first_result(question, device)
+            bar.update()
+
+        report = compiled(questions.values(), workers, ended, left)
+    if devices:
+        dynamic_sizes.complete(questions)
+    return report
+
+
+def _layers(model: torch.nn.Module) -> int:
+    """About how many layers have kernels of their own; at least 1."""
+    return max(1, sum(is_lazy(p) or p.dim() > 2 for p in model.parameters()))
+
+
+def _sized(inputs: Sequence[Any], size: Sequence[int]) -> tuple[Any, ...]:
+    """The inputs, the first of another size."""
+    first = inputs[0] if inputs else None
+    if not isinstance(first, Tensor) or not 0 < len(size) <= first.dim() or not all(
+            type(n) is int and n > 0 for n in size):
+        raise ValueError(f"sizes: {tuple(size)} is no size of the last dims of the first input")
+    shape = (*first.shape[: first.dim() - len(size)], *size)
+    made = torch.zeros(shape, dtype=first.dtype, device=first.device)
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        if first.dim() == (4 if layout is torch.channels_last else 5) and first.is_contiguous(
+                memory_format=layout) and not first.is_contiguous():
+            made = made.contiguous(memory_format=layout)
+    return (made.requires_grad_(first.requires_grad), *inputs[1:])
+
+
+def _run(model: torch.nn.Module, given: Sequence[Any], backward: bool) -> None:
+    with torch.set_grad_enabled(backward):
+        made = [t for t in _pytree.tree_leaves(model(*given))
+                if isinstance(t, Tensor) and t.requires_grad]
+        of = [t for t in (*model.parameters(), *_pytree.tree_leaves(list(given)))
+              if isinstance(t, Tensor) and t.requires_grad]
+        if backward and made and of:
+            torch.autograd.grad(made, of, [torch.ones_like(t) for t in made], allow_unused=True)
+
+
+@contextmanager
+def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
+    """Leaves buffers and random numbers as they were."""
+    before = [(b, b.detach().clone()) for b in model.buffers()]
+    devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}
+    try:
+        with torch.random.fork_rng(sorted(d for d in devices if d is not None)):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, old in before:
+                buffer.copy_(old)

@@ -1,0 +1,197 @@
+"""The layers of a converted model that are about to be called: processes compile their kernels meanwhile.
+
+In the first training step of a model that `convert_` converted, a layer's call tells the sizes of those
+behind it: they follow through torch's own modules, in the order in which the model registered them. No
+code of the model and no hook runs for that. Where a size does not follow (a module of another kind, an
+image of one pixel), the guess ends, and the next layer that was not guessed begins it anew. Kernels of
+the gradients are handed over behind all others, the last layer's first, as the backward pass needs them,
+but for those that take longest, of strided layers, which come before.
+
+A guess may be wrong, as the model's own code is not looked at. That costs processor time alone: calls
+ask for what they need. A wrong one takes back what no process has begun, and the second ends guessing for
+the model.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+
+from transconv.conv import ConvWorkload, Prop
+from transconv.runtime import withdraw
+from transconv.torch_ops import arguments, shapes
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.precompile import pool_sizes, precompile_backward
+from transconv.torch_ops.precompile.precompile_backward import Given
+
+if TYPE_CHECKING:
+    from transconv.runtime import Question
+
+MOST_WRONG = 2  # wrong guesses after which a model is left alone
+# Results are of the input's size. Exact classes, as a subclass may do anything.
+SAME = frozenset((
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.GroupNorm, nn.InstanceNorm1d,
+    nn.InstanceNorm2d, nn.InstanceNorm3d, nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d,
+    nn.Dropout3d, nn.ELU, nn.GELU, nn.Hardsigmoid, nn.Hardswish, nn.LeakyReLU, nn.Mish, nn.PReLU, nn.ReLU,
+    nn.ReLU6, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh))
+
+
+class _Asked(NamedTuple):
+    """What the call of a layer asks for, and its ``result``; the ``gradients`` of those that train."""
+
+    question: Question
+    gradients: tuple[Question, ...]
+    result: Given
+
+
+class _Network:
+    """The modules of a model that have no modules in them, and what was guessed of its first pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = weakref.ref(model)
+        self.leaves = [weakref.ref(m) for m in model.modules() if next(m.children(), None) is None]
+        self.expected: dict[int, _Asked] = {}
+        self.given: dict[int, Given] = {}  # the last tensor of so many channels
+        self.seen: set[int] = set()
+        self.wrong = 0
+
+    def find(self, weight: torch.Tensor) -> int | None:
+        """The place of the layer with this weight."""
+        return next((at for at, leaf in enumerate(self.leaves)
+                     if isinstance(m := leaf(), _ConvNd) and m._parameters.get("weight") is weight), None)
+
+    def called(self, at: int, x: Given, trains: bool, flags: lower_call.Flags, workers: int) -> None:
+        """A call of a layer whose plan is not known in this process."""
+        layer = self.leaves[at]()
+        assert isinstance(layer, _ConvNd)
+        if at in self.seen:  # of other sizes: the first pass is over
+            self._end()
+            return
+        self.seen.add(at)
+        here = _layer(layer, x, trains, flags)
+        guessed = self.expected.pop(at, None)
+        if guessed is not None and guessed.question == here.question:
+            return
+        if guessed is not None:
+            self.wrong += 1
+            withdraw(guessed.gradients)
+            self._forget()
+        if self.wrong == MOST_WRONG:
+            self._end()
+            return
+        self.given[x.shape[1]], self.given[here.result.shape[1]] = x, here.result
+        self.expected |= self._following(at, here.result, flags)
+        asked = self.expected.values()
+        precompile_backward.compile_ahead((a.question for a in asked), workers)
+        # The backward pass comes after all of the forward pass, and begins with the last layer. Plans of
+        # many kernels take the longest: they are begun first.
+        gradients = [q for a in (*reversed(asked), here) for q in a.gradients]
+        precompile_backward.compile_ahead(sorted(gradients, key=_kernels, reverse=True), workers)
+
+    def _forget(self) -> None:
+        withdraw(q for asked in self.expected.values() for q in (asked.question, *asked.gradients))
+        self.expected.clear()
+
+    def _end(self) -> None:
+        self._forget()
+        self.leaves.clear()
+
+    def _following(self, at: int, now: Given, flags: lower_call.Flags) -> Iterator[tuple[int, _Asked]]:
+        """The layers behind one whose result is ``now``, with what their calls will ask for."""
+        for place in range(at + 1, len(self.leaves)):
+            module = self.leaves[place]()
+            if all(n == 1 for n in now.shape[2:]):
+                return
+            if isinstance(module, _ConvNd):
+                channels = module.in_channels
+                if now.shape[1] != channels:  # of an earlier tensor, as in a shortcut, or of several
+                    now = self.given.get(channels) or now.sized(
+                        (now.shape[0], channels, *now.shape[2:]), now.is_last)
+                try:
+                    asked = _layer(module, now, True, flags)
+                except RuntimeError:  # it does not fit
+                    return
+                now = asked.result
+                self.given[now.shape[1]] = now
+                yield place, asked
+            elif module is not None and type(module) in pool_sizes.KNOWN:
+                shape = pool_sizes.result(module, now.shape)
+                if shape is None:
+                    return
+                now = now.sized(shape, now.is_last)
+                self.given[now.shape[1]] = now
+            elif type(module) not in SAME:
+                return
+
+
+def _kernels(question: Question) -> int:
+    """How many kernels a plan has at least: one for each stride phase."""
+    workload = question.workload
+    assert isinstance(workload, ConvWorkload)
+    return prod(workload.problem.stride) if workload.prop is Prop.BWD_D else 1
+
+
+def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _Asked:
+    """What the call of a layer asks for; ``trains``: its input requires a gradient. RuntimeError where
+    the input does not fit, or is padded by other than zeros, or the weight is computed anew for each
+    call."""
+    w, bias = (layer._parameters.get(name) for name in ("weight", "bias"))
+    if w is None or layer.padding_mode != "zeros":
+        raise RuntimeError(f"the sizes behind {layer} do not follow")
+    p = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, layer.stride,
+                          layer.padding, layer.dilation, layer.transposed, layer.output_padding,
+                          layer.groups)
+    weight = Given.of(w)
+    y = x.sized(shapes.output_shape(x.shape, w.shape, p), x.is_last or weight.is_last)
+    problem = lower_call.describe(x.dtype, (x.shape, x.strides), (weight.shape, weight.strides),
+                               (y.shape, y.strides), p, flags.math)
+    question = lower_call.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
+                                "" if bias is None else "bias", True, flags.deterministic)
+    return _Asked(
+        question, (*precompile_backward.questions(p, x, weight, trains, w.requires_grad, flags, True),), y
+    )
+
+
+_networks: list[_Network] = []
+_lock = threading.Lock()
+
+
+def note(model: nn.Module) -> None:
+    """Remember the modules of a converted model, as long as it lives."""
+    with _lock:
+        _networks[:] = [n for n in _networks if (m := n.model()) is not None and m is not model]
+        _networks.append(_Network(model))
+
+
+def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags,
+           mode: str) -> None:
+    """Have processes compile the kernels of the layers behind the one with this ``weight``. ``x``, ``w``:
+    as its call multiplies them. Does nothing where ``ahead.gradients`` does nothing."""
+    if not _networks or not (workers := precompile_backward.processes(x, w, mode)):
+        return
+    with _lock, precompile_backward.quietly():
+        for network in _networks:
+            at = network.find(weight)
+            if at is not None:
+                network.called(at, Given.of(x), x.requires_grad, flags, workers)
+                return
+
+
+def _forked() -> None:
+    """After a fork: another thread of the parent may have held the lock, and the processes are its own."""
+    global _lock
+    _lock = threading.Lock()
+    for network in _networks:
+        network.expected.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,1 @@
+"""Calls of quantised convolutions: arguments, checks, routes, gradients."""

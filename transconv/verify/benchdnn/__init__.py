@@ -1,0 +1,1 @@
+"""benchdnn's options and batch files: requests, jobs, reports."""

@@ -1,0 +1,1 @@
+"""Bisection: the first stage that makes a kernel wrong."""

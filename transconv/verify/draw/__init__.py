@@ -1,0 +1,1 @@
+"""Drawn problems, computations and schedules."""

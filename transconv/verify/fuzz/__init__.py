@@ -1,0 +1,1 @@
+"""The fuzzer: trials, their runs in worker processes, their shrinking."""
