@@ -27,9 +27,9 @@ from transconv.selection import choice
 from transconv.selection.tuning_db import transfer
 from transconv.target import Target, detect
 from transconv.tuning.progress import Progress
-from transconv.tuning.session import Job
-from transconv.tuning.table import Row, Table
-from transconv.verify.pool import Group, Pool, Task
+from transconv.tuning.session import TuningJob
+from transconv.tuning.table import CsvTable, Row
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "layout", "what", "variant",
            "config", "base", "us", "base_us", "earns", "spread", "verdict", "reason", "device",
@@ -52,7 +52,7 @@ class Variant:
 
 # -- what to try -----------------------------------------------------------------------------------
 
-def variants(job: Job, base: Schedule, target: Target) -> list[Variant]:
+def variants(job: TuningJob, base: Schedule, target: Target) -> list[Variant]:
     """Passes switched against their default, and words changed one at a time."""
     found = [Variant("pass", f"{'-' if p.default else '+'}{p.name}", base,
                      f"{'-' if p.default else '+'}{p.name}") for p in passes() if p.optional]
@@ -105,20 +105,22 @@ def _changes(base: Schedule, target: Target) -> Iterator[tuple[str, dict[str, An
 
 # -- in the workers --------------------------------------------------------------------------------
 
-def _build(job: Job, schedule: str, passes: str) -> Any:
+def _build(job: TuningJob, schedule: str, passes: str) -> Any:
     from transconv import runtime
-    from transconv.conv import Compiled
+    from transconv.conv import CompiledDirection
 
     before = ",".join(f"{'+' if on else '-'}{name}" for name, on in knobs.passes())
     knobs.adopt({knobs.passes.name: passes})
     try:
-        return runtime.build(job.workload, detect(), Schedule.parse(schedule), None, False, Compiled)
+        return runtime.build(
+            job.workload, detect(), Schedule.parse(schedule), None, False, CompiledDirection
+        )
     finally:
         knobs.adopt({knobs.passes.name: before})
 
 
-def _job(problem: str, prop: str) -> Job:
-    return Job(ConvWorkload(ConvProblem.parse(problem), Prop(prop)))
+def _job(problem: str, prop: str) -> TuningJob:
+    return TuningJob(ConvWorkload(ConvProblem.parse(problem), Prop(prop)))
 
 
 def prepare(problem: str, prop: str, base: str, schedule: str, passes: str,
@@ -170,7 +172,7 @@ def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]
         p = replace(layer.reduced(options.mb).problem(options.dtype, options.layout), name="")
         for direction in options.props.split(","):
             prop = layer.prop(direction)
-            job = Job(ConvWorkload(p, prop))
+            job = TuningJob(ConvWorkload(p, prop))
             if not job.phases():
                 continue
             base = choice.default(job.phases()[0], target, job.workload)
@@ -200,7 +202,7 @@ def arguments(made: argparse.ArgumentParser) -> None:
 def main(options: Namespace) -> int:
     """Fill ``ablation.csv``, write the document. Returns 1 if a variant was wrong."""
     out = Path(options.out)
-    table = Table(out / "ablation.csv", COLUMNS, KEY)
+    table = CsvTable(out / "ablation.csv", COLUMNS, KEY)
     versions = environment.versions()
     if options.lists != ["none"]:
         run(table, options, versions)
@@ -212,11 +214,11 @@ def main(options: Namespace) -> int:
     return 1 if any(r["verdict"] == "wrong" for r in table.rows) else 0
 
 
-def run(table: Table, options: Namespace, versions: Row) -> None:
+def run(table: CsvTable, options: Namespace, versions: Row) -> None:
     """Measure the rows that the table lacks."""
     variables = environment.worker_environment(options.cache)
-    pool = Pool({"compile": Group("bench.ablation:prepare", options.workers, variables),
-                 "gpu": Group("bench.ablation:measure", 1, variables)})
+    pool = Pool({"compile": WorkerTask("bench.ablation:prepare", options.workers, variables),
+                 "gpu": WorkerTask("bench.ablation:measure", 1, variables)})
     rows: dict[int, Row] = {}
     kept: list[Task] = []
     tasks: list[Task] = []

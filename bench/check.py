@@ -20,8 +20,8 @@ from bench import environment, layers
 from transconv.cli.arguments.options import some_computable
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
-from transconv.tuning.table import Row, Table, number
-from transconv.verify.pool import Group, Pool, Task
+from transconv.tuning.table import CsvTable, Row, number
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "problem", "direction", "prop", "dtype", "layout", "epilogue", "verdict",
            "reason", "exact_err", "float_err", "of_bound", "rms", "nonzero", "config", "kernels",
@@ -52,7 +52,7 @@ def rows_of(options: Namespace) -> Iterator[Row]:
                                "epilogue": options.epilogue if prop != "bwd_w" else ""}
 
 
-def left(table: Table, asked: Iterable[Row], options: Namespace) -> tuple[list[Row], list[Row]]:
+def left(table: CsvTable, asked: Iterable[Row], options: Namespace) -> tuple[list[Row], list[Row]]:
     """The rows of this shard, and those of them that the table lacks or that are to be run again."""
     if options.retry:
         table.drop(options.retry.split(","), "verdict")
@@ -68,9 +68,9 @@ def main(options: Namespace) -> int:
     from transconv.verify.machine import weight
 
     out = Path(options.out)
-    table = Table(out / "check.csv", COLUMNS, KEY)
+    table = CsvTable(out / "check.csv", COLUMNS, KEY)
     rows, todo = left(table, rows_of(options), options)
-    group = Group("transconv.verify.benchdnn.run:work", options.workers,
+    group = WorkerTask("transconv.verify.benchdnn.run:work", options.workers,
                   environment.worker_environment(options.cache))
     tasks = []
     for row in todo:

@@ -15,7 +15,7 @@ from bench.environment import ROOT, at_hand, versions
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.target import detect
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 FOLDER = ROOT / "bench" / "computes"
 COLUMNS = ("compute", "exact", "float", "max_err", "us", "torch_us", "inductor_us", "schedule", "device",
@@ -57,10 +57,10 @@ def row(path: Path, options: argparse.Namespace) -> dict[str, object]:
     plan = build_compute(compute, detect())
     made: dict[str, object] = {"compute": path.stem, "schedule": str(plan.schedule), **versions()}
     for data in ("exact", "float"):
-        judged = Case(compute, data).launched(plan, options.device)
+        judged = ComputationCase(compute, data).launched(plan, options.device)
         made |= {data: judged.problem or "right", "max_err": f"{judged.max_error:.3g}"}
     if options.device == "cuda":
-        made |= _times(plan.launch, Case(compute, "float").tensors("cuda"), path.stem, options)
+        made |= _times(plan.launch, ComputationCase(compute, "float").tensors("cuda"), path.stem, options)
     print(" ".join(f"{k}={v}" for k, v in made.items()), flush=True)
     return made
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from bench.environment import ROOT, at_hand, device_name, versions, worker_environment
 from bench.tables import markdown, two_digits
 from transconv.cli.arguments import ranges
-from transconv.tuning.table import Row, Table, number
+from transconv.tuning.table import CsvTable, Row, number
 
 NAMES = ("unet3d", "wan", "weather", "volume")
 SIDES = ("plain", "sharded", "captured")
@@ -50,7 +50,7 @@ def main(options: argparse.Namespace) -> int:
     """Fill the table. Returns 1 if a row has no time that should have one."""
     device = options.device.partition(":")[0]
     gpu = device_name().lower().replace("nvidia_", "").partition("_")[0] if device == "cuda" else "cpu"
-    table = Table(Path(options.out) / f"{gpu}_distributed.csv", COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / f"{gpu}_distributed.csv", COLUMNS, KEY)
     rows: list[Row] = []
     for model in options.models.split(","):
         ways = [("plain", 1), *((side, ranks) for ranks in (1, options.ranks) for side in SIDES[1:])]

@@ -80,15 +80,15 @@ def graphs_as_on_gpu() -> Iterator[Launched]:
             (region_compiler, "rank", lambda questions: None),
             (compiled_launch, "target_of", lambda device: SM90),
             (compiled_launch, "current_device", lambda: None),
-            (compiled_launch.Launch, "start", _start_text),
+            (compiled_launch.CompiledLaunch, "start", _start_text),
             (eager_check.Checks, "due", lambda self, values: False),
-            (region_calls.Launches, "empty", staticmethod(_empty)),
+            (region_calls.RegionLaunches, "empty", staticmethod(_empty)),
         ):
             stack.enter_context(patch.object(home, name, value))
         yield found
 
 
-def _start_text(self: compiled_launch.Launch, tensors: Any) -> None:
+def _start_text(self: compiled_launch.CompiledLaunch, tensors: Any) -> None:
     if self.begin is None:
         self.begin, self.device = self.plan.starter(None, True, self.names), None  # type: ignore
     assert self.begin is not None

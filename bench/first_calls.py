@@ -30,7 +30,7 @@ from bench.size_calls import Call, host_us, switched
 from transconv.cli.arguments import ranges
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import route_cache
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 
 COLUMNS = ("layer", "direction", "first_us", "worst_us", "known_us", "later_us", "functions", "sizes",
            "device", "torch", "triton", "commit")
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Measure every layer and direction that has no row; 0."""
     about = versions()
-    table = Table(Path(options.out) / f"{short(about['device'])}_first_calls.csv", COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / f"{short(about['device'])}_first_calls.csv", COLUMNS, KEY)
     for name in options.layers.split(","):
         left = [d for d in DIRECTIONS if not table.has({"layer": name, "direction": d, **about})]
         if not left:

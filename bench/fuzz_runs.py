@@ -8,7 +8,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 
 VERDICTS = ("passed", "refused", "resources", "failed", "crash", "error", "timeout")
 COLUMNS = ("seed", "first", "asked", "computations", *VERDICTS, "kernels", "seconds", "target",
@@ -40,7 +40,7 @@ def arguments(made: argparse.ArgumentParser) -> None:
 def main(options: Namespace) -> int:
     """Add a row for each summary to ``fuzz.csv``; one that is there already is not added again.
     Raises ValueError for a file that is no summary."""
-    table = Table(Path(options.out) / "fuzz.csv", COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / "fuzz.csv", COLUMNS, KEY)
     for name in options.summaries:
         try:
             made = row(json.loads(Path(name).read_text(encoding="utf-8")))

@@ -22,7 +22,7 @@ import torch
 from bench.environment import at_hand, versions
 from bench.issues import short
 from transconv.cli.arguments import ranges
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 
 COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "second_ms", "compared", "device",
            "torch", "triton", "commit")
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> int:
     """Measure every model that has no row; 0."""
     about = versions()
-    table = Table(Path(options.out) / f"{short(about['device'])}_graph_checks.csv", COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / f"{short(about['device'])}_graph_checks.csv", COLUMNS, KEY)
     for model in options.models.split(","):
         for what in options.what.split(","):
             for turn in range(options.turns):

@@ -17,7 +17,7 @@ from bench.graph_measures import LAYOUTS, STEPS, Row
 from bench.graph_models import MODELS
 from bench.graph_table import SIDES, graphs_table
 from transconv.cli.arguments import ranges
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 from transconv.verify.pool import Pool
 
 COLUMNS = ("model", "what", "side", "layout", "ms", "host_ms", "gpu_ms", "peak_mb", "kernels", "ours",
@@ -63,7 +63,7 @@ def rows_of(options: argparse.Namespace) -> list[Row]:
 
 def main(options: argparse.Namespace) -> int:
     """Fill ``graphs.csv``. Returns 1 if a row has no time."""
-    table = Table(Path(options.out) / "graphs.csv", COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / "graphs.csv", COLUMNS, KEY)
     if options.retry:
         table.drop(options.retry.split(","), "error")
     rows = rows_of(options)

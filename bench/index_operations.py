@@ -37,11 +37,11 @@ from transconv.ir import (
     find,
     walk,
 )
-from transconv.passes.scope import Scope
+from transconv.passes.scope import ScopedMutator
 from transconv.schedule import Schedule
 from transconv.simplify import Facts, range_of
 from transconv.target import TARGETS
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 from transconv.verify.draw import conv_problems, legal_schedules
 
 COLUMNS = ("problem", "direction", "launch", "schedule", "target", "side", "masks", "removable", "unknown",
@@ -62,7 +62,7 @@ def arguments(to: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Add the rows of one side, and print the sums of all."""
-    table = Table(Path(options.out) / NAME, COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / NAME, COLUMNS, KEY)
     texts = list(dict.fromkeys(tuple(row[c] for c in KEY[:-1]) for row in table.rows))
     for text in texts or [*_golden(), *_drawn(options.n)]:
         row = dict(zip(KEY, (*text, options.side), strict=True))
@@ -144,7 +144,7 @@ def _index_expressions(kernel: Kernel) -> list[Expr]:
                     if let.value.dtype.kind in ("index", "bool") and not find(let.value, Load)]
 
 
-class _Census(Scope):
+class _Census(ScopedMutator):
     """The masks of a kernel, over loop variables and lanes, counted."""
 
     def __init__(self, kernel: Kernel) -> None:

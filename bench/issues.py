@@ -20,8 +20,8 @@ from bench.issue_cases import CASES, IssueCase
 from bench.issue_table import issues_table
 from transconv.cli.arguments import ranges
 from transconv.tuning.progress import Progress
-from transconv.tuning.table import Row, Table
-from transconv.verify.pool import Group, Pool, Task
+from transconv.tuning.table import CsvTable, Row
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 LIBRARIES = ("ours", "torch")
 OF_EACH = ("verdict", "us", "layout", "err", "peak_mb", "reason")
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     if on_cpu and not options.small:
         raise ValueError("there is no GPU; --small has the cases at sizes for Triton's interpreter")
     chosen = selected(options.only)
-    table = Table(Path(options.out) / f"{short(versions['device'])}_issues.csv", COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / f"{short(versions['device'])}_issues.csv", COLUMNS, KEY)
     if options.retry:
         table.drop(options.retry.split(","), "our_verdict")
     about = {"small": int(options.small), **versions}
@@ -125,8 +125,8 @@ class Run:
         o = self.options
         variables = environment.worker_environment(o.cache) | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
         threads = {"OMP_NUM_THREADS": environment.threads()} if self.on_cpu else {}
-        pool = Pool({"compile": Group("bench.runner:prepare", o.workers, variables),
-                     "measure": Group("bench.issue_sides:measure", 1, variables | threads)})
+        pool = Pool({"compile": WorkerTask("bench.runner:prepare", o.workers, variables),
+                     "measure": WorkerTask("bench.issue_sides:measure", 1, variables | threads)})
         progress = Progress(len(self.todo), "case")
         for task, answer in pool.run([self.first(c) for c in self.todo], o.time_budget):
             case = self.case_of[id(task)]

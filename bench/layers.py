@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transconv.conv import DIRECTIONS, SCHEMA, Layer, from_json, from_problems, select
+from transconv.conv import DIRECTIONS, SCHEMA, ListedLayer, from_json, from_problems, select
 from transconv.conv.problem import layers
 
-__all__ = ["DIRECTIONS", "OWN", "SCHEMA", "Layer", "from_json", "from_problems", "read", "select"]
+__all__ = ["DIRECTIONS", "OWN", "SCHEMA", "ListedLayer", "from_json", "from_problems", "read", "select"]
 
 OWN = Path(__file__).parent / "problems"
 
 
-def read(source: str | Path) -> list[Layer]:
+def read(source: str | Path) -> list[ListedLayer]:
     """The layers of a file or folder (see ``transconv.layers``), or of an own list by its name."""
     path = Path(source)
     if not path.exists() and (OWN / f"{path.name}.txt").exists():

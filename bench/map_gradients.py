@@ -9,7 +9,7 @@ import torch
 from bench.map_cases import MapCase, Tensors
 from bench.map_moves import image, last
 from transconv.compute import library
-from transconv.compute.library import Formula, Strided, views
+from transconv.compute.library import LibraryFormula, Strided, views
 from transconv.ir import bf16
 
 ALL = [True, True, True]
@@ -42,7 +42,7 @@ def gradients() -> list[MapCase]:
                 image(t["G"], 1, 512, 512, 512), [512, 512], [1, 512, 256, 256]))]
 
 
-def _case(name: str, formula: Formula, instead: Callable[[Tensors], object],
+def _case(name: str, formula: LibraryFormula, instead: Callable[[Tensors], object],
           other: Callable[[Tensors], Tensors] | None = None) -> MapCase:
     whole = formula.together
     first, *more = (g.text for g in (formula.gradients if whole is None else (whole,)))

@@ -23,8 +23,8 @@ from bench.network_measures import STEPS
 from bench.network_setting import LAYOUTS, PRECISIONS, Row
 from transconv.cli.arguments import ranges
 from transconv.tuning.progress import Progress
-from transconv.tuning.table import Table
-from transconv.verify.pool import Group, Pool, Task
+from transconv.tuning.table import CsvTable
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 # ratio: of errors, ours to torch's; of times, torch's to ours; of losses, the largest difference.
 COLUMNS = ("model", "batch", "image", "precision", "layout", "what", "torch", "transconv", "ratio",
@@ -64,7 +64,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 class Run:
     """The tasks of all settings: collect, then compile what is new, then measure."""
 
-    def __init__(self, options: argparse.Namespace, table: Table, told: Table) -> None:
+    def __init__(self, options: argparse.Namespace, table: CsvTable, told: CsvTable) -> None:
         self.options, self.table, self.told = options, table, told
         self.kinds = COMPILED if options.compiled else GRAPHED if options.graphs else EAGER
         self.cases: list[Case] = [
@@ -80,9 +80,9 @@ class Run:
         threads = max(1, options.workers // options.processes)
         variables["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
         self.pool = Pool({
-            "collect": Group("bench.network_kernels:collect", 2, variables),
-            "compile": Group("bench.network_kernels:compile_one", options.workers, variables),
-            "measure": Group(f"bench.network_measures:{measured}", options.processes, variables)})
+            "collect": WorkerTask("bench.network_kernels:collect", 2, variables),
+            "compile": WorkerTask("bench.network_kernels:compile_one", options.workers, variables),
+            "measure": WorkerTask(f"bench.network_measures:{measured}", options.processes, variables)})
         self.progress = Progress(len(self.cases), "step")
 
     def setting(self, case: Case) -> Row:
@@ -179,8 +179,8 @@ def line(row: Row) -> str:
 def main(options: argparse.Namespace) -> int:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
-    table = Table(out / "networks.csv", COLUMNS, KEY)
-    run = Run(options, table, Table(out / "networks_kernels.csv", KERNELS, KERNELS[:6]))
+    table = CsvTable(out / "networks.csv", COLUMNS, KEY)
+    run = Run(options, table, CsvTable(out / "networks_kernels.csv", KERNELS, KERNELS[:6]))
     run.go()
     for case, row in list(run.leftovers()):
         run.finish(case, row)

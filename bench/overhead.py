@@ -24,7 +24,7 @@ from bench.environment import at_hand, versions
 from bench.overhead_functional import MODES
 from bench.overhead_parts import parts
 from transconv.cli.arguments import ranges
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 
 COLUMNS = ("case", "mode", "side", "median_us", "best_us", "ratio", "calls", "fallback", "device",
            "torch", "triton", "commit")
@@ -108,7 +108,7 @@ def direct(x: torch.Tensor, w: torch.Tensor, kwargs: dict[str, Any],
     return {"ours: plan.launch alone": lambda: route.compiled.launch(src, w, dst)}
 
 
-def measure(table: Table, name: str, device: str, calls: int, bursts: int) -> None:
+def measure(table: CsvTable, name: str, device: str, calls: int, bursts: int) -> None:
     """All modes of one case."""
     x_shape, w_shape, biased, kwargs = CASES[name]
     function = name.split()[0]
@@ -135,7 +135,7 @@ def measure(table: Table, name: str, device: str, calls: int, bursts: int) -> No
                   flush=True)
 
 
-def measure_parts(table: Table, device: str, calls: int, bursts: int) -> None:
+def measure_parts(table: CsvTable, device: str, calls: int, bursts: int) -> None:
     """The parts of one call, each alone; their ``ratio`` is to a whole call."""
     seen = compare(parts(device), calls, bursts, device)
     whole = median(seen["a whole call"])
@@ -147,7 +147,7 @@ def measure_parts(table: Table, device: str, calls: int, bursts: int) -> None:
         print(f"part: {part:<44} {row['median_us']:8.2f} us (best {row['best_us']:.2f})", flush=True)
 
 
-def measure_functional(table: Table, name: str, device: str, calls: int, bursts: int) -> None:
+def measure_functional(table: CsvTable, name: str, device: str, calls: int, bursts: int) -> None:
     """Warm calls of one function of ``transconv.functional``, in all modes."""
     with overhead_functional.launched(device):
         for mode in MODES:
@@ -164,7 +164,7 @@ def measure_functional(table: Table, name: str, device: str, calls: int, bursts:
                       f"(best {row['best_us']:.2f}), {row['ratio']:.2f} x torch", flush=True)
 
 
-def measure_generated(table: Table, name: str) -> None:
+def measure_generated(table: CsvTable, name: str) -> None:
     """From a text to its kernels' source."""
     us = overhead_functional.generated(name)
     table.add({"case": name, "mode": "generate", "side": "transconv", "median_us": us, "best_us": us,
@@ -186,7 +186,7 @@ def main(options: argparse.Namespace) -> int:
     if not any(options.match in name for name in (*CASES, *functions, *texts, "parts")):
         raise ValueError(f"--match={options.match}: expected a part of {', '.join(CASES)}, "
                          f"{', '.join(functions)}, {', '.join(texts)}, or parts")
-    table = Table(Path(options.out) / "overhead.csv", COLUMNS, ("case", "mode", "side", "commit"))
+    table = CsvTable(Path(options.out) / "overhead.csv", COLUMNS, ("case", "mode", "side", "commit"))
     for name in CASES:
         if options.match in name:
             measure(table, name, options.device, options.calls, options.bursts)

@@ -22,8 +22,8 @@ from bench.small_types import MIXTURES, mixed
 from bench.tables import cpu_table, summary_table
 from transconv.conv import ConvProblem, Prop
 from transconv.tuning.progress import Progress
-from transconv.tuning.table import Row, Table, number
-from transconv.verify.pool import Group, Pool, Task
+from transconv.tuning.table import CsvTable, Row, number
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "problem", "direction", "prop", "dtype", "epilogue", "layout",
            "ours_us", "cudnn_cl_us", "cudnn_nchw_us", "cudnn_fused_us", "inductor_us", "gemm_us",
@@ -37,11 +37,11 @@ KEY = ("problem", "prop", "dtype", "epilogue", "layout")
 
 def prepare(problem: str, prop: str, epilogue: str = "") -> Row:
     """Plan, and compile where there is a GPU."""
-    from transconv.verify.case import Case, warm
+    from transconv.verify.case import ProblemCase, warm
     from transconv.verify.machine import device
 
     start = time.perf_counter()
-    case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
+    case = ProblemCase(ConvProblem.parse(problem), Prop(prop), epilogue)
     compiled = case.plan()
     row: Row = {"config": str(compiled.schedule)}
     if device() == "cuda":
@@ -75,11 +75,11 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
     from bench.sides import baseline_calls
     from transconv.errors import ScheduleError, Unsupported
     from transconv.tuning.timing import Clock
-    from transconv.verify.case import Case
+    from transconv.verify.case import ProblemCase
     from transconv.verify.judgement import Judgement
     from transconv.verify.timed import OfProblem
 
-    case = Case(ConvProblem.parse(problem), Prop(prop), epilogue)
+    case = ProblemCase(ConvProblem.parse(problem), Prop(prop), epilogue)
     found: Row = {}
     calls = {}
     if ours:
@@ -154,7 +154,7 @@ def main(options: Namespace) -> int:
     options.dtypes = options.dtypes or ("f32" if on_cpu else "bf16")
     if not options.lists:
         options.lists, options.mb = ["resnet50"], options.mb or int(on_cpu)
-    table = Table(out / "timing.csv", COLUMNS, KEY)
+    table = CsvTable(out / "timing.csv", COLUMNS, KEY)
     rows, todo = left(table, rows_of(options), options)
     run = Run(table, out, options)
     run.go([row | versions for row in todo], versions)
@@ -172,7 +172,7 @@ class Run:
     """The tasks of the rows: compile, measure, and with ``inductor`` among the baselines a second
     measurement. A row is written when its last task has ended, or at the end of the budget."""
 
-    def __init__(self, table: Table, out: Path, options: Namespace) -> None:
+    def __init__(self, table: CsvTable, out: Path, options: Namespace) -> None:
         self.table, self.out, self.options = table, out, options
         names = [b for b in options.baselines.split(",") if b]
         self.inductor = "inductor" in names
@@ -202,8 +202,8 @@ class Run:
         variables = environment.worker_environment(o.cache)
         # torch's libraries may use the whole CPU where the CPU is measured.
         threads = {"OMP_NUM_THREADS": environment.threads()} if versions["device"] == "cpu" else {}
-        pool = Pool({"compile": Group("bench.runner:prepare", o.workers, variables),
-                     "gpu": Group("bench.runner:on_gpu", 1, variables | threads)})
+        pool = Pool({"compile": WorkerTask("bench.runner:prepare", o.workers, variables),
+                     "gpu": WorkerTask("bench.runner:on_gpu", 1, variables | threads)})
         tasks = [self._first(row) for row in todo]
         if versions["device"] != "cpu":
             tasks.insert(0, Task("gpu", {"problem": ""}, o.limit))

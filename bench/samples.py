@@ -15,7 +15,7 @@ from typing import Any
 from bench import dropin
 from bench.environment import versions
 from transconv import knobs
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 
 COLUMNS = ("test", "function", "dtype", "samples", "passed", "gradients", "handed", "failed", "reasons",
            "verdict", "error", "seconds", "interpreted", "device", "torch", "triton", "commit")
@@ -52,7 +52,7 @@ def row(test: str, outcome: str, seconds: float, text: str, cases: dict[str, Any
 class Recorded(dropin.Run):
     """A run that writes a row for each test that has ended."""
 
-    def __init__(self, options: Namespace, folder: Path, table: Table, without: Sequence[str]) -> None:
+    def __init__(self, options: Namespace, folder: Path, table: CsvTable, without: Sequence[str]) -> None:
         super().__init__(options, folder, without)
         self.table, self.about = table, about()
 
@@ -65,7 +65,7 @@ class Recorded(dropin.Run):
 def main(options: Namespace) -> int:
     """Add rows to ``samples.csv``; 0 if each function has one, and none has failed."""
     out = Path(options.out)
-    table = Table(out / "samples.csv", COLUMNS, ("test",))
+    table = CsvTable(out / "samples.csv", COLUMNS, ("test",))
     table.drop(("failed",), "verdict")
     folder = out / "samples"
     shutil.rmtree(folder, ignore_errors=True)

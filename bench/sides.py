@@ -15,12 +15,12 @@ from bench import reference
 from transconv.conv import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.tuning.timing import Call, Make
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.epilogue_data import epilogue_tensors
 from transconv.verify.timed import random_tensor
 
 
-def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:
+def baseline_calls(case: ProblemCase, names: list[str]) -> dict[str, Make]:
     """torch's side per name: ``cl`` and ``nchw`` (layouts), ``fused`` (convolution + bias + ReLU in
     one call), ``inductor`` (torch.compile), ``gemm`` (a matrix product with as many rows, columns
     and terms). What torch cannot do is left out."""
@@ -46,7 +46,7 @@ def baseline_calls(case: Case, names: list[str]) -> dict[str, Make]:
     return found
 
 
-def _baseline(case: Case, name: str, layout: str) -> Make:
+def _baseline(case: ProblemCase, name: str, layout: str) -> Make:
     p = case.problem.with_layout(layout)
     compiled = reference.inductor(p, case.prop, case.epilogue) if name == "inductor" else None
 
@@ -68,7 +68,7 @@ def _baseline(case: Case, name: str, layout: str) -> Make:
     return make
 
 
-def _product(case: Case) -> Make:
+def _product(case: ProblemCase) -> Make:
     """The matrix product of a convolution whose input was already expanded (im2col): what it
     reads is larger by the taps. Rows and columns lie as those of channels-last tensors do."""
     p = case.problem

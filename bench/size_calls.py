@@ -18,7 +18,7 @@ import torch
 import transconv
 from bench import reference
 from bench.size_layers import order
-from transconv.conv import ConvProblem, Layer, Prop
+from transconv.conv import ConvProblem, ListedLayer, Prop
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import route_cache
 from transconv.verify.data import density, exact_values, most, torch_dtype
@@ -33,7 +33,7 @@ class Subject:
     """A direction of a layer, as calls: those of all sizes have one weight and one set of numbers.
     ``layout``: of all tensors, where a layer has it (see ``order``)."""
 
-    layer: Layer
+    layer: ListedLayer
     direction: str
     layout: str = "nhwc"
     weight: Tensor | None = None

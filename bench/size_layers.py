@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 
 from bench import layers
-from transconv.conv import ConvProblem, Layer
+from transconv.conv import ConvProblem, ListedLayer
 from transconv.tuning.table import Row
 
 NAMES = ("rn50_l1_3x3_64", "rn50_l1_1x1_64_256", "rn50_l2_3x3_128_s2", "rn50_stem7x7s2",
@@ -48,14 +48,14 @@ class Size:
         return Size(int(images), tuple(int(n) for n in sides.split("x")))
 
 
-def chosen(quick: bool, only: str = "", layout: str = "nhwc") -> list[Layer]:
+def chosen(quick: bool, only: str = "", layout: str = "nhwc") -> list[ListedLayer]:
     """The layers; with ``quick`` small ones for an interpreter. Those of one side have the order nchw in
     either layout, and are among the ones of nhwc. Raises ValueError if none is left."""
     if quick:
-        listed = [Layer(p.name, p, p.name.endswith("up")) for p in map(ConvProblem.parse, QUICK)]
+        listed = [ListedLayer(p.name, p, p.name.endswith("up")) for p in map(ConvProblem.parse, QUICK)]
     else:
         known = {layer.name: layer for layer in layers.read("layers")}
-        listed = [Layer(n, known[n].shape, n in MIRRORED) for n in NAMES]
+        listed = [ListedLayer(n, known[n].shape, n in MIRRORED) for n in NAMES]
     listed = [x for x in listed if layout == "nhwc" or order(x, "nhwc") == "nhwc"]
     words = [w for w in only.split(",") if w] or [""]
     found = [x for x in listed if any(w in x.name for w in words)]
@@ -65,12 +65,12 @@ def chosen(quick: bool, only: str = "", layout: str = "nhwc") -> list[Layer]:
     return found
 
 
-def order(layer: Layer, layout: str) -> str:
+def order(layer: ListedLayer, layout: str) -> str:
     """The order of a layer's tensors in a layout: torch has no channels last for one side."""
     return "nchw" if layer.shape.ndims == 1 else layout
 
 
-def problem_at(layer: Layer, size: Size, dtype: str, layout: str = "nhwc") -> ConvProblem:
+def problem_at(layer: ListedLayer, size: Size, dtype: str, layout: str = "nhwc") -> ConvProblem:
     """The problem of a layer at a size, in a layout."""
     p = layer.problem(dtype, order(layer, layout))
     o = tuple((n + 2 * lo - (k - 1) * d - 1) // s + 1 for n, lo, k, d, s in
@@ -78,7 +78,7 @@ def problem_at(layer: Layer, size: Size, dtype: str, layout: str = "nhwc") -> Co
     return p.at(size.images, size.sides, o)
 
 
-def drawn(layer: Layer, count: int, seed: int, quick: bool = False) -> list[Size]:
+def drawn(layer: ListedLayer, count: int, seed: int, quick: bool = False) -> list[Size]:
     """Different sizes, the same for the same seed."""
     found = dict.fromkeys(())
     for size in _draws(layer, random.Random(f"{seed} {layer.name}"), quick):
@@ -88,7 +88,7 @@ def drawn(layer: Layer, count: int, seed: int, quick: bool = False) -> list[Size
     return list(found)
 
 
-def _draws(layer: Layer, rng: random.Random, quick: bool) -> Iterator[Size]:
+def _draws(layer: ListedLayer, rng: random.Random, quick: bool) -> Iterator[Size]:
     p, low, high = layer.shape, *((3, 9) if quick else (20, 400))
     item = layer.problem("bf16").src.dtype.bytes
     while True:

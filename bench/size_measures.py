@@ -14,23 +14,30 @@ from bench.size_calls import Compilations, Subject, host_us, same, switched
 from bench.size_layers import Size, chosen, order, problem_at
 from bench.size_reference import exact_sums
 from transconv.backend_triton import SizedLauncher
-from transconv.conv import Compiled, ConvProblem, Epilogue, Layer, Registry, compiler
+from transconv.conv import (
+    CompiledDirection,
+    ConvProblem,
+    Epilogue,
+    LayerRegistry,
+    ListedLayer,
+    compiler,
+)
 from transconv.errors import TransconvError
-from transconv.runtime import Question
+from transconv.runtime import PlanRequest
 from transconv.target import detect
 from transconv.tuning.table import Row
 from transconv.tuning.timing import Clock
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.machine import device, synchronize
 from transconv.verify.timed import OfProblem
 
 LATER = 4  # calls of a size after the first
-_registries: dict[tuple[str, str, str], Registry] = {}
+_registries: dict[tuple[str, str, str], LayerRegistry] = {}
 _used: set[tuple[str, str, str]] = set()  # whose kernels are loaded
 
 
 def questions(name: str, direction: str, quick: bool, beside: Sequence[str],
-              layout: str = "nhwc") -> list[Question]:
+              layout: str = "nhwc") -> list[PlanRequest]:
     """The plans of a layer for any size, then those for each size of ``beside`` alone."""
     layer, prop = _layer(name, quick), _layer(name, quick).prop(direction)
     alone = [compiler.question(problem_at(layer, Size.parse(size), _dtype(), layout), prop, detect())
@@ -64,7 +71,7 @@ def measure(name: str, direction: str, quick: bool, sizes: Sequence[str], timed:
     return {"rows": rows}
 
 
-def _layer(name: str, quick: bool) -> Layer:
+def _layer(name: str, quick: bool) -> ListedLayer:
     return next(x for x in chosen(quick) if x.name == name)
 
 
@@ -72,23 +79,23 @@ def _dtype() -> str:
     return "bf16" if device() == "cuda" else "f32"
 
 
-def _registry(name: str, direction: str, quick: bool, layout: str = "nhwc") -> Registry:
+def _registry(name: str, direction: str, quick: bool, layout: str = "nhwc") -> LayerRegistry:
     """The registry that calls of a layer use: its plans are the same objects."""
     about = name, direction, layout
     if about not in _registries:
         layer = _layer(name, quick)
         p = problem_at(layer, Size(2, tuple(16 * s for s in layer.shape.stride)), _dtype(), layout)
-        _registries[about] = Registry(
+        _registries[about] = LayerRegistry(
             p, layer.prop(direction), detect(), Epilogue(), aligned=True, deterministic=False)
     return _registries[about]
 
 
-def _plans(registry: Registry) -> list[Compiled]:
+def _plans(registry: LayerRegistry) -> list[CompiledDirection]:
     registry.choose([16] * len(registry.questions[0].workload.open), "now")
     return [k.plan for k in registry.there.values()]
 
 
-def _first_uses(subject: Subject, registry: Registry) -> None:
+def _first_uses(subject: Subject, registry: LayerRegistry) -> None:
     """Make the layer's plans, and on a GPU call it at the size that each was made for: kernels are loaded,
     and first results checked. Once in a process."""
     _plans(registry)
@@ -104,14 +111,14 @@ def _first_uses(subject: Subject, registry: Registry) -> None:
             subject.call("ours", p, subject.operands(p, 0))()
 
 
-def _loaded(registry: Registry) -> int:
+def _loaded(registry: LayerRegistry) -> int:
     """How many kernels were started for the first time."""
     steps = [step for k in registry.there.values() for step in k.plan.steps]
     return sum(len(s.launcher.starts if isinstance(s.launcher, SizedLauncher) else s.launcher.kept)
                for s in steps)
 
 
-def _called(subject: Subject, registry: Registry, p: ConvProblem, timed: bool) -> Row:
+def _called(subject: Subject, registry: LayerRegistry, p: ConvProblem, timed: bool) -> Row:
     """One size for the first time, and again; with cuDNN's calls if ``timed``."""
     given, found = subject.operands(p, 1), {}
     ours, torchs = (subject.call(side, p, given) for side in ("ours", "torch"))
@@ -140,10 +147,10 @@ def _called(subject: Subject, registry: Registry, p: ConvProblem, timed: bool) -
     return found
 
 
-def _device_times(subject: Subject, registry: Registry, p: ConvProblem, beside: bool,
+def _device_times(subject: Subject, registry: LayerRegistry, p: ConvProblem, beside: bool,
                   budget_ms: float) -> Row:
     """Device times, in turn; schedules of the kernel that is made for this size."""
-    case = Case(p, subject.prop)
+    case = ProblemCase(p, subject.prop)
     sides, found = {}, {}
     try:
         sides["us"] = OfProblem(case).make(registry.choose((p.mb, *p.i), "now").plan)

@@ -26,8 +26,8 @@ from bench.size_table import models_table, sizes_table
 from transconv.cli.arguments import ranges
 from transconv.conv import DIRECTIONS
 from transconv.runtime.compilation.async_compile import compiles
-from transconv.tuning.table import Row, Table
-from transconv.verify.pool import Group, Pool, Task
+from transconv.tuning.table import CsvTable, Row
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "kind", "direction", "size", "layout", "seed", "wrong", "kernels", "compiled",
            "elsewhere", "first_use", "first_us", "later_us", "cudnn_first_us", "cudnn_later_us", "us",
@@ -94,8 +94,8 @@ class Run:
         self.end = time.monotonic() + options.limit
         name = short(versions["device"])
         out = Path(options.out)
-        self.table = Table(out / f"{name}_sizes.csv", COLUMNS, KEY)
-        self.models = Table(out / f"{name}_size_models.csv", MODEL_COLUMNS, MODEL_KEY)
+        self.table = CsvTable(out / f"{name}_sizes.csv", COLUMNS, KEY)
+        self.models = CsvTable(out / f"{name}_size_models.csv", MODEL_COLUMNS, MODEL_KEY)
         self.layers = ([] if options.only in CASES else
                        chosen(options.quick, options.only, options.layout))
         self.sizes = {x.name: drawn(x, options.count, options.seed, options.quick) for x in self.layers}
@@ -164,8 +164,8 @@ class Run:
         left = Counter((task.payload["name"], task.payload["direction"]) for task in compiling)
         waiting = {pair: self.measurements(pair, sizes) for pair, sizes in pairs.items()}
         workers = self.options.workers
-        pool = Pool({"compile": Group("bench.size_compiles:compiled", workers, self.variables),
-                     "measure": Group("bench.size_measures:measure", 1, self.variables)})
+        pool = Pool({"compile": WorkerTask("bench.size_compiles:compiled", workers, self.variables),
+                     "measure": WorkerTask("bench.size_measures:measure", 1, self.variables)})
         ready: Iterator[Task] = (task for pair in pairs if not left[pair]
                                  for task in [next(waiting[pair])])
         first = Task("measure", {"name": "", "direction": "", "quick": self.options.quick, "sizes": [],
@@ -209,7 +209,7 @@ class Run:
 
     def measure_model(self, case: str, side: str, place: Path) -> None:
         payload = {"side": side, "quick": self.options.quick, "workers": self.options.workers}
-        group = Group(f"bench.size_models:{case}", 1, self.variables | {
+        group = WorkerTask(f"bench.size_models:{case}", 1, self.variables | {
             "TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"})
         limit = max(5.0, self.left())
         for _, answer in Pool({case: group}).run([Task(case, payload, limit)], limit):

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from bench import environment, models
 from bench.issues import short
 from transconv.cli.arguments import ranges
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
     ``<gpu>_start.csv``."""
     end, failed = time.monotonic() + options.limit, 0
     versions = environment.versions()
-    table = Table(Path(options.out) / f"{short(versions['device'])}_start.csv", COLUMNS, KEY)
+    table = CsvTable(Path(options.out) / f"{short(versions['device'])}_start.csv", COLUMNS, KEY)
     table.drop(("after", "the process"), "stopped")  # there may be more time
     names = options.models.split(",")
     starts = options.starts.split(",") if options.starts else STARTS

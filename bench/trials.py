@@ -24,7 +24,7 @@ from transconv.schedule import Schedule
 from transconv.selection import choice
 from transconv.selection.tuning_db import nearest, record, transfer
 from transconv.target import Target, of_card
-from transconv.tuning.session import Job, read_log
+from transconv.tuning.session import TuningJob, read_log
 from transconv.tuning.table import Row, number
 
 COUNTS = (1, 4, 8, 16)
@@ -37,7 +37,7 @@ class Tried:
     schedules were tried before their time was known to be worth a look: ``ranked`` by the estimate,
     ``explored`` after them, in the order of the log."""
 
-    job: Job
+    job: TuningJob
     kind: str
     direction: str
     times: dict[Schedule, float]
@@ -65,14 +65,14 @@ def collect(found: Iterable[Row], target: Target) -> list[Tried]:
     made = []
     for (text, direction, behind), mine in groups.items():
         problem = replace(ConvProblem.parse(text), name="")
-        job = Job(ConvWorkload(problem, Prop(direction), Epilogue.parse(behind)))
+        job = TuningJob(ConvWorkload(problem, Prop(direction), Epilogue.parse(behind)))
         tried = _tried(job, mine, target)
         if tried is not None:
             made.append(tried)
     return made
 
 
-def _tried(job: Job, mine: list[Row], target: Target) -> Tried | None:
+def _tried(job: TuningJob, mine: list[Row], target: Target) -> Tried | None:
     phases = job.phases()
     times: dict[Schedule, float] = {}
     guesses: dict[Schedule, float] = {}
@@ -151,7 +151,7 @@ def left_out(found: Sequence[Tried], target: Target) -> str:
             f"{used} of {len(found)} problems, {geometric_mean(near):.3f} (worst {min(near):.2f}).")
 
 
-def _neighbours_choice(tried: Tried, others: list[record.Row], target: Target) -> Schedule | None:
+def _neighbours_choice(tried: Tried, others: list[record.TuningRecord], target: Target) -> Schedule | None:
     """The schedule that neighbours put first, if any; only measured ones can be."""
     compute = tried.job.phases()[0]
     measured = sorted((choice.Choice(c, estimate(c, compute, target)) for c in tried.times),

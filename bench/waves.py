@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from transconv.verify.pool import Group, Pool, Task
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 Row = dict[str, Any]
 TIMING_S = 60.0  # at most for one subject
@@ -19,7 +19,7 @@ _all: set[int] = set()  # the cores that this process had at first
 
 
 def groups(function: str, names: Sequence[str], together: int, variables: Mapping[str, str],
-           gpus: int) -> dict[str, Group]:
+           gpus: int) -> dict[str, WorkerTask]:
     """A process for each subject. ``function`` takes its payload, with the ``step``, ``prepare`` or
     ``time``, and calls ``take``; what it returns in the second has ``fatal``."""
     seen = [x for x in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if x]
@@ -29,7 +29,7 @@ def groups(function: str, names: Sequence[str], together: int, variables: Mappin
         if gpus > 1:
             card = at % together % gpus
             own["CUDA_VISIBLE_DEVICES"] = seen[card] if len(seen) == gpus else str(card)
-        found[name] = Group(function, 1, own)
+        found[name] = WorkerTask(function, 1, own)
     return found
 
 

@@ -17,7 +17,7 @@ from bench.zoo_measures import SIDES, Row
 from bench.zoo_models import ZOO
 from bench.zoo_table import zoo_table
 from transconv.cli.arguments import ranges
-from transconv.tuning.table import Table
+from transconv.tuning.table import CsvTable
 from transconv.verify.pool import Pool
 
 COLUMNS = ("model", "library", "verdict", "transconv_ms", "inductor_ms", "eager_ms", "transconv_gpu_ms",
@@ -45,7 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> int:
     """Fill ``zoo.csv``. Returns 1 if a model has an error or results that are wrong."""
-    table = Table(Path(options.out) / "zoo.csv", COLUMNS, ("model",))
+    table = CsvTable(Path(options.out) / "zoo.csv", COLUMNS, ("model",))
     if options.retry:
         table.drop(options.retry.split(","), "error")
     todo = [name for name in options.models.split(",") if not table.has({"model": name})]

@@ -101,7 +101,7 @@ def test_versions(monkeypatch: pytest.MonkeyPatch, found: str, state: str, said:
 
 
 def test_what_is_missing_or_broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = installation.installed(installation.Package("no-such-package", "1.0", "2.0"))
+    missing = installation.installed(installation.Dependency("no-such-package", "1.0", "2.0"))
     assert (missing.state, missing.found) == ("bad", "not installed") and "pip install" in missing.todo
 
     def broken(name: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transconv.backend_triton import SizedLauncher
-from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.conv.dynamic_sizes import every
 from transconv.errors import Unsupported
 from transconv.ir import Sizes
@@ -19,17 +19,17 @@ PROBLEM = ConvProblem.parse("mb8ic8ih56oc8oh56kh3ph1 dt=f32 tag=nhwc")
 
 
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Compiled:
+def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CompiledDirection:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
     monkeypatch.setattr("transconv.runtime.check_warmup.SIDE", 5)
     check_records.forget()
     workload = ConvWorkload(PROBLEM, Prop.FWD, Epilogue.parse("bias"), every(PROBLEM))
-    return compiler.plan(workload, TARGETS["interpreter"], None, False, Compiled)
+    return compiler.plan(workload, TARGETS["interpreter"], None, False, CompiledDirection)
 
 
-def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: Compiled,
+def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: CompiledDirection,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     seen, start = [], SizedLauncher.start
     monkeypatch.setattr(SizedLauncher, "start", lambda s, t, v: (seen.append(dict(v)), start(s, t, v)))
@@ -38,7 +38,7 @@ def test_a_plan_of_any_size_is_checked_at_a_small_one(plan: Compiled,
     assert first_run_check.is_trusted(plan) and seen == [{"MB": 5, "IH": 5, "IW": 5}]
 
 
-def test_a_plan_that_is_wrong_is_found(plan: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_wrong_is_found(plan: CompiledDirection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_run_check, "MOST_REJECTED", 1)
     monkeypatch.setattr(SizedLauncher, "start", lambda *_: None)
     with pytest.raises(Unsupported, match="gave wrong results"):

@@ -507,7 +507,7 @@ def test_convolutions_do_not_mind(spoil: str, cache: Path, monkeypatch: pytest.M
 
 
 def test_the_page_names_every_drawer() -> None:
-    from transconv.selection import shortlist as shortlist
+    from transconv.selection import candidates as shortlist
     from transconv.selection.tuning_db import store
 
     page = (ROOT / "docs" / "caches.md").read_text(encoding="utf-8")

@@ -18,8 +18,8 @@ from transconv.ir import f16, f32
 from transconv.runtime import check_records, plan_cache, steps
 from transconv.runtime import compiler as planning
 from transconv.schedule import Schedule
-from transconv.selection import shortlist
-from transconv.selection.tuning_db.record import Row
+from transconv.selection import candidates
+from transconv.selection.tuning_db.record import TuningRecord
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import request
@@ -159,8 +159,8 @@ class Other(Kind):
 def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     monkeypatch.setattr(planning, "_plans", {})
-    monkeypatch.setattr(planning.kept, "find", lambda *given: None)
-    monkeypatch.setattr(planning.kept, "keep", lambda plan: None)
+    monkeypatch.setattr(planning.plan_cache, "find", lambda *given: None)
+    monkeypatch.setattr(planning.plan_cache, "keep", lambda plan: None)
     monkeypatch.setattr(planning, "build", lambda *given: made.append(given) or Kind())
     base = {"workload": FWD, "target": SM90, "schedule": None, "deterministic": False, "kind": Kind}
     changes = [{}, {"workload": replace(FWD, prop=Prop.BWD_D)}, {"target": TARGETS["sm_80"]},
@@ -182,8 +182,8 @@ def test_the_same_kernels_do_for_the_same_bits(monkeypatch: pytest.MonkeyPatch) 
     made = Kind()
     made.steps = ()
     monkeypatch.setattr(planning, "_plans", {})
-    monkeypatch.setattr(planning.kept, "find", lambda *given: None)
-    monkeypatch.setattr(planning.kept, "keep", lambda plan: None)
+    monkeypatch.setattr(planning.plan_cache, "find", lambda *given: None)
+    monkeypatch.setattr(planning.plan_cache, "keep", lambda plan: None)
     monkeypatch.setattr(planning, "build", lambda *given: made)
     assert runtime.plan(FWD, SM90, None, False, Kind) is made  # type: ignore[type-var]
     monkeypatch.setattr(planning, "build", None)
@@ -214,7 +214,7 @@ def test_kernels_and_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what is kept on disk ---------------------------------------------------------------------------
 
 
-ROW = Row("a problem", "fwd", "", "sm_90x132", "n:64 | fma", 1.0, 1, 1, "3.6.0")
+ROW = TuningRecord("a problem", "fwd", "", "sm_90x132", "n:64 | fma", 1.0, 1, 1, "3.6.0")
 
 
 def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,24 +225,24 @@ def test_shortlists(monkeypatch: pytest.MonkeyPatch) -> None:
              (8, compute, SM90, replace(FWD, problem=FWD.problem.with_layout("nhwc"))),
              *((8, compute, other, FWD) for other in (
                  replace(SM90, sms=SM90.sms + 1), replace(SM90, features=SM90.features - {"box"})))]
-    keys = [shortlist._key(*words) for words in given]
+    keys = [candidates._key(*words) for words in given]
     twin = FWD.innermost()
     assert twin is not None and twin.group("sm_90x132") != FWD.group("sm_90x132")
     for name, value in (("__version__", "another"), ("files_digest", lambda: "other files")):
         with monkeypatch.context() as patch:
-            patch.setattr(shortlist, name, value)
-            keys.append(shortlist._key(*given[0]))
-    rows_of = shortlist.store.rows_of
+            patch.setattr(candidates, name, value)
+            keys.append(candidates._key(*given[0]))
+    rows_of = candidates.store.rows_of
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(shortlist.store, "rows_of", lambda name, group=group: (
+            patch.setattr(candidates.store, "rows_of", lambda name, group=group: (
                 [ROW] if name == group else rows_of(name)))
-            keys.append(shortlist._key(*given[0]))
+            keys.append(candidates._key(*given[0]))
     assert keys.pop(3) == keys[0]  # neither workload has tuned rows, and the computation is one
     assert len(set(keys)) == len(keys) == 10
     features = frozenset(f"feature{n}" for n in range(40))
     backwards = frozenset(sorted(features, reverse=True))
-    told = [shortlist.told_by(replace(SM90, features=f)) for f in (features, backwards)]
+    told = [candidates.told_by(replace(SM90, features=f)) for f in (features, backwards)]
     assert told[0] == told[1]
 
 
@@ -264,10 +264,10 @@ def test_shortlists_where_rows_were_tuned(monkeypatch: pytest.MonkeyPatch) -> No
         (compute, Differing(FWD, lacks=frozenset({"ow"})))]
 
     def keys() -> set[str]:
-        return {shortlist._key(8, c, SM90, w) for c, w in given}
+        return {candidates._key(8, c, SM90, w) for c, w in given}
 
     assert len(keys()) == 1, "there are none"
-    monkeypatch.setattr(shortlist.store, "rows_of", lambda name: [ROW])
+    monkeypatch.setattr(candidates.store, "rows_of", lambda name: [ROW])
     assert len(keys()) == 4
 
 
@@ -278,15 +278,15 @@ def test_plans_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     twin = FWD.innermost()
     assert twin is not None
     keys = [plan_cache.key(FWD, SM90, False), plan_cache.key(FWD, SM90, True)]
-    users_rows = shortlist.store.users_rows
+    users_rows = candidates.store.users_rows
     for group in (FWD.group("sm_90x132"), twin.group("sm_90x132")):
         with monkeypatch.context() as patch:
-            patch.setattr(shortlist.store, "users_rows", lambda name, group=group: (
+            patch.setattr(candidates.store, "users_rows", lambda name, group=group: (
                 [ROW] if name == group else users_rows(name)))
             keys.append(plan_cache.key(FWD, SM90, False))
     for name, value in (("triton_version", lambda: "0.0"), ("files_digest", lambda: "other files")):
         with monkeypatch.context() as patch:
-            patch.setattr(shortlist, name, value)
+            patch.setattr(candidates, name, value)
             keys.append(plan_cache.key(FWD, SM90, False))
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
     keys.append(plan_cache.key(FWD, SM90, False))

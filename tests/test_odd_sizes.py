@@ -10,7 +10,7 @@ from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 SM90 = Target.parse("sm_90")
 SQUARE = "ic64ih13oc64oh13kh3ph1"
@@ -53,7 +53,7 @@ def test_what_lies_beyond_adds_nothing(text: str, words: str) -> None:
     schedule = Schedule.parse(f"{words} stages=2 warps=4 via=gluon")
     assert why_not(schedule, compute, SM90) is None
     plan = build_compute(compute, SM90, schedule)
-    assert not Case(compute).interpreted(*[s.kernel for s in plan.steps]).problem
+    assert not ComputationCase(compute).interpreted(*[s.kernel for s in plan.steps]).problem
 
 
 def test_sizes_that_tiles_divide_get_those_alone() -> None:

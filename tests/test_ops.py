@@ -17,7 +17,7 @@ from transconv.errors import ScheduleError
 from transconv.torch_ops.conversion import fold
 from transconv.torch_ops.fused import fused_autograd, fused_functional
 from transconv.verify import oracle
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.draw import post_op_lists
 
 POINTS = (-3.5, -3.0, -2.5, -1.0, -0.25, 0.0, 0.125, 0.5, 1.5, 2.0, 3.0, 6.0, 7.5)
@@ -127,7 +127,7 @@ def test_a_row_from_outside_is_everywhere(bounded: Op) -> None:
 def test_a_row_from_outside_in_a_kernel(bounded: Op, numpy: bool) -> None:
     """By the NumPy interpreter, and by Triton's."""
     p = ConvProblem.parse("mb1ic3ih5oc4oh5kh3ph1 dt=f32 tag=axb")
-    case = Case(p, Prop.FWD, "bias+bounded", where="cpu", numpy=numpy)
+    case = ProblemCase(p, Prop.FWD, "bias+bounded", where="cpu", numpy=numpy)
     compiled = case.plan("mb.oh.ow:16 oc:16 ic:16 | fma")
     assert "tl.minimum" in compiled.source
     found = case.judge(compiled, "exact", 1)

@@ -26,7 +26,7 @@ from transconv.schedule.tiles.copy_kernels import is_copy
 from transconv.schedule.tiles.packing import copy_of, over_copies, why_not_copied
 from transconv.selection.proposals import heuristics
 from transconv.target.records import Target
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 FWD, BWD_D, BWD_W = Prop.FWD, Prop.BWD_D, Prop.BWD_W
 
@@ -73,7 +73,7 @@ def test_what_another_kernel_reads_is_not_copied_with_the_result() -> None:
 
 def test_a_copy_between_two_kernels() -> None:
     """What one stores to a copy is copied back before the other reads it."""
-    case = Case(SUMS, FWD, "zero:src", "cpu", target=SM90, numpy=True)
+    case = ProblemCase(SUMS, FWD, "zero:src", "cpu", target=SM90, numpy=True)
 
     def choose(compute: Compute, target: Target) -> Schedule:
         packs = compute.does == "compute" and why_not_copied(compute, "c") is None
@@ -252,7 +252,7 @@ PATCHES = "mb64ic3ih4oc32oh1kh4sh4ph0"
 def test_copies_of_bytes_keep_patches_together(types: str, prop: Prop, schedule: str) -> None:
     """What is summed lies innermost, features next to it, and the window before them: one block of columns
     runs along the window and the features, as in memory."""
-    case = Case(ConvProblem.parse(f"{PATCHES} dt={types} tag=nhwc"), prop, where="cpu", target=SM90,
+    case = ProblemCase(ConvProblem.parse(f"{PATCHES} dt={types} tag=nhwc"), prop, where="cpu", target=SM90,
                 numpy=True)
     plan = case.plan(schedule)
     letter = "wei_packed" if prop is BWD_D else "src_packed"

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tests.stages import shapes
 from transconv import knobs, runtime
-from transconv.conv import Compiled, Epilogue, compiler
+from transconv.conv import CompiledDirection, Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import TensorError
@@ -78,7 +78,7 @@ def exact(p: ConvProblem, prop: Prop, t: Tensors) -> torch.Tensor:
     return y if prop is FWD else torch.autograd.grad(y, t[prop.result], t["dst"])[0]
 
 
-def plan(text: str, prop: Prop, schedule: str, epilogue: str = "") -> Compiled:
+def plan(text: str, prop: Prop, schedule: str, epilogue: str = "") -> CompiledDirection:
     problem = ConvProblem.parse(f"{text}{'' if 'dt=' in text else ' dt=f16'} tag=abx")
     return compiler.build(problem, prop, CHIP, Schedule.parse(schedule), Epilogue.parse(epilogue))
 
@@ -181,7 +181,7 @@ def test_where_operands_are_rounded() -> None:
     cheap for what it is read."""
     first = "mb32ic3ih224oc64oh112kh7sh2ph3 tag=axb"
 
-    def chosen(text: str, chip: str = "sm_90", prop: Prop = FWD) -> Compiled:
+    def chosen(text: str, chip: str = "sm_90", prop: Prop = FWD) -> CompiledDirection:
         return compiler.plan(ConvProblem.parse(text), prop, TARGETS[chip])
 
     over = chosen(first, prop=BWD_D)
@@ -373,11 +373,11 @@ def test_a_wrong_kernel_among_copies_is_the_one_that_is_rejected(
     check_records.forget()
 
 
-def replace_fixed(compiled: Compiled) -> Compiled:
+def replace_fixed(compiled: CompiledDirection) -> CompiledDirection:
     """As if the heuristics had chosen it."""
     compiled.fixed = False
     return compiled
 
 
-def _raise() -> Compiled:
+def _raise() -> CompiledDirection:
     raise LookupError("another plan is asked for")

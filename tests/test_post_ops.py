@@ -12,7 +12,7 @@ from transconv.compute import in_torch, pointwise, with_error, written
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Cast, find, i8, u8
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 P = ConvProblem.parse("mb2ic8ih5oc6oh5kh3ph1 dt=f32 tag=nhwc math=ieee")
 X = torch.linspace(-6, 6, 97, dtype=torch.float64)
@@ -108,7 +108,7 @@ CHAINS = {
 @pytest.mark.parametrize("words", CHAINS)
 def test_kernels_end_in_chains(words: str) -> None:
     """By the interpreter of the IR, with a split sum, whose second kernel has the epilogue."""
-    case = Case(P, Prop.FWD, CHAINS[words], where="cpu", numpy=True)
+    case = ProblemCase(P, Prop.FWD, CHAINS[words], where="cpu", numpy=True)
     plans = ["mb.oh.ow:16 oc:8 ic:8 | fma"]
     plans += ["mb.oh.ow:16 oc:8 ic:8 | fma | split_k=2"] if words == "order" else []
     for schedule in plans:
@@ -120,7 +120,7 @@ def test_kernels_end_in_chains(words: str) -> None:
 
 def test_long_chains_have_names_for_their_values() -> None:
     """Thirty-two operations are as many lines, not an expression that doubles with each."""
-    source = Case(P, Prop.FWD, LONG, where="cpu").plan("mb.oh.ow:16 oc:8 ic:8 | fma").source
+    source = ProblemCase(P, Prop.FWD, LONG, where="cpu").plan("mb.oh.ow:16 oc:8 ic:8 | fma").source
     lines = [x for x in source.splitlines() if "value_" in x]
     assert len(lines) > 16 and max(map(len, lines)) < 200
 
@@ -130,8 +130,8 @@ def test_long_chains_have_names_for_their_values() -> None:
     ("add:s8:per_oc", "sub:s8:per_oc"), ("ge:s8:per_tensor", "lt:s8:per_tensor")])
 def test_wrong_epilogues_are_found(asked: str, computed: str) -> None:
     """Replaces the kernel by one with another chain of post-ops."""
-    case = Case(P, Prop.FWD, asked, where="cpu", numpy=True)
-    wrong = Case(P, Prop.FWD, computed, where="cpu").plan("mb.oh.ow:16 oc:8 ic:8 | fma")
+    case = ProblemCase(P, Prop.FWD, asked, where="cpu", numpy=True)
+    wrong = ProblemCase(P, Prop.FWD, computed, where="cpu").plan("mb.oh.ow:16 oc:8 ic:8 | fma")
     assert "wrong" in case.judge(wrong, "exact", 1).reason
 
 
@@ -184,10 +184,10 @@ def test_any_size() -> None:
 def test_bisection_knows_chains() -> None:
     """Tensors of integers, values that are no numbers, and roundings that cancel, at every stage."""
     from transconv.target import Target
-    from transconv.verify.bisect.replay import Question, Stages, compute
+    from transconv.verify.bisect.replay import ReplayedDirection, Stages, compute
 
     chain = "mul:f32:per_oc+sum:0.5:2+relu:0.1+add:u8:per_dim_01+pow:1:0.5+select:bf16.per_oc:per_tensor"
-    asked = Question(P, Prop.FWD, Target.parse("sm_90"), None, Epilogue.parse(chain))
+    asked = ReplayedDirection(P, Prop.FWD, Target.parse("sm_90"), None, Epilogue.parse(chain))
     asked.fill(1)
     stages = [Stages.of(c, s, asked.target, "ieee", {}) for c, s in asked.steps()]
     last = len(stages[0].kernels) - 1

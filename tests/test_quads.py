@@ -16,7 +16,7 @@ from transconv.passes import lower
 from transconv.schedule import Schedule
 from transconv.target.records import TARGETS
 from transconv.verify import computation
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 SCALED = "mul:f32:per_oc+add:s32:common"
 CASES = [  # problem, direction, schedule, products of words in a step of the sum
@@ -42,7 +42,7 @@ CASES = [  # problem, direction, schedule, products of words in a step of the su
 def test_the_answer_is_right(text: str, prop: str, schedule: str, products: int) -> None:
     p = ConvProblem.parse(text)
     epilogue = SCALED if text.split()[1].endswith("s8") and prop == "fwd" else ""
-    case = Case(p, Prop(prop), epilogue, where="cpu", target=SM90, numpy=True)
+    case = ProblemCase(p, Prop(prop), epilogue, where="cpu", target=SM90, numpy=True)
     blocks, words = schedule.split("|")
     plan = case.plan(f"{blocks}| fma | stages=1 warps=4 {words}")
     found = case.judge(plan, "exact")
@@ -55,7 +55,7 @@ def test_the_answer_is_right(text: str, prop: str, schedule: str, products: int)
 def test_a_window_takes_most_words_from_others() -> None:
     """Of 16 elements of a row 4 words are made of bytes, and one of the window."""
     p = ConvProblem.parse("g16mb2ic16iw20oc16ow20kw7pw3 dt=s8:s8:s32 tag=nwc")
-    plan = Case(p, Prop.FWD, "", where="cpu", target=SM90, numpy=True).plan(
+    plan = ProblemCase(p, Prop.FWD, "", where="cpu", target=SM90, numpy=True).plan(
         "mb:2 ow:10 kw:7 g:16 | fma | regs=ow.kw pack=b stages=1 warps=4")
     (kernel,) = (s.lowered().kernel for s in plan.steps if s.does == "compute")
     names = [c.name for c in find(kernel, Call)]
@@ -78,7 +78,7 @@ def test_names_of_words_are_no_names_of_values() -> None:
     names = [let.var.name for let in find(kernel, Let)]
     assert "word_0" in names and len(names) == len({*names})
     assert sum(c.name in PRODUCTS.values() for c in find(kernel, Call)) == 8
-    assert not computation.Case(compute).interpreted(kernel).problem
+    assert not computation.ComputationCase(compute).interpreted(kernel).problem
 
 
 def test_rows_in_numpy_are_those_of_the_instructions() -> None:

@@ -21,7 +21,7 @@ from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.offline.worker import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
-from transconv.conv.plans import Compiled
+from transconv.conv.plans import CompiledDirection
 from transconv.errors import Unsupported
 from transconv.runtime import (
     Batch,
@@ -91,7 +91,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
     return made
 
 
-def asked(mode: str, target: Target = SM90, **options: Any) -> Compiled:
+def asked(mode: str, target: Target = SM90, **options: Any) -> CompiledDirection:
     return compiler.plan(PROBLEM, Prop.FWD, target, mode=mode, **options)
 
 
@@ -117,7 +117,7 @@ def test_a_process_waits_for_another_ones_start_unless_it_is_hurried(
     seen = []
     monkeypatch.setattr(compile_child, "pretend", lambda *_: None)
     monkeypatch.setattr(Launcher, "compile", lambda self, aligned, patient: seen.append(patient))
-    job = async_compile.Question(ConvWorkload(PROBLEM, Prop.FWD), SM90).job
+    job = async_compile.PlanRequest(ConvWorkload(PROBLEM, Prop.FWD), SM90).job
     for hurried in ({}, {"hurried": True}):
         assert compile_child.answer(job | hurried)["kernels"] == 1
     assert seen == [True, False]
@@ -269,7 +269,9 @@ def test_the_child_answers_what_it_is_asked(there: set[str], monkeypatch: pytest
     question = compiler.question(PROBLEM, Prop.FWD, SM90, "bias+relu", aligned=False)
     answer = compile_child.answer(question.job)
     assert answer["kernels"] == len(done) >= 1 and not answer["wrong"]
-    assert runtime.ready(question.workload, question.target, None, False, Compiled, False, "now").source
+    assert runtime.ready(
+        question.workload, question.target, None, False, CompiledDirection, False, "now"
+    ).source
     assert done == [s.digest for s in compiler.plan(PROBLEM, Prop.FWD, SM90, epilogue="bias+relu",
                                                     aligned=False).steps]
 

@@ -11,13 +11,21 @@ import pytest
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton import SizedLauncher
 from transconv.backend_triton.launch import sized_launcher
-from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, Registry, registry
+from transconv.conv import (
+    CompiledDirection,
+    ConvProblem,
+    ConvWorkload,
+    Epilogue,
+    LayerRegistry,
+    Prop,
+    registry,
+)
 from transconv.conv.dynamic_sizes import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
 from transconv.runtime import build_compute, compiler, plan_cache, size_arguments
 from transconv.runtime import registry as registries
-from transconv.runtime.registry import TUNED, Table
+from transconv.runtime.registry import TUNED, SizeTable
 from transconv.selection import choice
 from transconv.selection.tuning_db import record, store
 from transconv.target import Target
@@ -27,14 +35,14 @@ LAYER = ConvProblem.parse("mb2ic64ih20oc64oh20kh3ph1 dt=bf16 tag=nhwc")
 
 
 @pytest.fixture(scope="module")
-def layer() -> Registry:
-    return Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+def layer() -> LayerRegistry:
+    return LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
 
 
 @pytest.fixture(scope="module")
-def gathered() -> Registry:
+def gathered() -> LayerRegistry:
     """For a chip without a copy engine."""
-    return Registry(LAYER, Prop.FWD, SM80, Epilogue(), True, False)
+    return LayerRegistry(LAYER, Prop.FWD, SM80, Epilogue(), True, False)
 
 
 def at(sizes: tuple[int, ...]) -> dict[str, int]:
@@ -45,7 +53,7 @@ def at(sizes: tuple[int, ...]) -> dict[str, int]:
 SIZES = ((1, 14, 14), (1, 2, 2), (8, 56, 56), (2, 7, 333), (16, 400, 400), (16, 1024, 1024))
 
 
-def test_the_estimate_chooses(layer: Registry) -> None:
+def test_the_estimate_chooses(layer: LayerRegistry) -> None:
     """It is what the cost model says of the same schedule and the numbers, and the least of those."""
     seen = set()
     for sizes in SIZES:
@@ -60,7 +68,7 @@ def test_the_estimate_chooses(layer: Registry) -> None:
     assert len(seen) >= 2 and len(layer.questions) <= registry.MOST_KERNELS
 
 
-def test_addresses_are_as_wide_as_the_requirements_need(gathered: Registry) -> None:
+def test_addresses_are_as_wide_as_the_requirements_need(gathered: LayerRegistry) -> None:
     """Images of 2^36 elements need 64 bits: they are not for kernels of a layer whose examples do not."""
     chosen = gathered.choose((8, 300, 400), "now")
     assert "int64" not in chosen.plan.source
@@ -74,7 +82,7 @@ def test_addresses_are_as_wide_as_the_requirements_need(gathered: Registry) -> N
         chosen.plan.at({"MB": 1, "IH": 16385, "IW": 1})
 
 
-def test_what_no_kernel_takes_is_said(layer: Registry) -> None:
+def test_what_no_kernel_takes_is_said(layer: LayerRegistry) -> None:
     with pytest.raises(Unsupported, match=r"IH=20000 is not in 1\.\.16384") as told:
         layer.choose((1, 20000, 3), "now")
     assert told.value.reason == "sizes:refused"
@@ -82,7 +90,9 @@ def test_what_no_kernel_takes_is_said(layer: Registry) -> None:
         layer.choose((65535, 1000, 1000), "now")
 
 
-def test_a_start_has_nothing_left_to_decide(gathered: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_has_nothing_left_to_decide(
+    gathered: LayerRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Once a size is known, its launch passes the grid and the sizes as they were computed."""
     held = gathered.choose((3, 20, 30), "now").plan
     (step,) = held.steps
@@ -109,7 +119,7 @@ def test_a_start_has_nothing_left_to_decide(gathered: Registry, monkeypatch: pyt
 def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -> None:
     strided = ConvProblem.parse("mb2ic8iw20oc8ow10kw3sw2pw1 dt=f16")
     phases = 2 if prop is Prop.BWD_D else 1
-    made = Registry(strided, prop, SM90, Epilogue(), True, False)
+    made = LayerRegistry(strided, prop, SM90, Epilogue(), True, False)
     assert len(made.questions) * phases <= registry.MOST_KERNELS
     assert len(made.questions) == 3
 
@@ -117,7 +127,7 @@ def test_no_more_than_six_kernels(prop: Prop, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("mode", ["background", "never"])
 def test_what_there_is_no_room_for_is_not_waited_for(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``prepare`` has made its plan, and compiled nothing for it."""
-    made = Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+    made = LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
     plans = [SimpleNamespace(digests={f"{n}", f"{n} adds"}, required=None) for n in range(3)]
     of = dict(zip([q.workload.text for q in made.questions], plans, strict=False))
     del made.questions[3:]
@@ -147,7 +157,7 @@ def test_sizes_of_other_multiples_are_other_questions(text: str) -> None:
     """Also where the sides of the example are alike: plans lie on disk by their text."""
     problem = ConvProblem.parse(f"{text} dt=bf16")
     for prop in Prop:
-        made = Registry(problem, prop, SM90, Epilogue(), True, False)
+        made = LayerRegistry(problem, prop, SM90, Epilogue(), True, False)
         assert len({q.workload.text for q in made.questions}) == len(made.questions)
         for q in made.questions:
             assert q.workload.like(q.workload.text) == q.workload
@@ -164,11 +174,11 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})
     compiler.forget()
-    first = Registry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False).choose((1, 9, 9), "now")
+    first = LayerRegistry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False).choose((1, 9, 9), "now")
     compiler.forget()
     with monkeypatch.context() as m:
         m.setattr(compiler, "build", lambda *_: pytest.fail("a plan was made"))
-        again = Registry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
+        again = LayerRegistry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
         (question,) = again.questions
         for room in (size_arguments, sized_launcher):  # few plans that are read take a call
             m.setattr(room, "function_of", lambda *_: pytest.fail("a function of sizes was made"))
@@ -193,12 +203,14 @@ def test_schedules_come_from_tuned_rows_where_they_are_legal(monkeypatch: pytest
     monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:2]})
     near = LAYER.at(8, (56, 56), (56, 56))
 
-    def chosen(text: str) -> list[Compiled]:
+    def chosen(text: str) -> list[CompiledDirection]:
         row = record.make(ConvWorkload(near, Prop.FWD, Epilogue()), SM90, text, 10.0, 9)
         monkeypatch.setattr(store, "rows_of", lambda group: [row] if group.startswith("sm_90x132") else [])
         monkeypatch.setattr(choice, "surprise", lambda *_: 1.9)
-        made = Registry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
-        return [compiler.build(q.workload, SM90, None, None, False, Compiled) for q in made.questions]
+        made = LayerRegistry(LAYER, Prop.FWD, SM90, Epilogue(), True, False)
+        return [
+            compiler.build(q.workload, SM90, None, None, False, CompiledDirection) for q in made.questions
+        ]
 
     middle, small = chosen("mb:2 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box via=gluon programs=132 "
                            "swap=1 stages=4 warps=4")
@@ -215,7 +227,9 @@ def test_other_proportions_have_plans_where_tiles_have_rows(monkeypatch: pytest.
     sum alike; none without a window. A stride needs plans for its multiples only where boxes take no
     steps."""
     def sides(text: str, prop: Prop = Prop.FWD) -> list[str]:
-        made = Registry(ConvProblem.parse(f"{text} dt=bf16 tag=nhwc"), prop, SM90, Epilogue(), True, False)
+        made = LayerRegistry(
+            ConvProblem.parse(f"{text} dt=bf16 tag=nhwc"), prop, SM90, Epilogue(), True, False
+        )
         return [s for q in made.questions for s in re.findall(r"i[dhw][\d?%]+(?=i|oc)", q.workload.text)
                 if s not in ("ih56?", "ih14?", "ih224?")]
 
@@ -232,13 +246,13 @@ def test_other_proportions_have_plans_where_tiles_have_rows(monkeypatch: pytest.
 
 
 def test_a_tuned_schedule_is_taken_where_estimates_are_nearly_equal(
-        layer: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+        layer: LayerRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was measured to be fast is, by an estimate that is less than a twentieth above another."""
     layer.choose((8, 56, 56), "now")
     made = [*layer.there.values()]
-    before = Table(made, True).find(8, 56, 56)[1]
+    before = SizeTable(made, True).find(8, 56, 56)[1]
     for k in made:
         monkeypatch.setattr(k.plan, "tuned", not k.plan.tuned)
-    after = Table(made, True).find(8, 56, 56)[1]
-    for k, one, two in zip(Table(made, True).kernels, before, after, strict=True):
+    after = SizeTable(made, True).find(8, 56, 56)[1]
+    for k, one, two in zip(SizeTable(made, True).kernels, before, after, strict=True):
         assert two == pytest.approx(one * TUNED if k.plan.tuned else one / TUNED)

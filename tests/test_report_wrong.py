@@ -14,7 +14,7 @@ import transconv
 from tests.graph.meant import by_meaning
 from transconv.__main__ import main
 from transconv.graph import backend, report
-from transconv.graph.lowerings.table import ROWS, Call
+from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.torch_ops import stats
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have sub take its operands in the other order."""
     right = ROWS[aten.sub.Tensor]
 
-    def swapped(call: Call) -> Any:
+    def swapped(call: NodeCall) -> Any:
         return right(replace(call, args=(*call.args[1::-1], *call.args[2:])))
     monkeypatch.setitem(ROWS, aten.sub.Tensor, swapped)
 

@@ -14,7 +14,7 @@ from transconv.ir.interp.memory import InterpError
 from transconv.passes import pipeline
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 GLUON = "mma | a=box b=box c=box via=gluon"
 BYTES = "    store  Q[n, o, h, w] = i8(nearest(min(max(y*4.0, -128.0), 127.0)))\n"
@@ -79,7 +79,7 @@ def test_which_results_are_sent() -> None:
 def test_the_interpreter_finds_what_is_missing(name: str, func: str, says: str) -> None:
     text, schedule = CASES[name]
     made = Without(func, "").mutate(kernel(text, schedule))
-    case = Case(parse(text))
+    case = ComputationCase(parse(text))
     with pytest.raises(InterpError, match=says):
         for _ in range(3):
             case.interpreted(made)

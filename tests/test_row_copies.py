@@ -11,7 +11,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.row_copies import rows_of, why_not_rows
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 SM90, BWD_W = TARGETS["sm_90"], Prop.BWD_W
 GLUON = "a=box b=box | pack=a.b.rows swap=1 stages=3 warps=4 via=gluon"
@@ -29,7 +29,7 @@ WHOLE = "mb2ic16ih4iw40oc16oh4ow40kh3kw3ph1pw1"
      "ic:16 oc:16 ow:32 | mma | a=box b=box | pack=a.b.rows swap=1 stages=3 warps=4")])
 def test_products_over_rows_are_right(problem: str, schedule: str) -> None:
     """Padding that a window sees on either side, strides, dilation, groups, rows of odd sizes."""
-    case = Case(ConvProblem.parse(problem), BWD_W, where="cpu", target=SM90, numpy=True)
+    case = ProblemCase(ConvProblem.parse(problem), BWD_W, where="cpu", target=SM90, numpy=True)
     plan = case.plan(schedule)
     assert [s.compute.name for s in plan.steps][:2] == ["pack_rows_src", "pack_rows_dst"]
     assert case.judge(plan, "exact", 3).reason == ""

@@ -22,8 +22,8 @@ from transconv.passes import Context, Pass
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import TARGETS, Target
-from transconv.verify.case import Case
-from transconv.verify.computation import Case as ComputeCase
+from transconv.verify.case import ProblemCase
+from transconv.verify.computation import ComputationCase as ComputeCase
 from transconv.verify.computation import after_every_pass
 
 
@@ -90,7 +90,9 @@ def test_an_activation_in_a_text_and_behind_a_convolution(rows: None) -> None:
     assert np.array_equal(case.answers["C"].value, torch.clamp(a @ b, -2, 2).numpy())
     plan = build_compute(made, CHIP, Schedule.parse("m:16 n:16 k:32 | mma"))
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(made, plan) if j.problem] == []
-    conv = Case(ConvProblem.parse("mb1ic3ih5oc4oh5kh3ph1"), Prop.FWD, "bounded", where="cpu", numpy=True)
+    conv = ProblemCase(
+        ConvProblem.parse("mb1ic3ih5oc4oh5kh3ph1"), Prop.FWD, "bounded", where="cpu", numpy=True
+    )
     found = conv.judge(conv.plan("mb.oh.ow:16 oc:16 ic:16 | fma"), "exact", 1)
     assert found.right and found.telling, found.reason
 

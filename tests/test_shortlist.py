@@ -13,13 +13,13 @@ from transconv.conv import ConvWorkload, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice, shortlist
+from transconv.selection import candidates, choice
+from transconv.selection.candidates import DRAWER, Listed
 from transconv.selection.proposals import heuristics
-from transconv.selection.shortlist import DRAWER, Listed
 from transconv.selection.tuning_db import record as records
 from transconv.selection.tuning_db import store
 from transconv.selection.tuning_db.keys import unnamed
-from transconv.selection.tuning_db.record import Row
+from transconv.selection.tuning_db.record import TuningRecord
 from transconv.target.records import TARGETS
 from transconv.target.versions import triton_version
 
@@ -45,8 +45,8 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def listed(prop: Prop = Prop.FWD, count: int = 8, target: str = "sm_90") -> list[Listed]:
     compute = computes(DENSE, prop)[0]
-    shortlist.forget()  # as a new process begins
-    return shortlist.shortlist(count, compute, TARGETS[target], ConvWorkload(DENSE, prop))
+    candidates.forget()  # as a new process begins
+    return candidates.shortlist(count, compute, TARGETS[target], ConvWorkload(DENSE, prop))
 
 
 def record() -> Path:
@@ -81,7 +81,7 @@ def test_not_all_are_of_one_kind(prop: Prop, monkeypatch: pytest.MonkeyPatch) ->
     assert len(made) == 8 and {s.via for s in made} == {"gluon", "tl"}
     assert any("box" not in (s.a, s.b, s.c) for s in made)
     monkeypatch.setattr(heuristics, "KINDS", ())
-    assert made[:6] == [k.schedule for k in shortlist.estimated(8, computes(DENSE, prop)[0], SM90)][:6]
+    assert made[:6] == [k.schedule for k in candidates.estimated(8, computes(DENSE, prop)[0], SM90)][:6]
 
 
 def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
@@ -93,14 +93,27 @@ def test_everything_that_has_a_say_is_in_the_key(ranked: list[str],
     listed(target="sm_80")
     listed(Prop.BWD_D)
     assert len(ranked) == 4
-    store.remember([Row(ConvWorkload(DENSE, Prop.FWD).text, "fwd", "", "sm_90x132", TUNED, 12.5, 16,
-                        records.LOWERING, triton_version())])
+    store.remember(
+        [
+            TuningRecord(
+                ConvWorkload(DENSE, Prop.FWD).text,
+                "fwd",
+                "",
+                "sm_90x132",
+                TUNED,
+                12.5,
+                16,
+                records.LOWERING,
+                triton_version(),
+            )
+        ]
+    )
     found = listed()
     assert len(ranked) == 5 and found[0].schedule == Schedule.parse(TUNED) and found[0].tuned
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
     assert not listed()[0].tuned  # this one was known already
     assert len(ranked) == 5
-    monkeypatch.setattr(shortlist, "files_digest", lambda: "other files")
+    monkeypatch.setattr(candidates, "files_digest", lambda: "other files")
     listed()
     assert len(ranked) == 6
 
@@ -116,11 +129,11 @@ NORM = """compute norm
 
 def test_equal_computations_are_ranked_once(ranked: list[str]) -> None:
     renamed = NORM.replace("norm", "other").replace("X", "A").replace("Y", "B").replace("most", "y")
-    found = [shortlist.shortlist(8, c, SM90, Alone(c)) for c in map(parse, (NORM, renamed))]
+    found = [candidates.shortlist(8, c, SM90, Alone(c)) for c in map(parse, (NORM, renamed))]
     assert found[0] == found[1] and ranked == ["norm"]
     for old, new in (("exp(", "sin("), ("1000", "1001"), ("f32", "bf16"), ("Y[m, k]", "Y[m, 999 - k]")):
         other = parse(NORM.replace(old, new))
-        shortlist.shortlist(8, other, SM90, Alone(other))
+        candidates.shortlist(8, other, SM90, Alone(other))
     assert len(ranked) == 5
 
 

@@ -14,7 +14,15 @@ import transconv
 from transconv.backend_triton import Miscompiled, Resources, SizedLauncher, compile_offline
 from transconv.backend_triton.launch import bound_start, descriptors, sized_launcher
 from transconv.compute import Compute, parse
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, any_size, marked
+from transconv.conv import (
+    ConvProblem,
+    ConvWorkload,
+    Epilogue,
+    LayerRegistry,
+    Prop,
+    any_size,
+    marked,
+)
 from transconv.cost import AtSizes, estimate
 from transconv.errors import Unsupported
 from transconv.ir import BoxLoad, BoxStore, InterpError, Kernel, find, substitute, value_at
@@ -24,7 +32,7 @@ from transconv.schedule.legality import boxes
 from transconv.selection.proposals import heuristics
 from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 from transconv.verify.machine import executable
 from transconv.verify.matrix.jobs import job_of
 
@@ -82,7 +90,7 @@ def test_drawn_sizes_edges_first(at: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert bool(find(kernel, BoxStore)) == ("c=box" in LAYERS[at][2])
     _, run = built(at, executable(SM90, "cpu"))
     for n, drawn in enumerate(sizes.drawn(compute, 5)):
-        case = Case(compute.at(**drawn))
+        case = ComputationCase(compute.at(**drawn))
         judged = case.interpreted(kernel.at(drawn)) if n < 3 else case.launched(run, "cpu")
         assert not judged.problem, (drawn, judged.problem)
 
@@ -95,7 +103,7 @@ def test_weights_are_copied_first(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build_compute(compute, executable(SM90, "cpu"), Schedule.parse(packed))
     assert [s.does for s in plan.steps] == ["pack", "compute"]
     for drawn in ({"MB": 1, "IH": 1, "IW": 1}, {"MB": 3, "IH": 4, "IW": 9}):
-        assert not Case(compute.at(**drawn)).launched(plan, "cpu").problem, drawn
+        assert not ComputationCase(compute.at(**drawn)).launched(plan, "cpu").problem, drawn
 
 
 @pytest.mark.parametrize("at", (1, NAMES.index("planes")))
@@ -115,7 +123,7 @@ def test_phases_store_planes_of_any_size() -> None:
         assert find(kernel, BoxStore) and compute.named is not None
         for images, h, w in ((1, 2, 2), (2, 9, 5), (1, 4, 19)):
             drawn = {"MB": images, "IH": h, "IW": w}
-            assert not Case(compute.at(**drawn)).interpreted(kernel.at(drawn)).problem, drawn
+            assert not ComputationCase(compute.at(**drawn)).interpreted(kernel.at(drawn)).problem, drawn
         assert compute.named.why_not({"MB": 1, "IH": 1, "IW": 2}) == "IH=1 is not in 2..16384"
 
 
@@ -127,7 +135,7 @@ def test_planes_of_an_odd_size_are_refused() -> None:
     assert plan.required.sizes.why_not(drawn) == "(IW % 2) == 0 does not hold for IW=7"
     free = layer(LAYERS[NAMES.index("strided")][0], Prop.FWD)
     with pytest.raises(InterpError, match="buffer of dst"):
-        Case(free.at(**drawn)).interpreted(plan.steps[0].kernel.at(drawn))
+        ComputationCase(free.at(**drawn)).interpreted(plan.steps[0].kernel.at(drawn))
 
 
 STRIDED = "mb2?ic16ih7?oc16oh4kh3sh2ph1 dt=f16 tag=nhwc"
@@ -153,7 +161,7 @@ def test_boxes_take_every_second_position(text: str, prop: Prop, schedule: str) 
     (src,) = (t for t in kernel.params if t.every)
     assert src.name == "src" and max(src.every) > 1 and not src.planes
     for drawn in sizes.drawn(compute, 6):
-        judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+        judged = ComputationCase(compute.at(**drawn)).interpreted(kernel.at(drawn))
         assert not judged.problem, (drawn, judged.problem)
 
 
@@ -170,7 +178,7 @@ def test_a_box_that_forgets_its_step_is_found_out() -> None:
     near = {t: replace(t, every=()) for t in kernel.params}
     boxes = {x: replace(x, tensor=near[x.tensor]) for x in find(kernel, BoxLoad)}
     wrong = replace(kernel, params=tuple(near.values()), body=substitute(kernel.body, boxes))
-    assert Case(compute.at(**drawn)).interpreted(wrong.at(drawn)).problem
+    assert ComputationCase(compute.at(**drawn)).interpreted(wrong.at(drawn)).problem
 
 
 @pytest.mark.skipif(not is_direct(), reason="as above")
@@ -194,7 +202,7 @@ def test_what_cannot_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     run = plan.steps[0].launcher
     assert isinstance(run, SizedLauncher)
     with pytest.raises(Unsupported, match=r"every \[1, 2, 2, 1\] position of src, which Triton's interp"):
-        Case(compute.at(MB=1, IH=5, IW=5)).launched(plan, "cpu")
+        ComputationCase(compute.at(MB=1, IH=5, IW=5)).launched(plan, "cpu")
     monkeypatch.setattr(sized_launcher, "entry", lambda *_: None)
     with pytest.raises(Unsupported, match="Triton's own launch cannot"):
         sized_launcher._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
@@ -256,7 +264,7 @@ def test_groups_are_merged(prop: Prop, schedule: str) -> None:
     compute = layer(MERGED, prop)
     kernel = build_compute(compute, SM90, Schedule.parse(schedule)).steps[0].kernel
     for drawn in sizes.drawn(compute, 4):
-        judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+        judged = ComputationCase(compute.at(**drawn)).interpreted(kernel.at(drawn))
         assert not judged.problem, (drawn, judged.problem)
 
 
@@ -293,7 +301,7 @@ def test_a_mask_that_ends_at_the_example_is_found_out() -> None:
     wrong = replace(kernel, params=tuple(fixed.values()), body=substitute(body, fixed))
     drawn = {"MB": 3, "IH": 9, "IW": 11}
     with pytest.raises(Exception, match="memory|elements|shape"):
-        judged = Case(compute.at(**drawn)).interpreted(wrong.at(drawn))
+        judged = ComputationCase(compute.at(**drawn)).interpreted(wrong.at(drawn))
         assert not judged.problem, f"elements differ: {judged.problem}"
 
 
@@ -331,7 +339,7 @@ def test_a_condition_makes_strides_multiples_of_16_bytes() -> None:
     compute = parse(text)
     kernel = build_compute(compute, SM90, schedule).steps[0].kernel
     for drawn in ({"M": 1, "K": 8}, {"M": 33, "K": 40}):
-        assert not Case(compute.at(**drawn)).interpreted(kernel.at(drawn)).problem
+        assert not ComputationCase(compute.at(**drawn)).interpreted(kernel.at(drawn)).problem
 
 
 def test_the_longest_stride_is_a_requirement() -> None:
@@ -390,7 +398,7 @@ def test_plans_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 def test_tensors_between_multiples_of_16_bytes_have_kernels_without_boxes() -> None:
     problem = ConvProblem.parse("mb2ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc")
     for aligned in (True, False):
-        registry = Registry(problem, Prop.FWD, SM90, Epilogue(), aligned, False)
+        registry = LayerRegistry(problem, Prop.FWD, SM90, Epilogue(), aligned, False)
         registry.choose((8, 56, 56), "now")
         boxes = [bool(s.launcher.boxes) for k in registry.there.values() for s in k.plan.steps]
         assert any(boxes) == aligned, [str(k.plan.schedule) for k in registry.there.values()]

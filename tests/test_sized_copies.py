@@ -15,8 +15,8 @@ from transconv.conv import (
     ConvProblem,
     ConvWorkload,
     Epilogue,
+    LayerRegistry,
     Prop,
-    Registry,
     any_size,
     computes,
     marked,
@@ -29,7 +29,7 @@ from transconv.schedule import Schedule, Scheduled, is_copy, why_not
 from transconv.schedule.tiles.packing import copy_of
 from transconv.target import Target
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.machine import executable
 from transconv.verify.matrix.jobs import job_of
 
@@ -90,7 +90,7 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     compute, plan = built(name)
     assert any(s.does == "pack" and isinstance(s.launcher, SizedLauncher) for s in plan.steps)
     for n, drawn in enumerate(sizes.drawn(compute, 4)):
-        case = Case(compute.at(**drawn))
+        case = ComputationCase(compute.at(**drawn))
         if n < 3:
             judged = case.interpreted(*(s.kernel.at(drawn) if s.kernel.sizes else s.kernel
                                         for s in plan.steps))
@@ -137,7 +137,7 @@ def test_rows_as_long_as_a_size_begin_at_multiples_of_16_bytes(monkeypatch: pyte
     plan = build_compute(compute, executable(SM90, "cpu"), Schedule.parse(text.format("pack=a.b ")))
     assert [s.does for s in plan.steps] == ["pack", "pack", "compute"]
     for drawn in ({"M": 1, "N": 1, "K": 1}, {"M": 5, "N": 20, "K": 24}, {"M": 17, "N": 3, "K": 33}):
-        case = Case(compute.at(**drawn))
+        case = ComputationCase(compute.at(**drawn))
         kernels = [s.kernel.at(drawn) for s in plan.steps]
         for judged in (case.launched(plan, "cpu"), case.interpreted(*kernels)):
             assert not judged.problem, (drawn, judged.problem)
@@ -151,7 +151,7 @@ def test_stride_phases_share_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = build(workload, executable(SM90, "cpu"), schedule, None, False, Plan)
     assert sorted(s.compute.name for s in plan.steps) == ["bwd_d", "pack_dst", "pack_wei"]
     for drawn in ({"MB": 1, "IW": 2}, {"MB": 3, "IW": 9}, {"MB": 2, "IW": 40}):
-        phases = [Case(c.at(**drawn)) for c in workload.computations]  # of the same data
+        phases = [ComputationCase(c.at(**drawn)) for c in workload.computations]  # of the same data
         given = phases[0].tensors("cpu")
         plan.launch(**given)
         for case in phases:
@@ -201,7 +201,7 @@ def test_the_estimate_counts_the_elements_that_are_copied() -> None:
 def test_kernels_of_a_layer_share_copies(prop: Prop) -> None:
     """At most six kernels, as everywhere: copies do not depend on the example that a plan is for."""
     problem = ConvProblem.parse("mb2ic64iw99oc128ow99kw3pw1 dt=bf16 tag=ncw")
-    made = Registry(problem, prop, SM90, Epilogue(), True, False)
+    made = LayerRegistry(problem, prop, SM90, Epilogue(), True, False)
     made.complete()
     plans = [k.plan for k in made.there.values() if k.plan.schedule.pack]
     copies = {s.digest for p in plans for s in p.steps if is_copy(s.compute)}

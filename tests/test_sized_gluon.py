@@ -18,7 +18,7 @@ from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")
@@ -54,7 +54,7 @@ def test_drawn_sizes_edges_first(name: str) -> None:
     compute, plan = built(name)
     kernel = plan.steps[0].kernel
     for drawn in [{"MB": 1, "IH": 1, "IW": 1}, *sizes.drawn(compute, 2)[1:], {"MB": 2, "IH": 9, "IW": 5}]:
-        judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+        judged = ComputationCase(compute.at(**drawn)).interpreted(kernel.at(drawn))
         assert not judged.problem, (drawn, judged.problem)
 
 
@@ -67,7 +67,7 @@ def test_a_role_that_counts_steps_of_the_example_is_found_out() -> None:
     for loop in loops:
         short = Kernel.parse(f"{text[:loop.start()]}in 0..1:\n{text[loop.end():]}").at(drawn)
         with pytest.raises((InterpError, AssertionError)):
-            assert not Case(compute.at(**drawn)).interpreted(short).problem
+            assert not ComputationCase(compute.at(**drawn)).interpreted(short).problem
 
 
 def test_programs_are_counted_for_the_sizes() -> None:

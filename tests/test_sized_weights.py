@@ -16,7 +16,7 @@ from transconv.schedule import Schedule, why_not
 from transconv.selection.proposals import heuristics
 from transconv.target import Target, is_direct
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")
@@ -43,7 +43,9 @@ def built(text: str, words: str) -> tuple[Compute, Plan]:
 
 def problem(compute: Compute, plan: Plan, drawn: dict[str, int]) -> str:
     """What is wrong with the result of a plan's kernels for some sizes."""
-    return Case(compute.at(**drawn)).interpreted(*[s.kernel.at(drawn) for s in plan.steps]).problem
+    return (
+        ComputationCase(compute.at(**drawn)).interpreted(*[s.kernel.at(drawn) for s in plan.steps]).problem
+    )
 
 
 @pytest.mark.every(2)

@@ -22,7 +22,7 @@ from transconv.cost import estimate
 from transconv.schedule import Schedule, shared_bytes, why_not
 from transconv.schedule.legality import window_reuse
 from transconv.target import versions
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 MEASURED = Path(__file__).parent.parent / "bench" / "results" / "h200_slide_trials.csv"
 H = f"{ROLE} order=kw.ic.kh slide=kh"
@@ -65,7 +65,7 @@ def test_the_answer_is_right_whoever_goes_first(text: str, prop: Prop, schedule:
     ("f8e4m3:f8e5m2:bf16 math=ieee", 32, "mul:f32:common"), ("f32", 16, "")])
 def test_types_of_all_widths_share(dtypes: str, wide: int, epilogue: str) -> None:
     p = ConvProblem.parse(f"mb2ic64ih9oc64oh9kh3ph1 dt={dtypes} tag=nhwc")
-    case = Case(p, FWD, epilogue, where="cpu", target=SM90, numpy=True)
+    case = ProblemCase(p, FWD, epilogue, where="cpu", target=SM90, numpy=True)
     plan = case.plan(f"oh:4 ow:16 oc:64 ic:{wide} | {H} swap=1 consumers=2 programs=3 stages=2")
     for data in ("exact", "float"):
         found = case.judge(plan, data)

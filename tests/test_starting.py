@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from transconv.backend_triton import Begun
+from transconv.backend_triton import BoundStart
 from transconv.runtime.launch_codegen import starter
 
 
@@ -32,8 +32,8 @@ def test_a_start_is_written_out() -> None:
         return type("E", (), {"calls": {}, "__call__": lambda self, at, places: (
             log.append((name, at, places)), (*at, "map"))[1]})()
 
-    def begun(name: str, of: Any, places: Any, sized: bool) -> Begun:
-        return Begun(raw(name), "f", "m", False, of, places, sized, lambda device: f"on {device}")
+    def begun(name: str, of: Any, places: Any, sized: bool) -> BoundStart:
+        return BoundStart(raw(name), "f", "m", False, of, places, sized, lambda device: f"on {device}")
 
     steps = [(begun("copy", None, None, True), (0, 3), None),
              (begun("boxes", encoder("boxes"), None, True), (3, 1), 2),
@@ -55,6 +55,8 @@ def test_a_start_is_written_out() -> None:
 def test_what_is_encoded_already_is_passed() -> None:
     log: list[Any] = []
     known = SimpleNamespace(calls={(2,): ("map",)})
-    one = Begun(lambda *given: log.append(given[13:]), "f", "m", True, known, (), False, lambda device: 0)
+    one = BoundStart(
+        lambda *given: log.append(given[13:]), "f", "m", True, known, (), False, lambda device: 0
+    )
     starter(lambda: ((1, ()), ()), None, 0, 1, 0, [], [(one, (0,), None)])(())(Memory(2, log))
     assert log == [("map",)]

@@ -18,7 +18,7 @@ from transconv.selection.proposals import heuristics
 from transconv.selection.tuning_db import record, store
 from transconv.target import Target
 from transconv.tuning import measure
-from transconv.tuning.session import Job, Limits, Session, log_of, of_log
+from transconv.tuning.session import Limits, Session, TuningJob, log_of, of_log
 from transconv.verify import timed
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -43,7 +43,7 @@ def tuned(compute: Compute, at: int = 3) -> str:
 
 def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:
     log = log_of(tmp_path / "trials.csv")
-    made = Session([Job(Alone(c), {"layer": c.name}) for c in (ROWS, CHAIN)], SM90,
+    made = Session([TuningJob(Alone(c), {"layer": c.name}) for c in (ROWS, CHAIN)], SM90,
                    Limits(trials=6, trial_s=30.0, jobs=1), log, {"device": "made up", "torch": "0"},
                    say=lambda line: None, workers="tests.tuning_workers")
     found = made.run()
@@ -123,12 +123,12 @@ def test_the_command_makes_a_job_of_every_kernel(
     source.write_text(f"# rows\n{SMALL}\n{TWO}\n")
     target = Target.parse("interpreter")
 
-    def run(self: Session) -> list[record.Row]:
+    def run(self: Session) -> list[record.TuningRecord]:
         asked.extend(self.jobs)
         return [record.make(j.workload, target, str(heuristics.default(j.phases()[0], target)), 1.0, 2)
                 for j in self.jobs]
 
-    asked: list[Job] = []
+    asked: list[TuningJob] = []
     monkeypatch.setattr(Session, "run", run)
     assert main(["tune", str(source), "--db", str(file)]) == 0
     page = capsys.readouterr().out

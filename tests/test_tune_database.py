@@ -20,7 +20,7 @@ from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice, explain_choice
 from transconv.selection.tuning_db import nearest, record, store, transfer
-from transconv.selection.tuning_db.record import Row
+from transconv.selection.tuning_db.record import TuningRecord
 from transconv.target.records import TARGETS
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
@@ -33,8 +33,8 @@ SLOWER = "mb:4 oh:4 ow:4 oc:128 ic:64 | mma | a=box b=box | c=box swap=1 program
 
 
 def row(problem: ConvProblem = DENSE, schedule: str = SLOWER, prop: str = "fwd",
-        **changes: object) -> Row:
-    made = Row(ConvWorkload(problem, Prop(prop)).text, prop, "", "sm_90x132", schedule, 12.5, 16,
+        **changes: object) -> TuningRecord:
+    made = TuningRecord(ConvWorkload(problem, Prop(prop)).text, prop, "", "sm_90x132", schedule, 12.5, 16,
                record.LOWERING, check_records.triton_version())
     return replace(made, **changes)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ from transconv.selection.proposals import heuristics
 from transconv.selection.tuning_db import transfer
 from transconv.target.records import TARGETS
 from transconv.tuning import search
-from transconv.tuning.search import Search, Trial
+from transconv.tuning.search import ScheduleTrial, Search
 
 SM90 = TARGETS["sm_90"]
 PROBLEM = ConvProblem.parse("mb32ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
@@ -27,7 +27,7 @@ def made(problem: ConvProblem = PROBLEM, prop: Prop = Prop.FWD, trials: int = 16
     return Search(computes(problem, prop), SM90, trials, **more)  # type: ignore[arg-type]
 
 
-def run(s: Search, us: object = time_of) -> list[Trial]:
+def run(s: Search, us: object = time_of) -> list[ScheduleTrial]:
     """Answer everything that is asked; all trials in order."""
     told = []
     while batch := s.next():

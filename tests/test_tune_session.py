@@ -17,8 +17,8 @@ from transconv.conv.relation import computes
 from transconv.selection.tuning_db import record, store
 from transconv.target.records import TARGETS
 from transconv.tuning import search
-from transconv.tuning.session import Job, Limits, Session, log_of, of_log, read_log
-from transconv.tuning.table import Table
+from transconv.tuning.session import Limits, Session, TuningJob, log_of, of_log, read_log
+from transconv.tuning.table import CsvTable
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = TARGETS["sm_90"]
@@ -26,8 +26,8 @@ DENSE = ConvProblem.parse("mb32ic64ih28oc128oh28kh3ph1 dt=bf16 tag=nhwc")
 SUMMED = ConvProblem.parse("mb32ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc")
 
 
-def session(tmp_path: Path, *jobs: Job, said: list[str] | None = None,
-            **limits: float) -> tuple[Session, Table]:
+def session(tmp_path: Path, *jobs: TuningJob, said: list[str] | None = None,
+            **limits: float) -> tuple[Session, CsvTable]:
     log = log_of(tmp_path / "trials.csv")
     bounds = Limits(**{"trials": 8, "trial_s": 5.0, "jobs": 2} | limits)  # type: ignore[arg-type]
     return Session(jobs, SM90, bounds, log, {"device": "made up", "torch": "0"},
@@ -35,8 +35,8 @@ def session(tmp_path: Path, *jobs: Job, said: list[str] | None = None,
                    workers="tests.tuning_workers"), log
 
 
-def job(problem: ConvProblem = DENSE, prop: Prop = Prop.FWD, epilogue: str = "") -> Job:
-    return Job(ConvWorkload(problem, prop, Epilogue.parse(epilogue)), {"layer": "a layer"})
+def job(problem: ConvProblem = DENSE, prop: Prop = Prop.FWD, epilogue: str = "") -> TuningJob:
+    return TuningJob(ConvWorkload(problem, prop, Epilogue.parse(epilogue)), {"layer": "a layer"})
 
 
 def test_winners_of_a_session_are_what_plans_use(tmp_path: Path) -> None:

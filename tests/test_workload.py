@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from transconv import knobs, runtime
-from transconv.compute import Alone, Found, Workload, parse
+from transconv.compute import Alone, SampleOutcome, Workload, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop
 from transconv.errors import Unsupported
 from transconv.runtime import Plan, check_records, first_run_check
@@ -47,9 +47,9 @@ class Product(Alone):
     def distance(self, other: Workload) -> float | None:
         return 0.0 if self.text == other.text else 0.5
 
-    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
+    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> SampleOutcome:
         right = torch.allclose(result, tensors["A"] @ tensors["B"].T, atol=1e-3)
-        return Found(result.numel(), result.numel(), True, (), "" if right else "not the product")
+        return SampleOutcome(result.numel(), result.numel(), True, (), "" if right else "not the product")
 
 
 def product(text: str) -> Any:
@@ -96,7 +96,7 @@ def test_a_first_result_is_checked_as_the_workload_says(monkeypatch: pytest.Monk
     tensors = {"A": torch.randn(64, 64), "B": torch.randn(32, 64), "C": torch.empty(64, 32)}
     assert first_run_check.run(plan, tensors) is plan and first_run_check.is_trusted(plan)
     check_records.forget()
-    monkeypatch.setattr(Product, "examine", lambda *_: Found(9, 9, True, ((0, 0),), "wrong"))
+    monkeypatch.setattr(Product, "examine", lambda *_: SampleOutcome(9, 9, True, ((0, 0),), "wrong"))
     monkeypatch.setattr(first_run_check, "MOST_REJECTED", 2)
     with pytest.raises(Unsupported, match="gave wrong results|known to give wrong"):
         first_run_check.run(plan, tensors)

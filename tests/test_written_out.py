@@ -11,7 +11,7 @@ import torch
 from transconv import ir
 from transconv.backend_triton.launch import bound_start
 from transconv.functional.calls import call_codegen
-from transconv.functional.calls.symbolic_int import Trace
+from transconv.functional.calls.symbolic_int import SymbolicTrace
 from transconv.graph.regions import region_codegen
 from transconv.kernel.launch import launch_cache
 from transconv.runtime import launch_codegen
@@ -78,7 +78,7 @@ def test_plans_of_any_size(tensors: int, sizes: int, spaces: int, steps: int) ->
 
 @pytest.mark.parametrize("many", COUNTS)
 def test_traced_functions_of_numbers(many: int) -> None:
-    trace = Trace()
+    trace = SymbolicTrace()
     given = trace.numbers("n", range(2, 2 + many))
     made = trace.function({"n": many}, tuple(n * 3 for n in given))
     assert made(tuple(range(2, 2 + many))) == tuple(3 * n for n in range(2, 2 + many))
@@ -88,8 +88,8 @@ def test_traced_functions_of_numbers(many: int) -> None:
 def test_launches(operands: int, results: int, saved: int | None) -> None:
     names = [f"x{i}" for i in range(operands)]
     made = [f"y{i}" for i in range(results)]
-    begun = call_codegen.Begun(lambda *given: seen.append(len(given)), tuple(names), tuple(made),
-                          tuple(call_codegen.Memory((2,), (1,), torch.float32) for _ in made))
+    begun = call_codegen.StartableKernel(lambda *given: seen.append(len(given)), tuple(names), tuple(made),
+                          tuple(call_codegen.TensorMemory((2,), (1,), torch.float32) for _ in made))
     seen: list[int] = []
     kept = None if saved is None else [*names, *made][:saved]
     run = call_codegen.launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
@@ -128,8 +128,15 @@ def test_gradients(tensors: int, launches: int) -> None:
         calls_back = 0
 
     saved = [f"s{i}" for i in range(tensors)]
-    begun = [call_codegen.Begun(lambda *given: given[-1].fill_(3.0), ("G",), (f"r{i}",),
-                           (call_codegen.Memory((2,), (1,), torch.float32),)) for i in range(launches)]
+    begun = [
+        call_codegen.StartableKernel(
+            lambda *given: given[-1].fill_(3.0),
+            ("G",),
+            (f"r{i}",),
+            (call_codegen.TensorMemory((2,), (1,), torch.float32),),
+        )
+        for i in range(launches)
+    ]
     made = call_codegen.gradients(
         Route(),
         lambda shape, strides, kind: torch.zeros(shape),

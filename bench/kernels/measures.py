@@ -17,7 +17,7 @@ from bench.environment import expect_gpu, versions
 from bench.kernels.cases import Arguments, KernelCase, cases, drawing
 from bench.kernels.sides import BY_HAND, EXAMPLES, by_hand, example, lines, masks, recorded
 from transconv.tuning.timing import Clock, Make
-from transconv.verify.pool import Group, Pool, Task
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 COLUMNS = ("kernel", "api_us", "triton_us", "torch_us", "ratio", "torch_ratio", "spread", "api_lines",
            "triton_lines", "api_masks", "triton_masks", "error", "triton_error", "first_s", "schedule",
@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
     began, wrong = time.monotonic(), 0
     tasks = [Task("time", {"name": c.name, "options": options}, options.limit) for c in cases()
              if re.search(options.match, c.name)]
-    pool = Pool({"time": Group("bench.kernels.measures:timed", 1)})
+    pool = Pool({"time": WorkerTask("bench.kernels.measures:timed", 1)})
     with (out / "kernels.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         rows.writeheader()

@@ -13,8 +13,8 @@ from functools import cache
 from math import prod
 from pathlib import Path
 
-from transconv.conv import ConvProblem, Layer, Prop, read, select
-from transconv.distributed.halo import Line, planned, shards
+from transconv.conv import ConvProblem, ListedLayer, Prop, read, select
+from transconv.distributed.halo import SpatialAxis, planned, shards
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "scaling.md"
@@ -47,7 +47,7 @@ class Share:
 
 
 @cache
-def along(line: Line, parts: int) -> tuple[Share, ...]:
+def along(line: SpatialAxis, parts: int) -> tuple[Share, ...]:
     """The different shares of the ranks along one axis."""
     src, dst = shards(line.i, parts), shards(line.o, parts)
     found = []
@@ -60,7 +60,9 @@ def along(line: Line, parts: int) -> tuple[Share, ...]:
 
 def cost(p: ConvProblem, grid: tuple[int, ...]) -> Cost:
     """The largest of any rank."""
-    lines = [Line(*sizes) for sizes in zip(p.i, p.o, p.k, p.stride, p.dilation, p.pad_lo, strict=True)]
+    lines = [
+        SpatialAxis(*sizes) for sizes in zip(p.i, p.o, p.k, p.stride, p.dilation, p.pad_lo, strict=True)
+    ]
     shares = [along(line, n) for line, n in zip(lines, grid, strict=True)]
     every = list(itertools.product(*shares))
     macs = max(prod(s.dst for s in rank) for rank in every) * prod(p.k) * p.oc * p.icg * p.mb * 3
@@ -83,7 +85,7 @@ def layers(name: str, pattern: str, times: int) -> Iterator[tuple[ConvProblem, i
         yield _larger(layer, times), int(layer.name.partition("*")[2] or 1)
 
 
-def _larger(layer: Layer, times: int) -> ConvProblem:
+def _larger(layer: ListedLayer, times: int) -> ConvProblem:
     p = layer.shape
     return p if times == 1 else p.at(p.mb, tuple(n * times for n in p.i), tuple(n * times for n in p.o))
 

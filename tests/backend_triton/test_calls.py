@@ -12,7 +12,7 @@ from transconv import ir
 from transconv.backend_triton.emitters import gluon, triton
 from transconv.backend_triton.launch.interpreter import prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
-from transconv.backend_triton.offline.compilation import Job, Resources, compile_offline
+from transconv.backend_triton.offline.compilation import CompileJob, Resources, compile_offline
 from transconv.compute import OPS
 from transconv.ir.functions.calls import CALLS
 from transconv.target import TARGETS
@@ -122,8 +122,11 @@ def test_every_function_compiles(chip: str, alone: bool) -> None:
 
         made = kernel(all_of, ir.DTYPES[dtype], alone=alone)
         ir.verify(made)
-        jobs.append(Job(triton.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch,
-                        t.warp_size))
+        jobs.append(
+            CompileJob(
+                triton.emit(made), "each", ((dtype, ()), (dtype, ())), chip, t.backend, t.arch, t.warp_size
+            )
+        )
     for found in compile_offline(jobs):
         assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
@@ -145,8 +148,20 @@ def test_every_function_compiles_in_gluon(name: str) -> None:
         f"    i = gl.arange(0, {N}, {layout})", "    v = gl.load(x + i)",
         f"    gl.store(y + i, {text})", ""])
     t = TARGETS["sm_90"]
-    (found,) = compile_offline([Job(source, "each", ((dtype.name, ()),) * 2, "sm_90", t.backend, t.arch,
-                                    t.warp_size, explicit=True)])
+    (found,) = compile_offline(
+        [
+            CompileJob(
+                source,
+                "each",
+                ((dtype.name, ()),) * 2,
+                "sm_90",
+                t.backend,
+                t.arch,
+                t.warp_size,
+                explicit=True,
+            )
+        ]
+    )
     assert isinstance(found, Resources), f"{found}\n{getattr(found, 'log', '')}"
 
 

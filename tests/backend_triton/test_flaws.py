@@ -158,7 +158,9 @@ def test_kernels_from_disk_were_read_for_the_same() -> None:
     """A record of a kernel is void when one of the files changes that say what is a known miscompile."""
     room = "transconv.backend_triton."
     modules = {getattr(it, "__module__", None) or "" for it in vars(signs).values()}
-    assert {f"{m.removeprefix(room)}.py" for m in modules if m.startswith(room)} == {*binary_reload.RULES}
+    assert {f"{m.removeprefix(room).replace('.', '/')}.py" for m in modules if m.startswith(room)} == {
+        *binary_reload.RULES
+    }
 
 
 def test_a_kernel_is_refused_before_it_runs() -> None:

@@ -13,7 +13,7 @@ from transconv.backend_triton.launch import descriptors
 from transconv.backend_triton.launch.bound_start import MAPS_KEPT, Direct
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.miscompiles.signs import Miscompiled
-from transconv.conv import Compiled
+from transconv.conv import CompiledDirection
 from transconv.conv.compiler import plan
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout, Tensor, f32
@@ -64,11 +64,11 @@ def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
         assert rest[4] == "packed" and rest[5:-len(order)] == [None] * 3
 
 
-def compiled(text: str, prop: Prop, schedule: str | None = None) -> Compiled:
+def compiled(text: str, prop: Prop, schedule: str | None = None) -> CompiledDirection:
     return plan(ConvProblem.parse(text), prop, TARGETS["sm_90"], schedule)
 
 
-def keep(made: Compiled) -> Started:
+def keep(made: CompiledDirection) -> Started:
     raw = Started()
     for step in made.steps:
         step.launcher.kept[0, True] = Direct(raw, step.launcher.grid, step.launcher.function, ())

@@ -9,7 +9,7 @@ import pytest
 from transconv.backend_triton.offline import resources
 from transconv.backend_triton.offline.compilation import (
     CompileFailure,
-    Job,
+    CompileJob,
     Resources,
     compile_offline,
 )
@@ -71,8 +71,8 @@ def double(x, y):
 """
 
 
-def job(source: str = KERNEL, **other: object) -> Job:
-    made = Job(source, "double", (("f32", ()), ("f32", ())), "sm_80", "cuda", 80, 32)
+def job(source: str = KERNEL, **other: object) -> CompileJob:
+    made = CompileJob(source, "double", (("f32", ()), ("f32", ())), "sm_80", "cuda", 80, 32)
     return replace(made, **other)  # type: ignore[arg-type]
 
 

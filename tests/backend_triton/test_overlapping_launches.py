@@ -12,7 +12,7 @@ import torch
 from transconv.backend_triton.launch.bound_start import Direct
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
-from transconv.conv import Compiled, compiler
+from transconv.conv import CompiledDirection, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix.jobs import job_of
@@ -29,7 +29,7 @@ PLANS = [
 ]
 
 
-def planned(text: str, prop: Prop, words: str, target: Any = EARLY) -> Compiled:
+def planned(text: str, prop: Prop, words: str, target: Any = EARLY) -> CompiledDirection:
     p = ConvProblem.parse(text)
     schedule = f"ic:64 oc:64 oh:8 ow:8 | mma | a=box b=box via=gluon stages=2 {words}" if words else None
     return compiler.plan(p, prop, target, schedule)

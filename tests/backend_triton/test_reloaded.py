@@ -172,7 +172,8 @@ def test_it_is_what_triton_finds() -> None:
     """Of products with boxes, in both languages: names and types of arguments, metadata, machine code."""
     code = """
         import torch, transconv
-        from transconv.backend_triton import compiled, pretend
+        from transconv.backend_triton import pretend
+        from transconv.backend_triton.launch import compile_records
         from transconv.conv import ConvProblem, Prop, compiler
         from transconv.target import Target
         target = Target.parse("sm_90")
@@ -181,15 +182,15 @@ def test_it_is_what_triton_finds() -> None:
         problem = ConvProblem.parse("mb4ic64ih16oc64oh16kh1ph0 dt=bf16 tag=nhwc")
         plans = [compiler.plan(problem, Prop.FWD, target),
                  transconv.compile(scale.replace("; ", "\\n"), target="sm_90")]
-        again = compiled.again
+        again = compile_records.again
         for run in (step.launcher for plan in plans for step in plan.steps):
             run.compile(True)
             run.jit = None
             ours = again(run.key, run.function, True, run.types)
-            compiled.again = lambda *_: None
+            compile_records.again = lambda *_: None
             theirs = run._compiled([torch.empty(1, dtype=getattr(torch, t), device="meta")
                                     for t in run.types], True)
-            compiled.again = again
+            compile_records.again = again
             assert ours is not theirs and ours.hash == theirs.hash
             assert [*ours.src.signature.items()] == [*theirs.src.signature.items()]
             assert dict(theirs.src.constants) == ours.src.constants == {}

@@ -12,7 +12,7 @@ from transconv.compute import parse
 from transconv.runtime import Plan, build_compute
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 from transconv.verify.matrix.jobs import job_of
 
 ROWS = ("compute rows ;; sizes M=700 in 1..4096, K=40 in 1..4096 ;; tensor X f32 [{x}] ;; "
@@ -57,5 +57,5 @@ def test_registers_of_a_thread() -> None:
 def test_on_the_device(text: str, said: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is refused is wrong there, and what is not is right."""
     monkeypatch.setattr(launcher, "refuse", lambda *_: None)
-    case = Case(parse(text).at(M=700, K=40))
+    case = ComputationCase(parse(text).at(M=700, K=40))
     assert bool(case.launched(planned(text, said), "cuda").problem) == wrong

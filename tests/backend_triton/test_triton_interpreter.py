@@ -86,15 +86,15 @@ def test_boxes(text: str, prop: Prop, schedule: str) -> None:
 @pytest.mark.parametrize("value", [99.0, float("nan")])
 def test_a_wrong_kernel_is_found(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
     """The check itself: a result that differs in one element, or misses one, is no success."""
-    from transconv.verify.case import Case
+    from transconv.verify.case import ProblemCase
 
-    honest = Case.launch
+    honest = ProblemCase.launch
 
-    def launch(case: Case, compiled: object) -> None:
+    def launch(case: ProblemCase, compiled: object) -> None:
         honest(case, compiled)  # type: ignore[arg-type]
         case.tensors["dst"].view[0, 1, 2, 3] = value
 
-    monkeypatch.setattr(Case, "launch", launch)
+    monkeypatch.setattr(ProblemCase, "launch", launch)
     problem = ConvProblem.parse("mb1ic4ih5oc4oh5kh3ph1")
     assert execute(problem, Prop.FWD, INTERPRETER).problem == "1 of 100 elements are wrong"
 

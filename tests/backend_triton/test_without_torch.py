@@ -14,13 +14,15 @@ import pytest
 
 from tests import programs
 from transconv import knobs
-from transconv.backend_triton.launch import compile_records, warmup
+from transconv.backend_triton.launch import binary_reload, compile_records, warmup
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]
 PROGRAM = f"""
 import json, sys
-from transconv.backend_triton import absent, launch, pretend
+from transconv.backend_triton import pretend
+from transconv.backend_triton.launch import launcher
+from transconv.backend_triton.offline import fake_tensors
 from transconv.runtime import compiler
 from transconv.runtime.plans import Plan
 from transconv.selection import workload_of
@@ -30,9 +32,9 @@ import transconv.conv
 pretend("cuda", 90, 32)
 if sys.argv[1] == "tensors":
     import torch
-    absent.tensor = lambda name: torch.empty(1, dtype=getattr(torch, name), device="meta")
+    fake_tensors.tensor = lambda name: torch.empty(1, dtype=getattr(torch, name), device="meta")
 seen = []
-launch.refuse = lambda kernel, function: seen.append(kernel.hash)
+launcher.refuse = lambda kernel, function: seen.append(kernel.hash)
 for problem in {PROBLEMS}:
     plan = compiler.plan(workload_of(problem, "fwd", ""), Target.parse("sm_90"), None, False, Plan)
     for step in plan.steps:
@@ -93,7 +95,7 @@ def test_what_starts_plain_kernels_is_built_before_them(tmp_path: Path,
         own = {name: "*bf16" for name in ("src", "wei", "bia", "dst")[:count]}
         assert texts.pop() == driver.make_launcher({}, own, None) and not texts
     made = driver.CudaLauncher(
-        compile_records.binary_reload.Source({"x": "*i8"}), compile_records.PLAIN
+        binary_reload.TextSignature({"x": "*i8"}), compile_records.PLAIN
     )  # it has all fields
     assert not made.global_scratch_size and not made.launch_cooperative_grid
 

@@ -16,7 +16,7 @@ from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection import choice
 from transconv.target.records import TARGETS
-from transconv.tuning.session import Job, log_of, read_log
+from transconv.tuning.session import TuningJob, log_of, read_log
 from transconv.tuning.table import read
 
 SM90 = TARGETS["sm_90"]
@@ -27,7 +27,7 @@ BOXES = ("mb:4 oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box | c=box swap=1 programs
 
 def test_variants_switch_every_pass_and_change_one_word() -> None:
     base = Schedule.parse(BOXES)
-    found = ablation.variants(Job(ConvWorkload(DENSE, Prop.FWD)), base, SM90)
+    found = ablation.variants(TuningJob(ConvWorkload(DENSE, Prop.FWD)), base, SM90)
     passes = {v.name[1:]: v for v in found if v.what == "pass"}
     assert list(passes) == [p.name for p in PIPELINE if p.optional]
     assert all(passes[p.name].passes == f"{'-' if p.default else '+'}{p.name}"

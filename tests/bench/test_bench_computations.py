@@ -11,12 +11,12 @@ import torch
 from bench import computations
 from bench.__main__ import main
 from transconv.compute import parse
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 
 @pytest.mark.parametrize("name", computations.INSTEAD)
 def test_torch_computes_the_same(name: str) -> None:
-    case = Case(parse((computations.FOLDER / f"{name}.txt").read_text()), "float")
+    case = ComputationCase(parse((computations.FOLDER / f"{name}.txt").read_text()), "float")
     tensors = case.tensors("cpu")
     made = computations.INSTEAD[name](tensors)
     results = made if isinstance(made, tuple) else (made,)

@@ -39,7 +39,9 @@ def test_kernels_are_counted_again(number: int, monkeypatch: pytest.MonkeyPatch)
     assert found["masks"] == int(row["masks"])
 
     def rules_alone(condition: object, facts: Facts) -> Verdict | None:
-        return Verdict(bool(condition.value), "simplify") if isinstance(condition, Const) else None
+        return (
+            Verdict(bool(condition.value), "simplify") if isinstance(condition, Const) else None
+        )
 
     monkeypatch.setattr(simplification, "decide", rules_alone)
     bypassed = index_operations._counted(*text)

@@ -12,7 +12,7 @@ from bench.sides import baseline_calls
 from tests.reference import convolve
 from tests.verify.shapes import PROBLEMS, operands
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 
 @pytest.mark.parametrize("prop", list(Prop))
@@ -79,12 +79,12 @@ def test_the_product_that_a_convolution_amounts_to(prop: Prop, rows: int, column
                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "settings", lambda **_: None)  # of the whole process
     p = ConvProblem.parse("mb2ic16ih8iw10oc24oh4ow5kh3kw3sh2sw2ph1pw1 dt=f32 tag=nhwc")
-    case = Case(p, prop)
+    case = ProblemCase(p, prop)
     counted = FlopCounterMode(display=False)
     with counted:
         made = baseline_calls(case, ["gemm"])["gemm"](0)()
     assert isinstance(made, torch.Tensor) and made.shape == (rows, columns)
     # The call that shows whether torch can do it counts, too.
     assert counted.get_total_flops() == 2 * 2 * rows * columns * terms
-    grouped = Case(ConvProblem.parse("g2mb2ic16ih8oc24oh8kh3ph1 dt=f32"), prop)
+    grouped = ProblemCase(ConvProblem.parse("g2mb2ic16ih8oc24oh8kh3ph1 dt=f32"), prop)
     assert not baseline_calls(grouped, ["gemm"])

@@ -14,7 +14,7 @@ import pytest
 from bench import ceilings, check, environment, report, run_tables, runner, tables
 from bench.__main__ import parser
 from transconv.tuning import timing
-from transconv.tuning.table import Table, read
+from transconv.tuning.table import CsvTable, read
 from transconv.tuning.timing import Call, Clock, Make, summary
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ def test_layer_table() -> None:
 
 
 def test_report_from_files(tmp_path: Path) -> None:
-    table = Table(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
+    table = CsvTable(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
     for one in ROWS:
         table.add(one)
     assert parser_main("report", str(table.path), "--out", str(tmp_path)) == 0
@@ -69,7 +69,7 @@ def test_report_from_files(tmp_path: Path) -> None:
 
 
 def test_times_of_a_cpu_stand_beside_onednn_and_make_no_ratios(tmp_path: Path) -> None:
-    table = Table(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
+    table = CsvTable(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
     table.add(row("a", "fwd", 26580, 0, device="cpu", cudnn_cl_us="", onednn_cl_us=17, ratio=""))
     assert parser_main("report", str(tmp_path / "timing.csv"), "--out", str(tmp_path)) == 0
     text = (tmp_path / "report.md").read_text()
@@ -84,10 +84,10 @@ def parser_main(*words: str) -> int:
 
 def test_table_grows_and_remembers(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    table = Table(path, ("a", "b", "verdict"), ("a",))
+    table = CsvTable(path, ("a", "b", "verdict"), ("a",))
     table.add({"a": 1, "b": 0.1234567, "verdict": "right", "other": 5})
     table.add({"a": 2, "verdict": "timeout"})
-    again = Table(path, ("a", "b", "new", "verdict"), ("a",))
+    again = CsvTable(path, ("a", "b", "new", "verdict"), ("a",))
     assert again.has({"a": 1}) and again.has({"a": "2"}) and not again.has({"a": 3})
     assert again.drop(["timeout"], "verdict") == 1
     assert read(path) == [{"a": "1", "b": "0.123457", "new": "", "verdict": "right"}]
@@ -166,7 +166,7 @@ def test_torch_compile_has_its_own_column() -> None:
 
 def test_a_row_waits_for_torch_compile_but_is_written_without_it(tmp_path: Path) -> None:
     options = parser().parse_args(["time", "x", "--baselines", "cl,inductor"])
-    table = Table(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
+    table = CsvTable(tmp_path / "timing.csv", runner.COLUMNS, runner.KEY)
     job = runner.Run(table, tmp_path, options)
     rows = [dict(row(name, "fwd", 1, 1), ours_us="", cudnn_cl_us="", ratio="") for name in ("a", "bb")]
     measured = {"verdict": "right", "reason": "", "ours": summary([10.0], "events"),

@@ -20,7 +20,7 @@ from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
 from bench.sizes import Run
 from transconv import knobs
-from transconv.conv import Epilogue, Prop, Registry
+from transconv.conv import Epilogue, LayerRegistry, Prop
 from transconv.errors import ProblemError, Unsupported
 from transconv.target import Target
 from transconv.torch_ops.calls import dynamic_sizes, select_impl
@@ -66,7 +66,7 @@ def test_drawn_sizes_are_met_by_a_registry(layer: size_layers.Layer) -> None:
     for size in size_layers.drawn(layer, 4, 1):
         p = size_layers.problem_at(layer, size, "bf16")
         try:
-            made = Registry(p, Prop.FWD, Target.parse("sm_90"), Epilogue(), True, False)
+            made = LayerRegistry(p, Prop.FWD, Target.parse("sm_90"), Epilogue(), True, False)
         except ProblemError as error:
             pytest.fail(str(error))
         free = [q for q in made.questions if not any("%" in name for name in q.workload.open)]
@@ -188,15 +188,15 @@ def test_the_table_counts_first_uses_apart() -> None:
 def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry of a measurement has the questions of the calls' own."""
-    asked: list[Registry] = []
+    asked: list[LayerRegistry] = []
     dynamic_sizes.forget()
 
-    def choose(self: Registry, *given: object) -> None:
+    def choose(self: LayerRegistry, *given: object) -> None:
         asked.append(self)
         raise Unsupported("sizes:refused", "only looked at")
 
-    monkeypatch.setattr(Registry, "choose", choose)
-    monkeypatch.setattr(select_impl._Call, "of_this_size", choose)
+    monkeypatch.setattr(LayerRegistry, "choose", choose)
+    monkeypatch.setattr(select_impl._SelectedCall, "of_this_size", choose)
     monkeypatch.setattr(size_measures, "_registries", {})
     subject = Subject(size_measures._layer(name, False), "fwd", layout)
     sides = tuple(4 * s for s in subject.layer.shape.stride)

@@ -18,7 +18,7 @@ from transconv.conv import ConvProblem, Prop
 from transconv.torch_ops.quantized import quantized_functional as torch_quantized
 from transconv.tuning.session import read_log
 from transconv.tuning.table import read
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 RESULTS = Path(small_types.__file__).parent / "results"
 SQUARE = "mb2ic128ih8oc128oh8kh3ph1"
@@ -41,7 +41,7 @@ def test_rows_have_the_types_of_their_direction() -> None:
     ("f8e4m3:bf16:f8e5m2", Prop.BWD_W, torch.bfloat16)])
 def test_torch_multiplies_matrices_of_as_many_rows_and_columns(types: str, prop: Prop,
                                                                made: torch.dtype) -> None:
-    case = Case(ConvProblem.parse(f"{SQUARE} dt={types} tag=nhwc"), prop)
+    case = ProblemCase(ConvProblem.parse(f"{SQUARE} dt={types} tag=nhwc"), prop)
     got = baseline_calls(case, ["gemm"])["gemm"](0)()
     assert isinstance(got, torch.Tensor) and got.dtype is made and bool(got.double().isfinite().all())
     assert got.shape == ((128, 128 * 9) if prop is Prop.BWD_W else (128, 128))

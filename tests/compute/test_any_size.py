@@ -11,7 +11,7 @@ import torch
 import transconv
 from transconv.backend_triton import Resources, SizedLauncher, compile_offline
 from transconv.compute import Compute, parse
-from transconv.conv import Compiled, ConvProblem, ConvWorkload, Prop, any_size, marked
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop, any_size, marked
 from transconv.cost import AtSizes, estimate
 from transconv.errors import ComputeError, ProblemError, ScheduleError, TensorError
 from transconv.ir import For, InterpError, Kernel, find, value_at, verify
@@ -20,7 +20,7 @@ from transconv.runtime import Plan, build, build_compute
 from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.matrix.jobs import job_of
 
 SM90 = Target.parse("sm_90")
@@ -70,7 +70,7 @@ def test_a_layer(prop: Prop) -> None:
         plan = built(compute, schedule)
         kernel = plan.steps[0].kernel
         for drawn in sizes.drawn(compute, 4):
-            judged = Case(compute.at(**drawn)).interpreted(kernel.at(drawn))
+            judged = ComputationCase(compute.at(**drawn)).interpreted(kernel.at(drawn))
             assert not judged.problem, (drawn, judged.problem)
 
 
@@ -98,10 +98,10 @@ def test_a_kernel_for_one_size_is_found_out() -> None:
     (grid,) = [x for x in find(kernel, For) if x.kind == "grid"]
     other = {"M": 9, "K": 20}
     short = replace(kernel, body=replace(grid, stop=2, until=None))
-    assert Case(compute.at(**other)).interpreted(short.at(other)).problem
+    assert ComputationCase(compute.at(**other)).interpreted(short.at(other)).problem
     text = str(kernel).replace("mask=m_k < (K * M)", "mask=m_k < 96")
     with pytest.raises(InterpError, match=r"is not in 0\.\.4"):
-        Case(compute.at(M=1, K=4)).interpreted(Kernel.parse(text).at({"M": 1, "K": 4}))
+        ComputationCase(compute.at(M=1, K=4)).interpreted(Kernel.parse(text).at({"M": 1, "K": 4}))
 
 
 def test_one_kernel_for_fifty_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,9 @@ def test_parts_of_a_sum_that_ends_at_a_size(monkeypatch: pytest.MonkeyPatch) -> 
     text, names = marked("mb2?ic16ih9?oc16oh5kh1sh2ph0 dt=f32 tag=nhwc")
     workload = ConvWorkload(ConvProblem.parse(text), Prop.BWD_W, open=names)
     words = "ic:16 oc:16 mb.oh.ow:16 | mma | split_k=4 warps=4"
-    plan = build(workload, Target.parse("interpreter"), Schedule.parse(words), None, False, Compiled)
+    plan = build(
+        workload, Target.parse("interpreter"), Schedule.parse(words), None, False, CompiledDirection
+    )
     assert [type(s.launcher).__name__ for s in plan.steps] == ["SizedLauncher", "Launcher"]
     for n, h, w in ((1, 1, 1), (1, 8, 32), (3, 7, 13)):  # 1, 4 and 6 steps
         x, grad, made = (torch.randint(-2, 3, shape).float().to(memory_format=torch.channels_last)

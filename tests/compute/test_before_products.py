@@ -12,7 +12,7 @@ from transconv.compute import Compute, execute, parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 N = 6  # elements along each dim of the convolution's operand
 F = torch.nn.functional
@@ -94,7 +94,7 @@ def _sizes(at: str) -> str:
 @pytest.mark.parametrize("before", BEFORE)
 def test_convolutions(before: str, rank: int) -> None:
     made = text(before, rank)
-    given = {name: torch.from_numpy(a) for name, a in Case(made).given.items()}
+    given = {name: torch.from_numpy(a) for name, a in ComputationCase(made).given.items()}
     if "I" in given:
         given["I"] = given["I"].long().clamp(0, 10)
     x = BEFORE[before][2](given, rank).double()
@@ -117,7 +117,10 @@ def test_convolutions(before: str, rank: int) -> None:
 def test_gradients_of_what_a_convolution_reads(before: str, rank: int) -> None:
     """The whole chain: the convolution's product, then the views transposed, against torch's autograd."""
     view, product = chain(before, rank)
-    given = {name: torch.from_numpy(a) for name, a in (Case(view).given | Case(product).given).items()}
+    given = {
+        name: torch.from_numpy(a)
+        for name, a in (ComputationCase(view).given | ComputationCase(product).given).items()
+    }
     if "I" in given:
         given["I"] = given["I"].long().clamp(0, 10)
     leaves = {n: given[n].double().clone().requires_grad_() for n in BEFORE[before][1]}

@@ -12,7 +12,7 @@ from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.data import torch_dtype
 from transconv.verify.matrix.jobs import job_of
 
@@ -44,7 +44,7 @@ def test_products_after_every_pass(a: str, b: str, c: str, schedule: str) -> Non
 def test_products_in_tritons_interpreter(a: str, b: str, c: str, schedule: str) -> None:
     compute = parse(PRODUCT.format(a=a, b=b, c=c))
     plan = build_compute(compute, TARGETS["interpreter"], Schedule.parse(schedule))
-    assert Case(compute).launched(plan, "cpu").problem == ""
+    assert ComputationCase(compute).launched(plan, "cpu").problem == ""
 
 
 def test_products_compile() -> None:

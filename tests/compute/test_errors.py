@@ -9,7 +9,7 @@ import torch
 from transconv.compute import OPS, Compute, examine, execute, is_tf32, parse, rounds_once, share_of
 from transconv.compute.semantics.error_bounds import SUMMED, TF32
 from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f16, f32
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
 X = np.random.default_rng(0).standard_normal((5, 40))
@@ -67,7 +67,7 @@ def test_a_product_of_one_term_in_tf32_behind_a_steep_function() -> None:
         read w = W[n, k]
         let  s = sum(x*w; k)
         store Y[m, n] = hardswish(s)""")
-    case = Case(made, "float")
+    case = ComputationCase(made, "float")
     rng = np.random.default_rng(1)
     for name in case.given:  # operands as far off as rounding to tf32 may make them
         case.given[name] = case.given[name] * (1 + 2.0**-11 * rng.uniform(-1, 1, case.given[name].shape))
@@ -81,7 +81,7 @@ def test_a_product_of_one_term_in_tf32_behind_a_steep_function() -> None:
 def test_a_steep_function_is_bounded_as_far_as_it_goes() -> None:
     """A result that is off by less than a constant would allow is still found."""
     made: Compute = parse(SUM + "s / 64")
-    case = Case(made, "float")
+    case = ComputationCase(made, "float")
     wrong = {"Y": case.answers["Y"].value + 0.5 * SUMMED * np.abs(case.given["X"]).sum(1)}
     assert case.judged(wrong).problem
 
@@ -226,7 +226,7 @@ def test_near_the_middle_of_two_numbers_either_is_right(above: float, difference
                                                         wrong: bool) -> None:
     """All rows have the same two answers. One is an eighth of a place above the middle of two numbers of
     f16, or so little that the roundings of z - y decide. A difference in f16 shows in the other."""
-    case = Case(CHAIN, "float")
+    case = ComputationCase(CHAIN, "float")
     case.given["Z"] = np.array([0.5 + 2.0**-12 + above, np.float32(-1.0912)])
     case.answers = execute(CHAIN, case.given, SUMMED)
     y, z = (case.given[n].astype(np.float32) for n in "YZ")
@@ -256,7 +256,7 @@ def test_a_product_may_be_too_small_for_its_type(terms: int, known: bool) -> Non
 def test_a_factor_too_few_shows_in_long_products() -> None:
     """Products of 833 numbers as they are drawn for sums would all be zero."""
     text = "compute rows\n axes n=9 k=833\n read x = X[n, k]\n store Y[n] = prod(x; k)"
-    case = Case(parse(text), "float")
+    case = ComputationCase(parse(text), "float")
     right = np.prod(case.given["X"].astype(np.float32), 1).astype(np.float64)
     assert (np.abs(right) > 1e-3).all() and not case.judged({"Y": right}).problem
     x = case.given["X"].copy()

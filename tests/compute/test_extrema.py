@@ -11,7 +11,7 @@ from transconv.ir import f32, i64
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 ROWS = """compute rows
     tensor I i64 [5]
@@ -70,7 +70,7 @@ def test_several_axes_and_what_is_computed() -> None:
     x = np.random.default_rng(0).integers(-9, 9, (3, 4, 5)).astype(float)
     want = np.abs(x).transpose(0, 2, 1).reshape(3, -1).argmin(1)
     np.testing.assert_array_equal(execute(made, {"X": x, "Y": x[:, 0, 0]})["I"].value, want)
-    assert not Case(made).launched(build_compute(made, TARGETS["interpreter"]), "cpu").problem
+    assert not ComputationCase(made).launched(build_compute(made, TARGETS["interpreter"]), "cpu").problem
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 5), (2, 3, 4), (2, 3, 2, 5)])

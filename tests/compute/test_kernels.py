@@ -14,7 +14,7 @@ from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.fuzz.compute_trial import ComputeTrial
 
 SM90 = TARGETS["sm_90"]
@@ -118,7 +118,7 @@ def test_chosen_schedules_in_tritons_interpreter(text: str) -> None:
     compute = parse(text)
     plan = build_compute(compute, TARGETS["interpreter"])
     for data in ("exact", "float"):
-        assert Case(compute, data).launched(plan, "cpu").problem == ""
+        assert ComputationCase(compute, data).launched(plan, "cpu").problem == ""
 
 
 COUNTED = "compute counted\n axes m=9 k=6\n read x = X[m, k]\n store Y[m] = sum(x*k + m*(k - 2); k)"
@@ -130,7 +130,7 @@ def test_axes_as_values_in_tritons_interpreter(schedule: str) -> None:
     """There, the counter of a loop is a number of Python's."""
     compute = parse(COUNTED)
     plan = build_compute(compute, TARGETS["interpreter"], Schedule.parse(schedule))
-    assert Case(compute).launched(plan, "cpu").problem == ""
+    assert ComputationCase(compute).launched(plan, "cpu").problem == ""
     assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
 
 
@@ -256,7 +256,7 @@ def test_schedules_are_found_for_tensors_of_any_rank(target: str) -> None:
 
 def test_operands_are_checked() -> None:
     plan = build_compute(parse(PRODUCT), TARGETS["interpreter"])
-    tensors = Case(parse(PRODUCT)).tensors("cpu")
+    tensors = ComputationCase(parse(PRODUCT)).tensors("cpu")
     with pytest.raises(TensorError, match="V: expected a tensor, got NoneType"):
         plan.launch(**{n: t for n, t in tensors.items() if n != "V"})
     with pytest.raises(TensorError, match="A: expected torch.float16, got torch.float32"):

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transconv.compute import execute, library, parse
-from transconv.compute.library import Formula, Gradient, Page, Strided
+from transconv.compute.library import Gradient, LibraryFormula, NamedSpace, Strided
 from transconv.functional.calls import symbolic_bind
 from transconv.ir import bf16, f32
 from transconv.runtime import build_compute
 from transconv.target import Target
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 D = torch.float64
 Values = dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ def strided(t: torch.Tensor) -> Strided:
     return symbolic_bind.strided(symbolic_bind.lying(t))
 
 
-def evaluated(formula: Formula, text: str, values: Values) -> None:
+def evaluated(formula: LibraryFormula, text: str, values: Values) -> None:
     """Add what a text stores to the values, both in the shapes of the formula's tensors."""
     compute = parse(text)
     stored = {w.view.tensor.name for w in compute.writes}
@@ -46,7 +46,7 @@ def evaluated(formula: Formula, text: str, values: Values) -> None:
         values[name] = made.permute([seen.order.index(i) for i in range(len(seen.order))])
 
 
-def holds(formula: Formula, tensors: list[torch.Tensor], function: Callable[..., Any]) -> None:
+def holds(formula: LibraryFormula, tensors: list[torch.Tensor], function: Callable[..., Any]) -> None:
     """The formula's results and gradients are those of torch's function."""
     leaves = [t.clone().requires_grad_() if t.is_floating_point() else t for t in tensors]
     want = function(*leaves)
@@ -229,7 +229,7 @@ def test_every_text_reads_back_and_has_ten_lines_of_steps() -> None:
 
 def test_a_page_says_which_words_stand_for_what() -> None:
     x = Strided.dense((2, 3, 40), f32)
-    page = Page(["n", "n", "k"], x.shape, {"X": (x, (0, 1, 2)), "Y": (x, (0, 1, 2))})
+    page = NamedSpace(["n", "n", "k"], x.shape, {"X": (x, (0, 1, 2)), "Y": (x, (0, 1, 2))})
     assert (page["X"], page["k"], page.count("n"), page["z"]) == ("X[n, k]", "k", 6, "z")
 
 
@@ -254,7 +254,7 @@ def text_of(name: str, at: int) -> str:
 def test_kernels_in_tritons_interpreter(name: str, at: int) -> None:
     compute = parse(text_of(name, at))
     plan = build_compute(compute, Target.parse("interpreter"))
-    assert not Case(compute, "float").launched(plan, "cpu").problem
+    assert not ComputationCase(compute, "float").launched(plan, "cpu").problem
 
 
 @pytest.mark.parametrize("name", ["layer", "max"])

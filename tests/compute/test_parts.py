@@ -19,7 +19,7 @@ from transconv.compute import Compute, execute, kernels, parse, parted
 from transconv.runtime import build_compute
 from transconv.selection import spread
 from transconv.selection.proposals import heuristics
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 SHORT = {SOFTMAX: ("k", 11, ()), LAYER_NORM: ("h", 5, ("c",)), MOMENTS: ("k", 8, ()),
          BACKWARD: ("k", 3, ())}
@@ -39,7 +39,7 @@ def test_parts_mean_the_same(text: str) -> None:
     whole = parse(text)
     axis, within, late = SHORT[text]
     made = parted(whole, axis, within, late)
-    case = Case(whole, "float")
+    case = ComputationCase(whole, "float")
     for name, answer in execute(made, case.given).items():
         np.testing.assert_allclose(answer.value, case.answers[name].value, rtol=1e-9, atol=1e-9)
     assert parse(str(made)) == replace(made, axes=parse(str(made)).axes)
@@ -143,7 +143,7 @@ def test_names_that_are_taken_already() -> None:
     made = parted(parse(text), "k", 11)
     names = [*(x.name for x in made.axes), *(s.name for s in made.steps[:-1])]
     assert len({*names}) == len(names) and {"k_part", "k_part_", "total_of", "total_of_"} < {*names}
-    case = Case(parse(text), "float")
+    case = ComputationCase(parse(text), "float")
     np.testing.assert_allclose(execute(made, case.given)["Y"].value, case.answers["Y"].value, rtol=1e-9)
     kept = parse("compute kept\n axes m=3 k=8\n read x = s_kept[m, k]\n let s = sum(x; k)\n"
                  "store Y[0] = max(s; m)")

@@ -12,8 +12,8 @@ from transconv.compute import execute, parse
 from transconv.errors import ScheduleError, TensorError
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, tile
+from transconv.selection.candidates import estimated
 from transconv.selection.proposals import heuristics
-from transconv.selection.shortlist import estimated
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
 from transconv.verify.matrix.jobs import job_of

@@ -12,7 +12,7 @@ from transconv.runtime import build_compute
 from transconv.schedule import Schedule, carried, why_not
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 SM90, INTERPRETER = TARGETS["sm_90"], TARGETS["interpreter"]
 ROWS = """compute gradient
@@ -92,7 +92,7 @@ def test_every_pass_and_parts_of_tiles_and_programs(text: str, schedule: str,
 def test_results_in_tritons_interpreter(text: str, schedule: str) -> None:
     plan = build_compute(parse(text), INTERPRETER, Schedule.parse(schedule))
     for data in ("exact", "float"):
-        assert not Case(parse(text), data).launched(plan, "cpu").problem
+        assert not ComputationCase(parse(text), data).launched(plan, "cpu").problem
 
 
 def test_what_cannot_be_left() -> None:
@@ -135,7 +135,7 @@ def test_sums_over_rows_leave_with_them() -> None:
     assert [(w.op, w.view.tensor.name) for w in first.statistics] == [("sum", "dw_kept"), ("sum", "dB")]
     assert {r.view.tensor.name for r in rounded.reads} == {"dw_kept"}
     plan = build_compute(parse(text), INTERPRETER)
-    assert not Case(parse(text), "float").launched(plan, "cpu").problem
+    assert not ComputationCase(parse(text), "float").launched(plan, "cpu").problem
     for size in ("128", "8192"):
         assert kernels(parse(NORM.replace("12", size)))[0].statistics
     for size in ("12", "40000"):

@@ -17,7 +17,7 @@ from transconv.ir import Array
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import TARGETS, detect
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 SIZES = (2, 3, 5, 21)  # of the last dimensions of a result
 ROWS = 17  # of what a gather chooses from
@@ -93,7 +93,7 @@ def wanted(before: str, op: str, reduced: str, given: Arrays) -> Array:
 def case(before: str, op: str, reduced: str, rank: int) -> Compute:
     """The computation, which means what NumPy's function does."""
     compute = parse(text(before, op, reduced, rank))
-    given = Case(compute).given
+    given = ComputationCase(compute).given
     want = wanted(before, op, reduced, given)
     np.testing.assert_array_equal(execute(compute, given)["R"].value, want.reshape(want.shape or (1,)))
     return compute
@@ -115,7 +115,7 @@ def test_in_tritons_interpreter(before: str, op: str, reduced: str) -> None:
     compute = case(before, op, reduced, 2)
     plan = build_compute(compute, TARGETS["interpreter"])
     for data in ("exact", "float"):
-        assert Case(compute, data).launched(plan, "cpu").problem == ""
+        assert ComputationCase(compute, data).launched(plan, "cpu").problem == ""
 
 
 @pytest.mark.gpu
@@ -125,4 +125,4 @@ def test_on_the_device(before: str, op: str, reduced: str, rank: int) -> None:
     compute = case(before, op, reduced, rank)
     plan = build_compute(compute, detect())
     for data in ("exact", "float"):
-        assert Case(compute, data).launched(plan, "cuda").problem == ""
+        assert ComputationCase(compute, data).launched(plan, "cuda").problem == ""

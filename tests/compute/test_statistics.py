@@ -16,7 +16,7 @@ from transconv.schedule import Schedule, finishes, why_not
 from transconv.standalone.reference import lines_of
 from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 SM90 = TARGETS["sm_90"]
 CONV = """compute conv
@@ -45,7 +45,7 @@ LETS = """    let    t = sum(y; n h w)
 def test_they_mean_what_numpy_says() -> None:
     made = parse(NHWC + MOMENTS)
     assert parse(str(made)) == made and kernels(made) == (made,)
-    case = Case(made)
+    case = ComputationCase(made)
     y = execute(made, case.given)["Y"].value.reshape(2, 3, 4, 5, 5)
     np.testing.assert_array_equal(case.answers["M"].value, y.sum((2, 3, 4)))
     squares = ((y - y.mean((2, 3, 4), keepdims=True)) ** 2).sum((2, 3, 4))
@@ -60,7 +60,7 @@ def test_parts_become_the_answer(text: str, schedule: str) -> None:
     """Tiles that end within the result add nothing from beyond its end."""
     plan = build_compute(parse(text), TARGETS["interpreter"], Schedule.parse(schedule))
     for data in ("exact", "float"):
-        assert not Case(parse(text), data).launched(plan, "cpu").problem
+        assert not ComputationCase(parse(text), data).launched(plan, "cpu").problem
 
 
 def test_every_pass_keeps_them() -> None:
@@ -112,7 +112,7 @@ def test_on_the_device(words: str) -> None:
     made = parse(ROLES)
     plan = build_compute(made, target_of(torch.device("cuda")), Schedule.parse(f"{BOXES} {words}"))
     for data in ("exact", "float"):
-        assert not Case(made, data).launched(plan, "cuda").problem
+        assert not ComputationCase(made, data).launched(plan, "cuda").problem
 
 
 def test_reductions_behind_a_product_leave_with_it() -> None:
@@ -122,7 +122,7 @@ def test_reductions_behind_a_product_leave_with_it() -> None:
         ("sum", "M"), ("squares", "v_kept")]
     assert {r.view.tensor.name for r in last.reads} == {"v_kept"}
     plan = build_compute(parse(NHWC + LETS), TARGETS["interpreter"])
-    assert not Case(parse(NHWC + LETS), "float").launched(plan, "cpu").problem
+    assert not ComputationCase(parse(NHWC + LETS), "float").launched(plan, "cpu").problem
 
 
 def test_a_result_that_is_needed_with_them_is_read_again() -> None:
@@ -163,7 +163,7 @@ def test_a_tile_within_a_kept_position_is_reduced() -> None:
 def test_the_first_results_are_checked(text: str) -> None:
     """Statistics are compared with what is stored; one that is wrong is named."""
     made = parse(text)
-    case = Case(made, "float")
+    case = ComputationCase(made, "float")
     tensors = {t.name: torch.from_numpy(case.given.get(t.name, case.answers[t.name].value if t.name in
                                                        case.answers else np.zeros(t.shape)))
                for t in made.tensors}
@@ -203,7 +203,7 @@ def test_a_statistic_that_nothing_stores_is_found(value: str) -> None:
     """Under another name of what is stored, and as a function of it, which is not computed again."""
     named = NHWC.replace("    store ", "    let    t = f32(s)\n    store ")
     made = parse(named + f"    store  M[n, o] sum= {value}\n")
-    tensors = Case(made, "float").tensors("cpu")
+    tensors = ComputationCase(made, "float").tensors("cpu")
     build_compute(made, TARGETS["interpreter"]).run(tensors)
     assert not examine(made, tensors).reason
     tensors["M"].fill_(float("nan"))
@@ -217,7 +217,7 @@ def test_a_file_that_checks_some_points_has_none() -> None:
 
 def test_a_statistic_of_all_points() -> None:
     """One place, of a tensor without dims."""
-    case = Case(parse("""compute whole
+    case = ComputationCase(parse("""compute whole
         tensor X f32 [8, 4]
         tensor W f32 [16, 4]
         axes   m=8 n=16 | k=4

@@ -12,7 +12,7 @@ from transconv.passes import lower
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 SM90 = Target.parse("sm_90")
 INTERPRETER = Target.parse("interpreter")
@@ -102,7 +102,7 @@ def test_tritons_interpreter_agrees(text: str) -> None:
     for schedule in SCHEDULES[text][:2]:
         plan = build_compute(made, INTERPRETER, Schedule.parse(schedule))
         for data in ("exact", "float"):
-            assert not Case(made, data).launched(plan, "cpu").problem
+            assert not ComputationCase(made, data).launched(plan, "cpu").problem
 
 
 def test_a_row_that_fits_is_loaded_once() -> None:

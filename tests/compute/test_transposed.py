@@ -10,13 +10,13 @@ import pytest
 
 from transconv.compute import Axis, Compute, execute, parse, transposed
 from transconv.compute.autodiff.view_inverse import inverse
-from transconv.compute.text.expressions import Scope, expression
+from transconv.compute.text.expressions import ComputeScope, expression
 from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Layout, Tensor, Var, f32, index
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 X = "tensor X f32 [{}]"
 # Text, whether the gradient is read at solved places, and over how many of them.
@@ -50,7 +50,7 @@ def back(made: Compute, of: str = "X", adds: bool = False) -> Compute:
 def holds(made: Compute, gradient: Compute, of: str = "X") -> None:
     """The gradient is the transposed map, tried with random tensors."""
     assert str(parse(str(gradient))) == str(gradient)
-    given, draw = dict(Case(made).given), np.random.default_rng(0)
+    given, draw = dict(ComputationCase(made).given), np.random.default_rng(0)
     y, x = made.c.tensor, next(t for t in made.tensors if t.name == of)
     g, v = draw.standard_normal(y.shape), draw.standard_normal(x.shape)
     got = execute(gradient, given | {"G": g})["dX"].value
@@ -90,7 +90,7 @@ def test_what_tensors_tell_is_added_in_place() -> None:
     source = kernel(gradient)  # sums of 16 bits are f32, and rounded once
     assert "tl.atomic_add(dX_sums" in source and "tl.store(dX " in source
     plan = build_compute(gradient, TARGETS["interpreter"])
-    assert not Case(gradient, "exact").launched(plan, "cpu").problem
+    assert not ComputationCase(gradient, "exact").launched(plan, "cpu").problem
     with pytest.raises(ScheduleError, match="adds to dX_sums in no order"):
         from transconv.compute import Alone
         from transconv.runtime import Plan, build
@@ -137,7 +137,7 @@ def test_drawn_coordinates_are_inverted_or_refused() -> None:
                                 f"({text}) % {n + 2}", f"min({text}, {n + 3})", f"max({text}, {n})",
                                 f"reflect({text}, {n + 2})", f"clamp({text}, {n + 2})"))
         size, places = draw.randint(1, 14), draw.randint(1, 12)
-        e = expression(text, Scope({"i": size}, f32, whole=index))
+        e = expression(text, ComputeScope({"i": size}, f32, whole=index))
         made = inverse(e, Axis("i", size, ""), Var("p"), {Var("p"): places})
         if made is None:
             continue

@@ -16,7 +16,7 @@ from transconv.passes.lowering import naive, tail_masks
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.fuzz.compute_trial import ComputeTrial
 
 SM90 = TARGETS["sm_90"]
@@ -40,7 +40,7 @@ def kernels(compute: Compute, schedule: str | None = None) -> str:
 def in_triton(compute: Compute) -> None:
     plan = build_compute(compute, TARGETS["interpreter"])
     for data in ("exact", "float"):
-        assert Case(compute, data).launched(plan, "cpu").problem == ""
+        assert ComputationCase(compute, data).launched(plan, "cpu").problem == ""
 
 
 @pytest.mark.parametrize("way", PADS)
@@ -250,7 +250,7 @@ def test_concatenations_move_bits(dtype: str) -> None:
     made = parse(CONCAT.format(type=dtype))
     assert ".to(" not in kernels(made, "n.c:16 h.w:16 | fma")
     in_triton(made)
-    tensors = Case(made, "float").tensors("cpu")
+    tensors = ComputationCase(made, "float").tensors("cpu")
     tensors["A"][0, 0], tensors["B"][0, 0] = -0.0, float("nan")
     build_compute(made, TARGETS["interpreter"]).launch(**tensors)
     y = tensors["Y"].float()

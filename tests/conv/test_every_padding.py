@@ -16,7 +16,7 @@ from transconv.compute import execute
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.runtime import build_compute
 from transconv.target import Target
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 SM90 = Target.parse("sm_90")
 Shape = tuple[int, int, int, int, int, int]  # size, kernel, stride, dilation, padding before and behind
@@ -78,7 +78,7 @@ def test_kernels_keep_their_masks(prop: Prop) -> None:
         problem, _ = problem_of(shape)
         for made in computes(problem, prop):
             plan = build_compute(made, SM90)
-            assert not Case(made).interpreted(*[s.kernel for s in plan.steps]).problem, shape
+            assert not ComputationCase(made).interpreted(*[s.kernel for s in plan.steps]).problem, shape
 
 
 @pytest.mark.parametrize("n", [1, 2])

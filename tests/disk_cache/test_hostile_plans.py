@@ -337,15 +337,15 @@ def test_kernels_have_names_of_files(plan_file: Path, name: str) -> None:
 @pytest.mark.parametrize("text", [EVIL, "here_v0.real", "__import__('os')", "here_v0(1)[0]", "x",
                                   "0 or x"])
 def test_an_estimate_is_arithmetic(text: str) -> None:
-    from transconv.cost import Formula
+    from transconv.cost import CostFormula
 
     with pytest.raises(ValueError, match="expected arithmetic"):
-        Formula((), (), text)
+        CostFormula((), (), text)
     with pytest.raises(ValueError, match="expected arithmetic"):
-        Formula((), (("here_v0", text),), "here_v0")
+        CostFormula((), (("here_v0", text),), "here_v0")
     with pytest.raises(ValueError, match="expected arithmetic"):
-        Formula((), ((text, "1"),), "1")
-    assert Formula((), (("here_v0", "(here_c0 * 1e-06)"),), "(here_v0 if here_v0 > 0.5 else 2)").us
+        CostFormula((), ((text, "1"),), "1")
+    assert CostFormula((), (("here_v0", "(here_c0 * 1e-06)"),), "(here_v0 if here_v0 > 0.5 else 2)").us
 
 
 TEXTS = ("mb8ic64ih28oc64oh28kh3ph1 dt=bf16 tag=nhwc", "mb2ic16ih9oc8oh5kh3sh2ph1",

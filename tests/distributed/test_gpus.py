@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 import transconv
 from tests.distributed import cases, processes
-from transconv.distributed.watch import Watch
+from transconv.distributed.watch import EventWatch
 
 SECONDS = 90  # in which the pairs begin cases
 LONGEST = 100  # a pair that is silent for so long has an error
@@ -135,7 +135,7 @@ class Event:
 
 def test_what_does_not_come_is_named_once() -> None:
     now, said = [0.0], list[str]()
-    watch = Watch(said.append, lambda: now[0])
+    watch = EventWatch(said.append, lambda: now[0])
     watch.add(Event(now, 5), "rank 0 could not receive 1 rows from rank 1", 10)
     watch.add(Event(now, 100), "rank 0 could not receive 2 rows from rank 1", 10)
     for now[0] in (4.0, 6.0, 7.9):
@@ -152,7 +152,7 @@ def test_a_lost_device_is_forgotten() -> None:
             raise RuntimeError("CUDA error")
 
     now, said = [9.0], list[str]()
-    watch = Watch(said.append, lambda: now[0])
+    watch = EventWatch(said.append, lambda: now[0])
     watch.add(Lost(), "rank 0 could not receive 1 rows from rank 1", 10)
     watch.look()
     watch.add(Event(now, 100), "rank 0 could not receive 2 rows from rank 1", 10)

@@ -8,21 +8,21 @@ import pytest
 
 from transconv.conv import Prop
 from transconv.distributed.axes import splits
-from transconv.distributed.halo import Line, Rows, exchange, planned, shards
+from transconv.distributed.halo import RowRange, SpatialAxis, exchange, planned, shards
 from transconv.distributed.overlap import apart
 
 
-def drawn(seed: int) -> tuple[Line, int]:
+def drawn(seed: int) -> tuple[SpatialAxis, int]:
     r = random.Random(seed)
     while True:
         k, stride, dilation = r.randint(1, 7), r.randint(1, 5), r.randint(1, 4)
         i, pad, high = r.randint(1, 30), r.randint(0, k * dilation), r.randint(0, k * dilation)
         o = (i + pad + high - dilation * (k - 1) - 1) // stride + 1
         if o >= 1:
-            return Line(i, o, k, stride, dilation, pad), r.choice((1, 2, 3, 5, 40))
+            return SpatialAxis(i, o, k, stride, dilation, pad), r.choice((1, 2, 3, 5, 40))
 
 
-def pairs(line: Line) -> list[tuple[int, int]]:
+def pairs(line: SpatialAxis) -> list[tuple[int, int]]:
     """The positions of src and dst that a tap connects."""
     return [(i, o) for o in range(line.o) for k in range(line.k)
             if 0 <= (i := o * line.stride + k * line.dilation - line.pad) < line.i]
@@ -61,8 +61,8 @@ def test_what_one_sends_another_awaits(seed: int) -> None:
 
 
 def test_shards_are_those_of_dtensor() -> None:
-    assert shards(10, 4) == (Rows(0, 3), Rows(3, 6), Rows(6, 9), Rows(9, 10))
-    assert shards(3, 5) == (Rows(0, 1), Rows(1, 2), Rows(2, 3), Rows(3, 3), Rows(3, 3))
+    assert shards(10, 4) == (RowRange(0, 3), RowRange(3, 6), RowRange(6, 9), RowRange(9, 10))
+    assert shards(3, 5) == (RowRange(0, 1), RowRange(1, 2), RowRange(2, 3), RowRange(3, 3), RowRange(3, 3))
 
 
 def test_axes_that_split_follow_from_the_views() -> None:
@@ -83,7 +83,7 @@ def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
     served = 0
     for seed in range(200):
         line, _ = drawn(seed)
-        line = Line(8 * line.i, line.o + 7 * line.i // line.stride, *(
+        line = SpatialAxis(8 * line.i, line.o + 7 * line.i // line.stride, *(
             line.k, line.stride, line.dilation, line.pad))
         every = pairs(line)
         every = every if prop is Prop.FWD else [pair[::-1] for pair in every]  # (read, made)
@@ -112,8 +112,8 @@ def test_rows_that_are_computed_while_others_travel(prop: Prop) -> None:
 
 def test_rows_that_lie_in_the_padding_alone() -> None:
     """The rows before those that read rows of others may read none at all: nothing is computed apart."""
-    line = Line(55, 59, 1, 2, 4, 31)
-    assert line.needs(Prop.FWD, Rows(15, 16)).size == 0
-    assert line.needs(Prop.FWD, Rows(16, 17)) == Rows(1, 2)
+    line = SpatialAxis(55, 59, 1, 2, 4, 31)
+    assert line.needs(Prop.FWD, RowRange(15, 16)).size == 0
+    assert line.needs(Prop.FWD, RowRange(16, 17)) == RowRange(1, 2)
     own = shards(55, 4)[1]
-    assert own == Rows(14, 28) and apart(line, Prop.FWD, 4, 1) is None
+    assert own == RowRange(14, 28) and apart(line, Prop.FWD, 4, 1) is None

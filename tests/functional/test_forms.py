@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import transconv
 from transconv import functional as ours
 from transconv.functional.calls import call_forms, dispatch, symbolic_bind
-from transconv.functional.calls.route_cache import Route
-from transconv.functional.calls.symbolic_bind import Bound
-from transconv.functional.calls.symbolic_int import Trace, Untraced
+from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.symbolic_bind import BoundCall
+from transconv.functional.calls.symbolic_int import SymbolicTrace, Untraced
 
 CASES: dict[str, Callable[..., Any]] = {
     "softmax": lambda x, c: ours.softmax(x, -1),
@@ -39,7 +39,7 @@ CASES: dict[str, Callable[..., Any]] = {
 }
 
 
-def plain(made: Bound) -> list[Any]:
+def plain(made: BoundCall) -> list[Any]:
     """All that a call is bound to, but for the texts of its sizes."""
     made = replace(made, forward=replace(made.forward, text=""),
                    backward=tuple(replace(s, text="") for s in made.backward))
@@ -51,7 +51,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether each call was of a known form; such a one is bound in both ways. torch computes."""
     found: list[bool] = []
 
-    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> Route:
+    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> FunctionRoute:
         form = call_forms.find(f, tensors, numbers, wanted)
         whole = symbolic_bind.bind(f, tensors, numbers, wanted, True)
         found.append(form is not None)
@@ -62,7 +62,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
             exact = form.exact()
             assert [s.text for s in (exact.forward, *exact.backward)] == [
                 s.text for s in (whole.forward, *whole.backward)]
-        return Route(None, "test", f.name)
+        return FunctionRoute(None, "test", f.name)
 
     monkeypatch.setattr(dispatch, "_made", made)
     call_forms._forms.clear()
@@ -129,7 +129,7 @@ def test_a_new_size_asks_torch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_trace_notes_what_was_asked_and_refuses_what_it_cannot_follow() -> None:
-    trace = Trace()
+    trace = SymbolicTrace()
     a, b = trace.numbers("n", (6, 4))
     made = {"size": (2 * a - b // 3) % 5, "same": a}
     assert a > b and -a < 0 and f"{b}" == "4" and not a - 6

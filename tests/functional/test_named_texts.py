@@ -15,7 +15,7 @@ from transconv import functional as ours
 from transconv.compute import Compute, execute
 from transconv.functional.calls import dispatch, dynamic_sizes, symbolic_bind
 from transconv.functional.calls.compiled_launch import program
-from transconv.functional.calls.route_cache import Route
+from transconv.functional.calls.route_cache import FunctionRoute
 
 MORE: dict[str, Callable[..., Any]] = {
     "std": lambda x, c: ours.std(x, (0, 2), correction=2),
@@ -34,10 +34,10 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The steps that calls are bound to. torch computes."""
     found: list[Any] = []
 
-    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> Route:
+    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> FunctionRoute:
         whole = symbolic_bind.bind(f, tensors, numbers, wanted, True)
         found.extend((whole.forward, *whole.backward))
-        return Route(None, "test", f.name)
+        return FunctionRoute(None, "test", f.name)
     monkeypatch.setattr(dispatch, "_made", made)
     return found
 

@@ -7,13 +7,13 @@ import torch
 
 from transconv import computation
 from transconv.functional import split_norms
-from transconv.functional.calls.symbolic_bind import Bound, bind
+from transconv.functional.calls.symbolic_bind import BoundCall, bind
 from transconv.functional.calls.torch_operators import FUNCTIONS
 
 LAYOUTS = (torch.contiguous_format, torch.channels_last_3d)
 
 
-def by_text(bound: Bound, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+def by_text(bound: BoundCall, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """The results of a text, on tensors as it sees them."""
     given = dict(zip(bound.operands, tensors, strict=True))
     seen = bound.seen

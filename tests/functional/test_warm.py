@@ -20,14 +20,14 @@ from transconv.torch_ops.calls.route import current_device
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Launches that have a start function, as on a GPU: here it interprets the kernel."""
-    start = compiled_launch.Launch.start
+    start = compiled_launch.CompiledLaunch.start
 
-    def begin(self: compiled_launch.Launch, tensors: Any) -> None:
+    def begin(self: compiled_launch.CompiledLaunch, tensors: Any) -> None:
         self.begin = None
         start(self, tensors)
         self.begin, self.device = (lambda *given: begin(self, given)), current_device()
 
-    monkeypatch.setattr(compiled_launch.Launch, "start", begin)
+    monkeypatch.setattr(compiled_launch.CompiledLaunch, "start", begin)
     monkeypatch.setattr(route_cache, "_empty", lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))
     yield

@@ -16,7 +16,7 @@ from tests.gpu import cases as c
 from tests.standalone.alone import load
 from tests.standalone.cases import compute, computed_here, conv, run_alone
 from transconv.runtime import Plan
-from transconv.standalone import Package, files_of, packaged
+from transconv.standalone import PlanPackage, files_of, packaged
 from transconv.target import detect
 
 pytestmark = pytest.mark.gpu
@@ -80,7 +80,7 @@ AHEAD = ("roles", "roles_tf32", "tf32", "split", "packed", "blocked")
 
 
 @pytest.fixture(scope="module")
-def ahead(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Package, Path]]:
+def ahead(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[PlanPackage, Path]]:
     """Packages with their folders of machine code for this chip."""
     if detect().backend not in ("cuda", "hip"):
         pytest.skip("machine code needs a GPU to run on")
@@ -93,7 +93,7 @@ def ahead(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Package, 
     return {name: (p, root / f"{p.name}_{p.target.name}") for name, p in zip(known, packages, strict=True)}
 
 
-def drawn(package: Package, folder: Path) -> dict[str, torch.Tensor]:
+def drawn(package: PlanPackage, folder: Path) -> dict[str, torch.Tensor]:
     """Operands as the file of Python beside the folder draws them."""
     module = load(str(folder.parent / f"{package.name}.py"))
     draw = torch.Generator().manual_seed(3)
@@ -106,7 +106,7 @@ def memory(tensor: torch.Tensor, span: int) -> bytes:
     return bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
-def each(ahead: dict[str, tuple[Package, Path]]) -> Any:
+def each(ahead: dict[str, tuple[PlanPackage, Path]]) -> Any:
     """The packages with operands and what transconv makes of them."""
     for name, (package, folder) in ahead.items():
         given = drawn(package, folder)
@@ -115,7 +115,7 @@ def each(ahead: dict[str, tuple[Package, Path]]) -> Any:
         yield name, package, folder, given, want
 
 
-def test_machine_code_through_ctypes(ahead: dict[str, tuple[Package, Path]]) -> None:
+def test_machine_code_through_ctypes(ahead: dict[str, tuple[PlanPackage, Path]]) -> None:
     """Twice, on a stream of its own and on the current one; the result before holds NaN."""
     for name, package, folder, given, want in each(ahead):
         kernels = load(str(folder / "launch.py")).Kernels(folder)
@@ -132,7 +132,9 @@ def test_machine_code_through_ctypes(ahead: dict[str, tuple[Package, Path]]) -> 
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
-def test_machine_code_from_a_program_in_c(ahead: dict[str, tuple[Package, Path]], tmp_path: Path) -> None:
+def test_machine_code_from_a_program_in_c(
+    ahead: dict[str, tuple[PlanPackage, Path]], tmp_path: Path
+) -> None:
     if detect().backend != "cuda":
         pytest.skip("headers of CUDA come with Triton, those of HIP need ROCm")
     for name, package, folder, given, want in each(ahead):
@@ -150,7 +152,7 @@ def test_machine_code_from_a_program_in_c(ahead: dict[str, tuple[Package, Path]]
         assert out.read_bytes() == memory(want, result.span), name
 
 
-def build(package: Package, folder: Path, program: Path) -> None:
+def build(package: PlanPackage, folder: Path, program: Path) -> None:
     """The example, with the header and the driver that Triton's own launchers are built with."""
     import triton
     from triton.backends.nvidia.driver import libcuda_dirs

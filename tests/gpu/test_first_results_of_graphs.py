@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import transconv
 from transconv.graph import backend, report
-from transconv.graph.lowerings.table import ROWS, Call
+from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.graph.verification import eager_check
 from transconv.torch_ops import stats
 
@@ -39,7 +39,7 @@ def swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have sub take its operands in the other order."""
     right = ROWS[aten.sub.Tensor]
 
-    def swap(call: Call) -> Any:
+    def swap(call: NodeCall) -> Any:
         return right(replace(call, args=(*call.args[1::-1], *call.args[2:])))
     monkeypatch.setitem(ROWS, aten.sub.Tensor, swap)
 
@@ -88,7 +88,7 @@ def test_no_false_alarm(name: str, dtype: torch.dtype) -> None:
 
 def test_further_sizes_do_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     spent: list[float] = []
-    real = eager_check.Watch.difference
+    real = eager_check.WatchedCall.difference
 
     def timed(*given: Any) -> str:
         torch.cuda.synchronize()
@@ -96,7 +96,7 @@ def test_further_sizes_do_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
         found = real(*given)
         spent[-1] += time.perf_counter() - began
         return found
-    monkeypatch.setattr(eager_check.Watch, "difference", timed)
+    monkeypatch.setattr(eager_check.WatchedCall, "difference", timed)
 
     def f(x: Tensor) -> Tensor:
         for _ in range(12):

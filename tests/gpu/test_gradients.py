@@ -16,7 +16,7 @@ from transconv.errors import ComputeError
 from transconv.functional.computation import Computation
 from transconv.runtime import build_compute
 from transconv.target import detect
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 from transconv.verify.draw import compute_texts
 from transconv.verify.slopes import wide
 
@@ -78,7 +78,7 @@ def test_drawn(number: int) -> None:
     for compute in found:
         plan = build_compute(compute, detect())
         for data in ("exact", "float"):
-            problem = Case(compute, data).launched(plan, c.DEVICE).problem
+            problem = ComputationCase(compute, data).launched(plan, c.DEVICE).problem
             assert not problem, f"{problem}\n{compute}"
 
 

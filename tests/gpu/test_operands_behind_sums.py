@@ -13,7 +13,7 @@ from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import detect
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 GLUON = "mma | a=box b=box via=gluon"
 MOMENTS = "    store  M[n, o//8] sum= y\n"
@@ -47,7 +47,7 @@ def test_it_is_exact_to_the_last_bit(way: str) -> None:
         compute = parse(text)
         if why_not(schedule, compute, detect()) is None:
             plan = build_compute(compute, detect(), schedule)
-            assert Case(compute).launched(plan, "cuda").problem == "", (text, str(schedule))
+            assert ComputationCase(compute).launched(plan, "cuda").problem == "", (text, str(schedule))
             launched += 1
     assert launched >= 2
 
@@ -57,7 +57,7 @@ def test_it_is_exact_to_the_last_bit(way: str) -> None:
 def test_many_tiles_again_and_again(words: str) -> None:
     """132 programs with some ten tiles of one or two steps each: what a race would break now and then."""
     compute = parse(layer(4, 32, 256, 96, 96, GATED, kernel=1))
-    case, target = Case(compute), detect()
+    case, target = ComputationCase(compute), detect()
     schedule = Schedule.parse(f"h:4 w:16 o:128 c:16 | {GLUON} c=box behind=box programs=132 {words}")
     plan = build_compute(compute, target, schedule)
     for _ in range(5):

@@ -8,7 +8,7 @@ import pytest
 from transconv.conv import ConvProblem, Prop
 from transconv.schedule import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 ROLE = "mma | a=box b=box via=gluon"
 SUMS = "mb2ic{ic}ih40oc{oc}oh40kh3ph1 dt=f8e4m3:f8e4m3:f32 tag=nhwc math=ieee"
@@ -31,7 +31,7 @@ KERNELS = [
 @pytest.mark.gpu
 @pytest.mark.parametrize(("text", "prop", "schedule"), KERNELS, ids=range(len(KERNELS)))
 def test_sums_of_8_bit_floats(text: str, prop: Prop, schedule: str) -> None:
-    case = Case(ConvProblem.parse(text), prop)
+    case = ProblemCase(ConvProblem.parse(text), prop)
     plan = case.plan(schedule)
     main = next(s for s in plan.steps if s.compute.factors is not None)
     assert why_not(Schedule.parse(schedule), main.compute, plan.target) is None

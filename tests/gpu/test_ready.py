@@ -141,8 +141,8 @@ def test_what_prepare_compiled_starts_without_a_c_compiler() -> None:
     layer = ("import torch, transconv\n"
              "m = torch.nn.Conv2d(64, 64, 3, bias=False).to('cuda', torch.bfloat16)\n"
              "x = torch.randn(4, 64, 21, 21, device='cuda').bfloat16()\n"
-             "from transconv.torch_ops import execute\n"
-             "execute.first_result = lambda *_: None\n"  # which would launch them here
+             "from transconv.torch_ops.calls import lower_call\n"
+             "lower_call.first_result = lambda *_: None\n"  # which would launch them here
              "transconv.prepare(m, x, backward=False, progress=False)\n")
     for code in (layer, text):
         subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=300)

@@ -13,7 +13,7 @@ from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, result_boxes, why_not
 from transconv.target import detect
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 WAYS = ("", "behind=box", "programs=3", "behind=box programs=3", "behind=box programs=3 consumers=2",
         "programs=7 swap=1 consumers=2", "behind=box programs=5 swap=1")
@@ -41,7 +41,7 @@ def test_it_is_exact_to_the_last_bit(way: str) -> None:
         if why_not(schedule, compute, detect()) is None:
             assert len(result_boxes(schedule, compute)) == 2
             plan = build_compute(compute, detect(), schedule)
-            assert Case(compute).launched(plan, "cuda").problem == "", (text, str(schedule))
+            assert ComputationCase(compute).launched(plan, "cuda").problem == "", (text, str(schedule))
             launched += 1
     assert launched >= 2
 
@@ -52,7 +52,7 @@ def test_it_is_exact_to_the_last_bit(way: str) -> None:
 def test_many_tiles_again_and_again(words: str) -> None:
     """132 programs with some ten tiles of one or two steps each."""
     compute = parse(two(4, 32, 256, 96, 96, True))
-    case, target = Case(compute), detect()
+    case, target = ComputationCase(compute), detect()
     schedule = Schedule.parse(f"h:4 w:16 o:128 c:16 | {GLUON} programs=132 {words}")
     plan = build_compute(compute, target, schedule)
     for _ in range(5):

@@ -15,7 +15,7 @@ from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import detect
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 SOFTMAX = """compute softmax
     sizes  N=64 in 1..65535, K=777 in 1..65536
@@ -58,7 +58,7 @@ def compiled_once(compute: Compute) -> None:
     refused = 0  # sizes that the computation allows, and the kernel does not, as it says
     for drawn in sizes.drawn(compute, 20):
         try:
-            judged = Case(compute.at(**drawn)).launched(plan, "cuda")
+            judged = ComputationCase(compute.at(**drawn)).launched(plan, "cuda")
         except TensorError as error:
             assert "the plan requires" in str(error)
             refused += 1
@@ -147,7 +147,7 @@ def test_boxes_of_drawn_sizes(at: int) -> None:
     compute, plan = built(at, detect())
     for drawn in sizes.drawn(compute, 20):
         for _ in range(2):
-            judged = Case(compute.at(**drawn)).launched(plan, "cuda")
+            judged = ComputationCase(compute.at(**drawn)).launched(plan, "cuda")
             assert not judged.problem, (drawn, judged.problem)
     launcher = plan.steps[0].launcher
     assert isinstance(launcher, SizedLauncher) and launcher.compiled == 1
@@ -163,5 +163,5 @@ def test_explicit_kernels_and_boxes_in_steps(text: str, prop: Prop, words: str) 
     assert compute.named is not None
     least = {s.name: s.least for s in compute.named.each}
     for drawn in (least, *sizes.drawn(compute, 12)):
-        judged = Case(compute.at(**drawn)).launched(plan, "cuda")
+        judged = ComputationCase(compute.at(**drawn)).launched(plan, "cuda")
         assert not judged.problem, (drawn, judged.problem)

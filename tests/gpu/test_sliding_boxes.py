@@ -8,7 +8,7 @@ import pytest
 from transconv.conv import ConvProblem, Prop
 from transconv.schedule import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 ROLE = "mma | a=box b=box via=gluon"
 H, D = "order=kw.ic.kh slide=kh", "order=kd.kw.ic.kh slide=kh"
@@ -42,7 +42,7 @@ KERNELS = [
 @pytest.mark.gpu
 @pytest.mark.parametrize(("text", "prop", "schedule"), KERNELS, ids=range(len(KERNELS)))
 def test_steps_that_share_boxes(text: str, prop: Prop, schedule: str) -> None:
-    case = Case(ConvProblem.parse(f"{text} dt=bf16 tag=axb"), prop)
+    case = ProblemCase(ConvProblem.parse(f"{text} dt=bf16 tag=axb"), prop)
     plan = case.plan(schedule)
     assert why_not(Schedule.parse(schedule), plan.steps[0].compute, plan.target) is None
     for data in ("exact", "float"):
@@ -55,7 +55,9 @@ def test_steps_that_share_boxes(text: str, prop: Prop, schedule: str) -> None:
     ("i8", 128, "mul:f32:per_oc+add:s32:common"), ("i8", 64, ""),
     ("f8e4m3:f8e5m2:bf16", 128, "mul:f32:common"), ("f32", 32, "")])
 def test_types_of_all_widths(dtypes: str, wide: int, epilogue: str) -> None:
-    case = Case(ConvProblem.parse(f"mb2ic128ih37oc128oh37kh3ph1 dt={dtypes} tag=axb"), Prop.FWD, epilogue)
+    case = ProblemCase(
+        ConvProblem.parse(f"mb2ic128ih37oc128oh37kh3ph1 dt={dtypes} tag=axb"), Prop.FWD, epilogue
+    )
     plan = case.plan(f"oh:8 ow:16 oc:64 ic:{wide} | {ROLE} {H} swap=1 programs=7 consumers=2 stages=2")
     for data in ("exact", "float"):
         found = case.judge(plan, data)

@@ -11,8 +11,8 @@ import pytest
 from tests import quotients
 from tests.gpu import cases as c
 from transconv.conv import ConvProblem, Prop
-from transconv.verify.case import Case
-from transconv.verify.fuzz.conv_trial import Trial
+from transconv.verify.case import ProblemCase
+from transconv.verify.fuzz.conv_trial import ConvTrial
 from transconv.verify.fuzz.corpus import corpus
 
 pytestmark = pytest.mark.gpu
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 def test_what_failed_once(tmp_path: Path) -> None:
     """All of the corpus, in the workers of a fuzzer."""
-    lines = [str(e.trial) for e in corpus() if isinstance(e.trial, Trial)
+    lines = [str(e.trial) for e in corpus() if isinstance(e.trial, ConvTrial)
              and any(t.bits == 8 for t in e.trial.problem.dtypes)]
     assert len(lines) >= 8
     file = tmp_path / "lines.txt"
@@ -43,7 +43,7 @@ TWO = [
 def test_two_groups_of_warps_transpose(problem: str, words: str) -> None:
     blocks, _, rest = words.partition(" | ")
     schedule = f"{blocks} | mma | a=box b=box | {rest} warps=4 transposers=2 via=gluon"
-    case = Case(ConvProblem.parse(f"{problem} dt=f8e4m3:bf16:f8e5m2 tag=nhwc"), Prop.BWD_W)
+    case = ProblemCase(ConvProblem.parse(f"{problem} dt=f8e4m3:bf16:f8e5m2 tag=nhwc"), Prop.BWD_W)
     plan = case.plan(schedule)
     assert "def odd_transposer" in plan.source
     for data in ("exact", "float"):

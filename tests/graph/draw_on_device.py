@@ -154,14 +154,14 @@ def on_device(options: argparse.Namespace) -> None:
     """Draw graphs for kernels of a device, in processes, until the time is over."""
     from bench.environment import versions, worker_environment
     from transconv import knobs
-    from transconv.tuning.table import Table
-    from transconv.verify.pool import Group, Pool, Task
+    from transconv.tuning.table import CsvTable
+    from transconv.verify.pool import Pool, Task, WorkerTask
 
     if options.device == "cpu":
         knobs.use_interpreter()
     start = "fork" if forked(options.device) else "spawn"
     variables = worker_environment() | ({"TRITON_INTERPRET": "1"} if options.device == "cpu" else {})
-    pool = Pool({"draw": Group("tests.graph.draw_on_device:work", options.processes, variables)},
+    pool = Pool({"draw": WorkerTask("tests.graph.draw_on_device:work", options.processes, variables)},
                 start=start)
     seeds = range(options.seed, options.seed + options.n)
     tasks = [Task("draw", {"seed": seed, "device": options.device}, 120.0) for seed in seeds]
@@ -188,7 +188,7 @@ def on_device(options: argparse.Namespace) -> None:
         f"{name} {s / max(1, right):.2f}" for name, s in spent.items()), flush=True)
     if options.out:
         said = "; ".join(f"{n} x {why}" for why, n in refusals.most_common())
-        table = Table(Path(options.out), COLUMNS, ("seed", "commit"))
+        table = CsvTable(Path(options.out), COLUMNS, ("seed", "commit"))
         table.add({"seed": options.seed, "draws": right + refused + wrong, "passed": right,
                    "failed": wrong, "refused": refused, "kernels": kernels, "reasons": said,
                    "seconds": took, "error": ""} | versions())

@@ -21,7 +21,7 @@ from tests.graph.meant import by_meaning, compare, near
 from transconv.graph import backend, report
 from transconv.graph.fusion.groups import refined
 from transconv.graph.fusion.sized_text import SizedText
-from transconv.graph.sizes import Fraction, Known, Size, divides, packed, same
+from transconv.graph.sizes import Fraction, Known, SymbolicSize, divides, packed, same
 from transconv.ir import Expr, Var, eq
 
 Tensor = torch.Tensor
@@ -107,7 +107,7 @@ def test_training(name: str) -> None:
 LAUNCHED = """
 import torch, transconv
 from tests.graph.networks import Normalized
-from transconv.functional import launches
+from transconv.functional.calls import compiled_launch
 from transconv.graph import backend
 transconv.config.cpu, transconv.config.fallback = "interpret", "error"
 network = Normalized().eval()
@@ -116,7 +116,7 @@ with torch.no_grad():
     for shape in ((2, 8, 4, 6), (3, 8, 5, 7), (2, 8, 9, 3)):
         x = torch.randn(shape)
         torch.testing.assert_close(run(x), network(x), rtol=1e-4, atol=1e-5)
-        assert len(launches._launches) == 2, launches._launches
+        assert len(compiled_launch._launches) == 2, compiled_launch._launches
     x = torch.randn(1, 8, 4, 6)  # torch makes a graph of its own for a size of 1
     torch.testing.assert_close(run(x), network(x), rtol=1e-4, atol=1e-5)
 """
@@ -146,7 +146,7 @@ def test_sizes_that_were_not_assumed() -> None:
     """A slice that ends beyond some sizes, which torch's guards do not tell of."""
     known = Known()
     n = known.made(known.name(9, 2, 2**20))
-    assert isinstance(n, Size) and n > 1 and not known.assumed
+    assert isinstance(n, SymbolicSize) and n > 1 and not known.assumed
     assert min(n, 6) == 6 and len(known.assumed) == 1
     assert not known.why_not({"S0": 7}) and "does not hold" in known.why_not({"S0": 5})
     assert int(n) == 9 and known.why_not({"S0": 10})  # where only a number is possible
@@ -242,7 +242,7 @@ def test_arithmetic() -> None:
     known = Known()
     h, w = (known.made(known.name(n, 2, 2**20)) for n in (20, 16))
     down = (h - 1) // 2 + 1
-    assert isinstance(down, Size) and down.like == 10 and 2 * down == ((h - 1) // 2) * 2 + 2
+    assert isinstance(down, SymbolicSize) and down.like == 10 and 2 * down == ((h - 1) // 2) * 2 + 2
     assert same((h, w, 3), (1 * h, w // 1, 3)) and not same((h,), (w,)) and h != 20
     assert divides(w, h * w * 3) and not divides(h, w) and (h * w * 6) // (w * 2) == h * 3
     assert {h: 1}[h * 1] == 1 and not known.assumed
@@ -252,7 +252,7 @@ def test_arithmetic() -> None:
 def test_no_arithmetic_gives_a_number_of_the_example() -> None:
     known = Known()
     h = known.made(known.name(20, 2, 2**20))
-    assert isinstance(h, Size) and h - 1.0 == h - 1 and 2.0 * h == h * 2  # whole numbers
+    assert isinstance(h, SymbolicSize) and h - 1.0 == h - 1 and 2.0 * h == h * 2  # whole numbers
     for made in (h / 2, 40 / h, h * 0.5, h - 0.5, 1 - h / 3, (h + 0.5) * h):
         assert isinstance(made, Fraction) and "S0" in str(made) and "20" not in str(made)
         assert eval(str(made), {"S0": 7}) == eval(str(made).replace("S0", "7"))

@@ -18,6 +18,7 @@ import transconv
 from tests.graph.meant import Meant, by_meaning
 from transconv.errors import Unsupported
 from transconv.graph import backend
+from transconv.graph.regions import cudagraphs as captured_graphs
 
 
 class Net(nn.Module):
@@ -48,7 +49,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         return run
     monkeypatch.setattr(cudagraph_trees, "cudagraphify_impl", impl)
     monkeypatch.setattr(cudagraphs, "check_for_skip", lambda graph, fixed: None)  # CPU tensors
-    monkeypatch.setattr(cudagraphs, "_why_not", lambda inputs: "")
+    monkeypatch.setattr(captured_graphs, "_why_not", lambda inputs: "")
     return found
 
 

@@ -19,9 +19,9 @@ from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.fusion import epilogue_reductions
 from transconv.graph.regions import region_compiler
-from transconv.runtime import Begun, Question, begin, compiler, estimates, is_ready
+from transconv.runtime import BatchCompile, PlanRequest, begin, compiler, estimates, is_ready
 from transconv.runtime.compilation import async_compile, batch_compile
-from transconv.selection import choice, shortlist
+from transconv.selection import candidates, choice
 from transconv.target import TARGETS
 
 
@@ -66,7 +66,7 @@ def chip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for forget in (
         compiler.forget,
         async_compile.forget,
-        shortlist.forget,
+        candidates.forget,
         compiled_launch._launches.clear,
     ):
         forget()
@@ -210,9 +210,9 @@ def test_processes_choose_and_compile(chip: None, monkeypatch: pytest.MonkeyPatc
     def here(*_: Any, **__: Any) -> None:
         raise AssertionError("this process chooses no schedule, and compiles nothing")
 
-    asked: list[Question] = []
+    asked: list[PlanRequest] = []
 
-    def noted(questions: list[Question]) -> Begun | None:
+    def noted(questions: list[PlanRequest]) -> BatchCompile | None:
         asked.extend(questions)
         return begin(questions)
 

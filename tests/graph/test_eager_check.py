@@ -19,8 +19,8 @@ import transconv
 from tests.graph.meant import by_meaning
 from transconv.functional.calls import compiled_launch
 from transconv.graph import backend, report
-from transconv.graph.fusion.index_ir import Constant
-from transconv.graph.lowerings.table import ROWS, Call
+from transconv.graph.fusion.index_ir import ConstantValue
+from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.graph.regions import region_calls
 from transconv.graph.verification import agreement, eager_check, failing_case
 from transconv.runtime import FirstSizes
@@ -40,21 +40,21 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[warnings.WarningMessa
         yield found
 
 
-def planted(monkeypatch: pytest.MonkeyPatch, target: Any, how: Callable[[Any, Call], Any]) -> None:
+def planted(monkeypatch: pytest.MonkeyPatch, target: Any, how: Callable[[Any, NodeCall], Any]) -> None:
     """Have the row of an operation be another one, made of the right one."""
     right = ROWS[target]
     monkeypatch.setitem(ROWS, target, lambda call: how(right, call))
 
 
-def swapped(right: Any, call: Call) -> Any:
+def swapped(right: Any, call: NodeCall) -> Any:
     return right(replace(call, args=(call.args[1], call.args[0], *call.args[2:])))
 
 
-def dropped(right: Any, call: Call) -> Any:
+def dropped(right: Any, call: NodeCall) -> Any:
     return call.args[0]
 
 
-def of_last(right: Any, call: Call) -> Any:
+def of_last(right: Any, call: NodeCall) -> Any:
     """A reduction over the last dim, not the one that was asked for."""
     return right(replace(call, args=(call.args[0], [1], *call.args[2:])))
 
@@ -119,7 +119,7 @@ def test_a_mistake_of_a_gradient(monkeypatch: pytest.MonkeyPatch,
                                  told: list[warnings.WarningMessage]) -> None:
     """The forward graph is ours still."""
     planted(monkeypatch, aten.mul.Tensor, lambda right, call: right(call) if not isinstance(
-        call.args[1], Constant) else right(replace(call, args=(call.args[0], 3))))
+        call.args[1], ConstantValue) else right(replace(call, args=(call.args[0], 3))))
     run, x = compiled(lambda x: x.sin()), torch.randn(3, 5, requires_grad=True)
     y = torch.randn(3, 5, requires_grad=True)
     planted(monkeypatch, aten.cos.default, dropped)
@@ -135,7 +135,7 @@ def test_a_mistake_of_a_gradient(monkeypatch: pytest.MonkeyPatch,
 def test_a_mistake_of_a_later_size(dynamic: bool | None, monkeypatch: pytest.MonkeyPatch,
                                    told: list[warnings.WarningMessage]) -> None:
     """Right for the first sizes: an example's number is in the text."""
-    def clamped(right: Any, call: Call) -> Any:
+    def clamped(right: Any, call: NodeCall) -> Any:
         made = right(call)
         return ROWS[aten.clamp.default](replace(call, args=(made, None, 6), name="clamp"))
 

@@ -27,19 +27,21 @@ def forward(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> tuple[Te
 
 
 @pytest.fixture
-def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.Launches]:
+def regions(monkeypatch: pytest.MonkeyPatch) -> list[region_calls.RegionLaunches]:
     """The regions that are compiled."""
-    found: list[region_calls.Launches] = []
+    found: list[region_calls.RegionLaunches] = []
     real = region_runner.launches
 
-    def noted(*asked: Any) -> region_calls.Launches:
+    def noted(*asked: Any) -> region_calls.RegionLaunches:
         found.append(real(*asked))
         return found[-1]
     monkeypatch.setattr(region_runner, "launches", noted)
     return found
 
 
-def test_a_training_step(regions: list[region_calls.Launches], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_step(
+    regions: list[region_calls.RegionLaunches], monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = [torch.zeros(32, 64, 56, 56, dtype=SMALL).contiguous(memory_format=LAST),
              torch.zeros(64, 64, 3, 3, dtype=SMALL).contiguous(memory_format=LAST).requires_grad_(),
              *(torch.zeros(64, dtype=SMALL, requires_grad=True) for _ in range(2))]

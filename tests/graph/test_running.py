@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
-from transconv.functional.calls.compiled_launch import Memory, Spaces
+from transconv.functional.calls.compiled_launch import Spaces, TensorMemory
 from transconv.graph.regions import region_calls, region_codegen, region_runner
 
 Tensor = torch.Tensor
@@ -38,12 +38,12 @@ def negative(x: Tensor) -> Tensor:
 def test_inputs_that_lie_otherwise(otherwise: Callable[[Tensor], Tensor],
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     arranged = []
-    arrange = region_calls.Launches.arrange
+    arrange = region_calls.RegionLaunches.arrange
 
-    def counted(self: region_calls.Launches, *given: object) -> None:
+    def counted(self: region_calls.RegionLaunches, *given: object) -> None:
         arranged.append(1)
         arrange(self, *given)  # type: ignore[arg-type]
-    monkeypatch.setattr(region_calls.Launches, "arrange", counted)
+    monkeypatch.setattr(region_calls.RegionLaunches, "arrange", counted)
 
     def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.exp() @ y, y.sin().t()
@@ -102,8 +102,8 @@ def test_launches_share_memory_for_workspaces() -> None:
         alive.append(sum(r() is not None for r in made) - 2)  # those without the operand and the result
 
     pieces: list[Any] = [object() for _ in range(len(needs) + 1)]
-    lines = [region_codegen.Line(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
-                          [Memory((2,), (1,), torch.float32)], {}, [x], spaces)
+    lines = [region_codegen.LaunchLine(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
+                          [TensorMemory((2,), (1,), torch.float32)], {}, [x], spaces)
              for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)]
     run = region_codegen.written(pieces[:1], lines, [(pieces[-1], None)], empty)
     run([empty((2,), (1,), torch.float32)])

@@ -16,7 +16,7 @@ from transconv.conv import ConvProblem, Prop, Surrounded, compiler
 from transconv.graph import decompositions
 from transconv.graph.fusion.fusion_cost import Price
 from transconv.graph.regions.partition import regions
-from transconv.graph.regions.region_compiler import Kernel, launches
+from transconv.graph.regions.region_compiler import RegionKernel, launches
 from transconv.runtime import Plan, ready
 from transconv.selection import shortlist
 from transconv.target import TARGETS
@@ -38,7 +38,7 @@ LAYERS = [
         "mb1ic128id16ih64iw64oc128od16oh64ow64kd3kh3kw3pd1ph1pw1 dt=bf16 tag=ndhwc"))]
 
 
-def kernels(f: Callable[..., Any], *like: Like) -> list[Kernel]:
+def kernels(f: Callable[..., Any], *like: Like) -> list[RegionKernel]:
     """The kernels of a function of tensors of these shapes, strides and types, on an H200."""
     with FakeTensorMode():
         tensors = [torch.empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in like]
@@ -55,7 +55,7 @@ def like(p: ConvProblem, name: str) -> Like:
     return p.shapes[name], strides, getattr(torch, spec.dtype.torch)
 
 
-def layer(p: ConvProblem, prop: Prop, behind: Callable[..., Any] | None = None) -> list[Kernel]:
+def layer(p: ConvProblem, prop: Prop, behind: Callable[..., Any] | None = None) -> list[RegionKernel]:
     """The kernels of a direction."""
     rest = [[*p.stride], [*p.pad_lo], [*p.dilation], False, [0] * p.ndims, p.g]
     back = torch.ops.aten.convolution_backward
@@ -72,7 +72,7 @@ def layer(p: ConvProblem, prop: Prop, behind: Callable[..., Any] | None = None) 
                    *(like(p, name) for name in ("src", "dst", "wei")))
 
 
-def plan(kernel: Kernel) -> Plan:
+def plan(kernel: RegionKernel) -> Plan:
     assert isinstance(kernel.asked, Surrounded)
     return ready(kernel.asked, H200, None, False, Plan, True, "now")
 
@@ -114,7 +114,7 @@ def test_what_a_product_reads_may_be_added_to_it() -> None:
     assert [s.schedule.via for s in plan(kernel).steps] == ["gluon"]
 
 
-def enlarged(channels: int, size: int) -> list[Kernel]:
+def enlarged(channels: int, size: int) -> list[RegionKernel]:
     """A convolution of an image that is twice as large by nearest neighbours."""
     shape, rest = (1, channels, size, size), [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
     strides = (channels * size * size, 1, channels * size, channels)

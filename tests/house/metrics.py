@@ -137,7 +137,8 @@ NO_NOUN = re.compile(r"(ed|en|ing|ly)$|^(behind|apart|ahead|whole|alike|own|such
                      r"out|over|more|less|once|again|back|away|around|late|early|sooner|upright|beside)$")
 NOUNS = frozenset((
     "packing tiling streaming sharding padding indexing folding lowering merging timing tuning pooling "
-    "scheduling reading binding rounding upsampling broadcasting tracing inlining string").split())
+    "scheduling sampling batching reading binding rounding upsampling broadcasting tracing inlining "
+    "string").split())
 
 
 def names_without_noun() -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from tests.outside import F8
 from transconv import ir
 from transconv.backend_triton.emitters import triton
-from transconv.backend_triton.offline.compilation import Job, Resources, compile_offline
+from transconv.backend_triton.offline.compilation import CompileJob, Resources, compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.conv.problem.element_types import results
 from transconv.errors import ProblemError
@@ -119,8 +119,19 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
                         "def moved(x, y):",
                         "    at = tl.arange(0, 128)", "    tl.store(y + at, tl.load(x + at))", ""])
     chip = TARGETS["gfx942"]
-    (found,) = compile_offline([Job(source, "moved", ((short.name, ()), (short.name, ())), chip.name,
-                                    chip.backend, chip.arch, chip.warp_size)])
+    (found,) = compile_offline(
+        [
+            CompileJob(
+                source,
+                "moved",
+                ((short.name, ()), (short.name, ())),
+                chip.name,
+                chip.backend,
+                chip.arch,
+                chip.warp_size,
+            )
+        ]
+    )
     assert isinstance(found, Resources), found
 
 

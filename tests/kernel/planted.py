@@ -25,19 +25,39 @@ def _zero_for_maxima(rows: Any) -> Any:
 
 
 BUGS = (
-    Bug("the mask of a second operand is dropped", "elementwise.joined",
-        lambda f: lambda *m: f(*m[:1]), True),
-    Bug("the neutral element of maxima is 0", "reductions.REDUCERS", _zero_for_maxima),
-    Bug("what is assigned does not become active", "tile_elements.either", lambda f: lambda a, b: a),
-    Bug("lanes beyond the end of a tile are stored", "arrays.ends", lambda f: lambda shape: (), True),
-    Bug("sums take inactive elements for 0", "building.Building.is_zero", lambda f: lambda *x: True,
-        True),
-    Bug("the mask of one branch holds behind both", "carrying.begun",
-        lambda f: lambda *x: f(*x[:5])),
-    Bug("a loop without iterations leaves what it would have added", "blocks.afterwards",
-        lambda f: lambda held, never: f(held, None), first=300),
-    Bug("the inner ends of a product take part", "products.ends", lambda f: lambda shape: ()),
-    Bug("branches of work-items ignore the one around", "assignments.joined",
-        lambda f: lambda *m: f(*m[-1:])),
-    Bug("a reduction of nothing is active", "reductions.at_first", lambda f: lambda *x: ()),
+    Bug(
+        "the mask of a second operand is dropped",
+        "tiles.elementwise.joined",
+        lambda f: lambda *m: f(*m[:1]),
+        True,
+    ),
+    Bug("the neutral element of maxima is 0", "tiles.reductions.REDUCERS", _zero_for_maxima),
+    Bug("what is assigned does not become active", "tiles.tile_elements.either", lambda f: lambda a, b: a),
+    Bug(
+        "lanes beyond the end of a tile are stored", "tiles.arrays.ends", lambda f: lambda shape: (), True
+    ),
+    Bug(
+        "sums take inactive elements for 0",
+        "tiles.kernel_builder.Building.is_zero",
+        lambda f: lambda *x: True,
+        True,
+    ),
+    Bug(
+        "the mask of one branch holds behind both",
+        "frontend.carried_names.begun",
+        lambda f: lambda *x: f(*x[:5]),
+    ),
+    Bug(
+        "a loop without iterations leaves what it would have added",
+        "frontend.blocks.afterwards",
+        lambda f: lambda held, never: f(held, None),
+        first=300,
+    ),
+    Bug("the inner ends of a product take part", "tiles.products.ends", lambda f: lambda shape: ()),
+    Bug(
+        "branches of work-items ignore the one around",
+        "frontend.assignments.joined",
+        lambda f: lambda *m: f(*m[-1:]),
+    ),
+    Bug("a reduction of nothing is active", "tiles.reductions.at_first", lambda f: lambda *x: ()),
 )

@@ -15,7 +15,7 @@ import pytest
 
 from tests.kernel.planted import BUGS, Bug
 from transconv.__main__ import main
-from transconv.backend_triton import Job, Resources, compile_offline
+from transconv.backend_triton import CompileJob, Resources, compile_offline
 from transconv.errors import ProblemError
 from transconv.kernel.functions import FUNCTIONS
 from transconv.kernel_trials import KERNELS, KernelTrial
@@ -94,7 +94,7 @@ def test_a_branch_around_an_addition_of_one_thread_is_right(tmp_path: Path) -> N
     trial, target = KernelTrial.parse(FAILED_ONCE[-1]), Target.parse("sm_90")
     low = loaded(trial.kernel(), tmp_path).lower(trial.launch, *trial.made().values(), target=target)
     assert low.kernel.sizes is not None
-    job = Job(low.source, low.kernel.name, tuple((t.dtype.name, ()) for t in low.kernel.params),
+    job = CompileJob(low.source, low.kernel.name, tuple((t.dtype.name, ()) for t in low.kernel.params),
               target.name, target.backend, target.arch, target.warp_size, 1, low.num_stages, ("sass",),
               sizes=len(low.kernel.sizes.names), fuse=False)
     (found,) = compile_offline([job])
@@ -176,8 +176,8 @@ def test_a_trial_is_the_same_in_another_process() -> None:
 
 
 def plant(bug: Bug, patch: pytest.MonkeyPatch) -> None:
-    module, *names = bug.where.split(".")
-    owner = importlib.import_module(f"transconv.kernel.{module}")
+    folder, module, *names = bug.where.split(".")
+    owner = importlib.import_module(f"transconv.kernel.{folder}.{module}")
     for name in names[:-1]:
         owner = getattr(owner, name)
     patch.setattr(owner, names[-1], bug.made(getattr(owner, names[-1])))

@@ -10,9 +10,9 @@ import pytest
 from tests.kernel import function_cases as f
 from tests.kernel.cases import floats, out
 from transconv.kernel import (
-    Asked,
     Builder,
     Group,
+    IntrinsicArgument,
     KernelError,
     ScopeError,
     SubGroup,
@@ -74,7 +74,7 @@ def test_a_function_of_its_own() -> None:
     assert "@triton.jit\ndef gate_f32(x0, x1):\n    value = tanh(x0)\n" in text.replace("t = ", "value = ")
 
 
-asked: list[tuple[Asked, ...]] = []
+asked: list[tuple[IntrinsicArgument, ...]] = []
 
 
 def queried(x, y, n, Z):
@@ -96,8 +96,14 @@ def queries(group, X, Y):
 def test_what_an_intrinsic_is_told() -> None:
     asked.clear()
     queries.lower(Group(10, 4), floats(10), out(10), target="sm_90")
-    assert asked == [(Asked("tile", "float16", (4,), masked=True), Asked("number", "int"),
-                      Asked("number", "int", value=3), Asked("array", "float32", (None,)))]
+    assert asked == [
+        (
+            IntrinsicArgument("tile", "float16", (4,), masked=True),
+            IntrinsicArgument("number", "int"),
+            IntrinsicArgument("number", "int", value=3),
+            IntrinsicArgument("array", "float32", (None,)),
+        )
+    ]
 
 
 def test_a_body_of_another_scope() -> None:

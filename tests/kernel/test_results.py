@@ -14,7 +14,7 @@ from tests.kernel.cases import Case, floats
 from tests.kernel.test_engines import interpreted as interpreted_by
 from transconv.errors import KernelError
 from transconv.kernel import Buffer, Group, kernel, uniform
-from transconv.kernel.launch.launcher import Launches
+from transconv.kernel.launch.launcher import KernelLaunches
 from transconv.kernel.sizes import C, M, N
 
 interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1",
@@ -91,7 +91,7 @@ def test_what_is_remembered_of_a_call() -> None:
 def test_a_known_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a call like one before is started with what it left out."""
     x, z = torch.from_numpy(X), torch.from_numpy(Z)
-    launches, started = Launches(distances), []
+    launches, started = KernelLaunches(distances), []
     key = (x.dtype, x.shape, x.stride(), x.device, z.dtype, z.shape, z.stride(), z.device)
     launches.recipes[key] = distances.recipe((x, z), distances.asked((x, z), {}))
     launches.calls[key] = lambda args: started.append(args) or True

@@ -12,7 +12,7 @@ import pytest
 
 from tests.kernel.cases import Case, floats, out
 from tests.kernel.test_engines import copies, interpreted
-from transconv.backend_triton import Job, Resources, compile_offline
+from transconv.backend_triton import CompileJob, Resources, compile_offline
 from transconv.ir import multiply_add
 from transconv.kernel import Group, kernel
 from transconv.target import Target
@@ -134,8 +134,20 @@ def fused(function, *given) -> int:
     chip = Target.parse("sm_90")
     low = function.lower(Group(N, 64), *given, target=chip)
     params = tuple((t.dtype.name, ()) for t in low.kernel.params)
-    job = Job(low.source, low.kernel.name, params, chip.name, chip.backend, chip.arch, chip.warp_size,
-              low.warps, low.num_stages, ("sass",), sizes=len(low.kernel.sizes.names), fuse=False)
+    job = CompileJob(
+        low.source,
+        low.kernel.name,
+        params,
+        chip.name,
+        chip.backend,
+        chip.arch,
+        chip.warp_size,
+        low.warps,
+        low.num_stages,
+        ("sass",),
+        sizes=len(low.kernel.sizes.names),
+        fuse=False,
+    )
     (found,) = compile_offline([job])
     assert isinstance(found, Resources), found
     return found.texts["sass"].count("FFMA")

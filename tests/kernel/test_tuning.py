@@ -15,7 +15,7 @@ from transconv.backend_triton import Miscompiled, SizedLauncher
 from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, kernel
 from transconv.kernel.launch import tuned_choices, tuning
-from transconv.kernel.launch.tuned_choices import Found, Words
+from transconv.kernel.launch.tuned_choices import LaunchWords, TunedChoice
 from transconv.kernel.launch.tuning import search
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/scaled_rows.py")
@@ -33,16 +33,16 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_timed", lambda clock, run, words, arrays: seconds(words))
 
 
-def seconds(words: Words) -> float:
+def seconds(words: LaunchWords) -> float:
     """8 rows are best, with 4 warps and 2 stages."""
     rows = dict(words.numbers).get("ROWS", 4)
     return 10.0 + abs(rows - 8) + abs((words.warps or 1) - 4) + abs((words.stages or 3) - 2)
 
 
 def test_the_search_finds_the_fastest_that_is_right() -> None:
-    tried: list[Words] = []
+    tried: list[LaunchWords] = []
 
-    def run(words: Words, arrays: dict[str, Any]) -> None:
+    def run(words: LaunchWords, arrays: dict[str, Any]) -> None:
         tried.append(words)
         if words.warps == 4:
             raise KernelError("too many warps")
@@ -51,11 +51,11 @@ def test_the_search_finds_the_fastest_that_is_right() -> None:
     offered = {"ROWS": (4, 2, 8), "warps": (1, 2, 4), "stages": (3, 2, 1)}
     arrays = {"Y": torch.zeros(4)}
     found = search(run, arrays, offered, 60.0, 100)
-    assert found.words == Words(2, None, (("ROWS", 8),)) and found.us < found.before_us == 18.0
+    assert found.words == LaunchWords(2, None, (("ROWS", 8),)) and found.us < found.before_us == 18.0
     assert len(tried) == len({*tried}) == found.tried + 1 and not arrays["Y"].any()
     assert search(run, arrays, offered, 60.0, 3).tried == 3
     assert not search(run, arrays, offered, 0.0, 9).tried
-    assert search(run, arrays, {}, 60.0, 9) == Found(Words(), 18.0, 18.0, 0)
+    assert search(run, arrays, {}, 60.0, 9) == TunedChoice(LaunchWords(), 18.0, 18.0, 0)
 
 
 def given(m: int = 12, n: int = 20) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ def test_what_is_found_is_kept_for_calls_of_this_kind() -> None:
     before = [a.copy() for a in given()]
     arrays = given()
     found = of.tune(*arrays, 2, trials=6)
-    assert found.words == Words(4, None, (("ROWS", 8),))
+    assert found.words == LaunchWords(4, None, (("ROWS", 8),))
     assert all(np.array_equal(a, b) for a, b in zip(arrays, before, strict=True))
     new = KernelFunction(of.python, work_shape=of.work_shape, group_shape=of.group_shape)  # a new process
     told = new.explain(*given(9, 25), 2)

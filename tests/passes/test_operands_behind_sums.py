@@ -25,7 +25,7 @@ from transconv.passes import pipeline
 from transconv.passes.lowering.launch_fusion import together
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, told_behind, why_not
-from transconv.verify.computation import Case, after_every_pass
+from transconv.verify.computation import ComputationCase, after_every_pass
 
 GLUON = "mma | a=box b=box via=gluon behind=box"
 RESIDUAL = "    read   r = R[n, o, h, w]\n    let    y = s + f32(r)\n"
@@ -176,7 +176,7 @@ class Without(ir.Mutator):
 def test_the_interpreter_finds_what_is_missing(name: str, func: str, barrier: str, says: str) -> None:
     text, schedule = CASES[name]
     made = Without(func, barrier).mutate(kernel(text, schedule))
-    case = Case(parse(text))
+    case = ComputationCase(parse(text))
     with pytest.raises(InterpError, match=says):
         for _ in range(3):
             case.interpreted(made)

@@ -13,7 +13,7 @@ from tests.test_explicit import ROLE, answer
 from transconv import ir
 from transconv.__main__ import main
 from transconv.backend_triton import SizedLauncher
-from transconv.conv import Compiled, ConvWorkload, Epilogue, compiler, marked
+from transconv.conv import CompiledDirection, ConvWorkload, Epilogue, compiler, marked
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.cost import AtSizes
 from transconv.ir.rules.verifier import verify
@@ -88,7 +88,7 @@ def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest
     plain, names = marked(f"{text} dt=f16 tag=axb")
     like = ConvProblem.parse(plain)
     work = ConvWorkload(like, BWD_D, Epilogue(), names)
-    plan, run = (runtime_compiler.build(work, t, Schedule.parse(schedule), None, False, Compiled)
+    plan, run = (runtime_compiler.build(work, t, Schedule.parse(schedule), None, False, CompiledDirection)
                  for t in (SM90, executable(SM90, "cpu")))
     assert [s.does for s in plan.steps].count("compute") == 1
     kernel, stride = plan.steps[-1].kernel, like.stride[0]
@@ -112,14 +112,14 @@ def test_positions_that_are_written_out_stay_apart() -> None:
     plain, names = marked(f"{TILES[1][0]} dt=f16 tag=axb")
     work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
     schedule = Schedule.parse("mb.qh:4 qw:2 g:16 | fma | regs=qw")
-    assert len(runtime_compiler.build(work, SM90, schedule, None, False, Compiled).steps) == 4
+    assert len(runtime_compiler.build(work, SM90, schedule, None, False, CompiledDirection).steps) == 4
 
 
 def test_a_launch_has_the_programs_of_all_phases() -> None:
     """And its estimate counts the launch once."""
     plain, names = marked(f"{TILES[0][0]} dt=f16 tag=axb")
     work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
-    plan = runtime_compiler.build(work, SM90, Schedule.parse(TILES[0][1]), None, False, Compiled)
+    plan = runtime_compiler.build(work, SM90, Schedule.parse(TILES[0][1]), None, False, CompiledDirection)
     (step,) = plan.steps
     assert isinstance(step.launcher, SizedLauncher)
     for mb, h, w in ((1, 2, 2), (3, 7, 10), (16, 224, 225)):
@@ -138,7 +138,7 @@ def names_of(work: ConvWorkload) -> tuple[str, ...]:
     return named.names
 
 
-def launched(plan: Compiled, p: ConvProblem, values: dict[str, np.ndarray]) -> np.ndarray:
+def launched(plan: CompiledDirection, p: ConvProblem, values: dict[str, np.ndarray]) -> np.ndarray:
     """The result of a plan in Triton's interpreter."""
     given = {n: torch.from_numpy(v).half().contiguous(memory_format=torch.channels_last)
              for n, v in values.items()}
@@ -205,7 +205,7 @@ def test_sizes_are_arguments_of_one_launch(share: str, words: str) -> None:
     plain, names = marked(f"mb5?ic16ih16?{share}oc32oh8kh3sh2ph1 dt=f16 tag=axb")
     work = ConvWorkload(ConvProblem.parse(plain), BWD_D, Epilogue(), names)
     schedule = Schedule.parse(f"qh:8 qw:8 ic:16 oc:16 | {ROLE} {words}")
-    plan = runtime_compiler.build(work, SM90, schedule, None, False, Compiled)
+    plan = runtime_compiler.build(work, SM90, schedule, None, False, CompiledDirection)
     (step,) = plan.steps
     assert ir.Kernel.parse(str(step.kernel)) is step.kernel
     assert plan.required is not None and plan.required.names == ("MB", "IH", "IW")

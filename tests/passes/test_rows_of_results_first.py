@@ -9,7 +9,7 @@ from transconv.compute import Compute
 from transconv.conv import ConvProblem, Epilogue, Prop, any_size, computes, marked
 from transconv.ir import Const, FloorDiv, Kernel, Lane, Mod, Var, index
 from transconv.passes import lower
-from transconv.passes.warp_spec.axis_info import Run, run_of, steps_of
+from transconv.passes.warp_spec.axis_info import LaneRun, run_of, steps_of
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import Target
@@ -37,16 +37,16 @@ def turns(compute: Compute, words: str) -> bool:
 
 
 @pytest.mark.parametrize("e, run, step", [
-    (PLACE, Run(1, 128), 1),
-    (Mod(PLACE, Const(56, index)), Run(1, 8), 1),
-    (Mod(PLACE, Const(49, index)), Run(1, 1), 1),
-    (FloorDiv(PLACE, Const(56, index)), Run(8, 1), None),
-    (Mod(PLACE, SIZE), Run(1, 1), 1),
-    (SIZE * 7 + N * SIZE + Mod(PLACE, Const(4, index)) * 2, Run(1, 1), 2),
-    (FloorDiv(PLACE, Const(8, index)) * 56 + Mod(PLACE, Const(8, index)), Run(1, 8), 1),
-    (AT - M, Run(1, 1), None),
+    (PLACE, LaneRun(1, 128), 1),
+    (Mod(PLACE, Const(56, index)), LaneRun(1, 8), 1),
+    (Mod(PLACE, Const(49, index)), LaneRun(1, 1), 1),
+    (FloorDiv(PLACE, Const(56, index)), LaneRun(8, 1), None),
+    (Mod(PLACE, SIZE), LaneRun(1, 1), 1),
+    (SIZE * 7 + N * SIZE + Mod(PLACE, Const(4, index)) * 2, LaneRun(1, 1), 2),
+    (FloorDiv(PLACE, Const(8, index)) * 56 + Mod(PLACE, Const(8, index)), LaneRun(1, 8), 1),
+    (AT - M, LaneRun(1, 1), None),
 ])
-def test_what_is_seen_of_neighbours(e: object, run: Run, step: int | None) -> None:
+def test_what_is_seen_of_neighbours(e: object, run: LaneRun, step: int | None) -> None:
     at = Var("place", index)
     assert run_of(at, M, {at: e}) == run and steps_of(at, {at: e}).get(M) == step
 

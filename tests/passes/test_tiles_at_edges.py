@@ -16,7 +16,7 @@ from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 SM90 = Target.parse("sm_90")
 PLANE = "g8mb2?ic8ih9?oc8oh9kh3ph1 dt=f16 tag=nhwc"
@@ -65,7 +65,7 @@ def test_tiles_inside_and_at_edges(text: str, prop: Prop, words: str) -> None:
     assert compute.named is not None
     least = {s.name: s.least for s in compute.named.each}
     for drawn in (least, *sizes.drawn(compute, 2), least | {"IW": 12}, least | {"IW": 21}):
-        case = Case(compute.at(**drawn))
+        case = ComputationCase(compute.at(**drawn))
         assert not case.interpreted(*[s.kernel.at(drawn) for s in plan.steps]).problem, drawn
 
 
@@ -74,7 +74,7 @@ def test_tiles_at_an_edge_that_are_taken_for_others_are_found(monkeypatch: pytes
     compute, plan = built.__wrapped__(*KERNELS[0])
     given = {"MB": 2, "IH": 9, "IW": 9}
     with pytest.raises(InterpError, match=r"offset \d+ of src is not in"):
-        Case(compute.at(**given)).interpreted(*[s.kernel.at(given) for s in plan.steps])
+        ComputationCase(compute.at(**given)).interpreted(*[s.kernel.at(given) for s in plan.steps])
 
 
 def test_kernels_of_given_sizes_have_one_text() -> None:

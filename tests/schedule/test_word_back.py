@@ -11,7 +11,7 @@ from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
 from transconv.verify import any_size as sizes
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 SM90 = Target.parse("sm_90")
 ROWS = """compute centred
@@ -45,7 +45,7 @@ def test_every_program_has_its_blocks(text: str, words: str) -> None:
         kernel = build_compute(compute, SM90, schedule).steps[0].kernel
         assert "from_last" in str(kernel) or "- (pid" in str(kernel)
         for drawn in sizes.drawn(compute, 3) if names else [{}]:
-            judged = Case(compute.at(**drawn) if drawn else compute).interpreted(
+            judged = ComputationCase(compute.at(**drawn) if drawn else compute).interpreted(
                 kernel.at(drawn) if drawn else kernel)
             assert not judged.problem, judged.problem
 

@@ -14,7 +14,7 @@ from transconv.schedule import Schedule, why_not
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS, Target
 from transconv.verify import any_size
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 SM90 = Target.parse("sm_90")
 H200 = replace(TARGETS["sm_90"], bandwidth_gbs=4800.0, l2_bytes=60 << 20)
@@ -48,7 +48,7 @@ def test_every_element_is_in_each_sweep(text: str, words: str) -> None:
     compute = parse(text)
     made = build_compute(compute, SM90, Schedule.parse(words)).steps[0].kernel
     for drawn in any_size.drawn(compute, 3) if text is SIZED else [{}]:
-        judged = Case(compute.at(**drawn) if drawn else compute).interpreted(
+        judged = ComputationCase(compute.at(**drawn) if drawn else compute).interpreted(
             made.at(drawn) if drawn else made)
         assert not judged.problem, judged.problem
 

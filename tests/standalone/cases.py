@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import transconv
-from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, build
+from transconv.conv import CompiledDirection, ConvProblem, Epilogue, Prop, build
 from transconv.runtime import Plan, operands
 from transconv.schedule import Schedule
 from transconv.target import Target
@@ -20,7 +20,7 @@ ALONE = Path(__file__).with_name("alone.py")
 
 
 def conv(text: str, prop: str, schedule: str = "", epilogue: str = "",
-         target: str = "interpreter") -> Compiled:
+         target: str = "interpreter") -> CompiledDirection:
     return build(ConvProblem.parse(text), Prop(prop), Target.parse(target),
                  Schedule.parse(schedule) if schedule else None, Epilogue.parse(epilogue))
 

@@ -11,7 +11,7 @@ import pytest
 
 from transconv import standalone
 from transconv.__main__ import main
-from transconv.backend_triton import Job, Resources
+from transconv.backend_triton import CompileJob, Resources
 from transconv.standalone import folder, machine_code
 
 ROOT = Path(__file__).parent.parent.parent
@@ -99,7 +99,7 @@ def test_an_empty_folder_and_a_link_are_written_into(tmp_path: Path) -> None:
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def compiled(jobs: Sequence[Job], *_: object) -> list[Resources]:
+def compiled(jobs: Sequence[CompileJob], *_: object) -> list[Resources]:
     """In place of the compiler, which has its own tests."""
     launch = {"num_warps": 4, "num_ctas": 1, "global_scratch_size": 0}
     return [Resources(j.function, j.target, 1, 0, 0, {}, False, (), 0.0, code=b"code", launch=launch)

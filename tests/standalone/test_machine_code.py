@@ -114,7 +114,7 @@ def test_the_launcher_in_python_passes_it(folders: dict[str, Path],
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     steps = about(folders["split"])["steps"]
     driver.sizes = [[SIZES[x["kind"]] for x in s["passed"]] for s in steps]
-    kernels = launch.Kernels(folders["split"])
+    kernels = launch.LoadedKernels(folders["split"])
     kernels(src=0x1000, wei=0x2000, dst=0x3000, stream=5)
     numbers = [[int.from_bytes(x, "little") for x in given] for given in driver.passed]
     assert numbers == [[0x1000, 0x3000, 1 << 20, 0, 0], [1 << 20, 0x2000, 0, 0]]
@@ -133,7 +133,7 @@ def test_maps_of_tensors_are_encoded(folders: dict[str, Path], monkeypatch: pyte
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     step = about(folders["roles"])["steps"][0]
     driver.sizes = [[SIZES[x["kind"]] for x in step["passed"]]]
-    launch.Kernels(folders["roles"])(src=0x1000, wei=0x2000, dst=0x3000, bia=0x4000)
+    launch.LoadedKernels(folders["roles"])(src=0x1000, wei=0x2000, dst=0x3000, bia=0x4000)
     maps = [given for name, given in driver.calls if name == "cuTensorMapEncodeTiled"]
     assert [m[3].value for m in maps] == [0x1000, 0x2000, 0x3000]
     assert all(m[0].value % 64 == 0 and m[1].value == 6 for m in maps)  # of float16

@@ -182,7 +182,7 @@ def test_a_kernel_that_a_process_found_wrong_is_not_used(processes: Processes) -
                              "reason": "spilt", "keep": False}]})
     for _, done in others:
         done({"kernels": 1})
-    assert plans.verdicts.is_wrong(step.digest)
+    assert plans.check_records.is_wrong(step.digest)
     right(y, x, w)
 
 

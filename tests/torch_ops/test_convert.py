@@ -259,25 +259,26 @@ def test_use_is_for_one_thread() -> None:
 
 THREADS = """
 import threading, torch, transconv
-from transconv.torch_ops import execute, originals
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.conversion import aten_convolutions
 
 other = threading.Event()
 thread = threading.Thread(target=other.wait, daemon=True)
 thread.start()
 with transconv.use(("cpu",)):
-    kept = originals.ORIGINALS["cpu"]
-assert originals.ORIGINALS["cpu"] is kept
+    kept = aten_convolutions.ORIGINALS["cpu"]
+assert aten_convolutions.ORIGINALS["cpu"] is kept
 x = torch.randn(1, 1, 4, 4)
 torch.conv2d(x, x)
 with transconv.use(("cpu",)):
-    assert originals.ORIGINALS["cpu"] is kept
+    assert aten_convolutions.ORIGINALS["cpu"] is kept
     torch.conv2d(x, x)
 assert transconv.stats().total == 1
 other.set()
 thread.join()
 with transconv.use(("cpu",)):
     pass
-assert not originals.ORIGINALS
+assert not aten_convolutions.ORIGINALS
 """
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -120,7 +119,7 @@ def test_a_first_call_does_little(launched: Launched) -> None:
             call()
         finally:
             sys.setprofile(None)
-        rooms = {Path(name).parent.name for name in seen if "/transconv/" in name}
+        rooms = {name.split("/transconv/")[1].split("/")[0] for name in seen if "/transconv/" in name}
         assert rooms <= {"torch_ops", "runtime", "backend_triton"}, rooms
         ours = [name for name in seen if "/transconv/" in name or name.startswith("<string>")]
         assert 10 < len(ours) <= most, (len(ours), ours)

@@ -143,7 +143,7 @@ def test_one_gradient_does_not_take_the_turn_of_the_other(machine: Machine,
     def never(*_: object) -> None:
         raise Unsupported("sizes:refused")
 
-    monkeypatch.setattr(select_impl._Call, "of_any_size", never)  # none stands in
+    monkeypatch.setattr(select_impl._SelectedCall, "of_any_size", never)  # none stands in
     step()
     machine.finish()
     monkeypatch.setattr(async_compile, "PAUSE_S", 1000.0)

@@ -6,13 +6,19 @@ import pytest
 
 from transconv import knobs
 from transconv.conv import ConvProblem, Prop
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.judgement import Judgement
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
 
 def judged(problem: str, prop: str, words: str, numpy: bool, mode: str = "exact") -> Judgement:
-    case = Case(ConvProblem.parse(problem), Prop(prop), words, "cpu", bia="f32" if "bias" in words else "",
-                numpy=numpy)
+    case = ProblemCase(
+        ConvProblem.parse(problem),
+        Prop(prop),
+        words,
+        "cpu",
+        bia="f32" if "bias" in words else "",
+        numpy=numpy,
+    )
     return case.judge(case.plan(), mode, 3)

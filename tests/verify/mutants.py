@@ -63,7 +63,7 @@ SUBJECTS = (
     Subject("transconv.runtime.check_records", "digest", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.check_records", "variant", _keys("kernels_and_verdicts")),
     Subject("transconv.runtime.steps", "kernel_name", _keys("kernels_and_verdicts")),
-    Subject("transconv.selection.shortlist", "_key",
+    Subject("transconv.selection.candidates", "_key",
             _keys("shortlists", "shortlists_where_rows_were_tuned")),
     Subject("transconv.disk_cache.records", "Drawer.path", _keys("records")),
     Subject("transconv.disk_cache.records", "_checksum", _keys("records")),

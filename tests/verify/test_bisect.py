@@ -30,9 +30,9 @@ from transconv.simplify import Facts, fixpoint, simplify
 from transconv.target.records import TARGETS
 from transconv.verify.bisect import emitted_kernel, stage_search
 from transconv.verify.bisect.direct_sums import meaning
-from transconv.verify.bisect.points import Points
+from transconv.verify.bisect.points import AssignedPoints
 from transconv.verify.bisect.problem_shrinker import PRODUCTS, products, shrunk
-from transconv.verify.bisect.replay import NAMES, Question, as_targets_divide, differing
+from transconv.verify.bisect.replay import NAMES, ReplayedDirection, as_targets_divide, differing
 from transconv.verify.bisect.rewrite_rules import Unsound, audited
 from transconv.verify.bisect.stage_search import blame
 
@@ -40,9 +40,16 @@ SM90 = TARGETS["sm_90"]
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def question(text: str, prop: Prop = Prop.FWD, schedule: str = "", epilogue: str = "") -> Question:
-    return Question(ConvProblem.parse(text), prop, SM90, Schedule.parse(schedule) if schedule else None,
-                    Epilogue.parse(epilogue))
+def question(
+    text: str, prop: Prop = Prop.FWD, schedule: str = "", epilogue: str = ""
+) -> ReplayedDirection:
+    return ReplayedDirection(
+        ConvProblem.parse(text),
+        prop,
+        SM90,
+        Schedule.parse(schedule) if schedule else None,
+        Epilogue.parse(epilogue),
+    )
 
 
 # -- what is right ---------------------------------------------------------------------------------
@@ -130,7 +137,7 @@ def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
 @FEW
 @given(problems(), st.sampled_from(list(Prop)))
 def test_the_meaning_of_a_compute(p: ConvProblem, prop: Prop) -> None:
-    asked = Question(p, prop, SM90, None, Epilogue())
+    asked = ReplayedDirection(p, prop, SM90, None, Epilogue())
     asked.fill(1)
     computes = [a for a, _ in asked.steps() if not any(x.role == "part" for x in a.axes)]
     made = meaning(asked, computes)
@@ -237,12 +244,12 @@ def test_points_are_those_that_the_facts_allow() -> None:
     a, b, c = Var("a"), Var("b"), Var("c")
     facts = (Facts().with_range(a, -2, 7).with_multiple(a, 3).assume(a + b < 4)
              .with_range(b - c, 0, 2).with_range(Var("other"), 0, 1))
-    points = Points.draw((a,), facts, np.random.default_rng(0))
+    points = AssignedPoints.draw((a,), facts, np.random.default_rng(0))
     assert points is not None and set(points.at) == {a, b, c}  # what bears on it is drawn with it
     x, y, z = (points.at[v] for v in (a, b, c))
     assert set(x) == {0, 3, 6} and (x + y < 4).all() and ((0 <= y - z) & (y - z <= 2)).all()
     none = facts.assume(a > 100)
-    assert Points.draw((a,), none, np.random.default_rng(0)) is None
+    assert AssignedPoints.draw((a,), none, np.random.default_rng(0)) is None
 
 
 def test_the_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.matrix.jobs import job_of
 
 COPIES = [
@@ -30,8 +30,14 @@ COPIES = [
 def test_gradients_are_summed_along_copies(problem: str, prop: str, schedule: str) -> None:
     """What is summed is innermost in copies, where the asynchronous unit reads 8 bits; without copies
     tiles are transposed on their way."""
-    case = Case(ConvProblem.parse(f"{problem} tag=nhwc"), Prop(prop), "", "cpu", target=TARGETS["sm_90"],
-                numpy=True)
+    case = ProblemCase(
+        ConvProblem.parse(f"{problem} tag=nhwc"),
+        Prop(prop),
+        "",
+        "cpu",
+        target=TARGETS["sm_90"],
+        numpy=True,
+    )
     plan = case.plan(schedule)
     assert case.judge(plan, "exact", 1).reason == "" and "warpgroup_mma" in plan.source
     assert "transposer" not in plan.source
@@ -59,8 +65,14 @@ TURNED = [
                                                                       enumerate(TURNED)])
 def test_bytes_are_transposed_in_shared_memory(problem: str, prop: str, schedule: str) -> None:
     tag = "nhwc:hwio:nhwc" if prop == "fwd" else "nhwc"
-    case = Case(ConvProblem.parse(f"{problem} tag={tag}"), Prop(prop), "", "cpu", target=TARGETS["sm_90"],
-                numpy=True)
+    case = ProblemCase(
+        ConvProblem.parse(f"{problem} tag={tag}"),
+        Prop(prop),
+        "",
+        "cpu",
+        target=TARGETS["sm_90"],
+        numpy=True,
+    )
     plan = case.plan(schedule)
     two = "transposers=2" in schedule
     assert case.judge(plan, "exact", 1).reason == ""
@@ -96,13 +108,19 @@ WIDENED = [
 
 @pytest.mark.parametrize(("problem", "prop", "schedule"), WIDENED, ids=[w[1] for w in WIDENED])
 def test_copies_hold_floats_of_8_bits_as_f16(problem: str, prop: str, schedule: str) -> None:
-    case = Case(ConvProblem.parse(f"{problem} tag=nhwc"), Prop(prop), "", "cpu", target=TARGETS["sm_90"],
-                numpy=True)
+    case = ProblemCase(
+        ConvProblem.parse(f"{problem} tag=nhwc"),
+        Prop(prop),
+        "",
+        "cpu",
+        target=TARGETS["sm_90"],
+        numpy=True,
+    )
     plan = case.plan(schedule)
     assert {str(t.dtype) for t in plan.workspaces.values() if "packed" in t.name} == {"f16"}
     assert case.judge(plan, "exact", 1).reason == ""
     bytes_ = ConvProblem.parse("mb2ic64ih8oc64oh8kh3ph1 dt=s32:s8:s8 tag=nhwc")
-    integers = Case(bytes_, Prop.BWD_D, "", "cpu", target=TARGETS["sm_90"])
+    integers = ProblemCase(bytes_, Prop.BWD_D, "", "cpu", target=TARGETS["sm_90"])
     with pytest.raises(ScheduleError, match="holds i8, no floats of 8 bits"):
         integers.plan("ih:8 iw:8 ic:64 oc:64 | mma | pack=a.b.f16 stages=4 warps=4")
 
@@ -117,8 +135,14 @@ REGISTERS = [
 @pytest.mark.parametrize(("problem", "prop", "schedule"), REGISTERS, ids=[r[1] for r in REGISTERS])
 def test_floats_of_8_bits_become_f16_in_registers(problem: str, prop: str, schedule: str) -> None:
     """Without copies, and without a part of the sum that moves to f32."""
-    case = Case(ConvProblem.parse(f"{problem} tag=nhwc"), Prop(prop), "", "cpu", target=TARGETS["sm_90"],
-                numpy=True)
+    case = ProblemCase(
+        ConvProblem.parse(f"{problem} tag=nhwc"),
+        Prop(prop),
+        "",
+        "cpu",
+        target=TARGETS["sm_90"],
+        numpy=True,
+    )
     plan = case.plan(schedule)
     assert not any("packed" in t.name for t in plan.workspaces.values())
     assert "tl.dot(wide_" in plan.source and "imprecise" not in plan.source
@@ -131,7 +155,7 @@ def test_floats_of_8_bits_become_f16_in_registers(problem: str, prop: str, sched
         direction = prop if "s8" not in line else "bwd_d"
         given = words if direction == prop else REGISTERS[1][2]
         with pytest.raises(ScheduleError, match=reason):
-            Case(ConvProblem.parse(f"{line} tag=nhwc"), Prop(direction), "", "cpu",
+            ProblemCase(ConvProblem.parse(f"{line} tag=nhwc"), Prop(direction), "", "cpu",
                  target=TARGETS["sm_90"]).plan(given)
 
 

@@ -11,7 +11,7 @@ from transconv.errors import ScheduleError
 from transconv.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.data import allocate, fill
 from transconv.verify.matrix.jobs import job_of
 
@@ -22,7 +22,7 @@ BOXES = "oh:8 ow:8 oc:64 ic:64 | mma | a=box b=box swap=1 via=gluon stages=4 war
     ("s8:s8:s8", "zero:src+bias+relu"), ("f8e4m3:f8e5m2:bf16", "")])
 def test_explicit_kernels(types: str, words: str) -> None:
     problem = ConvProblem.parse(f"mb1ic64ih16oc64oh16kh3ph1 dt={types} tag=nhwc")
-    case = Case(problem, Prop.FWD, words, "cpu", target=TARGETS["sm_90"], numpy=True,
+    case = ProblemCase(problem, Prop.FWD, words, "cpu", target=TARGETS["sm_90"], numpy=True,
                 bia="f32" if words else "")
     assert case.judge(case.plan(BOXES), "exact", 1).reason == ""
 
@@ -31,7 +31,7 @@ def test_explicit_kernels(types: str, words: str) -> None:
 def test_every_number_of_8_bits_is_multiplied(types: str) -> None:
     """Shifted to what matrix units take, also the smallest and the largest one: operands have all."""
     problem = ConvProblem.parse(f"mb2ic32ih8oc32oh8kh3ph1 dt={types}")
-    case = Case(problem, Prop.FWD, "", "cpu", target=TARGETS["sm_80"], numpy=True)
+    case = ProblemCase(problem, Prop.FWD, "", "cpu", target=TARGETS["sm_80"], numpy=True)
     plan = case.plan("mb.oh.ow:64 oc:32 ic:32 | mma | stages=2 warps=4")
     assert "near_" in plan.source
     assert case.judge(plan, "exact", 1).reason == ""
@@ -44,7 +44,7 @@ def test_every_number_of_8_bits_is_multiplied(types: str) -> None:
 
 def test_merged_groups_share_a_scale() -> None:
     problem = ConvProblem.parse("g8mb2ic64ih4oc64oh4kh3ph1 dt=s8:s8:s8 tag=nhwc")
-    case = Case(problem, Prop.FWD, "mul:f32:per_oc+add:s32:common", "cpu", target=TARGETS["sm_90"],
+    case = ProblemCase(problem, Prop.FWD, "mul:f32:per_oc+add:s32:common", "cpu", target=TARGETS["sm_90"],
                 numpy=True)
     plan = case.plan("mb:2 oh:4 ow:4 oc:32 ic:32 | mma | merge=4 stages=4 warps=4")
     assert case.judge(plan, "exact", 1).reason == ""
@@ -83,4 +83,4 @@ def test_what_other_chips_multiply_with(target: str, types: str, word: str) -> N
 ])
 def test_refused_explicit_kernels(problem: str, prop: str, reason: str) -> None:
     with pytest.raises(ScheduleError, match=reason):
-        Case(ConvProblem.parse(problem), Prop(prop), "", "cpu", target=TARGETS["sm_90"]).plan(BOXES)
+        ProblemCase(ConvProblem.parse(problem), Prop(prop), "", "cpu", target=TARGETS["sm_90"]).plan(BOXES)

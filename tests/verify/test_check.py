@@ -16,13 +16,13 @@ from tests.verify import planted
 from transconv import knobs, runtime
 from transconv.__main__ import main
 from transconv.cli import check as verb
-from transconv.conv import Compiled, ConvWorkload, compiler
+from transconv.conv import CompiledDirection, ConvWorkload, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
 from transconv.verify.benchdnn import run
 from transconv.verify.benchdnn.report import COUNTED
 from transconv.verify.benchdnn.run import work
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 pytestmark = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 Output = pytest.CaptureFixture[str]
@@ -58,7 +58,7 @@ def test_what_pads_a_result_is_checked(capsys: Output, monkeypatch: pytest.Monke
     words = ("--dir=FWD_D", "--dtag=nChw16c", "mb1ic4ih5oc17oh5kh3ph1")
     _, counts = told(capsys, *words)
     assert counts["PASSED"] == 1
-    monkeypatch.setattr(Compiled, "_clear_padding", lambda *_: None)
+    monkeypatch.setattr(CompiledDirection, "_clear_padding", lambda *_: None)
     lines, counts = told(capsys, *words, code=1)
     assert counts["FAILED"] == 1 and "what pads the result is not 0" in " ".join(lines)
 
@@ -202,18 +202,18 @@ def test_a_planted_bug_fails_and_its_line_repeats_it(capsys: Output, bug: plante
 def test_every_schedule_is_checked_and_the_failing_ones_are_named(
         capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of five schedules stores nothing: its line has its schedule, and the others pass."""
-    honest = Case.launch
+    honest = ProblemCase.launch
     words = ("--dir=FWD_D", "--dt=f16", "--tag=axb", "--target=sm_90", "--data=exact", SMALL)
-    proposed = list(Case(ConvProblem.parse(f"{SMALL} dt=f16 tag=axb"), Prop.FWD).choices(5))
+    proposed = list(ProblemCase(ConvProblem.parse(f"{SMALL} dt=f16 tag=axb"), Prop.FWD).choices(5))
     assert len({texts[0] for texts in proposed}) == 5
     seen: list[str] = []
 
-    def launch(case: Case, compiled: Compiled) -> None:
+    def launch(case: ProblemCase, compiled: CompiledDirection) -> None:
         seen.append(str(compiled.schedule))
         if len(seen) != 4:
             honest(case, compiled)
 
-    monkeypatch.setattr(Case, "launch", launch)
+    monkeypatch.setattr(ProblemCase, "launch", launch)
     lines, _ = told(capsys, "--configs=5", *words, code=1)
     assert len(seen) == 6 and len(set(seen)) == 5  # the user's plan is the first candidate
     assert "1 of 6 schedules fail, the first: exact: 100 of 100 elements are wrong" in lines[0]
@@ -224,33 +224,33 @@ def test_every_schedule_is_checked_and_the_failing_ones_are_named(
 
 def damaged(monkeypatch: pytest.MonkeyPatch, damage: Any) -> None:
     """Do something to a case after every launch."""
-    honest = Case.launch
+    honest = ProblemCase.launch
 
-    def launch(case: Case, compiled: Compiled) -> None:
+    def launch(case: ProblemCase, compiled: CompiledDirection) -> None:
         honest(case, compiled)
         damage(case)
 
-    monkeypatch.setattr(Case, "launch", launch)
+    monkeypatch.setattr(ProblemCase, "launch", launch)
 
 
-def _before(case: Case) -> None:
+def _before(case: ProblemCase) -> None:
     case.tensors["dst"].memory[case.tensors["dst"].start - 1] = 0.0
 
 
-def _behind(case: Case) -> None:
+def _behind(case: ProblemCase) -> None:
     tensor = case.tensors["dst"]
     tensor.memory[tensor.start + tensor.layout.span] = float("nan")
 
 
-def _between(case: Case) -> None:
+def _between(case: ProblemCase) -> None:
     case.tensors["dst"].memory[case.tensors["dst"].start + 1] = 1.0
 
 
-def _operand(case: Case) -> None:
+def _operand(case: ProblemCase) -> None:
     case.tensors["wei"].view[1, 1, 1, 1] += 1
 
 
-def _bias(case: Case) -> None:
+def _bias(case: ProblemCase) -> None:
     case.beside["bia"].memory[0] = 0.0
 
 
@@ -267,7 +267,7 @@ def test_a_write_outside_fails(capsys: Output, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_what_is_not_written_shows(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Case, "launch", lambda *_: None)
+    monkeypatch.setattr(ProblemCase, "launch", lambda *_: None)
     for words in (["--data=exact"], ["--data=float"], ["--mode=B"]):
         lines, _ = told(capsys, *words, SMALL, code=1)
         assert "100 of 100 elements are wrong" in lines[0] or "100 elements are NaN" in lines[0]
@@ -276,7 +276,7 @@ def test_what_is_not_written_shows(capsys: Output, monkeypatch: pytest.MonkeyPat
 def test_runs_that_differ_fail(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
 
-    def drift(case: Case) -> None:
+    def drift(case: ProblemCase) -> None:
         times.append(0)
         case.tensors["dst"].view[0, 0, 0, 0] = len(times)
 
@@ -310,10 +310,10 @@ def test_zeros_that_strides_leave_are_trusted() -> None:
 
 def test_kernels_known_to_be_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong kernel that the check of first results would replace is still a failure here."""
-    def proven(case: Case) -> None:
+    def proven(case: ProblemCase) -> None:
         raise Unsupported("miscompiled", "8 plans gave wrong results")
 
-    monkeypatch.setattr(Case, "proven", proven)
+    monkeypatch.setattr(ProblemCase, "proven", proven)
     row = work(SMALL, "fwd")
     assert (row["status"], row["cause"]) == ("FAILED", "miscompiled")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from transconv.errors import ProblemError
-from transconv.verify.benchdnn.requests import OPTIONS, Driver, Request
+from transconv.verify.benchdnn.requests import OPTIONS, BenchdnnRequest, Driver
 
 A, B = "mb3ic4ih5oc4oh3kh3", "ic4iw5oc4ow3kw3"
 
@@ -106,4 +106,6 @@ def test_a_mistake_in_a_nested_file_says_file_and_line(tmp_path: Path) -> None:
 
 
 def test_a_request_compares_by_what_it_asks() -> None:
-    assert Request(A, (("dt", "f16"),), where="a:1") == Request(A, (("dt", "f16"),), where="b:2")
+    assert BenchdnnRequest(A, (("dt", "f16"),), where="a:1") == BenchdnnRequest(
+        A, (("dt", "f16"),), where="b:2"
+    )

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.verify.benchdnn.attributes import Refused
+from transconv.verify.benchdnn.attributes import RefusedRequest
 from transconv.verify.benchdnn.depthwise_post_op import apart
-from transconv.verify.benchdnn.job import Job, job_of, spaced
+from transconv.verify.benchdnn.job import BenchdnnJob, job_of, spaced
 from transconv.verify.benchdnn.requests import Driver
 
 P = "mb1ic8ih6oc16oh6kh3ph1"
 
 
-def job(*words: str) -> Job:
+def job(*words: str) -> BenchdnnJob:
     request, = Driver().requests([*words, P] if not words or words[-1].startswith("--") else words)
     return job_of(request)
 
 
 def test_the_default_is_a_forward_with_bias_in_f32() -> None:
-    assert job() == Job(f"{P} math=ieee", "fwd", "bias", "f32")
+    assert job() == BenchdnnJob(f"{P} math=ieee", "fwd", "bias", "f32")
 
 
 @pytest.mark.parametrize(("words", "problem", "prop", "epilogue", "bia"), [
@@ -78,7 +78,7 @@ def test_unimplemented(words: list[str], reason: str) -> None:
     if not reason:
         assert job(*words).problem == "g2ic4ih6oc8oh4kh3 tag=nchw:hwio:nchw math=ieee"
         return
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedRequest) as refused:
         job(*words)
     assert refused.value.status == "UNIMPLEMENTED"
     assert reason in refused.value.reason
@@ -121,7 +121,7 @@ def test_unimplemented(words: list[str], reason: str) -> None:
     (["--stag=aBx16b", "--strided=rows"], "a blocked layout has no strides"),
 ])
 def test_invalid_arguments(words: list[str], reason: str) -> None:
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RefusedRequest) as refused:
         job(*words)
     assert refused.value.status == "INVALID_ARGUMENTS"
     assert reason in refused.value.reason
@@ -139,7 +139,7 @@ def test_strides_of_each_tensor() -> None:
     assert made.dst.layout.strides() == (1000, 36, 6, 1)
     grouped = job("--strides=:40x20x10x3x1:", "g2ic4ih6oc4oh4kh3")
     assert ConvProblem.parse(grouped.problem).wei.layout.strides() == (20, 10, 3, 1)
-    with pytest.raises(Refused, match="groups are not one after another"):
+    with pytest.raises(RefusedRequest, match="groups are not one after another"):
         job("--strides=:41x20x10x3x1:", "g2ic4ih6oc4oh4kh3")
 
 
@@ -174,7 +174,7 @@ def test_a_depthwise_convolution_behind_is_a_problem_of_its_own(words: list[str]
     request = next(Driver().requests([*words, "ic4ih6oc8oh4kh3"]))
     made = [*apart(request)]
     if not problems:
-        with pytest.raises(Refused, match="expected one dw"):
+        with pytest.raises(RefusedRequest, match="expected one dw"):
             job_of(made[0])
         return
     assert [(str(ConvProblem.parse(j.problem)), j.epilogue) for j in map(job_of, made)] == [

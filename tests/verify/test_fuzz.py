@@ -30,7 +30,7 @@ from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify.draw import conv_problems, legal_schedules
 from transconv.verify.fuzz import main_loop, trial_run
-from transconv.verify.fuzz.conv_trial import Trial, draw_trial
+from transconv.verify.fuzz.conv_trial import ConvTrial, draw_trial
 from transconv.verify.fuzz.corpus import Entry, corpus, read
 from transconv.verify.fuzz.shrinker import shrink, simpler
 from transconv.verify.fuzz.tally import Tally
@@ -42,7 +42,7 @@ RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
 
 
 @cache
-def drawn_trials() -> list[Trial]:
+def drawn_trials() -> list[ConvTrial]:
     return [draw_trial("tests", n) for n in range(110)]
 
 
@@ -90,12 +90,12 @@ def test_a_trial_is_the_same_in_another_process() -> None:
 def test_passes_that_are_gone_are_read_in_older_lines() -> None:
     """And nothing else that is no pass."""
     line = "--dir=FWD_D --dt=f16:f16:f16 --target=sm_90 --passes={} mb1ic3ih5oc4oh5kh3ph1"
-    old = Trial.parse(line.format("-tidy,-cse,+strength"))
-    assert old == Trial.parse(line.format("-cse")) and old.passes == (("cse", False),)
-    assert Trial.parse(line.format("+strength")) == Trial.parse(line.replace("--passes={} ", ""))
+    old = ConvTrial.parse(line.format("-tidy,-cse,+strength"))
+    assert old == ConvTrial.parse(line.format("-cse")) and old.passes == (("cse", False),)
+    assert ConvTrial.parse(line.format("+strength")) == ConvTrial.parse(line.replace("--passes={} ", ""))
     for word in ("+bogus", "-cse,-narrow", "cse"):
         with pytest.raises(ProblemError, match="--passes=.*; expected"):
-            Trial.parse(line.format(word))
+            ConvTrial.parse(line.format(word))
 
 
 @pytest.mark.every(2)
@@ -120,19 +120,19 @@ def test_a_kernel_is_the_same_in_another_process(passes: str) -> None:
 def test_lines_read_back() -> None:
     for trial in drawn_trials():
         line = str(trial)
-        assert Trial.parse(line) == trial and str(Trial.parse(line)) == line
+        assert ConvTrial.parse(line) == trial and str(ConvTrial.parse(line)) == line
         assert all(c.isalnum() or c in "-_=+:.,@() " for c in line)
 
 
 def test_what_lines_must_say() -> None:
     with pytest.raises(ProblemError, match="--speed=3"):
-        Trial.parse("--speed=3 ic8ih5oc8oh5kh3ph1")
+        ConvTrial.parse("--speed=3 ic8ih5oc8oh5kh3ph1")
     with pytest.raises(ProblemError, match="BWD_WB"):
-        Trial.parse("--dir=BWD_WB ic8ih5oc8oh5kh3ph1")
+        ConvTrial.parse("--dir=BWD_WB ic8ih5oc8oh5kh3ph1")
     with pytest.raises(ProblemError, match="2 shapes"):
-        Trial.parse("ic8ih5oc8oh5kh3ph1 ic8ih5oc8oh5kh3ph1")
+        ConvTrial.parse("ic8ih5oc8oh5kh3ph1 ic8ih5oc8oh5kh3ph1")
     with pytest.raises(ScheduleError):
-        Trial.parse("--config=oh.ow:16+fast=1 ic8ih5oc8oh5kh3ph1")
+        ConvTrial.parse("--config=oh.ow:16+fast=1 ic8ih5oc8oh5kh3ph1")
 
 
 def test_everything_is_drawn() -> None:
@@ -210,7 +210,7 @@ def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.Monke
     """A wrong element, one that is not written, a write before, after, between, or to an operand."""
     honest = trial_run._judged
 
-    def tampered(trial: Trial, compiled: object, tensors: dict[str, object], data: str) -> object:
+    def tampered(trial: ConvTrial, compiled: object, tensors: dict[str, object], data: str) -> object:
         dst, src = tensors["dst"], tensors["src"]
         if what == "value":
             dst.view[0, 1, 2, 3] += 1  # type: ignore[attr-defined]
@@ -247,13 +247,13 @@ def test_shrinking_keeps_what_fails() -> None:
     p = simple.problem
     assert p.k == (3,) and (p.mb, p.ic, p.oc, p.g) == (1, 1, 1, 1) and p.o == (1,)
     assert not simple.epilogue and not simple.passes and not simple.shift and asked <= 1500 + 16
-    assert Trial.parse(str(simple)) == simple
+    assert ConvTrial.parse(str(simple)) == simple
 
 
 def test_simpler_trials_are_trials() -> None:
     for trial in drawn_trials()[:6]:
         for simple in simpler(trial):
-            assert Trial.parse(str(simple)) == simple != trial
+            assert ConvTrial.parse(str(simple)) == simple != trial
 
 
 def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch,
@@ -261,7 +261,7 @@ def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatc
                                                  tmp_path: Path) -> None:
     """Forked workers inherit a planted bug: every weight gradient is wrong."""
     monkeypatch.setattr(trial_run, "work", _planted)
-    plan = main_loop.Plan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
+    plan = main_loop.FuzzPlan(8, seed="planted", jobs=2, interpreted=True, known=False, shrunk=1, share=0)
     monkeypatch.setattr(main_loop.knobs, "use_interpreter", lambda: None)
     assert main_loop.fuzz(plan, tmp_path / "out.json") == 1
     told = json.loads((tmp_path / "out.json").read_text())
@@ -269,7 +269,7 @@ def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatc
     assert set(told["counts"]["device"]) == {"none"}  # nothing was launched
     bad = told["not good"]
     assert told["asked"] == 8 and bad and all("--dir=BWD_W" in r["line"] for r in bad)
-    simple = Trial.parse(bad[0]["shrunk"])
+    simple = ConvTrial.parse(bad[0]["shrunk"])
     assert simple.prop is Prop.BWD_W and simple.problem.ndims == 1 and simple.problem.macs_padded <= 4
     assert f"--line='{bad[0]['line']}'" in capsys.readouterr().out
     assert sum(sum(c.values()) for c in told["counts"]["dtype"].values()) == 8
@@ -278,7 +278,7 @@ def test_a_pass_that_is_wrong_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatc
 def _planted(**asked: object) -> dict[str, object]:
     """Every weight gradient is wrong."""
     line = str(asked.get("line") or draw_trial(asked["seed"], asked["number"]))  # type: ignore
-    trial = Trial.parse(line)
+    trial = ConvTrial.parse(line)
     wrong = trial.prop is Prop.BWD_W
     return {"line": line, "facts": trial.facts, "way": "numpy", "seconds": 0.0,
             "status": "failed" if wrong else "passed", "reason": "wrong" if wrong else ""}
@@ -294,7 +294,7 @@ def test_a_lost_worker_costs_its_trial_alone(how: str, monkeypatch: pytest.Monke
         return _planted(**asked) | {"status": "passed"}
 
     monkeypatch.setattr(trial_run, "work", lost)
-    plan = main_loop.Plan(6, seed="lost", jobs=2, interpreted=True, known=False, shrunk=0, limit_s=3.0)
+    plan = main_loop.FuzzPlan(6, seed="lost", jobs=2, interpreted=True, known=False, shrunk=0, limit_s=3.0)
     tally = main_loop.Campaign(plan).run()
     assert tally.statuses == {"passed": 5, how: 1}
     assert tally.bad[0]["line"] == str(draw_trial("lost", 2))
@@ -306,7 +306,7 @@ def test_no_trial_starts_after_the_time(monkeypatch: pytest.MonkeyPatch) -> None
         return _planted(**asked) | {"status": "passed"}
 
     monkeypatch.setattr(trial_run, "work", slow)
-    tally = main_loop.Campaign(main_loop.Plan(1000, jobs=1, known=False, budget_s=3.0)).run()
+    tally = main_loop.Campaign(main_loop.FuzzPlan(1000, jobs=1, known=False, budget_s=3.0)).run()
     assert 1 <= tally.asked < 20 and tally.next(0) == tally.asked
 
 
@@ -327,12 +327,12 @@ def test_a_run_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch, tmp_
     asked = {"jobs": 2, "interpreted": True, "known": False, "share": 0}
     path = tmp_path / "out.json"
     before = signal.getsignal(signal.SIGTERM)
-    assert main_loop.fuzz(main_loop.Plan(9, seed="first", **asked), path) == 143  # type: ignore[arg-type]
+    assert main_loop.fuzz(main_loop.FuzzPlan(9, seed="first", **asked), path) == 143  # type: ignore[arg-type]
     assert signal.getsignal(signal.SIGTERM) is before
     told = json.loads(path.read_text())
     assert told["next"] == 5 and told["asked"] >= 5 and told["statuses"] == {"passed": told["asked"]}
     assert "go on with --seed first --first 5" in capsys.readouterr().out
-    rest = main_loop.Plan(4, seed="second", first=told["next"], **asked)  # type: ignore[arg-type]
+    rest = main_loop.FuzzPlan(4, seed="second", first=told["next"], **asked)  # type: ignore[arg-type]
     assert main_loop.fuzz(rest, path) == 0
     told = json.loads(path.read_text())
     assert (told["first"], told["next"], told["asked"]) == (5, 9, 4)
@@ -363,7 +363,7 @@ def test_files_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "some.txt"
     path.write_text(f"# why\n\n{RIGHT}  # and more\n{RIGHT} --fast=1\n")
     entries = read(path)
-    assert next(entries) == Entry("some.txt:3", Trial.parse(RIGHT))
+    assert next(entries) == Entry("some.txt:3", ConvTrial.parse(RIGHT))
     with pytest.raises(ProblemError, match=r"some\.txt:4.*--fast=1"):
         next(entries)
 
@@ -375,8 +375,8 @@ def test_strange_strides_are_said() -> None:
     kinds = set()
     for _ in range(60):
         layouts = [conv_problems.layout(rng, s.dtype, p.shapes[n], n != "dst") for n, s in p.specs.items()]
-        trial = Trial(p.with_layout(layouts), Prop.FWD)
-        assert Trial.parse(str(trial)) == trial
+        trial = ConvTrial(p.with_layout(layouts), Prop.FWD)
+        assert ConvTrial.parse(str(trial)) == trial
         kinds |= {word for word in trial.facts["layout"].split("+")}
     assert kinds == {"nchw", "nhwc", "blocked", "gaps", "repeated", "order"}
 
@@ -416,7 +416,7 @@ def test_every_family_of_kernels_is_right(entry: Entry) -> None:
 
 def test_schedules_of_products_with_bytes_are_those_of_the_product() -> None:
     """Not of the sums that are subtracted from it, which have other axes."""
-    trial = Trial.parse("--dt=u8:u8:i32 --epilogue=zero:src mb2ic16ih7oc16oh7kh3ph1")
+    trial = ConvTrial.parse("--dt=u8:u8:i32 --epilogue=zero:src mb2ic16ih7oc16oh7kh3ph1")
     assert [c.name for c in trial.computes] == ["fwd"]
     for seed in range(20):
         drawn = legal_schedules.schedule(random.Random(seed), trial.computes, trial.chip)
@@ -440,18 +440,18 @@ def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: p
     assert work(line=RIGHT, sets=3)["problems"] == 1  # nothing but its operands could differ
     wide = QUANTISED.replace("s8:s8:s8", "s8:s8:f32").replace("zero:src+", "")
     assert work(line=wide, sets=3)["problems"] == 1  # a result that neither rounds nor saturates
-    first, second = (trial_run._filled(Trial.parse(line), 7, "exact") for line in (
+    first, second = (trial_run._filled(ConvTrial.parse(line), 7, "exact") for line in (
         QUANTISED, QUANTISED.replace("--dt", "--values=1 --dt")))
     assert all(not torch.equal(first[n].view, second[n].view) for n in first if n != "dst")
     honest = trial_run._interpreted
 
-    def wrong(trial: Trial, *rest: Any) -> dict[str, Any]:
+    def wrong(trial: ConvTrial, *rest: Any) -> dict[str, Any]:
         found = honest(trial, *rest)
         return found | ({"status": "failed", "reason": "planted"} if trial.values == 2 else {})
 
     monkeypatch.setattr(trial_run, "_interpreted", wrong)
     row = work(line=QUANTISED, sets=4)
-    assert row["status"] == "failed" and Trial.parse(row["line"]).values == 2 and row["problems"] == 2
+    assert row["status"] == "failed" and ConvTrial.parse(row["line"]).values == 2 and row["problems"] == 2
     assert work(line=row["line"])["status"] == "failed"
 
 

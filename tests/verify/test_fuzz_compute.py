@@ -46,7 +46,7 @@ def test_boxes_behind_a_sum_are_drawn() -> None:
     """What the producer fetches, of one residual in twenty on this chip."""
     def schedule(seed: int) -> Schedule | None:
         rng = Random(seed)
-        compute = parse(compute_texts._residual(compute_texts.Page(rng)))
+        compute = parse(compute_texts._residual(compute_texts.TextPage(rng)))
         return legal_schedules.schedule(rng, [compute], TARGETS["sm_90"])
 
     assert any((s := schedule(n)) is not None and s.behind == "box" for n in range(120))

@@ -33,9 +33,9 @@ def test_what_is_left_out() -> None:
 
 FORKED = """
 from tests.verify.mutants import killed, mutants
-from transconv.runtime import verdicts
-left = {name.split(" without ")[1]: code for name, code in mutants(verdicts.digest)}
-print(*(killed(verdicts.digest, left[part], [TEST]) for part in ("{machine}", "{source}")))
+from transconv.runtime import check_records
+left = {name.split(" without ")[1]: code for name, code in mutants(check_records.digest)}
+print(*(killed(check_records.digest, left[part], [TEST]) for part in ("{machine}", "{source}")))
 """
 
 

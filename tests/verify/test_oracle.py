@@ -19,7 +19,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.ir.dtype import DTYPES
 from transconv.torch_ops.fused import fused_route
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.data import GUARD, Guarded, allocate, density, fill, terms
 from transconv.verify.judgement import judge, reached
 from transconv.verify.oracle import pieces
@@ -209,7 +209,7 @@ def test_data_repeat_with_their_seed() -> None:
     p = PROBLEMS["groups"]
     made = []
     for seed in (3, 3, 4):
-        case = Case(p, Prop.FWD, "bias+res", where="cpu")
+        case = ProblemCase(p, Prop.FWD, "bias+res", where="cpu")
         case.fill("exact", seed)
         made.append([t.view.clone() for t in (*case.tensors.values(), *case.beside.values())])
     same = [torch.equal(x, y) for x, y in zip(made[0], made[1], strict=True)]

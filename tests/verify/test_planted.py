@@ -15,7 +15,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.simplify import comparison, division, fixpoint
 from transconv.target.records import TARGETS
 from transconv.verify.bisect.emitted_kernel import ask_emitter
-from transconv.verify.bisect.replay import Question
+from transconv.verify.bisect.replay import ReplayedDirection
 from transconv.verify.bisect.stage_search import blame
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -145,7 +145,7 @@ def test_the_bug_shows_when_the_kernel_runs(bug: Bug, monkeypatch: pytest.Monkey
     """What is blamed is what a check would have seen: the emitted kernel is wrong, or fails."""
     words = ",".join(f"{'+' if on else '-'}{name}" for name, on in bug.switches.items())
     monkeypatch.setenv("TRANSCONV_PASSES", words)
-    question = Question(ConvProblem.parse(bug.problem), bug.prop, TARGETS["sm_90"],
+    question = ReplayedDirection(ConvProblem.parse(bug.problem), bug.prop, TARGETS["sm_90"],
                         Schedule.parse(bug.schedule) if bug.schedule else None, Epilogue())
     question.fill()
     with planted.planted_pass(bug):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transconv.verify.pool import Group, Pool, Task, _serve, is_fatal
+from transconv.verify.pool import Pool, Task, WorkerTask, _serve, is_fatal
 
 
 def work(what: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def work(what: str) -> dict[str, Any]:
 
 
 def pool(processes: int = 1, capacity: float = float("inf")) -> Pool:
-    group = Group(f"{__name__}:work", processes, {"SEEN": "yes"})
+    group = WorkerTask(f"{__name__}:work", processes, {"SEEN": "yes"})
     return Pool({"a": group, "b": group}, capacity)
 
 
@@ -92,7 +92,10 @@ def with_a_lock() -> dict[str, Any]:
 @pytest.mark.parametrize("start", ["spawn", "fork"])
 def test_idle_workers_end_by_themselves(start: str) -> None:
     """A killed one would leave its semaphore, of which Python warns when this process ends."""
-    made = Pool({"a": Group(f"{__name__}:with_a_lock", 1), "b": Group(f"{__name__}:work", 1)}, start=start)
+    made = Pool(
+        {"a": WorkerTask(f"{__name__}:with_a_lock", 1), "b": WorkerTask(f"{__name__}:work", 1)},
+        start=start,
+    )
     found = {}
     for task, row in made.run([Task("a", {}), Task("b", {"what": "hang"}, limit_s=2)]):
         found |= {w.group: w.process for w in made.workers}

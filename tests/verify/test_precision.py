@@ -8,7 +8,7 @@ import pytest
 
 from tests.verify.planted import planted_pass
 from tests.verify.planted_precision import LONG, MMA, PRECISION, Imprecise
-from transconv.conv import Compiled, ConvProblem, Epilogue, Prop, compiler
+from transconv.conv import CompiledDirection, ConvProblem, Epilogue, Prop, compiler
 from transconv.runtime import first_run_check
 from transconv.schedule import is_copy, rounds
 from transconv.schedule.schedule import Schedule
@@ -16,14 +16,14 @@ from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify import limits
 from transconv.verify.benchdnn.run import work as checked
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz.compute_trial import ComputeTrial
 from transconv.verify.fuzz.trial_run import work
 
 CUT = next(p for p in PRECISION if p.bug.what == "tf32 is cut in registers")
 
 
-def made(case: Case, schedule: str) -> Compiled:
+def made(case: ProblemCase, schedule: str) -> CompiledDirection:
     """The plan, made anew: the one that is kept has no bug."""
     return compiler.build(case.problem, case.prop, case.target, Schedule.parse(schedule),
                           Epilogue.parse(case.epilogue), heuristics.default)
@@ -32,7 +32,7 @@ def made(case: Case, schedule: str) -> Compiled:
 @pytest.mark.parametrize("planted", PRECISION, ids=lambda p: f"{p.bug.what} {p.epilogue}".strip())
 def test_a_rounding_too_much(planted: Imprecise) -> None:
     bug = planted.bug
-    case = Case(ConvProblem.parse(bug.problem), bug.prop, planted.epilogue, where="cpu",
+    case = ProblemCase(ConvProblem.parse(bug.problem), bug.prop, planted.epilogue, where="cpu",
                 target=TARGETS["sm_90"], numpy=True)
     assert case.judge(made(case, bug.schedule), "float").right
     with planted_pass(bug):
@@ -89,8 +89,14 @@ def test_near_a_pole_single_elements_decide() -> None:
     pole, smooth = (limits.steepened(moved, 1.0, 1.0) for moved in (16.0, (8 * limits.STEP) ** 2))
     assert pole == inf
     assert smooth == pytest.approx(8 * limits.SLACK)
-    case = Case(ConvProblem.parse("g2ic16ih14oc16oh14kh3ph1 dt=f32"), Prop.FWD, "pow:1:-1", where="cpu",
-                target=TARGETS["sm_90"], numpy=True)
+    case = ProblemCase(
+        ConvProblem.parse("g2ic16ih14oc16oh14kh3ph1 dt=f32"),
+        Prop.FWD,
+        "pow:1:-1",
+        where="cpu",
+        target=TARGETS["sm_90"],
+        numpy=True,
+    )
     assert case.judge(case.plan(), "float").right
 
 
@@ -99,6 +105,6 @@ def test_plans_with_blocked_layouts_run_are_not_looked_at(monkeypatch: pytest.Mo
     monkeypatch.setattr(first_run_check, "run", lambda *_: pytest.fail("no view to look at"))
     for problem, epilogue in (("ic8ih4oc8oh4kh1 dt=i8", "add:s8:14:aBcd4b"),
                               ("ic8ih4oc8oh4kh1 dt=f32 tag=nChw8c", "")):
-        case = Case(ConvProblem.parse(problem), Prop.FWD, epilogue, target=TARGETS["sm_90"])
+        case = ProblemCase(ConvProblem.parse(problem), Prop.FWD, epilogue, target=TARGETS["sm_90"])
         case.where = "cuda"
         assert case.proven().workload is not None

@@ -11,10 +11,10 @@ from transconv.backend_triton.offline.compilation import CompileFailure, Resourc
 from transconv.target.records import TARGETS
 from transconv.verify.matrix import record
 from transconv.verify.matrix.cases import CASES, planned
-from transconv.verify.matrix.record import Row
+from transconv.verify.matrix.record import ResourceRow
 
 SCHEDULE = "mb.oh.ow:128 oc:64 ic:32 | mma | a=gather b=gather | stages=3 warps=4"
-ROW = Row("3.6.0", "sm_80", "dense", "fwd", 128, 16, 49152, False, "HMMA LDGSTS", SCHEDULE)
+ROW = ResourceRow("3.6.0", "sm_80", "dense", "fwd", 128, 16, 49152, False, "HMMA LDGSTS", SCHEDULE)
 
 
 def test_within_the_budget() -> None:

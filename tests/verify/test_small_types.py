@@ -17,7 +17,7 @@ from transconv.selection.proposals import heuristics
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call
 from transconv.verify.bisect.stage_search import blame
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 CASES = [
     ("mb2ic16ih7oc24oh7kh3ph1 dt=s8:s8:s32 tag=nhwc", "fwd", ""),
@@ -99,11 +99,15 @@ def test_bisection_blames_nothing_right_and_finds_the_wrong() -> None:
 
 def test_refused_types() -> None:
     with pytest.raises(Unsupported, match="i8 is multiplied by f8e4m3, but f8e4m3 has not all"):
-        Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f8e4m3:f16"), Prop.FWD, where="cpu").plan()
+        ProblemCase(
+            ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f8e4m3:f16"), Prop.FWD, where="cpu"
+        ).plan()
     with pytest.raises(Unsupported, match="dst: sums of floats by integers are floats, not i8"):
-        Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f16:s8"), Prop.FWD, where="cpu").plan()
+        ProblemCase(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:f16:s8"), Prop.FWD, where="cpu").plan()
     with pytest.raises(Unsupported, match="i32 is the type of results; operands are"):
-        Case(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s32"), Prop.BWD_D, where="cpu").plan()
+        ProblemCase(
+            ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=s8:s8:s32"), Prop.BWD_D, where="cpu"
+        ).plan()
     with pytest.raises(Unsupported, match="src: Triton has no f8e4m3 for sm_80; expected f8e5m2, or"):
         compiler.build(ConvProblem.parse("mb1ic8ih5oc8oh5kh3ph1 dt=f8e4m3"), Prop.FWD, TARGETS["sm_80"])
     with pytest.raises(ProblemError, match="dt=s7 is unknown; expected one of"):

@@ -14,10 +14,10 @@ from transconv import ir, knobs, quantized
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError, TensorError
 from transconv.ir.functions import stochastic_rounding
-from transconv.verify.benchdnn.attributes import Refused
+from transconv.verify.benchdnn.attributes import RefusedRequest
 from transconv.verify.benchdnn.job import job_of
 from transconv.verify.benchdnn.requests import Driver
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.judgement import Judgement
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -32,8 +32,14 @@ CASES = [
 
 
 def judged(problem: str, prop: str, words: str, numpy: bool) -> tuple[Judgement, torch.Tensor]:
-    case = Case(ConvProblem.parse(problem), Prop(prop), words, "cpu", bia="f32" if "bias" in words else "",
-                numpy=numpy)
+    case = ProblemCase(
+        ConvProblem.parse(problem),
+        Prop(prop),
+        words,
+        "cpu",
+        bia="f32" if "bias" in words else "",
+        numpy=numpy,
+    )
     plan = case.plan()
     found = case.judge(plan, "exact", 3)
     return found, case.tensors[Prop(prop).result].view.double().clone()
@@ -56,7 +62,7 @@ def test_every_bit_is_that_of_the_reference(problem: str, prop: str, words: str)
 def test_places_of_merged_groups_are_those_of_the_result(problem: str, prop: str, tile: str) -> None:
     """The random word of an element is told by its place in the result, whatever the kernel sees as one
     group."""
-    case = Case(ConvProblem.parse(problem), Prop(prop), "mul:0.65625+stochastic", "cpu", numpy=True)
+    case = ProblemCase(ConvProblem.parse(problem), Prop(prop), "mul:0.65625+stochastic", "cpu", numpy=True)
     for merge in (1, 2, 4):
         found = case.judge(case.plan(f"{tile} | mma | merge={merge}"), "exact", 3)
         assert found.reason == "" and found.nonzero > 0.5, merge
@@ -167,5 +173,5 @@ def test_benchdnns_option(words: list[str], epilogue: str) -> None:
     request = next(Driver().requests([*words, "mb1ic16ih5oc16oh5kh3ph1"]))
     try:
         assert job_of(request).epilogue == epilogue
-    except Refused as refusal:
+    except RefusedRequest as refusal:
         assert " " in epilogue and epilogue in str(refusal)

@@ -13,7 +13,7 @@ from transconv.conv.quantization import compensation
 from transconv.errors import ScheduleError, Unsupported
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 
 ZEROS = [
     ("mb2ic16ih7oc24oh7kh3ph1 dt=s8:s8:s32 tag=nhwc", "zero:src"),
@@ -57,7 +57,7 @@ def test_zero_points_in_tritons_interpreter(problem: str, words: str) -> None:
 
 def test_a_given_schedule_is_that_of_the_product() -> None:
     given = "mb.oh.ow:32 oc:32 ic:16 | mma | stages=2"
-    case = Case(ConvProblem.parse(ZEROS[0][0]), Prop.FWD, "zero:src", "cpu", numpy=True)
+    case = ProblemCase(ConvProblem.parse(ZEROS[0][0]), Prop.FWD, "zero:src", "cpu", numpy=True)
     plan = case.plan(given)
     assert [s.compute.name for s in plan.steps] == ["zero_src", "fwd"] and plan.schedule.unit == "mma"
     assert plan.steps[0].compute.sizes == {"oh": 3, "ow": 3, "oc": 24, "kh": 3, "kw": 3, "ic": 16}

@@ -12,7 +12,7 @@ from transconv.backend_triton.emitters.kernel_text import (
 from transconv.backend_triton.emitters.parameters import parameters
 from transconv.backend_triton.emitters.triton import spelled_lines
 from transconv.backend_triton.emitters.unique_names import function_name
-from transconv.backend_triton.launch.bound_start import Begun, Bind
+from transconv.backend_triton.launch.bound_start import Bind, BoundStart
 from transconv.backend_triton.launch.compile_records import pretend
 from transconv.backend_triton.launch.jit_module import write
 from transconv.backend_triton.launch.launcher import Launcher
@@ -23,7 +23,7 @@ from transconv.backend_triton.offline.compilation import (
     BACKENDS,
     Answer,
     CompileFailure,
-    Job,
+    CompileJob,
     Resources,
     compile_offline,
     triton_version,
@@ -32,8 +32,32 @@ from transconv.backend_triton.offline.worker import Child, reason_of, serve
 from transconv.backend_triton.offline.worker_pool import Compilers
 
 __all__ = [
-    "Answer", "BACKENDS", "Begun", "Bind", "Child", "CompileFailure", "Compilers", "Job", "Launcher",
-    "Miscompiled", "Resources", "SizedLauncher", "compile_offline", "emit", "expect", "function_name",
-    "grid_size", "is_explicit", "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
-    "spelled_lines", "triton_version", "unspecialised", "write",
+    "Answer",
+    "BACKENDS",
+    "BoundStart",
+    "Bind",
+    "Child",
+    "CompileFailure",
+    "Compilers",
+    "CompileJob",
+    "Launcher",
+    "Miscompiled",
+    "Resources",
+    "SizedLauncher",
+    "compile_offline",
+    "emit",
+    "expect",
+    "function_name",
+    "grid_size",
+    "is_explicit",
+    "numbers_of",
+    "parameters",
+    "pretend",
+    "programs",
+    "reason_of",
+    "serve",
+    "spelled_lines",
+    "triton_version",
+    "unspecialised",
+    "write",
 ]

@@ -21,9 +21,9 @@ from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import ComputeError
 
 if TYPE_CHECKING:
-    from transconv.verify.benchdnn.job import Job
-    from transconv.verify.benchdnn.report import Report, Result
-    from transconv.verify.benchdnn.requests import Request
+    from transconv.verify.benchdnn.job import BenchdnnJob
+    from transconv.verify.benchdnn.report import BenchdnnReport, RequestOutcome
+    from transconv.verify.benchdnn.requests import BenchdnnRequest
 
 ABOUT = """\
 Runs problems given in oneDNN's benchdnn syntax, batch files included, or files with a computation
@@ -138,18 +138,18 @@ def _schedules(text: str) -> str:
     return text
 
 
-def check(requests: Sequence[Request], own: argparse.Namespace,
-          remarks: dict[str, str] | None = None) -> Report:
+def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
+          remarks: dict[str, str] | None = None) -> BenchdnnReport:
     """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
     from tqdm import tqdm
 
-    from transconv.verify.benchdnn.report import Report
+    from transconv.verify.benchdnn.report import BenchdnnReport
     from transconv.verify.stopping import code, terminable
 
-    report = Report(remarks or {}, asked=len(requests))
+    report = BenchdnnReport(remarks or {}, asked=len(requests))
     with tqdm(total=len(requests), unit="problem", disable=None, leave=False,
               file=sys.stderr) as bar:
-        def ended(result: Result) -> None:
+        def ended(result: RequestOutcome) -> None:
             report.results.append(result)
             if not (own.quiet and result.status in ("PASSED", "LISTED")):
                 with bar.external_write_mode(file=sys.stdout):
@@ -164,31 +164,31 @@ def check(requests: Sequence[Request], own: argparse.Namespace,
     return report
 
 
-def _carry_out(requests: Sequence[Request], own: argparse.Namespace,
-               ended: Callable[[Result], None]) -> None:
+def _carry_out(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
+               ended: Callable[[RequestOutcome], None]) -> None:
     """Requests that do not apply here first, then the others as they end."""
-    from transconv.verify.benchdnn.attributes import Refused
+    from transconv.verify.benchdnn.attributes import RefusedRequest
     from transconv.verify.benchdnn.job import job_of
-    from transconv.verify.benchdnn.report import Result
+    from transconv.verify.benchdnn.report import RequestOutcome
 
-    todo: list[tuple[int, Request, Job]] = []
+    todo: list[tuple[int, BenchdnnRequest, BenchdnnJob]] = []
     for place, request in enumerate(requests):
         try:
             job = job_of(request, own.schedules)
-        except Refused as refused:
-            ended(Result(place, request, refused.status, refused.reason))
+        except RefusedRequest as refused:
+            ended(RequestOutcome(place, request, refused.status, refused.reason))
             continue
         if request.mode == "L":
-            ended(Result(place, request, "LISTED"))
+            ended(RequestOutcome(place, request, "LISTED"))
         else:
             todo.append((place, request, job))
     with closing(_rows(todo, own)) as rows:
         for place, request, row in rows:
-            ended(Result(place, request, row["status"], row["reason"], row))
+            ended(RequestOutcome(place, request, row["status"], row["reason"], row))
 
 
-def _rows(todo: Sequence[tuple[int, Request, Job]],
-          own: argparse.Namespace) -> Generator[tuple[int, Request, dict[str, Any]], None, None]:
+def _rows(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
+          own: argparse.Namespace) -> Generator[tuple[int, BenchdnnRequest, dict[str, Any]], None, None]:
     """The rows of all jobs, as they end: from workers, or from this process."""
     if not todo:
         return
@@ -200,11 +200,11 @@ def _rows(todo: Sequence[tuple[int, Request, Job]],
     from transconv import knobs
     from transconv.conv import ConvProblem
     from transconv.verify.machine import weight
-    from transconv.verify.pool import Group, Pool, Task
+    from transconv.verify.pool import Pool, Task, WorkerTask
 
     environment = {} if where == "cuda" else {knobs.interpret.name: "1"}
     environment["OMP_NUM_THREADS"] = "1"
-    pool = Pool({"check": Group("transconv.verify.benchdnn.run:work", workers, environment)},
+    pool = Pool({"check": WorkerTask("transconv.verify.benchdnn.run:work", workers, environment)},
                 capacity=own.memory * 1e9)
     tasks = {id(task): (task, place, request) for task, place, request in (
         (Task("check", asdict(job), own.limit, weight(ConvProblem.parse(job.problem))), place,
@@ -228,8 +228,8 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"status": "FAILED", "reason": words.get(error, " ".join(error.split())[:500])}
 
 
-def _here(todo: Sequence[tuple[int, Request, Job]],
-          budget: float) -> Iterator[tuple[int, Request, dict[str, Any]]]:
+def _here(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
+          budget: float) -> Iterator[tuple[int, BenchdnnRequest, dict[str, Any]]]:
     import time
 
     from transconv.verify.benchdnn.run import work

@@ -179,7 +179,7 @@ def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str])
     found = []
     try:
         run = build_compute(compute, executable(target, where), schedule)
-        found = [computation.Case(compute, kind).launched(run, where) for kind in kinds]
+        found = [computation.ComputationCase(compute, kind).launched(run, where) for kind in kinds]
     except ScheduleError as error:  # an explicit kernel, which Triton does not interpret
         print(f"  not run on {where}: {error}")
     for judged in found:
@@ -205,8 +205,10 @@ def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Se
     wrong = False
     for sizes in any_size.asked(compute, getattr(words, "sizes", None)):
         said = " ".join(f"{n}={v}" for n, v in sizes.items())
-        found = [(f"{kind} data", computation.Case(compute.at(**sizes), kind).launched(run, where))
-                 for kind in kinds]
+        found = [
+            (f"{kind} data", computation.ComputationCase(compute.at(**sizes), kind).launched(run, where))
+            for kind in kinds
+        ]
         if len(kinds) > 1:
             found += [(f"after {stage}", judged)
                       for stage, judged in computation.after_every_pass(compute, made, sizes)]

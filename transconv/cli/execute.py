@@ -14,7 +14,7 @@ from transconv.schedule import Schedule
 from transconv.target import Target
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled
+    from transconv.conv import CompiledDirection
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Outcome:
     """The result of a run. ``max_error``: largest difference to the answer; ``milliseconds``: on a
     GPU; ``problem``: the failure, empty if there was none."""
 
-    compiled: Compiled
+    compiled: CompiledDirection
     max_error: float
     milliseconds: float | None
     problem: str
@@ -50,9 +50,9 @@ def executable(target: Target, where: str) -> Target:
 def execute(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
             time: bool = True, epilogue: str = "") -> Outcome:
     """Generate, execute, compare. Raises the compiler's errors (ScheduleError, Unsupported)."""
-    from transconv.verify.case import Case
+    from transconv.verify.case import ProblemCase
 
-    case = Case(problem, prop, epilogue, target=target)
+    case = ProblemCase(problem, prop, epilogue, target=target)
     compiled = case.plan(schedule or "")
     found = case.judge(compiled, "exact")
     spent = None

@@ -70,7 +70,7 @@ def add_to(verbs: object) -> None:
 def run(words: argparse.Namespace) -> int:
     from transconv.target import Target
     from transconv.verify.fuzz.corpus import lines_of, read
-    from transconv.verify.fuzz.main_loop import Plan, fuzz
+    from transconv.verify.fuzz.main_loop import FuzzPlan, fuzz
     from transconv.verify.fuzz.trial_kinds import COMPUTES, CONVOLUTIONS, SMALL_TYPES
 
     Target.parse(words.target)
@@ -94,7 +94,7 @@ def run(words: argparse.Namespace) -> int:
     if not words.interpreter and not has_gpu():
         raise ValueError("there is no GPU to run kernels on; expected one, or --interpreter, "
                          "which executes them with NumPy and in Triton's interpreter")
-    return fuzz(Plan(number, words.seed, words.jobs, words.time_budget, words.target,
+    return fuzz(FuzzPlan(number, words.seed, words.jobs, words.time_budget, words.target,
                      words.interpreter, words.share, words.first, words.limit, words.shrink,
                      not words.no_corpus and not lines, tuple(lines), kind, words.sets), words.json)
 

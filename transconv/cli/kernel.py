@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from transconv import knobs
-from transconv.backend_triton import CompileFailure, Job, compile_offline
+from transconv.backend_triton import CompileFailure, CompileJob, compile_offline
 from transconv.cli.arguments import options, python_file, ranges
 from transconv.cli.compiled import TEXTS, table
 from transconv.errors import KernelError
@@ -70,7 +70,7 @@ def run(words: argparse.Namespace) -> int:
         return 0
     params = tuple((t.dtype.name, ()) for t in low.kernel.params)
     counts = len(low.kernel.sizes.names) if low.kernel.sizes else 0
-    job = Job(low.source, low.kernel.name, params, target.name, target.backend, target.arch,
+    job = CompileJob(low.source, low.kernel.name, params, target.name, target.backend, target.arch,
               target.warp_size, low.warps, low.num_stages, (words.text,) if words.text else (),
               sizes=counts, numbers=len(low.numbers), fuse=False)
     (answer,) = compile_offline([job], words.timeout)

@@ -20,7 +20,7 @@ from transconv.disk_cache import replace_named
 from transconv.errors import ScheduleError
 from transconv.target import TARGETS, Target
 from transconv.verify.matrix import page, record
-from transconv.verify.matrix.cases import CASES, Case, Planned, planned, share
+from transconv.verify.matrix.cases import CASES, MatrixCase, Planned, planned, share
 
 RECORD = Path(__file__).parents[2] / "tests" / "golden" / "resources.csv"
 INSTALLED = "installed"
@@ -77,7 +77,7 @@ def run(words: argparse.Namespace) -> int:
     started = time.monotonic()
     kernels = _planned(share(_names(words.problems), targets, *words.share), words.jobs)
     recorded = record.read(words.record)
-    rows: list[record.Row] = []
+    rows: list[record.ResourceRow] = []
     failures: list[str] = []
     everything: list[dict[str, object]] = []
     for version, folder in zip(versions, folders, strict=True):
@@ -104,7 +104,7 @@ def run(words: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def _write_pages(path: Path, recorded: dict[record.Key, record.Row]) -> None:
+def _write_pages(path: Path, recorded: dict[record.Key, record.ResourceRow]) -> None:
     """The page of resources and the page of kernels."""
     if not recorded:
         raise FileNotFoundError("the record has no rows to write pages of; --update makes them")
@@ -121,7 +121,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _planned(pairs: Sequence[tuple[Case, Target]], workers: int) -> list[Planned]:
+def _planned(pairs: Sequence[tuple[MatrixCase, Target]], workers: int) -> list[Planned]:
     """The kernels of all pairs; generating them takes as long as a small part of compiling them."""
     if workers == 1 or len(pairs) < 4:
         return [p for case, target in pairs for p in planned(case, target)]
@@ -138,8 +138,13 @@ def _compiled(kernels: Sequence[Planned], version: str, folder: Path | None,
                                lambda _: bar.update())
 
 
-def _failures(version: str, kernels: Sequence[Planned], answers: Sequence[Answer],
-              rows: Sequence[record.Row], recorded: dict[record.Key, record.Row] | None) -> list[str]:
+def _failures(
+    version: str,
+    kernels: Sequence[Planned],
+    answers: Sequence[Answer],
+    rows: Sequence[record.ResourceRow],
+    recorded: dict[record.Key, record.ResourceRow] | None,
+) -> list[str]:
     """A sentence for each failure, with the command that repeats it."""
     found = [(p.target, p.case, text) for p, a in zip(kernels, answers, strict=True)
              for text in record.flaws(p, a)]
@@ -152,7 +157,7 @@ def _failures(version: str, kernels: Sequence[Planned], answers: Sequence[Answer
             f"--targets {target} --problems {case}" for target, case, text in found]
 
 
-def _report(rows: Sequence[record.Row], failures: Sequence[str], kernels: int,
+def _report(rows: Sequence[record.ResourceRow], failures: Sequence[str], kernels: int,
             seconds: float) -> str:
     spilt = sum(1 for r in rows if r.spill_bytes)
     lines = [*failures, f"{kernels} kernels compiled in {seconds:.0f} s for "

@@ -15,10 +15,10 @@ from transconv import knobs
 from transconv.cli import computations
 from transconv.cli.arguments import options, ranges
 from transconv.compute import Alone
-from transconv.conv import ConvProblem, Epilogue, Prop, Registry, compiler, iter_problems
+from transconv.conv import ConvProblem, Epilogue, LayerRegistry, Prop, compiler, iter_problems
 from transconv.disk_cache import replace_named
 from transconv.errors import ProblemError, Unsupported
-from transconv.runtime import Batch, Question, cores, prepare
+from transconv.runtime import Batch, PlanRequest, cores, prepare
 from transconv.target import Target
 
 
@@ -58,7 +58,7 @@ def run(words: argparse.Namespace) -> int:
 def questions(words: argparse.Namespace, target: Target) -> list[Batch]:
     """The requested kernels. Raises the errors of the texts; ProblemError where there are none."""
     if found := computations.asked(words):
-        return [Batch((Question(Alone(c), target),)) for c in found]
+        return [Batch((PlanRequest(Alone(c), target),)) for c in found]
     epilogue = Epilogue.parse(words.epilogue)
     if all(isfile(w) for w in words.problem):
         listed = [pair for w in words.problem for pair in iter_problems(Path(w))]
@@ -78,5 +78,5 @@ def _of(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue) ->
     """The question of a problem; with TRANSCONV_SIZES=any those of its layer, which other sizes share."""
     if knobs.sizes() == "any":
         with suppress(ProblemError):  # a layer whose kernels are all for given sizes
-            return Registry(problem, prop, target, epilogue, True, False).batch
+            return LayerRegistry(problem, prop, target, epilogue, True, False).batch
     return Batch((compiler.question(problem, prop, target, epilogue),))

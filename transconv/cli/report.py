@@ -10,12 +10,12 @@ from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
 
-from transconv.backend_triton import Answer, CompileFailure, Job, compile_offline
+from transconv.backend_triton import Answer, CompileFailure, CompileJob, compile_offline
 from transconv.cli import computations
 from transconv.cli.arguments import options, ranges
-from transconv.cli.arguments.measured_times import Asked, asked_of, is_times, times_of
+from transconv.cli.arguments.measured_times import MeasuredProblem, asked_of, is_times, times_of
 from transconv.cli.arguments.printable import one_line
-from transconv.cli.show import Work, why
+from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems
 from transconv.errors import ProblemError, ScheduleError, StageError, TransconvError
@@ -95,11 +95,11 @@ def report(words: argparse.Namespace) -> int:
 class _Question:
     """A workload, its heading, and its measured times."""
 
-    def __init__(self, workload: Workload, title: str, row: Asked | None) -> None:
+    def __init__(self, workload: Workload, title: str, row: MeasuredProblem | None) -> None:
         self.workload, self.title, self.row = workload, title, row
 
 
-def _asked(words: argparse.Namespace) -> tuple[list[Asked], int]:
+def _asked(words: argparse.Namespace) -> tuple[list[MeasuredProblem], int]:
     """Problems with directions and rows, at most ``--limit`` problems; how many were left out. Raises
     ProblemError, ValueError and OSError."""
     first = words.problem[0]
@@ -114,13 +114,13 @@ def _asked(words: argparse.Namespace) -> tuple[list[Asked], int]:
         if not every:
             raise ProblemError(f"{first} has no row with --prop {words.prop}; expected at least one")
     elif len(words.problem) == 1 and isfile(first):
-        every = [Asked(options.dressed(p, words), prop) for p, way in iter_problems(first)
+        every = [MeasuredProblem(options.dressed(p, words), prop) for p, way in iter_problems(first)
                  for prop in props if way in (None, prop)]
         if not every:
             raise ProblemError(f"{first} has no problem with --prop {words.prop}; expected at least one")
     else:
         problem = options.dressed(options.described(words.problem), words)
-        every = [Asked(problem, prop) for prop in props]
+        every = [MeasuredProblem(problem, prop) for prop in props]
     every = list({(a.problem, a.prop, a.epilogue): a for a in every}.values())
     every = [next((replace(r, problem=a.problem) for r in rows if not a.row and r.same(a)
                    and r.epilogue == _epilogue(a.prop, words)), a) for a in every]
@@ -133,7 +133,7 @@ def _epilogue(prop: Prop, words: argparse.Namespace) -> str:
     return "" if prop is Prop.BWD_W else str(options.epilogue(words))
 
 
-def _grouped(asked: Sequence[Asked], epilogue: Epilogue) -> dict[str, list[_Question]]:
+def _grouped(asked: Sequence[MeasuredProblem], epilogue: Epilogue) -> dict[str, list[_Question]]:
     groups: dict[str, list[_Question]] = {}
     for a in asked:
         own = Epilogue.parse(a.epilogue) if a.epilogue else epilogue
@@ -211,10 +211,10 @@ def _tensors(workload: Workload) -> str:
             f"from {' and '.join(given)}")
 
 
-def _works(workload: Workload, planned: Planned, target: Target) -> Iterator[Work]:
+def _works(workload: Workload, planned: Planned, target: Target) -> Iterator[ShownStep]:
     """One computation for each schedule; an empty one has no reasons."""
     seen = {s: c for c, s in reversed(planned) if c.does == "compute" and all(x.size for x in c.axes)}
-    return (Work(workload, c, s, target) for s, c in seen.items())
+    return (ShownStep(workload, c, s, target) for s, c in seen.items())
 
 
 def _entries(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -246,7 +246,7 @@ def _compiled(section: Section, words: argparse.Namespace) -> Section:
     """The section with the machine code of its plans."""
     if words.no_compile:
         return section
-    jobs: list[Job] = [replace(job_of(step, s.target), keep=TEXTS)
+    jobs: list[CompileJob] = [replace(job_of(step, s.target), keep=TEXTS)
                        for s in section.subjects for step in s.plan.steps]
     answers: list[Answer] = []
     if section.subjects and section.subjects[0].target.backend != "interpreter":

@@ -53,7 +53,7 @@ def run(words: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RunRow:
     """A line of the table: a request and its result."""
 
     problem: ConvProblem
@@ -71,7 +71,7 @@ class Row:
 
 
 def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Schedule | None = None,
-          remark: str = "", epilogue: str = "") -> list[Row]:
+          remark: str = "", epilogue: str = "") -> list[RunRow]:
     """Run everything, printing a row as soon as it is known. An error is a row too."""
     from tqdm import tqdm
 
@@ -92,17 +92,17 @@ def table(work: Sequence[tuple[ConvProblem, Prop]], target: Target, schedule: Sc
 
 
 def _row(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None,
-         epilogue: str) -> Row:
+         epilogue: str) -> RunRow:
     try:
-        return Row(problem, prop, execute(problem, prop, target, schedule, epilogue=epilogue))
+        return RunRow(problem, prop, execute(problem, prop, target, schedule, epilogue=epilogue))
     except TransconvError as error:
-        return Row(problem, prop, None, str(error))
+        return RunRow(problem, prop, None, str(error))
     except Exception as error:  # report it and continue with the other kernels
         told = str(error).partition("\n")[0]
-        return Row(problem, prop, None, f"{type(error).__name__}: {told}")
+        return RunRow(problem, prop, None, f"{type(error).__name__}: {told}")
 
 
-def _line(row: Row, width: int) -> str:
+def _line(row: RunRow, width: int) -> str:
     start = f"{str(row.problem):<{width}}  {row.prop.value:<5}  "
     made = row.outcome
     if made is None:
@@ -120,7 +120,7 @@ def _line(row: Row, width: int) -> str:
             f"{made.compiled.schedule}; {file}{more}")
 
 
-def report(rows: Sequence[Row]) -> int:
+def report(rows: Sequence[RunRow]) -> int:
     """The last lines, and the exit code."""
     bad = [r for r in rows if not r.right]
     folder = next((s.path.parent for r in rows if r.outcome for s in r.outcome.compiled.steps

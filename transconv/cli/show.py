@@ -10,7 +10,7 @@ from transconv.backend_triton import emit
 from transconv.cli import computations
 from transconv.cli.arguments import options
 from transconv.compute import Compute, Workload, describe
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, Registry, build, marked
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, build, marked
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, readable
 from transconv.passes import (
@@ -23,7 +23,7 @@ from transconv.passes import (
     lower,
     stages,
 )
-from transconv.runtime import Step, header, kernel_name, plan_steps
+from transconv.runtime import PlanStep, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, Scheduled, why_not
 from transconv.selection import choice, explain_choice
 from transconv.selection.proposals import heuristics
@@ -72,7 +72,7 @@ def show(words: argparse.Namespace) -> int:
 def _print_registry(text: str, prop: Prop, target: Target) -> None:
     """The kernels for any size of a layer, as calls of torch choose among them."""
     problem = ConvProblem.parse(marked(text)[0])
-    made = Registry(problem, prop, target, Epilogue(), True, False)
+    made = LayerRegistry(problem, prop, target, Epilogue(), True, False)
     print("\n".join(["", f"of {prop} at {problem.shape_text}, with TRANSCONV_SIZES=any:",
                      *made.told((problem.mb, *problem.i))]))
 
@@ -89,7 +89,7 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
     yield f"problem    {problem}\n           {prop} on {target}, {_sizes(problem)}"
     if shown == PROBLEM.name:
         return
-    works = [Work(workload, a, c, target) for a, c in steps]
+    works = [ShownStep(workload, a, c, target) for a, c in steps]
     for w in works:
         if reason := why_not(w.schedule, w.compute, target):
             raise ScheduleError(f"{w.schedule}: {reason}")
@@ -117,7 +117,7 @@ def pages(problem: ConvProblem, prop: Prop, target: Target,
             yield f"\nnothing to put together: {', '.join(s.compute.name for s in made.steps)}"
 
 
-def _together(joined: list[Step], stages: bool) -> Iterator[str]:
+def _together(joined: list[PlanStep], stages: bool) -> Iterator[str]:
     """The kernel that does all stride phases, where one does."""
     for step in joined:
         title = f"\n---- {TOGETHER.name}: {TOGETHER.phrase} "
@@ -126,7 +126,7 @@ def _together(joined: list[Step], stages: bool) -> Iterator[str]:
         yield f"\n{RULE}\n{step.source}"
 
 
-def _schedules(works: list[Work]) -> Iterator[str]:
+def _schedules(works: list[ShownStep]) -> Iterator[str]:
     """Each schedule once, with its neighbours; stride phases mostly share theirs."""
     for schedule in dict.fromkeys(w.schedule for w in works):
         first = next(w for w in works if w.schedule == schedule)
@@ -140,7 +140,7 @@ def _sizes(p: ConvProblem) -> str:
 
 
 @dataclass
-class Work:
+class ShownStep:
     """One launch, lowered on demand."""
 
     workload: Workload
@@ -197,7 +197,7 @@ class Work:
             yield f"{self.title(EMIT.name):-<101}\n{self.source}"
 
 
-def why(work: Work) -> list[str]:
+def why(work: ShownStep) -> list[str]:
     """Why the schedule was chosen, the parts of its estimate, and the refused schedules."""
     compute, target = work.compute, work.target
     choices = choice.ranked(compute, target, work.workload)
@@ -207,7 +207,7 @@ def why(work: Work) -> list[str]:
             *explain_choice.refusals(compute, target)]
 
 
-def neighbours(work: Work, most: int = 9) -> list[str]:
+def neighbours(work: ShownStep, most: int = 9) -> list[str]:
     """Schedules one step away from the chosen one, with the verdict on each."""
     compute, schedule, target = work.compute, work.schedule, work.target
     chosen = heuristics.estimate(schedule, compute, target)

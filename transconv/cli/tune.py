@@ -20,7 +20,7 @@ from transconv.conv import (
     ConvProblem,
     ConvWorkload,
     Epilogue,
-    Layer,
+    ListedLayer,
     from_problems,
     read,
     select,
@@ -31,7 +31,7 @@ from transconv.selection.tuning_db import record, store
 from transconv.target import Target, detect, triton_version
 from transconv.tuning import ranks
 from transconv.tuning.dealing import Dealer, serve
-from transconv.tuning.session import Job, Limits, Session, groups, log_of, log_path, of_log
+from transconv.tuning.session import Limits, Session, TuningJob, groups, log_of, log_path, of_log
 from transconv.verify.pool import Pool
 from transconv.verify.stopping import code, terminable
 from transconv.version import __version__
@@ -158,10 +158,10 @@ def _tuned(words: argparse.Namespace, target: Target, between: ranks.Ranks | Non
     return stopped
 
 
-def jobs_of(words: argparse.Namespace) -> list[Job]:
+def jobs_of(words: argparse.Namespace) -> list[TuningJob]:
     """The jobs, each direction of each problem once. Raises ProblemError, ScheduleError, and
     FileNotFoundError for a missing file."""
-    found: list[tuple[Layer, ConvProblem]] = []
+    found: list[tuple[ListedLayer, ConvProblem]] = []
     files = [s for s in words.problem if exists(s)]
     if files:
         layers = [x.reduced(words.mb) for source in files for x in read(source)]
@@ -184,19 +184,19 @@ def _directions(text: str) -> list[str]:
     return words
 
 
-def _job(layer: Layer, problem: ConvProblem, direction: str, words: argparse.Namespace) -> Job:
+def _job(layer: ListedLayer, problem: ConvProblem, direction: str, words: argparse.Namespace) -> TuningJob:
     epilogue = layer.epilogue if words.epilogue == "layer" else words.epilogue
     prop = layer.prop(direction)
     writable(problem, prop)
     about = {"layer": layer.name, "layer_kind": layer.kind, "layer_direction": direction,
              "dtype": problem.src.dtype.name, "layout": _tag(problem)}
     behind = Epilogue.parse("" if direction == "bwd_w" else epilogue)
-    return Job(ConvWorkload(problem, prop, behind), about)
+    return TuningJob(ConvWorkload(problem, prop, behind), about)
 
 
-def _jobs_of_kernels(compute: Compute, target: Target) -> list[Job]:
+def _jobs_of_kernels(compute: Compute, target: Target) -> list[TuningJob]:
     """A job for each kernel of a computation, because a schedule names the kernel's axes."""
-    return [Job(Alone(kernel), {"layer": kernel.name, "layer_kind": "compute",
+    return [TuningJob(Alone(kernel), {"layer": kernel.name, "layer_kind": "compute",
                                 "dtype": kernel.tensors[0].dtype.name})
             for kernel in computations.of_kernels(compute, target)]
 

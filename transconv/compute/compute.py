@@ -21,7 +21,7 @@ from math import prod
 
 from transconv.compute.analysis.factors import factors_of, kinds_of, operands_of, why_not_plain
 from transconv.compute.analysis.reduction_passes import Sweeps, sweeps
-from transconv.compute.names import Names
+from transconv.compute.names import ComputeNames
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.ir import (
     TRUE,
@@ -256,9 +256,9 @@ class Compute:
     # -- names that coordinates mention ----------------------------------------------------------
 
     @cached_property
-    def names(self) -> Names:
+    def names(self) -> ComputeNames:
         """The dependencies of the names of axes and steps."""
-        return Names(self.axes, self.steps, self.named.names if self.named else ())
+        return ComputeNames(self.axes, self.steps, self.named.names if self.named else ())
 
     @cached_property
     def stand_ins(self) -> dict[Expr, Expr]:

@@ -12,7 +12,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from transconv.ir import Cast, Const, Expr, Rows, as_expr, index, maximum, minimum, rewrite, select
+from transconv.ir import (
+    Cast,
+    Const,
+    Expr,
+    RowTable,
+    as_expr,
+    index,
+    maximum,
+    minimum,
+    rewrite,
+    select,
+)
 
 Whole = Expr | int
 
@@ -53,7 +64,7 @@ def as_written(e: Expr) -> Expr:
     return rewrite(e, lambda at: at.x if isinstance(at, Cast) and at.type is index else at)
 
 
-COORDINATES: Rows[Coordinate] = Rows(
+COORDINATES: RowTable[Coordinate] = RowTable(
     Coordinate("clamp", 2, lambda i, n: minimum(maximum(i, 0), n - 1),
                "beyond an end: the element at that end (torch's padding mode replicate)"),
     Coordinate("reflect", 2, _reflect,

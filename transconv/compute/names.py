@@ -35,7 +35,7 @@ def counted(stem: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Names:
+class ComputeNames:
     """The names of the axes and of the steps over them; ``sizes``: those that are arguments."""
 
     axes: tuple[Axis, ...]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from transconv.ir import Expr, Rows, why_not_name
+from transconv.ir import Expr, RowTable, why_not_name
 
 Expression = Callable[..., Expr]
 Partials = Callable[..., tuple[Expr | None, ...]]
@@ -91,7 +91,7 @@ class Op:
         return (lambda g, y: found(g, y, *given)) if given else found
 
 
-OPS: Rows[Op] = Rows()
+OPS: RowTable[Op] = RowTable()
 """Every operation, by name."""
 table = OPS.table
 _used: dict[str, Op] = {}  # all rows ever registered: cached kernels have operations by name

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from transconv.compute.text.expressions import Scope, expression
+from transconv.compute.text.expressions import ComputeScope, expression
 from transconv.errors import ComputeError
 from transconv.ir import (
     LARGEST_SIZE,
@@ -65,12 +65,12 @@ def of_sizes(text: str, sizes: Sizes) -> Expr:
 
 @lru_cache(maxsize=4096)  # plans of any size, which are read from disk, have the same again and again
 def _of_names(text: str, names: tuple[str, ...]) -> Expr:
-    return expression(text, Scope(dict.fromkeys(names, 0), f32, whole=index))
+    return expression(text, ComputeScope(dict.fromkeys(names, 0), f32, whole=index))
 
 
 @lru_cache(maxsize=4096)
 def _condition(text: str, names: tuple[str, ...]) -> Expr:
-    made = expression(text, Scope(dict.fromkeys(names, 0), f32))
+    made = expression(text, ComputeScope(dict.fromkeys(names, 0), f32))
     if made.dtype.kind != "bool" or not free_vars(made):
         raise ComputeError(f"'{text}'; expected a size such as N=8 in 1..64, or a condition of sizes")
     return made

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from transconv.compute.compute import Compute
 from transconv.compute.kernel_split import kernels
 from transconv.compute.one_kernel import why_not_lowered
-from transconv.compute.semantics.sampled_points import Found, examine
+from transconv.compute.semantics.sampled_points import SampleOutcome, examine
 from transconv.compute.symbolic_compute import why_not_any_size
 from transconv.errors import ScheduleError
 from transconv.ir import Tensor, sizes_told
@@ -173,7 +173,7 @@ class Workload(ABC):
     # -- results ---------------------------------------------------------------------------------
 
     @abstractmethod
-    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
+    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> SampleOutcome:
         """Compare elements of a result with their f64 values."""
 
     @property
@@ -258,6 +258,6 @@ class Alone(Workload):
     def __str__(self) -> str:
         return " ".join(" ".join(str(self.compute).split()).split())
 
-    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
+    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> SampleOutcome:
         told = sizes_told((t, tensors[t.name].shape) for t in self.compute.tensors)
         return examine(self.compute.at(**told), tensors)

@@ -8,7 +8,7 @@ from transconv.conv.compiler import build, plan_steps
 from transconv.conv.dynamic_sizes import any_size, marked
 from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue
 from transconv.conv.fused_conv import Surrounded, surrounded
-from transconv.conv.plans import Compiled
+from transconv.conv.plans import CompiledDirection
 from transconv.conv.post_ops import known, post_op, split
 from transconv.conv.problem.conv_problem import ConvProblem, Prop, TensorSpec
 from transconv.conv.problem.descriptor import KEYS, Descriptor, parse_descriptor, print_descriptor
@@ -17,7 +17,7 @@ from transconv.conv.problem.layers import (
     DIRECTIONS,
     KINDS,
     SCHEMA,
-    Layer,
+    ListedLayer,
     from_json,
     from_problems,
     read,
@@ -27,7 +27,7 @@ from transconv.conv.problem.lists import iter_problems, read_problems, take
 from transconv.conv.problem.tags import for_weights, write_tags
 from transconv.conv.quantization.compensation_sums import zero_sums, zero_sums_shape
 from transconv.conv.quantization.zero_points import TABLE, without_zeros
-from transconv.conv.registry import Registry
+from transconv.conv.registry import LayerRegistry
 from transconv.conv.relation import computes, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check
 from transconv.conv.workload import ConvWorkload, computable, writable
@@ -35,8 +35,8 @@ from transconv.conv.workload import ConvWorkload, computable, writable
 algorithms = computes  # deprecated alias
 
 __all__ = [
-    "Compiled", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
-    "KEYS", "KINDS", "Layer", "MOST_OPERATIONS", "Prop", "Registry", "SCHEMA", "Surrounded",
+    "CompiledDirection", "ConvProblem", "ConvWorkload", "DIRECTIONS", "Descriptor", "Epilogue",
+    "KEYS", "KINDS", "ListedLayer", "MOST_OPERATIONS", "Prop", "LayerRegistry", "SCHEMA", "Surrounded",
     "TABLE", "TensorSpec", "algorithms", "any_size", "build", "computable", "computes", "examine",
     "for_weights", "from_json", "from_problems", "iter_problems", "known", "marked",
     "parse_descriptor", "plan_steps", "post_op", "print_descriptor", "read", "read_problems",

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from transconv import runtime
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.plans import Compiled
+from transconv.conv.plans import CompiledDirection
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.passes import lower
-from transconv.runtime import Choose, Planned, Question, forget, replan
+from transconv.runtime import Choose, Planned, PlanRequest, forget, replan
 from transconv.schedule import Schedule
 from transconv.target import Target
 
@@ -19,15 +19,15 @@ __all__ = ["build", "forget", "lower", "plan", "plan_steps", "question", "replan
 
 def build(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | None = None,
           epilogue: Epilogue | None = None, choose: Choose | None = None,
-          deterministic: bool = False) -> Compiled:
+          deterministic: bool = False) -> CompiledDirection:
     """Compile one direction of a problem, as ``runtime.build`` does a workload."""
     return runtime.build(ConvWorkload(problem, prop, epilogue or Epilogue()), target, schedule, choose,
-                         deterministic, Compiled)
+                         deterministic, CompiledDirection)
 
 
 def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | str | None = None,
          epilogue: Epilogue | str = "", *, aligned: bool = True, deterministic: bool = False,
-         mode: str = "now") -> Compiled:
+         mode: str = "now") -> CompiledDirection:
     """``build``, cached: equal arguments give the same plan, which is compiled once per process.
 
     ``aligned``: every tensor will begin at a multiple of 16 bytes, as boxes need. ``deterministic``:
@@ -38,15 +38,19 @@ def plan(problem: ConvProblem, prop: Prop, target: Target, schedule: Schedule | 
     if isinstance(schedule, str):
         schedule = Schedule.parse(schedule)
     asked = question(problem, prop, target, epilogue, aligned=aligned, deterministic=deterministic)
-    return runtime.ready(asked.workload, asked.target, schedule, deterministic, Compiled, aligned, mode)
+    return runtime.ready(
+        asked.workload, asked.target, schedule, deterministic, CompiledDirection, aligned, mode
+    )
 
 
 def question(problem: ConvProblem, prop: Prop, target: Target, epilogue: Epilogue | str = "", *,
-             aligned: bool = True, deterministic: bool = False) -> Question:
+             aligned: bool = True, deterministic: bool = False) -> PlanRequest:
     """The arguments of ``plan`` as the key of its cache."""
     if isinstance(epilogue, str):
         epilogue = Epilogue.parse(epilogue)
-    return Question(ConvWorkload(problem, prop, epilogue), suited(target, aligned), deterministic, aligned)
+    return PlanRequest(
+        ConvWorkload(problem, prop, epilogue), suited(target, aligned), deterministic, aligned
+    )
 
 
 def suited(target: Target, aligned: bool) -> Target:

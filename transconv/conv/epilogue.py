@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute import IDENTITY, Pointwise, Read, Step, Write
-from transconv.conv.post_ops import ALL, Operand, known, post_op, split
+from transconv.conv.post_ops import ALL, PostOpOperand, known, post_op, split
 from transconv.conv.quantization.zero_points import ZeroPoints
 from transconv.errors import LayoutError, ScheduleError
 from transconv.ir import (
@@ -43,7 +43,7 @@ MOST_OPERATIONS = 32
 """The most operations of an epilogue, as in oneDNN, beside a bias and scales."""
 RANK = "abcdefgh"  # the letters of dimensions in tags
 STOCHASTIC = "stochastic"
-SEED = Operand("seed", i32, 0)
+SEED = PostOpOperand("seed", i32, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Epilogue:
         return _meaning(self.ops).function
 
     @property
-    def operands(self) -> tuple[Operand, ...]:
+    def operands(self) -> tuple[PostOpOperand, ...]:
         """What is read, in the order of the operations; the bias in its type."""
         read = (replace(o, dtype=self.bia) if o.name == "bia" else o for o in _meaning(self.ops).operands)
         return (*read, SEED) if self.random else tuple(read)
@@ -164,12 +164,12 @@ def _place(c: View) -> Expr:
 @dataclass(frozen=True, slots=True)
 class _Meaning:
     function: Pointwise
-    operands: tuple[Operand, ...]
+    operands: tuple[PostOpOperand, ...]
 
 
 @lru_cache(maxsize=4096)
 def _meaning(ops: tuple[str, ...]) -> _Meaning:
-    function, operands = IDENTITY, list[Operand]()
+    function, operands = IDENTITY, list[PostOpOperand]()
     for word in ops:
         found = post_op(word, sum(o.name.startswith("arg") for o in operands))
         if found is None:
@@ -179,7 +179,7 @@ def _meaning(ops: tuple[str, ...]) -> _Meaning:
     return _Meaning(function, tuple(operands))
 
 
-def _tensor(operand: Operand, result: Tensor) -> Tensor:
+def _tensor(operand: PostOpOperand, result: Tensor) -> Tensor:
     dtype, rank = operand.dtype or result.dtype, len(result.shape)
     if operand.name == "bia":
         channels = result.shape[1:2]
@@ -195,7 +195,7 @@ def _tensor(operand: Operand, result: Tensor) -> Tensor:
                   extents=extents if shape != (1,) * rank else ())
 
 
-def _layout(operand: Operand, dtype: DType, shape: tuple[int, ...], result: Tensor) -> Layout:
+def _layout(operand: PostOpOperand, dtype: DType, shape: tuple[int, ...], result: Tensor) -> Layout:
     """The layout of the tag; without one the result's, or for another shape its order of dimensions."""
     if operand.tag:
         try:

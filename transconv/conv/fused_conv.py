@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from transconv.compute import (
     Alone,
     Compute,
-    Found,
+    SampleOutcome,
     Workload,
     examine,
     kernels,
@@ -37,7 +37,7 @@ NEWLINE = "\n"
 
 
 @dataclass(frozen=True)
-class Rows(ConvWorkload):
+class TuningDirection(ConvWorkload):
     """The direction under whose rows a computation is tuned: with the name that the relation gives it,
     the class of what stands behind its sum, and the axes of one position that it leaves out."""
 
@@ -141,7 +141,7 @@ class Surrounded(Workload):
         kind = "" if not compute.finishes else "res" if compute.reads_results else "point"
         known = {x.name for x in compute.axes}
         gone = frozenset(x.name for x in relation.axes if x.name not in known)
-        return Rows(self.problem, self.prop, relation=relation.name, finish=kind, left_out=gone)
+        return TuningDirection(self.problem, self.prop, relation=relation.name, finish=kind, left_out=gone)
 
     def group(self, machine: str) -> str:
         return self._plain.group(machine)
@@ -155,12 +155,12 @@ class Surrounded(Workload):
 
     # -- results ---------------------------------------------------------------------------------
 
-    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
+    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> SampleOutcome:
         """The phases one after another: the first that is wrong, else all of them."""
         found = [examine(c, tensors) for c in self.parts]
         if wrong := next((f for f in found if f.reason), None):
             return wrong
-        return Found(sum(f.checked for f in found), sum(f.telling for f in found),
+        return SampleOutcome(sum(f.checked for f in found), sum(f.telling for f in found),
                      all(f.varied for f in found), (), "")
 
 

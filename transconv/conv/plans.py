@@ -16,7 +16,7 @@ NAMES = ("src", "wei", "dst")
 
 
 @dataclass(slots=True)
-class Compiled(Plan):
+class CompiledDirection(Plan):
     """The plan of one direction of a problem."""
 
     workload: ConvWorkload

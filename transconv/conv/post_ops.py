@@ -43,7 +43,7 @@ TRACED = "fn("
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class PostOpOperand:
     """A tensor that a word reads. ``dtype``: None for the result's; ``mask``: a bit for each dimension of
     the result along which it varies, or ALL; ``tag``: its order in memory, if not the result's."""
 
@@ -59,7 +59,7 @@ class PostOp:
 
     text: str
     function: Pointwise
-    operands: tuple[Operand, ...] = ()
+    operands: tuple[PostOpOperand, ...] = ()
 
 
 def post_op(text: str, first: int = 0) -> PostOp | None:
@@ -79,7 +79,7 @@ def post_op(text: str, first: int = 0) -> PostOp | None:
         if name in ("sum", "res"):
             return _sum(text, arguments)
         if name == "prelu":
-            operand = Operand(f"arg{first}", f32, _mask(text, _at(arguments, 0)))
+            operand = PostOpOperand(f"arg{first}", f32, _mask(text, _at(arguments, 0)))
             return PostOp(text, _renamed(PRELU, arg=operand.name), (operand,))
         if name == "select":
             return _select(text, arguments, first)
@@ -165,7 +165,7 @@ def _bias(text: str, arguments: list[str]) -> PostOp:
     dtype = _type(text, arguments[0]) if arguments else None
     if len(arguments) > 1:
         raise ScheduleError(f"post-op '{text}' has {len(arguments)} arguments; expected a type at most")
-    return PostOp(text, pointwise("acc + bia"), (Operand("bia", dtype, 2),))
+    return PostOp(text, pointwise("acc + bia"), (PostOpOperand("bia", dtype, 2),))
 
 
 def _sum(text: str, arguments: list[str]) -> PostOp:
@@ -179,7 +179,7 @@ def _sum(text: str, arguments: list[str]) -> PostOp:
     if dtype is None:
         said = said[:3 if zero else 2 if scale != 1 else 1]
     plain = "res" if said == ["sum"] else ":".join(said)
-    return PostOp(plain, function, (Operand("res", dtype),))
+    return PostOp(plain, function, (PostOpOperand("res", dtype),))
 
 
 def _type(text: str, word: str) -> DType:
@@ -210,7 +210,7 @@ def _binary(text: str, name: str, arguments: list[str], first: int) -> PostOp:
         return PostOp(f"{name}:{number(value)}", pointwise(BINARY[name], {"arg": value}))
     if len(arguments) > 3:
         raise ScheduleError(f"post-op '{text}' has strides; expected a tag at most")
-    operand = Operand(f"arg{first}", _type(text, arguments[0]), _mask(text, _at(arguments, 1)),
+    operand = PostOpOperand(f"arg{first}", _type(text, arguments[0]), _mask(text, _at(arguments, 1)),
                       _at(arguments, 2).replace("any", ""))
     return PostOp(text, _renamed(BINARY[name], arg=operand.name), (operand,))
 
@@ -230,8 +230,8 @@ def _select(text: str, arguments: list[str], first: int) -> PostOp:
                             "of the condition")
     kind, *other = arguments[0].split(".")
     told = _at(arguments, 1).split(".")
-    tensor = Operand(f"arg{first}", _type(text, kind), _mask(text, _at(other, 0)), _at(other, 1))
-    condition = Operand(f"arg{first + 1}", i8, _mask(text, told[0]), _at(told, 1))
+    tensor = PostOpOperand(f"arg{first}", _type(text, kind), _mask(text, _at(other, 0)), _at(other, 1))
+    condition = PostOpOperand(f"arg{first + 1}", i8, _mask(text, told[0]), _at(told, 1))
     return PostOp(text, _renamed(SELECT, arg=tensor.name, cond=condition.name), (tensor, condition))
 
 
@@ -242,7 +242,7 @@ def _traced(text: str, first: int) -> PostOp:
     if not bar or not text.endswith(")"):
         raise ScheduleError(f"'{text}' cannot be read; expected fn(TYPE:MASK,...|TEXT)")
     words = [w.split(":") for w in given.split(",") if w]
-    operands = tuple(Operand(f"arg{first + i}", _type(text, w[0]) if w[0] else None,
+    operands = tuple(PostOpOperand(f"arg{first + i}", _type(text, w[0]) if w[0] else None,
                              _mask(text, _at(w, 1)))
                      for i, w in enumerate(words))
     function = pointwise(body)

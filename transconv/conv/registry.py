@@ -15,11 +15,11 @@ from transconv import runtime
 from transconv.conv.compiler import suited
 from transconv.conv.dynamic_sizes import every, phases, planes_of, rows_of, whole
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.plans import Compiled
+from transconv.conv.plans import CompiledDirection
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.errors import ProblemError
-from transconv.runtime import Question
+from transconv.runtime import PlanRequest
 from transconv.schedule import ENGINE_ALIGN
 from transconv.target import Target, is_direct
 
@@ -40,7 +40,7 @@ ONE_IMAGE = {1: (1, 16384), 2: (1, 224), 3: (1, 24)}  # where all stride phases 
 MOST_KERNELS = 6  # of a layer and direction, where its stride has no more phases
 
 
-class Registry(runtime.Registry[Compiled]):
+class LayerRegistry(runtime.Registry[CompiledDirection]):
     """The plans of one layer and direction: of a problem of any size, its filter, strides, channels, types
     and orders of memory. Sizes are images, then the sides of src. Raises ProblemError for a layer that has
     none."""
@@ -61,10 +61,10 @@ class Registry(runtime.Registry[Compiled]):
         if share := _share_of_rows(problem, prop, target):
             shared = planes_of if _is_pointwise(problem) and problem.ndims > 1 else rows_of
             ways = [(every, sizes[:1]), (partial(shared, share=share), sizes[:1]), (every, sizes[1:])]
-        questions = [Question(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
+        questions = [PlanRequest(ConvWorkload(p, prop, epilogue, names(p)), target, deterministic, aligned)
                      for names, of in ways for p in dict.fromkeys(_like(problem, *e) for e in of)]
         count = len(phases(problem, prop))  # a schedule for each, and then one for all of them
-        super().__init__(questions, Compiled, "layer", questions[0].workload.title,
+        super().__init__(questions, CompiledDirection, "layer", questions[0].workload.title,
                          most=max(MOST_KERNELS, count + planes), each=count * count)
 
 

@@ -40,7 +40,7 @@ class Axes:
 
 
 @dataclass(frozen=True, slots=True)
-class Points:
+class SampledBatches:
     """Batches of sampled points, as int64 tensors: ``group`` (batch, 1), ``columns`` (batch, c), and for
     each row axis (batch, r). The points of a batch are all pairs of its rows and columns."""
 
@@ -48,15 +48,15 @@ class Points:
     columns: torch.Tensor
     rows: tuple[torch.Tensor, ...]
 
-    def to(self, device: torch.device) -> Points:
-        return Points(self.group.to(device), self.columns.to(device),
+    def to(self, device: torch.device) -> SampledBatches:
+        return SampledBatches(self.group.to(device), self.columns.to(device),
                       tuple(r.to(device) for r in self.rows))
 
-    def batch(self, at: slice) -> Points:
-        return Points(self.group[at], self.columns[at], tuple(r[at] for r in self.rows))
+    def batch(self, at: slice) -> SampledBatches:
+        return SampledBatches(self.group[at], self.columns[at], tuple(r[at] for r in self.rows))
 
 
-def choose(axes: Axes, points: int, wide: bool = True) -> Points:
+def choose(axes: Axes, points: int, wide: bool = True) -> SampledBatches:
     """About ``points`` points, the same ones every time: all of a small result, else corners and random
     points, a quarter of them near the ends of tiles and images. ``wide``: batches may have several rows
     and columns."""
@@ -67,7 +67,7 @@ def choose(axes: Axes, points: int, wide: bool = True) -> Points:
     count = min(points, prod(sizes))
     if count * terms <= SHORT and count == prod(sizes):
         every = torch.unravel_index(torch.arange(count), sizes)
-        return Points(every[0][:, None], every[1][:, None], tuple(x[:, None] for x in every[2:]))
+        return SampledBatches(every[0][:, None], every[1][:, None], tuple(x[:, None] for x in every[2:]))
     generator = torch.Generator().manual_seed(count)
     r = c = 1
     if count * terms > SHORT:
@@ -86,7 +86,7 @@ def choose(axes: Axes, points: int, wide: bool = True) -> Points:
         corners = torch.tensor(list(itertools.product(*(sorted({0, n - 1}) for n in sizes))))
         for drawn, ends in zip((group, columns, *rows), corners.T, strict=True):
             drawn[:len(ends), 0] = ends[:batches]
-    return Points(group, columns, tuple(rows))
+    return SampledBatches(group, columns, tuple(rows))
 
 
 def _positions(size: int, shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:

@@ -18,11 +18,11 @@ from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import SHORT, Found, with_error
+from transconv.compute import SHORT, SampleOutcome, with_error
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.quantization.zero_points import without_zeros
-from transconv.conv.sampling import Axes, Points, choose
+from transconv.conv.sampling import Axes, SampledBatches, choose
 from transconv.ir import EXACT_TERMS, DType, f32, multiplied_as, tf32
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _gather(tensor: torch.Tensor, coordinates: Sequence[torch.Tensor]) -> torch.
     return tensor.as_strided((span,), (1,), tensor.storage_offset())[offset]
 
 
-def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: Points,
+def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: SampledBatches,
              first: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A (batch, r, *summed axes), B (batch, c, *summed axes), both f64, and the mask of A; ``first`` is
     the range of the outermost summed axis (images or channels)."""
@@ -92,7 +92,7 @@ def _factors(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor], at: P
 
 
 def _sums(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
-          at: Points) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+          at: SampledBatches) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The sums of products and of absolute products, f64 (batch, r, c), and whether both operands have
     different values."""
     import torch
@@ -184,7 +184,7 @@ def _stored(result: DType, want: torch.Tensor, allowed: torch.Tensor,
     return want, allowed, min(kind.max, 1e38 if acc.bits == 32 else kind.max)
 
 
-def _coordinates(p: ConvProblem, prop: Prop, at: Points) -> list[torch.Tensor]:
+def _coordinates(p: ConvProblem, prop: Prop, at: SampledBatches) -> list[torch.Tensor]:
     """The coordinates of the sampled elements in the result, which broadcast to one another."""
     column, group = at.columns[:, None, :], at.group[:, None, :]
     head, *rest = [x[:, :, None] for x in at.rows]
@@ -206,7 +206,7 @@ def sampled(p: ConvProblem, prop: Prop, tensors: dict[str, torch.Tensor],
 
 
 def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, torch.Tensor],
-            result: torch.Tensor, points: int = POINTS) -> Found:
+            result: torch.Tensor, points: int = POINTS) -> SampleOutcome:
     """Compare sampled elements of a result with f64 sums. ``tensors`` by name (src, wei, dst, bia, res) in
     their logical shapes, with any strides; works on their device and waits for it once."""
     import torch
@@ -214,7 +214,7 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
     tensors = without_zeros(tensors, epilogue.zeros)
     axes = Axes.of(p, prop)
     if not prod((axes.groups, axes.columns, *axes.rows)) or prod(axes.summed) > LONGEST:
-        return Found(0, 0, True, (), "")
+        return SampleOutcome(0, 0, True, (), "")
     with torch.no_grad():
         # torch's matrix products may raise an error if deterministic algorithms are required.
         wide = not torch.are_deterministic_algorithms_enabled()
@@ -233,12 +233,12 @@ def examine(p: ConvProblem, prop: Prop, epilogue: Epilogue, tensors: dict[str, t
         seen, telling, wrong, several = torch.stack(
             [sure.sum(), (sure & (total != 0)).sum(), bad.sum(), varied]).tolist()
         if not wrong:
-            return Found(seen, telling, bool(several), (), "")
+            return SampleOutcome(seen, telling, bool(several), (), "")
         places = torch.stack([x.expand(bad.shape)[bad] for x in where], -1).tolist()
         first = tuple(places[0])
         reason = (f"{wrong} of {seen} sampled elements are wrong, the first at {first}: "
                   f"{float(got[bad][0]):g} instead of {float(want[bad][0]):g}")
-        return Found(seen, telling, bool(several), tuple(map(tuple, places)), reason)
+        return SampleOutcome(seen, telling, bool(several), tuple(map(tuple, places)), reason)
 
 
 def spot_check(problem: ConvProblem, prop: Prop, epilogue: Epilogue,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute, Found, TorchText, Workload, why_not_any_size
+from transconv.compute import Compute, SampleOutcome, TorchText, Workload, why_not_any_size
 from transconv.conv.dynamic_sizes import any_size, any_tensors, marked, spelled
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -157,7 +157,7 @@ class ConvWorkload(Workload):
 
     # -- results ---------------------------------------------------------------------------------
 
-    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> Found:
+    def examine(self, tensors: dict[str, torch.Tensor], result: torch.Tensor) -> SampleOutcome:
         problem = self.of_call(tensors) if self.open else self.problem
         return examine(problem, self.prop, self.epilogue, tensors, result)
 

@@ -6,13 +6,13 @@ In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and w
 from transconv.cost.fetches import along_sum, within_groups
 from transconv.cost.issue import ACCESS
 from transconv.cost.model import estimate
-from transconv.cost.parametric_cost import AtSizes, Formula
+from transconv.cost.parametric_cost import AtSizes, CostFormula
 from transconv.cost.registers import spills
 from transconv.cost.symbolic_cost import Lines, Number
 from transconv.cost.tile_rows import aligned
 from transconv.cost.work import ASYNCHRONOUS, Work, count, is_small
 
 __all__ = [
-    "ACCESS", "AtSizes", "ASYNCHRONOUS", "Formula", "Lines", "Number", "Work", "aligned", "along_sum",
+    "ACCESS", "AtSizes", "ASYNCHRONOUS", "CostFormula", "Lines", "Number", "Work", "aligned", "along_sum",
     "count", "estimate", "is_small", "spills", "within_groups",
 ]

@@ -21,7 +21,7 @@ TOGETHER = 2  # elements beside one another in a register tile: those of two col
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class EpilogueCost:
     """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other results than the sum's
     that are ``sent`` as boxes or ``stored`` by lanes, instructions of ``called`` functions; of the kernel:
     its ``traffic``, that of ``views``."""
@@ -36,11 +36,11 @@ class Behind:
 
 
 @lru_cache(maxsize=4096)
-def read_behind(schedule: Schedule, compute: Compute) -> Behind:
+def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
     """The counts. What is read when the parts of a sum are added is no load of this kernel."""
     reads, others, called = _behind(compute)
     if not reads and not called and not others:
-        return Behind()
+        return EpilogueCost()
     extents = sides(schedule, compute)
     whole = extents["M"] * extents["N"] * extents["B"]
     large = [v for v in reads if _elements(schedule.blocks, compute, v) == whole]
@@ -51,7 +51,7 @@ def read_behind(schedule: Schedule, compute: Compute) -> Behind:
     written = [v for v in others if _elements(schedule.blocks, compute, v) == whole]
     sent = sum(float(whole * v.tensor.dtype.bytes) for v in written if v in results)
     stored = sum(float(whole * v.tensor.dtype.bytes) for v in written if v not in results) * here
-    return Behind(sum(whole / _at_once(v, schedule, compute) for v in loaded),
+    return EpilogueCost(sum(whole / _at_once(v, schedule, compute) for v in loaded),
                   sum(float(whole * v.tensor.dtype.bytes) for v in boxes), sent, stored,
                   sum(touched(v, compute) for v in (*large, *written)),
                   whole * called * (schedule.split_k == 1), (*large, *written))

@@ -1,7 +1,7 @@
 """Counts of moving a tile between memory and a multiprocessor once: bytes in whole sectors, accesses of
 lanes, and how far loads go ahead of the products that need them.
 
-In: a view, a schedule, a computation. Out: a ``Fetch``. No constant is fitted here.
+In: a view, a schedule, a computation. Out: a ``FetchCost``. No constant is fitted here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from transconv.compute import Compute, axis_strides, touched
 from transconv.cost.issue import ACCESS, LINE, SECTOR
-from transconv.cost.tile_rows import WIDEST, Row, aligned, row_along, runs_of, straddling, together
+from transconv.cost.tile_rows import (
+    WIDEST,
+    TileRow,
+    aligned,
+    row_along,
+    runs_of,
+    straddling,
+    together,
+)
 from transconv.ir import View
 from transconv.schedule import Block, Box, Schedule, box_of, by_tile, diagonal, wants_rounding
 
@@ -19,7 +27,7 @@ NEAR = 1 << 16  # bytes of a filter, which all programs read, that the L1 cache 
 ASYNC = 4  # bytes: the smallest asynchronous copy, which does not go through registers
 
 
-class Fetch(NamedTuple):
+class FetchCost(NamedTuple):
     """Counts of moving a tile once."""
 
     bytes: float  # in whole sectors
@@ -49,7 +57,9 @@ def in_rows(copy: Compute) -> int:
     return min(aligned(v, tuple(rows), copy) for v in (copy.a, copy.c))
 
 
-def fetch(view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False) -> Fetch:
+def fetch(
+    view: View, schedule: Schedule, compute: Compute, word: str, only_along: bool = False
+) -> FetchCost:
     """The counts of moving a view's tile once; ``word`` is ``gather`` or ``box``."""
     elements = elements_of(schedule.blocks, compute, view)
     widest = min(ACCESS // view.tensor.dtype.bytes, max(1, elements // (schedule.warps * 32)))
@@ -72,16 +82,18 @@ def within_groups(schedule: Schedule, compute: Compute) -> bool:
 
 @by_tile
 def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: int, word: str,
-             only_along: bool) -> Fetch:
+             only_along: bool) -> FetchCost:
     """``fetch`` in accesses of at most so many elements."""
     elements = elements_of(blocks, compute, view)
     size = view.tensor.dtype.bytes
     found = _row_of(blocks, compute, view)
     if only_along and not along_sum(view, compute):
-        return Fetch(elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True)
+        return FetchCost(
+            elements * max(size, found.each), elements * size / ASYNC, found.bytes, through=True
+        )
     if word == "box":  # the rates of wider types were fitted without the lines that rows straddle
         lines = straddling(view, found, LINE, compute) if size == 1 else 1.0
-        return Fetch(elements * size * lines, 0, found.bytes)
+        return FetchCost(elements * size * lines, 0, found.bytes)
     vector = min(aligned(view, found.axes, compute), 1 << (min(found.run, widest).bit_length() - 1))
     there = elements / diagonal(view, compute)  # elements off the diagonal are masked
     ahead = vector * size >= ASYNC
@@ -92,7 +104,7 @@ def _fetched(blocks: tuple[Block, ...], compute: Compute, view: View, widest: in
     row = found.bytes  # the rates of wider types were fitted without the lines that rows share
     if size == 1:
         row *= together(view, found, blocks, compute)
-    return Fetch(there * max(size, found.each), elements / vector, row, ahead,
+    return FetchCost(there * max(size, found.each), elements / vector, row, ahead,
                  found.run == 1 and elements > 1, only_along and wants_rounding(view, compute), near=near)
 
 
@@ -112,15 +124,15 @@ def _within(tiles: tuple[Block, ...], compute: Compute, view: View) -> float:
 
 
 @by_tile
-def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> Row:
+def _row_of(tiles: tuple[Block, ...], compute: Compute, view: View) -> TileRow:
     """The row of a view's tile that moves the fewest bytes for each element."""
     strides, size = axis_strides(view, compute), view.tensor.dtype.bytes
     runs = runs_of(view, compute) if compute.merge > 1 else compute.sizes
     return min((row_along(strides, b, runs, size) for b in tiles
-                if any(strides[a] for a in b.axes)), default=Row(SECTOR, SECTOR))
+                if any(strides[a] for a in b.axes)), default=TileRow(SECTOR, SECTOR))
 
 
-def stored(schedule: Schedule, compute: Compute) -> Fetch:
+def stored(schedule: Schedule, compute: Compute) -> FetchCost:
     """The counts of storing a tile. An explicit kernel stores sums as the matrix unit leaves them, parts
     of 8 rows at a time, and pairs of a thread one by one where rows begin anywhere; with ``swap``, if no
     two elements are contiguous, each lane stores to a sector of its own."""

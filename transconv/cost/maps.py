@@ -61,11 +61,11 @@ def microseconds(schedule: Schedule, compute: Compute, target: Target) -> float:
     tiled = tiled_by(schedule.blocks, compute)
     tiles, steps = tiled.programs * schedule.split_k, ceil(tiled.steps / schedule.split_k)
     traffic = facts_of(compute, target).everything
-    return cast(float, Timed(schedule, compute, target)(tiles, steps, traffic))
+    return cast(float, MapTime(schedule, compute, target)(tiles, steps, traffic))
 
 
 @dataclass(slots=True)
-class Timed:
+class MapTime:
     """``microseconds`` for other numbers of tiles, of steps of each row and of bytes than those of the
     computation, whose sizes decide where elements are found that are loaded again, and whether a row is
     one step."""

@@ -94,11 +94,11 @@ def interpreted(schedule: Schedule, compute: Compute) -> float:
 
 def microseconds(w: Work, schedule: Schedule, target: Target, c: Constants) -> float:
     """Microseconds of the main kernel and of the one that adds partial sums, from counts and rates."""
-    return cast(float, Timed(w, schedule, target, c)(w.tiles, w.steps, w.traffic))
+    return cast(float, ModelTime(w, schedule, target, c)(w.tiles, w.steps, w.traffic))
 
 
 @dataclass(slots=True)
-class Timed:
+class ModelTime:
     """``microseconds`` for other numbers of tiles, of steps and of bytes than those of ``work``.
     ``behind``: its tiles follow others of the same launch, without a wait for the last of those."""
 

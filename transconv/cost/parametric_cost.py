@@ -6,7 +6,7 @@ and steps there are, and how many bytes cross the memory's pins, are expressions
     us(sizes) = rates(counts of the example, tiles(sizes), steps(sizes), bytes(sizes))
 
 Given numbers, ``us`` is a number; given texts of the counts (symbolic_cost.py), it is the text of an
-expression (``Formula``), which is all that another process needs.
+expression (``CostFormula``), which is all that another process needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transconv.compute import Axis, Compute
 from transconv.cost import issue, maps
 from transconv.cost.copies import copied_at
 from transconv.cost.epilogue_reads import read_behind
-from transconv.cost.model import Timed, interpreted, launched
+from transconv.cost.model import ModelTime, interpreted, launched
 from transconv.cost.symbolic_cost import Lines, Number
 from transconv.cost.work import count
 from transconv.ir import Expr, View, as_expr, minimum
@@ -33,7 +33,7 @@ ARITHMETIC = re.compile(rf"\b(?:{OWN.pattern}|if|else|inf|\d+(?:\.\d+)?(?:e[-+]?
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class CostFormula:
     """The estimate of one kernel as texts of Python: ``us``, which uses the names of ``lines``, and for
     the values of ``counts`` here_c0, here_c1 and so on."""
 
@@ -87,7 +87,7 @@ class AtSizes:
             self.us = self._interpreted()
             return
         if compute.streams:
-            self.us = maps.Timed(schedule, compute, self.target)
+            self.us = maps.MapTime(schedule, compute, self.target)
             return
         work, rates = count(schedule, compute, self.target), self.target.rates
         if schedule.regs or schedule.late:  # sums and operands are kept in registers
@@ -95,7 +95,7 @@ class AtSizes:
             self.us = lambda tiles, steps, traffic: launched(
                 work, issued(tiles, steps), traffic, schedule, self.target, rates.triton, self.behind)
         else:
-            self.us = Timed(work, schedule, self.target,
+            self.us = ModelTime(work, schedule, self.target,
                             rates.gluon if schedule.via == "gluon" else rates.triton, self.behind)
         if schedule.pack:
             elements, beside = copied_at(compute, schedule, self.target)
@@ -103,11 +103,11 @@ class AtSizes:
             main = self.us
             self.us = lambda *counts: beside(*counts[3:]) + main(*counts[:3])
 
-    def formula(self) -> Formula:
+    def formula(self) -> CostFormula:
         """The same as texts."""
         lines = Lines(sign=f"{HERE}v")
         us = lines.name(self.us(*[lines.number(f"{HERE}c{n}") for n in range(len(self.counts))]))
-        return Formula(self.counts, tuple(lines.named), us)
+        return CostFormula(self.counts, tuple(lines.named), us)
 
     def _interpreted(self) -> Callable[[Number, Number, Number], Number]:
         compute, schedule = self.compute, self.schedule

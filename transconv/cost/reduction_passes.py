@@ -1,8 +1,8 @@
 """What a program of a map or reduction does in each sweep over its row: the bytes that it moves, where it
 finds them, and the instructions of a thread.
 
-In: blocks, warps, a computation without a product. Out: a ``Swept`` for each sweep. How long that takes is
-in maps.py.
+In: blocks, warps, a computation without a product. Out: a ``SweepCost`` for each sweep. How long that
+takes is in maps.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from transconv.compute import Compute, Read, Reduction, Step, Write, axis_strides, touched
 from transconv.cost.cache_reloads import NEAR
-from transconv.cost.fetches import Fetch, fetch
+from transconv.cost.fetches import FetchCost, fetch
 from transconv.cost.issue import SECTOR
 from transconv.ir import Call, Expr, View, find
 from transconv.schedule import Block, Schedule, k_steps, programs, tile
@@ -26,7 +26,7 @@ SHORT, LINE = 0.04, 128  # extra time of runs of half a cache line; bytes of a c
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepCost:
     """A step of one sweep of a program: bytes that it reads for the first time or writes, bytes that it
     reads ``again``, bytes of ``small`` tensors, instructions of a thread, whether it reads, whether
     something for the first time (``fresh``), and the number of its reductions."""
@@ -41,7 +41,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SweepFacts:
     """Properties of a computation that are the same for all schedules. ``sizes``: the bytes that each view
     must move at least; ``small``: views that stay in the L2 cache; ``everything``: the sum of ``sizes``;
     ``live``: see ``_live``; ``shared``: registers of an element for what is the same in all rows."""
@@ -55,12 +55,12 @@ class Facts:
 
 
 @lru_cache(maxsize=64)
-def facts_of(compute: Compute, target: Target) -> Facts:
+def facts_of(compute: Compute, target: Target) -> SweepFacts:
     """The properties of a computation."""
     sizes = {v: touched(v, compute) for v in compute.views()}
     largest = max(sizes.values())
     small = {v for v, n in sizes.items() if n < SMALL * min(target.l2_bytes, largest)}
-    return Facts(sizes, frozenset(small), sum(sizes.values()), _live(compute, small),
+    return SweepFacts(sizes, frozenset(small), sum(sizes.values()), _live(compute, small),
                   sum(_words(v) for v in {r.view for r in compute.reads} if not any(
                       axis_strides(v, compute)[x.name] for x in compute.axes_of("M"))),
                   tuple(s.steps for s in compute.sweeps.each) or (compute.sweeps.behind,))
@@ -86,7 +86,7 @@ def tiled_by(blocks: tuple[Block, ...], compute: Compute) -> Tiled:
 
 @lru_cache(maxsize=4096)
 def sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
-            target: Target) -> list[Swept]:
+            target: Target) -> list[SweepCost]:
     """The sweeps of a program; a map is one sweep. It takes blocks and warps instead of a schedule, so
     that the cache hits for schedules that differ in other words."""
     facts = facts_of(compute, target)
@@ -103,7 +103,7 @@ def sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
         for v in (r.view for r in compute.reads if r.view not in facts.small):
             each = facts.sizes[v] / max(1, tiled.programs * tiled.steps)  # a sum over nothing has none
             bytes_of[v] = min(bytes_of[v], each + (bytes_of[v] - each) / NEAR)
-    return [Swept(sum([bytes_of[v] for v in r.first]),
+    return [SweepCost(sum([bytes_of[v] for v in r.first]),
                    sum([bytes_of[v] for v in r.again if v not in facts.small]),
                    sum([bytes_of[v] for v in r.again if v in facts.small]),
                    lanes * r.instructions + 6 * (sum([moved[v].accesses for v in r.all]) / threads),
@@ -111,7 +111,7 @@ def sweeps(blocks: tuple[Block, ...], warps: int, compute: Compute, held: bool,
 
 
 @dataclass(frozen=True, slots=True)
-class _Role:
+class _SweepRole:
     """Properties of a sweep that do not depend on tiles: views that it reads for the first time or stores,
     views that it reads ``again``, all of them, instructions of an element, whether it reads, whether
     something for the first time, and the number of its reductions."""
@@ -126,7 +126,7 @@ class _Role:
 
 
 @lru_cache(maxsize=128)
-def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
+def _roles(compute: Compute, held: bool, target: Target) -> tuple[_SweepRole, ...]:
     facts = facts_of(compute, target)
     seen: set[View] = set()
     found = []
@@ -136,13 +136,13 @@ def _roles(compute: Compute, held: bool, target: Target) -> tuple[_Role, ...]:
         first = [v for v in reads if v not in seen and v not in facts.small]
         again = [v for v in reads if v in seen or v in facts.small]
         seen |= {*reads}
-        found.append(_Role((*first, *stored), tuple(again), (*reads, *stored),
+        found.append(_SweepRole((*first, *stored), tuple(again), (*reads, *stored),
                            _instructions(inner), bool(reads), bool(first),
                            sum(isinstance(s, Reduction) for s in inner)))
     return tuple(found)
 
 
-def _bytes(moved: Fetch) -> float:
+def _bytes(moved: FetchCost) -> float:
     """Bytes of a view's tile, increased for runs shorter than a cache line."""
     return moved.bytes * (1 + SHORT * max(0.0, LINE / moved.row - 1))
 

@@ -20,7 +20,7 @@ WIDEST = 1 << 10  # more elements than one access takes
 
 
 @lru_cache(maxsize=1024)
-def straddling(view: View, row: Row, unit: int, compute: Compute) -> float:
+def straddling(view: View, row: TileRow, unit: int, compute: Compute) -> float:
     """The factor by which rows of a tensor touch more sectors, or cache lines, of ``unit`` bytes than if
     each began at one: of runs of 16 bytes in images of 65 x 65 elements of 2 bytes, which begin anywhere,
     7 of 16 end in the next sector; rows of 128 bytes at each multiple of 320 touch 1.5 lines."""
@@ -32,7 +32,7 @@ def straddling(view: View, row: Row, unit: int, compute: Compute) -> float:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Row:
+class TileRow:
     """A row of a tile in memory: bytes moved for each element and for the whole row, the number of
     contiguous elements, and the axes along which it runs."""
 
@@ -49,7 +49,7 @@ def runs_of(view: View, compute: Compute) -> dict[str, int]:
     return compute.sizes | {across.name: across.size // compute.merge} if across else compute.sizes
 
 
-def row_along(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> Row:
+def row_along(strides: dict[str, int], block: Block, runs: dict[str, int], size: int) -> TileRow:
     """The row along the innermost axes of a block. Elements with gaps may share sectors as well."""
     step, length, axes = 0, 1, []
     for name in reversed(block.axes):
@@ -63,10 +63,10 @@ def row_along(strides: dict[str, int], block: Block, runs: dict[str, int], size:
     length = max(1, min(length, block.extent))  # an axis may be empty
     sectors = -(-((length - 1) * step + 1) * size // SECTOR)
     moved = min(sectors, length) * SECTOR
-    return Row(moved / length, moved, length if step == 1 else 1, tuple(axes))
+    return TileRow(moved / length, moved, length if step == 1 else 1, tuple(axes))
 
 
-def together(view: View, row: Row, blocks: tuple[Block, ...], compute: Compute) -> int:
+def together(view: View, row: TileRow, blocks: tuple[Block, ...], compute: Compute) -> int:
     """How many rows of a tile follow one another in memory: those of whole positions of 32 features do,
     as many as a block has positions."""
     if not row.run or row.run != prod(compute.size(a) for a in row.axes):

@@ -8,8 +8,8 @@ from math import prod
 from typing import NamedTuple
 
 from transconv.compute import Compute, touched
-from transconv.cost.epilogue_reads import Behind, read_behind
-from transconv.cost.fetches import Fetch, along_sum, elements_of, fetch, stored
+from transconv.cost.epilogue_reads import EpilogueCost, read_behind
+from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
 from transconv.ir import View, f32
 from transconv.schedule import (
     INTEGERS,
@@ -51,8 +51,8 @@ class Work(NamedTuple):
     right: int  # columns of the right operand, at most those of one product
     boxed: bool
     positions_summed: bool
-    fetched: tuple[Fetch, ...]
-    stored: Fetch
+    fetched: tuple[FetchCost, ...]
+    stored: FetchCost
     resident: int  # programs that a multiprocessor holds at once
     traffic: int  # bytes of global memory at least
     partial: int  # bytes of the partial sums, written and read again
@@ -63,7 +63,7 @@ class Work(NamedTuple):
     serial: bool = False  # whether each product waits for the one before it, for want of registers
     whole: int = 0  # sums of integers that are converted, scaled and rounded before they are stored
     divided: bool = False  # whether summed positions are unpacked by sizes that are arguments
-    behind: Behind = Behind()  # what the maps behind the sum read
+    behind: EpilogueCost = EpilogueCost()  # what the maps behind the sum read
     small: bool = False  # whether the older matrix unit multiplies f32, because warps or rows are too few
     shared: int = 1  # steps that share boxes, which are fetched together
     bytewise: int = 0  # bytes of a step that Triton transposes one by one, for a product of 8-bit operands

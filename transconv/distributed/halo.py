@@ -17,7 +17,7 @@ from transconv.conv import ConvProblem, Prop, reading
 from transconv.simplify import Facts, range_of
 
 
-class Rows(NamedTuple):
+class RowRange(NamedTuple):
     """The rows from ``start`` up to ``stop``, which is not one of them."""
 
     start: int
@@ -27,20 +27,20 @@ class Rows(NamedTuple):
     def size(self) -> int:
         return self.stop - self.start
 
-    def within(self, other: Rows) -> Rows:
+    def within(self, other: RowRange) -> RowRange:
         """The rows of both; with size 0 if there are none."""
         start = max(self.start, other.start)
-        return Rows(start, max(start, min(self.stop, other.stop)))
+        return RowRange(start, max(start, min(self.stop, other.stop)))
 
-    def seen_from(self, first: int) -> Rows:
+    def seen_from(self, first: int) -> RowRange:
         """The same rows, counted from ``first``."""
-        return Rows(self.start - first, self.stop - first)
+        return RowRange(self.start - first, self.stop - first)
 
 
-def shards(size: int, parts: int) -> tuple[Rows, ...]:
+def shards(size: int, parts: int) -> tuple[RowRange, ...]:
     """The rows of each rank as DTensor's Shard deals them: equally many, the last ones fewer or none."""
     each = -(-size // parts)
-    return tuple(Rows(min(size, r * each), min(size, (r + 1) * each)) for r in range(parts))
+    return tuple(RowRange(min(size, r * each), min(size, (r + 1) * each)) for r in range(parts))
 
 
 class Window(NamedTuple):
@@ -53,7 +53,7 @@ class Window(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SpatialAxis:
     """The convolution along one spatial axis: sizes of src, dst and the kernel, and its numbers."""
 
     i: int
@@ -63,15 +63,15 @@ class Line:
     dilation: int
     pad: int
 
-    def needs(self, prop: Prop, rows: Rows) -> Rows:
+    def needs(self, prop: Prop, rows: RowRange) -> RowRange:
         """The rows of src that these rows of dst read (``FWD``), or the rows of dst that these rows of src
         read (``BWD_D``), without those that lie in the padding."""
         if not rows.size:
-            return Rows(0, 0)
+            return RowRange(0, 0)
         found = _hull(self, prop, rows)
-        return found.within(Rows(0, self.i if prop is Prop.FWD else self.o))
+        return found.within(RowRange(0, self.i if prop is Prop.FWD else self.o))
 
-    def window(self, src: Rows, dst: Rows) -> Window:
+    def window(self, src: RowRange, dst: RowRange) -> Window:
         """The convolution of these rows. For the rows that one rank needs, ``low`` is never negative."""
         low = self.pad + src.start - dst.start * self.stride
         high = (dst.size - 1) * self.stride + (self.k - 1) * self.dilation + 1 - src.size - low
@@ -79,30 +79,30 @@ class Line:
 
 
 @lru_cache(maxsize=1 << 14)
-def _hull(line: Line, prop: Prop, rows: Rows) -> Rows:
+def _hull(line: SpatialAxis, prop: Prop, rows: RowRange) -> RowRange:
     problem = ConvProblem.make(1, 1, 1, (line.i,), line.k, line.stride, line.dilation, line.pad, line.o)
     position, tap, view = reading(problem, prop, 0)
     facts = Facts().with_range(position.var, rows.start, rows.stop - 1)
     found = range_of(view.coord, facts.with_range(tap.var, 0, tap.size - 1))
     assert found.lo is not None and found.hi is not None
-    return Rows(found.lo, found.hi + 1)
+    return RowRange(found.lo, found.hi + 1)
 
 
-class Piece(NamedTuple):
+class HaloRows(NamedTuple):
     """Rows that a rank sends to, or has from, the one with this index along its axis of the mesh."""
 
     rank: int
-    rows: Rows
+    rows: RowRange
 
 
 class Exchange(NamedTuple):
     """What a rank does to have the rows that it needs. Sent rows are counted from its first; ``pieces``
     are all that it then has, in order, its own included, counted in the whole tensor."""
 
-    owned: Rows
-    needed: Rows
-    sends: tuple[Piece, ...]
-    pieces: tuple[Piece, ...]
+    owned: RowRange
+    needed: RowRange
+    sends: tuple[HaloRows, ...]
+    pieces: tuple[HaloRows, ...]
 
     @property
     def received(self) -> int:
@@ -110,19 +110,19 @@ class Exchange(NamedTuple):
         return self.needed.size - sum(p.rows.size for p in self.pieces if p.rank < 0)
 
 
-def exchange(owned: Sequence[Rows], needed: Sequence[Rows], rank: int) -> Exchange:
+def exchange(owned: Sequence[RowRange], needed: Sequence[RowRange], rank: int) -> Exchange:
     """The exchange of one rank, where rank r owns ``owned[r]`` and needs ``needed[r]``. A piece of its own
     has -1 for a rank."""
     mine = owned[rank]
-    sends = [Piece(r, rows.seen_from(mine.start)) for r, want in enumerate(needed)
+    sends = [HaloRows(r, rows.seen_from(mine.start)) for r, want in enumerate(needed)
              if r != rank and (rows := want.within(mine)).size]
-    pieces = [Piece(-1 if r == rank else r, rows) for r, have in enumerate(owned)
+    pieces = [HaloRows(-1 if r == rank else r, rows) for r, have in enumerate(owned)
               if (rows := needed[rank].within(have)).size]
     return Exchange(mine, needed[rank], tuple(sends), tuple(pieces))
 
 
 @lru_cache(maxsize=1 << 12)
-def planned(line: Line, prop: Prop, parts: int, rank: int) -> Exchange:
+def planned(line: SpatialAxis, prop: Prop, parts: int, rank: int) -> Exchange:
     """The exchange of one of ``parts`` ranks that deal the rows of both images, for its rows of the result
     of this direction."""
     size, wanted = (line.i, line.o) if prop is Prop.FWD else (line.o, line.i)

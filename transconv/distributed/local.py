@@ -18,7 +18,7 @@ from transconv.torch_ops.settings import settings
 Tensor = torch.Tensor
 
 
-class Part(NamedTuple):
+class LocalConv(NamedTuple):
     """The numbers of the convolution of some rows of src with some of dst: windows by spatial axis."""
 
     stride: tuple[int, ...]

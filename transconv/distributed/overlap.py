@@ -19,24 +19,24 @@ from typing import NamedTuple
 import torch
 
 from transconv.conv import Prop
-from transconv.distributed.halo import Line, Rows, Window, planned, shards
-from transconv.distributed.local import Part
+from transconv.distributed.halo import RowRange, SpatialAxis, Window, planned, shards
+from transconv.distributed.local import LocalConv
 from transconv.distributed.transfer import Travelling
 
 Tensor = torch.Tensor
 SHARE = 8  # at most the eighth part of the rows is computed twice
-Kernel = Callable[[Part, Tensor, Sequence[int]], Tensor]
-Sum = Callable[[Part, Tensor, Tensor, bool], Tensor]
+Kernel = Callable[[LocalConv, Tensor, Sequence[int]], Tensor]
+Sum = Callable[[LocalConv, Tensor, Tensor, bool], Tensor]
 
 
 class Pair(NamedTuple):
     """Rows of the tensor that is read, and rows of the other one, counted in the whole tensors."""
 
-    read: Rows
-    other: Rows
+    read: RowRange
+    other: RowRange
 
 
-class Apart(NamedTuple):
+class OverlapSplit(NamedTuple):
     """``own``: all that the rank has with all of its rows of the other tensor. ``edges``: rows that read
     rows of others, with all that they read. ``received``: rows of others, with the rank's rows that read
     them: with ``own`` these are each pair of rows once."""
@@ -47,7 +47,7 @@ class Apart(NamedTuple):
 
 
 @lru_cache(maxsize=1 << 12)
-def apart(line: Line, prop: Prop, parts: int, rank: int) -> Apart | None:
+def apart(line: SpatialAxis, prop: Prop, parts: int, rank: int) -> OverlapSplit | None:
     """How one of ``parts`` ranks computes its rows of this direction's result; None if nothing travels,
     and where its rows are too few."""
     plan = planned(line, prop, parts, rank)
@@ -61,30 +61,30 @@ def apart(line: Line, prop: Prop, parts: int, rank: int) -> Apart | None:
         low += 1
     while high > low and mine.stop - high <= most and _behind(line, prop, high - 1, own):
         high -= 1
-    inner = line.needs(prop, Rows(low, high))  # rows in the padding alone may end the search too early
+    inner = line.needs(prop, RowRange(low, high))  # rows in the padding alone may end the search too early
     if low - mine.start + mine.stop - high > most or inner.within(own).size < inner.size:
         return None
     edges = tuple(Pair(line.needs(prop, rows), rows)
-                  for rows in (Rows(mine.start, low), Rows(high, mine.stop)) if rows.size)
+                  for rows in (RowRange(mine.start, low), RowRange(high, mine.stop)) if rows.size)
     back = Prop.BWD_D if prop is Prop.FWD else Prop.FWD
-    others = (Rows(plan.needed.start, own.start), Rows(own.stop, plan.needed.stop))
+    others = (RowRange(plan.needed.start, own.start), RowRange(own.stop, plan.needed.stop))
     received = tuple(Pair(rows, line.needs(back, rows).within(mine)) for rows in others if rows.size)
-    made = Apart(Pair(own, mine), edges, tuple(pair for pair in received if pair.other.size))
+    made = OverlapSplit(Pair(own, mine), edges, tuple(pair for pair in received if pair.other.size))
     pairs = (made.own, *made.edges, *made.received)
     return made if all(window_of(line, prop, pair).low >= 0 for pair in pairs) else None
 
 
-def _before(line: Line, prop: Prop, row: int, own: Rows) -> bool:
-    read = line.needs(prop, Rows(row, row + 1))
+def _before(line: SpatialAxis, prop: Prop, row: int, own: RowRange) -> bool:
+    read = line.needs(prop, RowRange(row, row + 1))
     return read.size > 0 and read.start < own.start
 
 
-def _behind(line: Line, prop: Prop, row: int, own: Rows) -> bool:
-    read = line.needs(prop, Rows(row, row + 1))
+def _behind(line: SpatialAxis, prop: Prop, row: int, own: RowRange) -> bool:
+    read = line.needs(prop, RowRange(row, row + 1))
     return read.size > 0 and read.stop > own.stop
 
 
-def window_of(line: Line, prop: Prop, pair: Pair) -> Window:
+def window_of(line: SpatialAxis, prop: Prop, pair: Pair) -> Window:
     """The convolution of a pair of rows."""
     return line.window(*(pair if prop is Prop.FWD else pair[::-1]))
 
@@ -96,12 +96,12 @@ class Halo:
     compute meanwhile; otherwise ``local`` has them all."""
 
     local: Tensor
-    part: Part
+    part: LocalConv
     prop: Prop
     rows: Travelling | None = None
-    line: Line | None = None
+    line: SpatialAxis | None = None
     axis: int = 0
-    way: Apart | None = None
+    way: OverlapSplit | None = None
 
     def computed(self, kernel: Kernel, shape: Sequence[int]) -> Tensor:
         """The rank's rows of the other tensor, of this shape."""
@@ -129,12 +129,12 @@ class Halo:
         self.rows.sent.wait()
         return made
 
-    def _part(self, pair: Pair) -> Part:
+    def _part(self, pair: Pair) -> LocalConv:
         assert self.line is not None
         windows = list(self.part.windows)
         windows[self.axis] = window_of(self.line, self.prop, pair)
         return self.part._replace(windows=tuple(windows))
 
 
-def _resized(shape: Sequence[int], dim: int, rows: Rows) -> tuple[int, ...]:
+def _resized(shape: Sequence[int], dim: int, rows: RowRange) -> tuple[int, ...]:
     return (*shape[:dim], rows.size, *shape[dim + 1:])

@@ -19,7 +19,7 @@ Choice = tuple[Split | None, ...]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class WholeShapes:
     """Shapes of the whole tensors, by the names of ``Split``, and the number of groups."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -51,7 +51,9 @@ def produced(split: Split | None, name: str) -> Placement:
     return Shard(dim) if dim is not None else Replicate() if split is None else Partial()
 
 
-def choose(mesh: Any, operands: Mapping[str, DTensor], rows: Sequence[Split], sizes: Sizes) -> Choice:
+def choose(
+    mesh: Any, operands: Mapping[str, DTensor], rows: Sequence[Split], sizes: WholeShapes
+) -> Choice:
     """For each mesh dim the axis for which the fewest bytes move; where several move as few, every rank
     computes the same, then the first axis."""
     made: list[Split | None] = []

@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from transconv.conv import Prop
 from transconv.distributed import agreement, placing, transfer
 from transconv.distributed.axes import splits
-from transconv.distributed.halo import Line, Rows, planned, shards
-from transconv.distributed.local import Part, with_bias
+from transconv.distributed.halo import RowRange, SpatialAxis, planned, shards
+from transconv.distributed.local import LocalConv, with_bias
 from transconv.distributed.overlap import Halo, apart
-from transconv.distributed.placing import Choice, Sizes, produced
+from transconv.distributed.placing import Choice, WholeShapes, produced
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 
@@ -38,7 +38,7 @@ class Problem:
         self.shapes["bias"] = self.shapes["result"][1:2]
         self.channels_last = shapes.channels_last_result(input, weight)
         src, dst = ("result", "input") if p.transposed else ("input", "result")
-        self.lines = [Line(*sizes) for sizes in zip(
+        self.lines = [SpatialAxis(*sizes) for sizes in zip(
             self.shapes[src][2:], self.shapes[dst][2:], weight.shape[2:], p.stride, p.dilation, p.pad_lo,
             strict=True)]
 
@@ -54,7 +54,7 @@ class Problem:
         rows = splits(len(self.lines), self.p.transposed, self.p.groups > 1)
         if len(_choices) >= agreement.MOST:
             _choices.clear()  # all ranks of a mesh do, at the same call
-        found = placing.choose(self.mesh, given, rows, Sizes(self.shapes, self.p.groups))
+        found = placing.choose(self.mesh, given, rows, WholeShapes(self.shapes, self.p.groups))
         return _choices.setdefault(key, found)
 
     def local(self, name: str, choice: Choice) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class Problem:
         is computed from. Those along the last axis that is split may still be on their way."""
         reads_src = (has == "input") != self.p.transposed
         prop = Prop.FWD if reads_src else Prop.BWD_D
-        owned, mine = ([Rows(0, n) for n in self.shapes[name][2:]] for name in (has, wants))
+        owned, mine = ([RowRange(0, n) for n in self.shapes[name][2:]] for name in (has, wants))
         split = [(at, s.spatial) for at, s in enumerate(choice) if s is not None and s.spatial is not None]
         pending: tuple[Any, ...] = ()
         for at, x in split:
@@ -82,7 +82,7 @@ class Problem:
             owned[x], mine[x] = plan.needed, shards(self.shapes[wants][2 + x], parts)[rank]
         src, dst = (owned, mine) if reads_src else (mine, owned)
         windows = tuple(line.window(*rows) for line, *rows in zip(self.lines, src, dst, strict=True))
-        part = Part(self.p.stride, self.p.dilation, windows, self._groups(choice))
+        part = LocalConv(self.p.stride, self.p.dilation, windows, self._groups(choice))
         return Halo(local, part, prop, *pending)
 
     def _groups(self, choice: Choice) -> int:
@@ -110,7 +110,7 @@ def forward(input: DTensor, weight: DTensor, bias: DTensor | None, p: Params) ->
         b = None  # of the parts of a sum, the first has the bias
     shape = problem.local("result", choice)
 
-    def of(part: Part, rows: Tensor, shape: Sequence[int]) -> Tensor:
+    def of(part: LocalConv, rows: Tensor, shape: Sequence[int]) -> Tensor:
         if p.transposed:
             like = shapes.empty_result(rows, shape, problem.channels_last)
             return with_bias(part.src(rows, w, like), b)
@@ -143,13 +143,13 @@ def backward(grad: DTensor, input: DTensor, weight: DTensor, p: Params,
 def _gradients(problem: Problem, g: Halo, x: Tensor, w: Tensor, mask: Sequence[bool]) -> tuple[Any, Any]:
     transposed = problem.p.transposed
 
-    def of_input(part: Part, rows: Tensor, shape: Sequence[int]) -> Tensor:
+    def of_input(part: LocalConv, rows: Tensor, shape: Sequence[int]) -> Tensor:
         if transposed:
             return part.dst(rows, w, None, shape)
         like = x if x.shape == shape else shapes.empty_result(x, shape, problem.channels_last)
         return part.src(rows, w, like)
 
-    def of_weight(part: Part, rows: Tensor, other: Tensor, addend: bool) -> Tensor:
+    def of_weight(part: LocalConv, rows: Tensor, other: Tensor, addend: bool) -> Tensor:
         return part.wei(*((other, rows) if transposed else (rows, other)), w, addend)
 
     return (g.computed(of_input, x.shape) if mask[0] else None,

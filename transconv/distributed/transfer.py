@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from transconv.distributed.halo import Exchange, Rows
+from transconv.distributed.halo import Exchange, RowRange
 from transconv.distributed.watch import watch_group
 
 Tensor = torch.Tensor
@@ -81,7 +81,7 @@ class Travelling:
             return self.parts[0]
         return torch.cat(self.parts, self.dim) if self.parts else self.local.narrow(self.dim, 0, 0)
 
-    def some(self, rows: Rows) -> Tensor:
+    def some(self, rows: RowRange) -> Tensor:
         """These rows, counted in the whole tensor, of a plan whose pieces ascend. Waits only for those
         of other ranks."""
         found = []

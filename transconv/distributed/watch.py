@@ -30,7 +30,7 @@ def _tell(text: str) -> None:
     sys.stderr.flush()
 
 
-class Watch:
+class EventWatch:
     """Events in the order in which they are reached, each with what it waits for."""
 
     def __init__(self, tell: Callable[[str], None] = _tell, clock: Callable[[], float] = time.monotonic):
@@ -78,7 +78,7 @@ def _allow_captures() -> None:
         exchange(ctypes.byref(ctypes.c_int(RELAXED)))
 
 
-watch = Watch()
+watch = EventWatch()
 
 
 def watch_group(group: Any, device: torch.device, does: str) -> None:

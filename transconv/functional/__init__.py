@@ -36,7 +36,7 @@ from transconv.functional.reductions import (
     sum,
     var,
 )
-from transconv.functional.softmax import cross_entropy, log_softmax, normalize, softmax
+from transconv.functional.softmax_rows import cross_entropy, log_softmax, normalize, softmax
 from transconv.functional.views import (
     cat,
     flip,

@@ -16,7 +16,7 @@ from transconv.compute import (
 )
 from transconv.errors import ComputeError, TensorError
 from transconv.functional.calls import torch_operators
-from transconv.functional.calls.compiled_launch import Memory, Program, program
+from transconv.functional.calls.compiled_launch import Program, TensorMemory, program
 
 Tensor = torch.Tensor
 
@@ -70,7 +70,7 @@ class Computation:
         made: list[Tensor] = torch_operators.of_nothing(self.text, torch.device(device))
         return made
 
-    def _checked(self, found: dict[str, Any], name: str, m: Memory) -> Tensor:
+    def _checked(self, found: dict[str, Any], name: str, m: TensorMemory) -> Tensor:
         t = found.get(name)
         if not isinstance(t, Tensor):
             raise TensorError(f"{self.compute.name}: {name}: expected a tensor, got {type(t).__name__}")

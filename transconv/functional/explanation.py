@@ -12,8 +12,8 @@ from transconv.errors import Unsupported
 from transconv.functional.calls import dynamic_sizes
 from transconv.functional.calls.compiled_launch import aligned, launch, question
 from transconv.functional.calls.dispatch import why_torch
-from transconv.functional.calls.explain_mode import Asked, Asking
-from transconv.functional.calls.symbolic_bind import Function, Numbers, Step, bind
+from transconv.functional.calls.explain_mode import Asking, ExplainedCall
+from transconv.functional.calls.symbolic_bind import BoundText, Numbers, PublicFunction, bind
 from transconv.torch_ops.calls.lower_call import waits
 from transconv.torch_ops.settings import settings
 
@@ -21,7 +21,7 @@ Tensors = tuple[torch.Tensor | None, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class TextExplanation:
     """One text of a call: its results, or gradients. ``text``: its first line; ``schedule`` and ``why`` of
     the plan; ``others``: the plans of the same form, each with its estimate or with what it requires and
     these sizes do not meet; ``reason``: why torch computes instead."""
@@ -42,11 +42,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class FunctionExplanation:
     """What a call would do: its results, then its gradients."""
 
     function: str
-    parts: tuple[Part, ...]
+    parts: tuple[TextExplanation, ...]
 
     @property
     def native(self) -> bool:
@@ -57,7 +57,7 @@ class Explanation:
         return "\n".join([self.function, *map(str, self.parts)])
 
 
-def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanation:
+def explain(function: Callable[..., Any], *given: Any, **named: Any) -> FunctionExplanation:
     """The plans that a call ``function(*given, **named)`` of ``transconv.functional`` would use for its
     results and for the gradients of tensors that require them, or every reason why torch would compute
     them. Launches nothing, counts nothing, warns of nothing. Raises the call's errors, TypeError for
@@ -65,24 +65,24 @@ def explain(function: Callable[..., Any], *given: Any, **named: Any) -> Explanat
     try:
         with Asking():
             function(*given, **named)
-    except Asked as asked:
+    except ExplainedCall as asked:
         f, tensors, numbers = asked.call
     else:
         name = getattr(function, "__name__", function)
         raise TypeError(f"{name} is no function of transconv.functional, or torch computes such calls")
-    return Explanation(f.name, tuple(_parts(f, tensors, numbers)))
+    return FunctionExplanation(f.name, tuple(_parts(f, tensors, numbers)))
 
 
-def _parts(f: Function, tensors: Tensors, numbers: Numbers) -> Iterator[Part]:
+def _parts(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Iterator[TextExplanation]:
     given = [t for t in tensors if t is not None]
     if why := why_torch(f, tensors):
-        yield Part("result", reason=why)
+        yield TextExplanation("result", reason=why)
         return
     wanted = tuple([t.requires_grad for t in given]) if torch.is_grad_enabled() else ()
     try:
         bound = bind(f, tensors, numbers, wanted, settings.sizes == "any")
     except Unsupported as error:
-        yield Part("result", reason=_said(error))
+        yield TextExplanation("result", reason=_said(error))
         return
     yield _part("result", bound.forward, given)
     for step in bound.backward:
@@ -90,7 +90,7 @@ def _parts(f: Function, tensors: Tensors, numbers: Numbers) -> Iterator[Part]:
         yield _part(f"gradient of {', '.join(of)}" if of else "gradients", step, given)
 
 
-def _part(computes: str, step: Step, given: Sequence[torch.Tensor]) -> Part:
+def _part(computes: str, step: BoundText, given: Sequence[torch.Tensor]) -> TextExplanation:
     device, is_aligned = given[0].device, aligned(given)
     exact: tuple[str, ...] = ()
     if step.named is not None and settings.sizes == "any":
@@ -98,15 +98,17 @@ def _part(computes: str, step: Step, given: Sequence[torch.Tensor]) -> Part:
         try:
             taken, _ = dynamic_sizes.chosen(step.named, device, is_aligned, "now")
             others = tuple(dynamic_sizes.told(step.named, device, is_aligned))
-            return Part(computes, head, str(taken.plan.schedule), taken.why, others, waits(taken.question))
+            return TextExplanation(
+                computes, head, str(taken.plan.schedule), taken.why, others, waits(taken.question)
+            )
         except Unsupported as error:
             exact = (f"its own sizes, because {_said(error)}",)
     try:
         plan = launch(step.text, device, is_aligned, "now").plan
     except Unsupported as error:
-        return Part(computes, reason=_said(error))
+        return TextExplanation(computes, reason=_said(error))
     head = plan.workload.computations[0].name
-    return Part(computes, head, str(plan.schedule), plan.why, exact,
+    return TextExplanation(computes, head, str(plan.schedule), plan.why, exact,
                 waits(question(step.text, device, is_aligned)))
 
 

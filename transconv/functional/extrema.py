@@ -9,7 +9,7 @@ import torch
 
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import MAX_OF_ALL, MIN_OF_ALL, dims
 from transconv.torch_ops import stats
@@ -17,9 +17,9 @@ from transconv.torch_ops import stats
 Tensor = torch.Tensor
 
 
-def _formula(name: str, with_value: bool) -> Callable[..., library.Formula]:
+def _formula(name: str, with_value: bool) -> Callable[..., library.LibraryFormula]:
     """Numbers: dim and keepdim. Of all dims torch's result has none, or as many of size 1."""
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, (dim, keep) = given[0], numbers
         assert x is not None
         over = dims(dim, len(x.shape))
@@ -32,11 +32,11 @@ def _formula(name: str, with_value: bool) -> Callable[..., library.Formula]:
     return formula
 
 
-ARGMAX = declare(Function("argmax", torch.argmax, _formula("argmax", False)))
-ARGMIN = declare(Function("argmin", torch.argmin, _formula("argmin", False)))
-MAX = declare(Function("max", torch.max, _formula("argmax", True),
+ARGMAX = declare(PublicFunction("argmax", torch.argmax, _formula("argmax", False)))
+ARGMIN = declare(PublicFunction("argmin", torch.argmin, _formula("argmin", False)))
+MAX = declare(PublicFunction("max", torch.max, _formula("argmax", True),
                        finish=lambda tensors, numbers, made: torch.return_types.max(made)))
-MIN = declare(Function("min", torch.min, _formula("argmin", True),
+MIN = declare(PublicFunction("min", torch.min, _formula("argmin", True),
                        finish=lambda tensors, numbers, made: torch.return_types.min(made)))
 
 
@@ -68,7 +68,7 @@ def min(input: Tensor, dim: Any = None, keepdim: bool = False, *, out: Any = Non
     return _extreme(MIN, MIN_OF_ALL, torch.min, input, dim, keepdim, out)
 
 
-def _extreme(f: Function, whole: Function, theirs: Callable[..., Any], input: Tensor,
+def _extreme(f: PublicFunction, whole: PublicFunction, theirs: Callable[..., Any], input: Tensor,
              dim: Any, keepdim: bool, out: Any) -> Any:
     named: dict[str, Any] = ({} if keepdim is False else {"keepdim": keepdim}) | (
         {} if out is None else {"out": out})

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import dims
 from transconv.torch_ops import stats
@@ -22,19 +22,19 @@ from transconv.torch_ops import stats
 Tensor = torch.Tensor
 
 
-def _taken(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _taken(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, index = given
     assert x is not None and index is not None
     return library.take(x, index, made[0], *dims(numbers[0], len(x.shape)))
 
 
-def _gathered(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _gathered(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, index = given
     assert x is not None and index is not None
     return library.gather(x, index, made[0], *dims(numbers[0], len(x.shape)))
 
 
-def _looked_up(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _looked_up(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     index, table = given
     assert table is not None and index is not None
     left_out = numbers[0]
@@ -45,12 +45,33 @@ def _looked_up(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
     return library.embedding(index, table, y, None if left_out is None else left_out % table.shape[0])
 
 
-TAKE = declare(Function("index_select", lambda x, i, dim, **out: torch.index_select(x, dim, i, **out),
-                        _taken, whole=(True, True), linear=True))
-GATHER = declare(Function("gather", lambda x, i, dim, **out: torch.gather(x, dim, i, **out), _gathered,
-                          whole=(True, True), linear=True))
-EMBEDDING = declare(Function("embedding", lambda i, w, left_out: F.embedding(i, w, left_out), _looked_up,
-                             whole=(True, False), linear=True))
+TAKE = declare(
+    PublicFunction(
+        "index_select",
+        lambda x, i, dim, **out: torch.index_select(x, dim, i, **out),
+        _taken,
+        whole=(True, True),
+        linear=True,
+    )
+)
+GATHER = declare(
+    PublicFunction(
+        "gather",
+        lambda x, i, dim, **out: torch.gather(x, dim, i, **out),
+        _gathered,
+        whole=(True, True),
+        linear=True,
+    )
+)
+EMBEDDING = declare(
+    PublicFunction(
+        "embedding",
+        lambda i, w, left_out: F.embedding(i, w, left_out),
+        _looked_up,
+        whole=(True, False),
+        linear=True,
+    )
+)
 
 
 def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None = None) -> Tensor:

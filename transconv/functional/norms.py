@@ -11,20 +11,20 @@ import torch.nn.functional as F
 from transconv.compute import library
 from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs, expect
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs, expect
 from transconv.functional.calls.torch_operators import declare
 from transconv.ir import f32, f64
 
 Tensor = torch.Tensor
 
 
-def _layer(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _layer(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w, b = given
     assert x is not None
     return library.layer_norm(x, len(numbers[0]), w, b, numbers[1], saves, made[0])
 
 
-def _rms(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _rms(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w = given
     assert x is not None
     eps = numbers[1]
@@ -33,13 +33,13 @@ def _rms(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.For
     return library.rms_norm(x, len(numbers[0]), w, eps, saves, made[0])
 
 
-def _group(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _group(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, w, b = given
     assert x is not None
     return library.group_norm(x, numbers[0], w, b, numbers[1], saves, made[0])
 
 
-def _instance(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _instance(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, mean, variance, w, b = given
     own, _, eps = numbers
     assert x is not None
@@ -50,7 +50,7 @@ def _instance(given: Specs, made: Made, numbers: Numbers, saves: bool) -> librar
     return library.group_norm(x, x.shape[1], w, b, eps, saves, made[0])
 
 
-def _batch(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _batch(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, mean, variance, w, b = given
     training, momentum, eps = numbers
     assert x is not None
@@ -114,16 +114,33 @@ def _of_features(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
     return (x.shape, *[t.shape for t in running if t is not None])
 
 
-LAYER = declare(Function("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
+LAYER = declare(PublicFunction("layer_norm", lambda x, w, b, shape, eps: F.layer_norm(x, shape, w, b, eps),
                          _layer, autocast="f32", passing=("B",), shapes=_of_last, shaped=True))
-RMS = declare(Function("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms,
+RMS = declare(PublicFunction("rms_norm", lambda x, w, shape, eps: F.rms_norm(x, shape, w, eps), _rms,
                        autocast="torch", shapes=_of_last, shaped=True))
-GROUP = declare(Function("group_norm", lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
-                         _group, autocast="f32", passing=("B",), shapes=_of_groups))
-INSTANCE = declare(Function("instance_norm", _by_instance, _instance, passing=("P", "Q", "B"),
+GROUP = declare(
+    PublicFunction(
+        "group_norm",
+        lambda x, w, b, groups, eps: F.group_norm(x, groups, w, b, eps),
+        _group,
+        autocast="f32",
+        passing=("B",),
+        shapes=_of_groups,
+    )
+)
+INSTANCE = declare(PublicFunction("instance_norm", _by_instance, _instance, passing=("P", "Q", "B"),
                             handed=F.instance_norm, finish=_keep_statistics, shapes=_of_features))
-BATCH = declare(Function("batch_norm", _by_batch, _batch, passing=("P", "Q", "B"), handed=F.batch_norm,
-                         finish=_keep_statistics, shapes=_of_features))
+BATCH = declare(
+    PublicFunction(
+        "batch_norm",
+        _by_batch,
+        _batch,
+        passing=("P", "Q", "B"),
+        handed=F.batch_norm,
+        finish=_keep_statistics,
+        shapes=_of_features,
+    )
+)
 
 
 def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,

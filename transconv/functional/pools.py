@@ -11,12 +11,12 @@ import torch.nn.functional as F
 
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs, expect
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs, expect
 from transconv.functional.calls.torch_operators import declare
 
 Tensor = torch.Tensor
 Ints = int | Sequence[int]
-Formulas = Callable[[int], Callable[[Specs, Made, Numbers, bool], library.Formula]]
+Formulas = Callable[[int], Callable[[Specs, Made, Numbers, bool], library.LibraryFormula]]
 
 
 def _each(sizes: Any, n: int) -> Any:
@@ -37,8 +37,8 @@ def _step(stride: Any, kernel_size: Any, n: int) -> Any:
     return _each(kernel_size if none else stride, n)
 
 
-def _max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.LibraryFormula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, (window, stride, padding, dilation, _, indices) = given[0], numbers
         assert x is not None
         return library.max_pool(x, window, stride, padding, dilation, made[0], saves,
@@ -46,16 +46,16 @@ def _max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
     return formula
 
 
-def _average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.LibraryFormula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, (window, stride, padding, _, pads, *divisor) = given[0], numbers
         assert x is not None
         return library.average_pool(x, window, stride, padding, made[0], pads, *divisor)
     return formula
 
 
-def _adaptive_average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _adaptive_average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.LibraryFormula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, y = given[0], made[0]
         assert x is not None
         if any(a % b for a, b in zip(x.shape[-n:], y.shape[-n:], strict=True)):
@@ -65,8 +65,8 @@ def _adaptive_average(n: int) -> Callable[[Specs, Made, Numbers, bool], library.
     return formula
 
 
-def _adaptive_max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.Formula]:
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _adaptive_max(n: int) -> Callable[[Specs, Made, Numbers, bool], library.LibraryFormula]:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         assert given[0] is not None
         return library.adaptive_max_pool(given[0], n, made[0], made[1] if numbers[-1] else None, saves)
     return formula
@@ -79,8 +79,10 @@ def _with_indices(name: str, n: int) -> Callable[..., Any]:
 
 
 def _declared(name: str, formulas: Formulas, theirs: Callable[[str, int], Callable[..., Any]],
-              **more: Any) -> dict[int, Function]:
-    return {n: declare(Function(f"{name}{n}d", theirs(name, n), formulas(n), **more)) for n in (1, 2, 3)}
+              **more: Any) -> dict[int, PublicFunction]:
+    return {
+        n: declare(PublicFunction(f"{name}{n}d", theirs(name, n), formulas(n), **more)) for n in (1, 2, 3)
+    }
 
 
 def _plainly(name: str, n: int) -> Callable[..., Any]:

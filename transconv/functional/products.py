@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from transconv.compute import library
 from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 from transconv.torch_ops.calls.lower_call import read_precision
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
@@ -25,14 +25,14 @@ def _of_one_type(given: Specs) -> None:
         raise Unsupported("dtype:mixed", f"operands are {' and '.join(sorted(found))}")
 
 
-def _linear(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _linear(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     _of_one_type(given)
     x, w, b = given
     assert x is not None and w is not None
     return library.linear(x, w, b, numbers[0], _math(numbers[1]), saves, made[0])
 
 
-def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _matmul(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     _of_one_type(given)
     x, w = given
     assert x is not None and w is not None
@@ -48,9 +48,9 @@ def _then(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return whole
 
 
-LINEAR = declare(Function("linear", _then(F.linear), _linear, autocast="low", linear=True))
-MATMUL = declare(Function("matmul", _then(torch.matmul), _matmul, autocast="low", linear=True))
-BMM = declare(Function("bmm", _then(torch.bmm), _matmul, autocast="low", linear=True))
+LINEAR = declare(PublicFunction("linear", _then(F.linear), _linear, autocast="low", linear=True))
+MATMUL = declare(PublicFunction("matmul", _then(torch.matmul), _matmul, autocast="low", linear=True))
+BMM = declare(PublicFunction("bmm", _then(torch.bmm), _matmul, autocast="low", linear=True))
 
 
 def _numbers(input: Tensor, activation: str | None) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from transconv.compute import library
 from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import TORCH
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 
 Tensor = torch.Tensor
@@ -31,9 +31,9 @@ def dims(dim: Any, rank: int) -> tuple[int, ...]:
     return tuple(sorted({d % rank for d in named}))
 
 
-def _formula(name: str) -> Callable[..., library.Formula]:
+def _formula(name: str) -> Callable[..., library.LibraryFormula]:
     """Numbers: dim, keepdim, and the dtype, or the correction of a variance."""
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, dim, keep = given[0], numbers[0], bool(numbers[1])
         assert x is not None
         dtype = numbers[2] if len(numbers) > 2 else None
@@ -56,8 +56,8 @@ def _left(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
     return (tuple([1 if d in over else n for d, n in enumerate(x.shape) if keep or d not in over]),)
 
 
-def _declared(name: str, function: Callable[..., Any], **more: Any) -> Function:
-    return declare(Function(name, function, _formula(name), shapes=_left, **more))
+def _declared(name: str, function: Callable[..., Any], **more: Any) -> PublicFunction:
+    return declare(PublicFunction(name, function, _formula(name), shapes=_left, **more))
 
 
 def _of_all(f: Callable[..., Tensor], x: Tensor, dim: Dims, keep: bool, **more: Any) -> Tensor:

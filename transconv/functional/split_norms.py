@@ -12,7 +12,7 @@ import torch
 from transconv.compute import library
 from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 
 Tensor = torch.Tensor
@@ -46,7 +46,7 @@ def _mixed(g: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
 
 
 def _formula(name: str) -> Any:
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x = given[0]
         assert x is not None
         if saves:
@@ -55,7 +55,7 @@ def _formula(name: str) -> Any:
                for t in given):
             raise Unsupported("layout:two", "two images that lie differently")
         of = getattr(library, name)
-        found: library.Formula = of(x, made[0]) if len(made) == 1 else of(x)
+        found: library.LibraryFormula = of(x, made[0]) if len(made) == 1 else of(x)
         return found
     return formula
 
@@ -64,10 +64,10 @@ def _both(tensors: Any, numbers: Numbers, results: tuple[Tensor, ...]) -> tuple[
     return results
 
 
-MOMENTS = declare(Function("moments", _moments, _formula("moments"), finish=_both))
-SUMS = declare(Function("sums", _sums, _formula("sums"), finish=_both))
-SCALED = declare(Function("scaled", _scaled, _formula("scaled")))
-MIXED = declare(Function("mixed", _mixed, _formula("mixed")))
+MOMENTS = declare(PublicFunction("moments", _moments, _formula("moments"), finish=_both))
+SUMS = declare(PublicFunction("sums", _sums, _formula("sums"), finish=_both))
+SCALED = declare(PublicFunction("scaled", _scaled, _formula("scaled")))
+MIXED = declare(PublicFunction("mixed", _mixed, _formula("mixed")))
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
 
 
-class Text(NamedTuple):
+class DerivativeText(NamedTuple):
     """A text with the names that it reads and stores."""
 
     line: str
@@ -38,14 +38,16 @@ class Text(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _derivative(text: str, of: tuple[str, ...], given: tuple[str, ...]) -> tuple[Derivative, list[Text]]:
+def _derivative(
+    text: str, of: tuple[str, ...], given: tuple[str, ...]
+) -> tuple[Derivative, list[DerivativeText]]:
     """The gradients of a text, and each of their texts."""
     found = differentiate(program(text).compute, of, given)
     return found, [_named(one_line(str(c))) for c in found.computes]
 
 
-def _named(line: str) -> Text:
-    return Text(line, tuple(program(line).given), tuple(program(line).stored))
+def _named(line: str) -> DerivativeText:
+    return DerivativeText(line, tuple(program(line).given), tuple(program(line).stored))
 
 
 @lru_cache(maxsize=1024)
@@ -54,7 +56,7 @@ def _reached(text: str) -> dict[str, frozenset[str]]:
     return reaches(program(text).compute)
 
 
-def _run(texts: Sequence[Text], values: dict[str, Tensor]) -> None:
+def _run(texts: Sequence[DerivativeText], values: dict[str, Tensor]) -> None:
     """Add what texts store to the values."""
     for text in texts:
         values |= zip(text.stored, compute(text.line, [values[name] for name in text.given]), strict=True)
@@ -114,14 +116,14 @@ class Transposed(NamedTuple):
     """A text of gradients, transposed: from the flows of its stores to those of the operands that it is
     linear in. ``given`` and ``of``: the name of each flow in ``texts``."""
 
-    texts: list[Text]
+    texts: list[DerivativeText]
     given: dict[str, str]
     of: dict[str, str]
 
 
 @lru_cache(maxsize=1024)
 def _transposed(text: str, of: tuple[str, ...], given: tuple[str, ...]) -> tuple[
-        Derivative, list[Text], list[Transposed], bool]:
+        Derivative, list[DerivativeText], list[Transposed], bool]:
     """The gradients of the results ``given``, and their transposes in the order in which they run; last,
     whether these read what the gradients' texts store."""
     derivative, texts = _derivative(text, of, given)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from transconv.compute import library
 from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
-from transconv.functional.calls.symbolic_bind import Function, Made, Numbers, Specs
+from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import dims
 from transconv.torch_ops import stats
@@ -25,7 +25,7 @@ def _tuple(sizes: Any) -> Any:
     return tuple(sizes) if isinstance(sizes, (list, tuple, torch.Size)) else sizes
 
 
-def _padded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _padded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, (pad, mode, value) = given[0], numbers
     assert x is not None
     before = [0] * len(x.shape)
@@ -33,7 +33,7 @@ def _padded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
     return library.pad(x, made[0], before, mode, float(value or 0.0))
 
 
-PAD = declare(Function("pad", F.pad, _padded, whole=(True,), linear=True))
+PAD = declare(PublicFunction("pad", F.pad, _padded, whole=(True,), linear=True))
 
 
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
@@ -42,7 +42,7 @@ def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float 
     return call(PAD, (input,), (_tuple(pad), mode, value))  # type: ignore[no-any-return]
 
 
-FLIP = declare(Function("flip", torch.flip, lambda given, made, numbers, saves: library.flip(
+FLIP = declare(PublicFunction("flip", torch.flip, lambda given, made, numbers, saves: library.flip(
     given[0], made[0], dims(numbers[0], len(given[0].shape)) if numbers[0] else ()),  # type: ignore[arg-type, union-attr]
     whole=(True,), linear=True))
 
@@ -52,7 +52,7 @@ def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
     return call(FLIP, (input,), (_tuple(dims),))  # type: ignore[no-any-return]
 
 
-def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     parts = [t for t in given if t is not None]
     dim, = dims(numbers[0], len(made[0].shape))
     if any(len(t.shape) != len(made[0].shape) for t in parts):
@@ -60,7 +60,7 @@ def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
     return library.join(parts, made[0], dim)
 
 
-CAT = declare(Function("cat", lambda *all, **out: torch.cat(all[:-1], all[-1], **out), _joined,
+CAT = declare(PublicFunction("cat", lambda *all, **out: torch.cat(all[:-1], all[-1], **out), _joined,
                        whole=(True,) * 64, linear=True))
 
 
@@ -72,7 +72,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -
     return call(CAT, given, (dim,), out)  # type: ignore[no-any-return]
 
 
-def _resized(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _resized(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, (_, scales, mode, again) = given[0], numbers
     assert x is not None
     n = len(x.shape) - 2
@@ -85,7 +85,7 @@ def _interpolated(x: Tensor, size: Any, scales: Any, mode: str, again: Any) -> T
     return F.interpolate(x, size, scales, mode, recompute_scale_factor=again)
 
 
-NEAREST = declare(Function("interpolate", _interpolated, _resized, linear=True))
+NEAREST = declare(PublicFunction("interpolate", _interpolated, _resized, linear=True))
 
 
 def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode: str = "nearest",
@@ -103,14 +103,16 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
 
 
 def _shuffled(back: bool) -> Any:
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         assert given[0] is not None
         return library.shuffle(given[0], made[0], numbers[0], back)
     return formula
 
 
-SHUFFLE = declare(Function("pixel_shuffle", F.pixel_shuffle, _shuffled(False), whole=(True,), linear=True))
-UNSHUFFLE = declare(Function("pixel_unshuffle", F.pixel_unshuffle, _shuffled(True), whole=(True,),
+SHUFFLE = declare(
+    PublicFunction("pixel_shuffle", F.pixel_shuffle, _shuffled(False), whole=(True,), linear=True)
+)
+UNSHUFFLE = declare(PublicFunction("pixel_unshuffle", F.pixel_unshuffle, _shuffled(True), whole=(True,),
                              linear=True))
 
 
@@ -128,7 +130,7 @@ def _pair(sizes: Any) -> Any:
     return (sizes, sizes) if isinstance(sizes, int) else _tuple(sizes)
 
 
-def _unfolded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _unfolded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     window, dilation, padding, stride = numbers
     assert given[0] is not None
     if len(given[0].shape) != 4:
@@ -136,7 +138,7 @@ def _unfolded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> librar
     return library.unfold(given[0], made[0], window, stride, padding, dilation)
 
 
-def _folded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _folded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     _, window, dilation, padding, stride = numbers
     assert given[0] is not None
     if len(given[0].shape) != 3:
@@ -144,8 +146,8 @@ def _folded(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.
     return library.fold(given[0], made[0], window, stride, padding, dilation)
 
 
-UNFOLD = declare(Function("unfold", F.unfold, _unfolded, linear=True))
-FOLD = declare(Function("fold", F.fold, _folded, linear=True))
+UNFOLD = declare(PublicFunction("unfold", F.unfold, _unfolded, linear=True))
+FOLD = declare(PublicFunction("fold", F.fold, _folded, linear=True))
 
 
 def unfold(input: Tensor, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,

@@ -14,13 +14,13 @@ from transconv.graph.fusion.fusion_cost import Price, counted
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.fusion.plan import Edge
 from transconv.graph.regions.measured_cost import measured
-from transconv.graph.regions.region_calls import Launches
-from transconv.graph.regions.region_kernel import Kernel
+from transconv.graph.regions.region_calls import RegionLaunches
+from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.runtime import estimated
 from transconv.tuning.timing import Clock
 
 if TYPE_CHECKING:
-    from transconv.report import Table
+    from transconv.report import PrintedTable
 
 UNSAID = ("reshape", "expand", "view", "copy")  # they compute nothing and move nothing
 
@@ -138,8 +138,8 @@ class Report:
         return tables_page("Kernels of a model", [t for g in self.graphs for t in _tables(g)])
 
 
-def _tables(graph: GraphReport) -> Iterator[Table]:
-    from transconv.report import Table
+def _tables(graph: GraphReport) -> Iterator[PrintedTable]:
+    from transconv.report import PrintedTable
 
     rows = [(r.name, ", ".join(r.operations), r.bytes / 1e6, r.flops / 1e9, r.us, r.measured_us)
             if isinstance(r, KernelRow) else
@@ -147,17 +147,17 @@ def _tables(graph: GraphReport) -> Iterator[Table]:
             for r in graph.rows]
     head = ("kernel", "operations", "MB", "GFLOP", "estimate, us", "measured, us")
     remarks = (next(graph.lines()), *([graph.whole] if graph.whole else []), *graph.remarks)
-    yield Table(graph.phase, head, tuple(rows), remarks)
+    yield PrintedTable(graph.phase, head, tuple(rows), remarks)
     edges = tuple((e.value, e.user, float(n), e.reason) for e, n in _counts(graph.edges).items())
-    yield Table(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
+    yield PrintedTable(f"{graph.phase}: through memory", ("value", "for", "times", "reason"), edges)
 
 
-def kernel_rows(region: Launches, rates: Price) -> list[KernelRow | TorchRow]:
+def kernel_rows(region: RegionLaunches, rates: Price) -> list[KernelRow | TorchRow]:
     """The rows of a region."""
     return [_row(k, region, rates) for k in region.kernels]
 
 
-def _row(kernel: Kernel, region: Launches, rates: Price) -> KernelRow:
+def _row(kernel: RegionKernel, region: RegionLaunches, rates: Price) -> KernelRow:
     moved, operations = counted(kernel.group, {*region.plan.stored})
 
     def us() -> float:
@@ -172,7 +172,7 @@ def _row(kernel: Kernel, region: Launches, rates: Price) -> KernelRow:
                      kernel.sized.refused if kernel.sized else "")
 
 
-def peak_of(region: Launches) -> int:
+def peak_of(region: RegionLaunches) -> int:
     """Bytes of what a region stores that are held at once at most."""
     held = most = 0
     inputs = {piece for _, _, piece in region.inputs}

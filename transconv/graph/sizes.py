@@ -30,7 +30,7 @@ from transconv.ir import (
 )
 from transconv.simplify import Facts, prove, range_of, simplify
 
-Length = Union[int, "Size"]
+Length = Union[int, "SymbolicSize"]
 """The size of a dim."""
 
 
@@ -72,7 +72,7 @@ class Known:
         found = self.simple.get(e)
         if found is None:
             found = self.simple[e] = self._made(e)
-        return int(found.value) if isinstance(found, Const) else Size(found, self)
+        return int(found.value) if isinstance(found, Const) else SymbolicSize(found, self)
 
     def _made(self, e: Expr) -> Expr:
         for form in (e, self.plain(e)):
@@ -103,7 +103,7 @@ class Known:
 
     def value(self, n: Length, values: Mapping[str, int]) -> int:
         """A size for values of the names that a call tells."""
-        return value_at(self.plain(n.expr), values) if isinstance(n, Size) else n
+        return value_at(self.plain(n.expr), values) if isinstance(n, SymbolicSize) else n
 
     def said(self) -> str:
         """The names with their examples and ranges, and what is assumed of them; empty without names."""
@@ -123,7 +123,7 @@ def _is_product(e: Expr) -> bool:
     return isinstance(e, Var)
 
 
-class Size:
+class SymbolicSize:
     """A size that is an expression of names."""
 
     __slots__ = ("expr", "known")
@@ -178,14 +178,14 @@ class Size:
     def _with(self, other: Any, does: Any) -> Any:
         if isinstance(other, float):
             return does(Fraction.of(self), other) if other % 1 else self._with(int(other), does)
-        if isinstance(other, (int, Size)):
+        if isinstance(other, (int, SymbolicSize)):
             return self.known.made(does(self.expr, as_expr(other)))
         return NotImplemented
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, Size) and other.expr is self.expr:
+        if isinstance(other, SymbolicSize) and other.expr is self.expr:
             return True
-        if not isinstance(other, (int, Size)):
+        if not isinstance(other, (int, SymbolicSize)):
             return NotImplemented
         apart = self - other
         return isinstance(apart, int) and apart == 0
@@ -206,7 +206,7 @@ class Size:
         return self._ordered(other, lambda a, b: a >= b)
 
     def _ordered(self, other: Any, does: Any) -> bool:
-        if isinstance(other, (int, Size)):
+        if isinstance(other, (int, SymbolicSize)):
             return self.known.assume(does(self.expr, as_expr(other)))
         raise TypeError(f"an order of a size and {other!r}; expected whole numbers")
 
@@ -272,7 +272,7 @@ class Fraction:
 
 def like(n: Any) -> Any:
     """A number as it is, a size as it is for the example."""
-    return n.like if isinstance(n, Size) else n
+    return n.like if isinstance(n, SymbolicSize) else n
 
 
 def same(a: Sequence[Length], b: Sequence[Length]) -> bool:
@@ -307,11 +307,11 @@ NOTHING = Facts()
 
 def facts_of(sizes: Iterable[Length]) -> Facts:
     """What is known of the names in some sizes."""
-    return next((n.known.facts for n in sizes if isinstance(n, Size)), NOTHING)
+    return next((n.known.facts for n in sizes if isinstance(n, SymbolicSize)), NOTHING)
 
 
 def with_axis(facts: Facts, name: str, n: Length) -> Facts:
     """These facts and the range of an axis."""
-    if isinstance(n, Size):
+    if isinstance(n, SymbolicSize):
         return facts.with_range(Var(name), 0, None).assume(Var(name) < n.expr)
     return facts.with_range(Var(name), 0, max(0, n - 1))

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.utils._sympy import functions
 
-from transconv.graph.lowerings.table import NotOurs, Result
+from transconv.graph.lowerings.table import NotOurs, ResultSpec
 from transconv.graph.sizes import Fraction, Known, Length
 from transconv.ir import LARGEST_SIZE, Expr, Var, as_expr, value_at
 
@@ -80,9 +80,9 @@ class Symbols:
             return int(n)
         return self._product(n.node.expr)
 
-    def result(self, t: torch.Tensor) -> Result:
+    def result(self, t: torch.Tensor) -> ResultSpec:
         """Shape, type and strides of a tensor without values. Raises NotOurs."""
-        return Result(tuple([self.length(n) for n in t.shape]), t.dtype,
+        return ResultSpec(tuple([self.length(n) for n in t.shape]), t.dtype,
                       tuple([self.length(n) for n in t.stride()]))
 
     def number(self, n: Any) -> Length | Fraction:

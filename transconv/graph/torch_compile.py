@@ -24,7 +24,7 @@ from transconv.graph.regions.partition import is_size
 from transconv.graph.regions.region_runner import Parts, Setting, unseen
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall
-from transconv.runtime import Begun, begin, begin_processes, cores, is_collecting
+from transconv.runtime import BatchCompile, begin, begin_processes, cores, is_collecting
 from transconv.target import TARGETS
 from transconv.torch_ops import stats
 from transconv.torch_ops.calls.lower_call import target_of
@@ -226,7 +226,7 @@ class _Way:
         graph.made.graphs.append(self.report())
         self.begun = self.begin()
 
-    def begin(self) -> Begun | None:
+    def begin(self) -> BatchCompile | None:
         """Have the kernels compiled by processes, for which the first call waits."""
         if is_collecting():
             return None

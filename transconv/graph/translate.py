@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from transconv.graph.fusion.index_ir import TYPES, Counted, Piece, Seen, Source
+from transconv.graph.fusion.index_ir import TYPES, Counted, MovedView, Piece, RegionInput
 from transconv.graph.lowerings import (
     concatenations,
     convolutions,
@@ -25,7 +25,7 @@ from transconv.graph.lowerings import (
     views,
 )
 from transconv.graph.lowerings.index_ranges import told_by_place
-from transconv.graph.lowerings.table import ROWS, Call, NotOurs, Result, is_bug, why_no_row
+from transconv.graph.lowerings.table import ROWS, NodeCall, NotOurs, ResultSpec, is_bug, why_no_row
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 
@@ -36,7 +36,7 @@ TABLES = (elementwise, fills, views, concatenations, reductions, pools, products
           convolutions, gradients, quantization, quantized_convolutions)
 
 
-def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Length | Fraction:
+def source(node: fx.Node, device: torch.device, symbols: Symbols) -> RegionInput | Length | Fraction:
     """A tensor that is in memory, or a number made of sizes. Raises NotOurs."""
     val = node.meta.get("val")
     if isinstance(val, (int, torch.SymInt, torch.SymFloat)):
@@ -44,10 +44,10 @@ def source(node: fx.Node, device: torch.device, symbols: Symbols) -> Source | Le
     if not isinstance(val, torch.Tensor):
         raise NotOurs("an operand is no tensor")
     found = _result(val, device, symbols)
-    return Source(shape=found.shape, dtype=found.dtype, strides=found.strides, of=node)
+    return RegionInput(shape=found.shape, dtype=found.dtype, strides=found.strides, of=node)
 
 
-def _result(val: torch.Tensor, device: torch.device, symbols: Symbols) -> Result:
+def _result(val: torch.Tensor, device: torch.device, symbols: Symbols) -> ResultSpec:
     """A tensor that kernels of a device take. Raises NotOurs."""
     if reason := why_not_tensor(val, device):
         raise NotOurs(reason)
@@ -92,7 +92,7 @@ def translated(node: fx.Node, known: Mapping[fx.Node, Any], device: torch.device
     name = str(node.target).partition(".")[2] if str(node.target).startswith(("aten.", "prims.")) else str(
         node.target)
     try:
-        made = rule(Call(name, tuple(args), dict(kwargs), results))
+        made = rule(NodeCall(name, tuple(args), dict(kwargs), results))
     except NotOurs:
         if values is None or (found := counted(values)) is None:
             raise
@@ -122,7 +122,7 @@ def _aliasing(made: Piece, node: fx.Node) -> Piece:
     """The piece of a node, of which it is known whether torch's result is the memory of its operand."""
     base = base_of(node)
     val, whole = node.meta["val"], base.meta.get("val") if base is not None else None
-    if isinstance(made, Seen) and base is not None:
+    if isinstance(made, MovedView) and base is not None:
         made.alias = isinstance(whole, torch.Tensor) and _same_memory(whole, val)
     return made
 
@@ -154,11 +154,11 @@ def counted(values: torch.Tensor) -> Counted | None:
                                               count=count)
 
 
-def _as_torch(made: Piece, result: Result) -> Piece:
+def _as_torch(made: Piece, result: ResultSpec) -> Piece:
     """With torch's strides. Raises NotOurs where a rule made another shape or type."""
     if not same(made.shape, result.shape) or made.dtype is not result.dtype:
         raise NotOurs(f"its rule makes {made.shape} {made.dtype}, torch {result.shape} {result.dtype}")
-    if made.strides is None and not isinstance(made, Source):
+    if made.strides is None and not isinstance(made, RegionInput):
         made.strides = result.strides
     return made
 

@@ -89,7 +89,7 @@ from transconv.ir.functions.rounding import Rounding, convert
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
 from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
-from transconv.ir.functions.tables import Rows
+from transconv.ir.functions.tables import RowTable
 from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
@@ -151,7 +151,7 @@ __all__ = [
     "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXACT_TERMS", "EXPECT", "FALSE",
     "FENCE", "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer",
     "Fetch",
-    "Piece", "Put", "Role", "Roles", "Rounding", "Rows", "Send", "Shared",
+    "Piece", "Put", "Role", "Roles", "Rounding", "RowTable", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
     "BoxStore", "Call", "Cast", "Comment", "Compare",
     "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",

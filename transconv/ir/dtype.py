@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from transconv.ir.functions.rounding import NEAREST_TF32, Rounding
-from transconv.ir.functions.tables import Rows
+from transconv.ir.functions.tables import RowTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +139,7 @@ tf32 = DType("tf32", "float", 32, "float32", "float32", "float32", "fp32", 11, w
 EXACT_TERMS = 128
 """With precision ``ieee``, sums of products of 8-bit floats move to f32 after so many terms."""
 
-DTYPES = Rows(index, index64, i8, u8, i32, i64, boolean, f8e4m3, f8e5m2, f16, bf16, f32, f64, tf32)
+DTYPES = RowTable(index, index64, i8, u8, i32, i64, boolean, f8e4m3, f8e5m2, f16, bf16, f32, f64, tf32)
 """Every type, by name."""
 
 

@@ -10,7 +10,7 @@ from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.group import Group
-from transconv.kernel.intrinsics import Asked
+from transconv.kernel.intrinsics import IntrinsicArgument
 from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
 from transconv.kernel.overloads import Scope
 from transconv.kernel.random_numbers import uniform
@@ -24,7 +24,27 @@ WorkItem = Scope.WorkItem
 """The scope of each work-item, ``@group.workitems``."""
 
 __all__ = [
-    "Asked", "Buffer", "Builder", "Constant", "DeviceFunction", "Group", "IndexMap", "KernelDecorator",
-    "KernelError", "KernelFunction", "Mapping", "Scope", "ScopeError", "SubGroup", "Tunable", "WorkGroup",
-    "WorkItem", "atomic_ref", "create_mapping", "index_map", "kernel", "symbols", "uniform",
+    "IntrinsicArgument",
+    "Buffer",
+    "Builder",
+    "Constant",
+    "DeviceFunction",
+    "Group",
+    "IndexMap",
+    "KernelDecorator",
+    "KernelError",
+    "KernelFunction",
+    "Mapping",
+    "Scope",
+    "ScopeError",
+    "SubGroup",
+    "Tunable",
+    "WorkGroup",
+    "WorkItem",
+    "atomic_ref",
+    "create_mapping",
+    "index_map",
+    "kernel",
+    "symbols",
+    "uniform",
 ]

@@ -89,7 +89,7 @@ NOTHING = Meant()
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class KernelCall:
     """A call of a kernel: its group, its arguments by name, what the kernel declares for it, and the value
     of each symbol. ``declared``: whether the group is as the kernel declares it; ``made``: the results
     that the call leaves out, which are among the arguments."""

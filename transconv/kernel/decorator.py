@@ -9,19 +9,19 @@ from typing import Any, overload
 
 from transconv.errors import KernelError
 from transconv.ir import DType
-from transconv.kernel.annotations import Asked, Declared, Meant, Tunable, declared_of
+from transconv.kernel.annotations import Declared, KernelCall, Meant, Tunable, declared_of
 from transconv.kernel.device_functions import func
-from transconv.kernel.frontend.source import Source
+from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launch.arguments import described
 from transconv.kernel.launch.description import explained
-from transconv.kernel.launch.launcher import Launches
-from transconv.kernel.launch.lowering import Lowered
+from transconv.kernel.launch.launcher import KernelLaunches
+from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.kernel.launch.results import AskedResults, Recipe, makers, results_of, returned
 from transconv.kernel.launch.simulator_check import check
 from transconv.kernel.launch.torch_operator import Results, as_operator
-from transconv.kernel.launch.tuned_choices import Found
+from transconv.kernel.launch.tuned_choices import TunedChoice
 from transconv.kernel.simulator.execution import simulate
 from transconv.target import Target, detect
 
@@ -48,17 +48,17 @@ class KernelFunction:
         self.python, self.precision = function, precision
         self.work_shape, self.group_shape, self.tuned = work_shape, group_shape, dict(tuned)
         self.asked_results = results
-        self._source: Source | None = None
+        self._source: FunctionSource | None = None
         self._declared: Declared | None = None
         self._tunables: dict[str, Tunable] | None = None
         self._results: dict[str, DType | None] | None = None
-        self._launches = Launches(self)
+        self._launches = KernelLaunches(self)
 
     @property
-    def source(self) -> Source:
+    def source(self) -> FunctionSource:
         """The function's tree and lines. Raises KernelError if it cannot be read."""
         if self._source is None:
-            self._source = _checked(Source.of(self.python))
+            self._source = _checked(FunctionSource.of(self.python))
         return self._source
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class KernelFunction:
                               self.tuned | values, self.asked_results)
 
     def asked(self, args: tuple[Any, ...], words: dict[str, Any],
-              chosen: Mapping[str, int] = MappingProxyType({})) -> Asked:
+              chosen: Mapping[str, int] = MappingProxyType({})) -> KernelCall:
         """A call: its group, its arguments by name, what symbols mean. ``chosen``: values of tunable
         numbers. Results that the call leaves out are allocated. Raises KernelError unless each other
         parameter has an argument as declared."""
@@ -122,9 +122,9 @@ class KernelFunction:
             each = makers(name, self.results, self.declared, given, sizes)
             made = tuple(make() for make in each.values())
             given |= dict(zip(each, made, strict=True))
-        return Asked(group, {n: given[n] for n in names}, meant, sizes, asked_for, made)
+        return KernelCall(group, {n: given[n] for n in names}, meant, sizes, asked_for, made)
 
-    def recipe(self, args: tuple[Any, ...], asked: Asked) -> Recipe | None:
+    def recipe(self, args: tuple[Any, ...], asked: KernelCall) -> Recipe | None:
         """What a call with arguments by place alone leaves out; None if it is nothing."""
         first, names = int(isinstance(args[0], Group)), self.source.parameters[1:]
         count, inputs = len(args) - first, [n for n in names if n not in self.results]
@@ -179,7 +179,7 @@ class KernelFunction:
         ``launch/torch_operator.py``."""
         return as_operator(self, name, group=group, results=results, backward=backward)
 
-    def lower(self, *args: Any, target: Target | str | None = None, **words: Any) -> Lowered:
+    def lower(self, *args: Any, target: Target | str | None = None, **words: Any) -> LoweredKernel:
         """The kernel for such arguments, with its stages and its Triton text; launches nothing.
         ``target``: a chip (``sm_90``), by default this machine's. Arguments may be of torch's ``meta``
         device. Raises KernelError with the user's line."""
@@ -192,7 +192,7 @@ class KernelFunction:
         Triton text."""
         return self.lower(*args, target=target, **words).stage(stage)
 
-    def tune(self, *args: Any, seconds: float = 20.0, trials: int = 32, **words: Any) -> Found:
+    def tune(self, *args: Any, seconds: float = 20.0, trials: int = 32, **words: Any) -> TunedChoice:
         """Try values of tunable numbers, warps and stages for calls like this one, on copies of the
         arrays, and keep the fastest in the user's cache, where later calls find it. What the group hints
         stays. Raises KernelError as a call does."""
@@ -211,7 +211,7 @@ def _names(code: Any) -> list[str]:
     return [*code.co_names, *code.co_freevars, *inside]
 
 
-def _checked(source: Source) -> Source:
+def _checked(source: FunctionSource) -> FunctionSource:
     """The source, if the function has parameters of the plain kind, the group first."""
     a = source.tree.args
     place = source.place(source.tree)

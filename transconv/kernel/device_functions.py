@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transconv.errors import KernelError
-from transconv.kernel.frontend.source import Source
+from transconv.kernel.frontend.source import FunctionSource
 
 if TYPE_CHECKING:
     from transconv.kernel.overloads import Scope
@@ -22,13 +22,13 @@ class DeviceFunction:
                  inline: bool = True) -> None:
         functools.update_wrapper(self, function)
         self.python, self.scope, self.inline = function, scope, inline
-        self._source: Source | None = None
+        self._source: FunctionSource | None = None
 
     @property
-    def source(self) -> Source:
+    def source(self) -> FunctionSource:
         """The function's tree and lines. Raises KernelError if it cannot be read."""
         if self._source is None:
-            made = Source.of(self.python)
+            made = FunctionSource.of(self.python)
             a, place = made.tree.args, made.place(made.tree)
             if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
                 raise KernelError(f"{place}: found parameters with defaults, * or /; allowed: plain "

@@ -45,7 +45,7 @@ Expression = Callable[..., Expr]
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class TileFunction:
     """A function of ``arity`` tiles. ``types``: ``same`` (the common type; booleans count as int32),
     ``float`` (the common type if it is a float, else float32), ``bool`` (compares values of the common
     type), ``logic`` (of booleans), ``bits`` (of booleans or integers) or ``choice`` (a condition and
@@ -175,45 +175,45 @@ def _sign(x: Expr) -> Expr:
 
 
 def _wide(name: str, function: Any, expression: Expression | None = None, *others: Any,
-          often: bool = False) -> Function:
-    return Function(name, 1, function, expression or _op(name), "float", True, often, others)
+          often: bool = False) -> TileFunction:
+    return TileFunction(name, 1, function, expression or _op(name), "float", True, often, others)
 
 
 ROWS = (
-    Function("add", 2, np.add, _op("add"), others=(operator.add,)),
-    Function("subtract", 2, np.subtract, _op("sub"), others=(operator.sub,)),
-    Function("multiply", 2, np.multiply, _op("mul"), others=(operator.mul,)),
-    Function("divide", 2, np.divide, _op("div"), "float", True, others=(operator.truediv,)),
-    Function("floor_divide", 2, np.floor_divide, _floor_divided, wide=True, often=True,
+    TileFunction("add", 2, np.add, _op("add"), others=(operator.add,)),
+    TileFunction("subtract", 2, np.subtract, _op("sub"), others=(operator.sub,)),
+    TileFunction("multiply", 2, np.multiply, _op("mul"), others=(operator.mul,)),
+    TileFunction("divide", 2, np.divide, _op("div"), "float", True, others=(operator.truediv,)),
+    TileFunction("floor_divide", 2, np.floor_divide, _floor_divided, wide=True, often=True,
              others=(operator.floordiv,)),
-    Function("remainder", 2, np.remainder, _remainder, wide=True, often=True, others=(operator.mod,)),
-    Function("power", 2, np.power, _power, "float", True, often=True, others=(operator.pow,)),
-    Function("maximum", 2, np.maximum, _op("max")),
-    Function("minimum", 2, np.minimum, _op("min")),
-    Function("less", 2, np.less, _op("lt"), "bool", others=(operator.lt,)),
-    Function("less_equal", 2, np.less_equal, _op("le"), "bool", others=(operator.le,)),
-    Function("greater", 2, np.greater, _op("gt"), "bool", others=(operator.gt,)),
-    Function("greater_equal", 2, np.greater_equal, _op("ge"), "bool", others=(operator.ge,)),
-    Function("equal", 2, np.equal, eq, "bool", others=(operator.eq,)),
-    Function("not_equal", 2, np.not_equal, ne, "bool", others=(operator.ne,)),
-    Function("logical_and", 2, np.logical_and, lambda a, b: a & b, "logic"),
-    Function("logical_or", 2, np.logical_or, lambda a, b: a | b, "logic"),
-    Function("logical_xor", 2, np.logical_xor, lambda a, b: a ^ b, "logic"),
-    Function("logical_not", 1, np.logical_not, _flipped, "logic"),
-    Function("bitwise_and", 2, np.bitwise_and, lambda a, b: a & b, "bits", others=(operator.and_,)),
-    Function("bitwise_or", 2, np.bitwise_or, lambda a, b: a | b, "bits", others=(operator.or_,)),
-    Function("bitwise_xor", 2, np.bitwise_xor, lambda a, b: a ^ b, "bits", others=(operator.xor,)),
-    Function("invert", 1, np.invert, _inverted, "bits", others=(operator.invert,)),
-    Function("left_shift", 2, np.left_shift, _shifted_left, often=True, others=(operator.lshift,)),
-    Function("right_shift", 2, np.right_shift, _shifted_right, often=True, others=(operator.rshift,)),
-    Function("negative", 1, np.negative, _op("neg"), others=(operator.neg,)),
-    Function("positive", 1, np.positive, lambda x: x, others=(operator.pos,)),
-    Function("absolute", 1, np.absolute, _op("abs"), others=(abs,)),
-    Function("fabs", 1, np.fabs, _op("abs"), "float"),
-    Function("square", 1, np.square, lambda x: x * x, often=True),
-    Function("sign", 1, np.sign, _sign, often=True),
-    Function("isnan", 1, np.isnan, lambda x: ne(x, x), "bool", often=True),
-    Function("where", 3, np.where, select, "choice"),
+    TileFunction("remainder", 2, np.remainder, _remainder, wide=True, often=True, others=(operator.mod,)),
+    TileFunction("power", 2, np.power, _power, "float", True, often=True, others=(operator.pow,)),
+    TileFunction("maximum", 2, np.maximum, _op("max")),
+    TileFunction("minimum", 2, np.minimum, _op("min")),
+    TileFunction("less", 2, np.less, _op("lt"), "bool", others=(operator.lt,)),
+    TileFunction("less_equal", 2, np.less_equal, _op("le"), "bool", others=(operator.le,)),
+    TileFunction("greater", 2, np.greater, _op("gt"), "bool", others=(operator.gt,)),
+    TileFunction("greater_equal", 2, np.greater_equal, _op("ge"), "bool", others=(operator.ge,)),
+    TileFunction("equal", 2, np.equal, eq, "bool", others=(operator.eq,)),
+    TileFunction("not_equal", 2, np.not_equal, ne, "bool", others=(operator.ne,)),
+    TileFunction("logical_and", 2, np.logical_and, lambda a, b: a & b, "logic"),
+    TileFunction("logical_or", 2, np.logical_or, lambda a, b: a | b, "logic"),
+    TileFunction("logical_xor", 2, np.logical_xor, lambda a, b: a ^ b, "logic"),
+    TileFunction("logical_not", 1, np.logical_not, _flipped, "logic"),
+    TileFunction("bitwise_and", 2, np.bitwise_and, lambda a, b: a & b, "bits", others=(operator.and_,)),
+    TileFunction("bitwise_or", 2, np.bitwise_or, lambda a, b: a | b, "bits", others=(operator.or_,)),
+    TileFunction("bitwise_xor", 2, np.bitwise_xor, lambda a, b: a ^ b, "bits", others=(operator.xor,)),
+    TileFunction("invert", 1, np.invert, _inverted, "bits", others=(operator.invert,)),
+    TileFunction("left_shift", 2, np.left_shift, _shifted_left, often=True, others=(operator.lshift,)),
+    TileFunction("right_shift", 2, np.right_shift, _shifted_right, often=True, others=(operator.rshift,)),
+    TileFunction("negative", 1, np.negative, _op("neg"), others=(operator.neg,)),
+    TileFunction("positive", 1, np.positive, lambda x: x, others=(operator.pos,)),
+    TileFunction("absolute", 1, np.absolute, _op("abs"), others=(abs,)),
+    TileFunction("fabs", 1, np.fabs, _op("abs"), "float"),
+    TileFunction("square", 1, np.square, lambda x: x * x, often=True),
+    TileFunction("sign", 1, np.sign, _sign, often=True),
+    TileFunction("isnan", 1, np.isnan, lambda x: ne(x, x), "bool", often=True),
+    TileFunction("where", 3, np.where, select, "choice"),
     _wide("exp", np.exp, None, math.exp),
     _wide("exp2", np.exp2),
     _wide("expm1", np.expm1, None, math.expm1),
@@ -229,12 +229,12 @@ ROWS = (
     _wide("ceil", np.ceil),
     _wide("rint", np.rint, lambda x: Call("nearest", (x,)), np.round),
 )
-FUNCTIONS: dict[str, Function] = {row.name: row for row in ROWS}
+FUNCTIONS: dict[str, TileFunction] = {row.name: row for row in ROWS}
 """Every function, by NumPy's name."""
-_KNOWN: list[tuple[Any, Function]] = [(f, row) for row in ROWS for f in (row.numpy, *row.others)]
+_KNOWN: list[tuple[Any, TileFunction]] = [(f, row) for row in ROWS for f in (row.numpy, *row.others)]
 
 
-def function_of(callee: Any) -> Function | None:
+def function_of(callee: Any) -> TileFunction | None:
     """The row of a function of NumPy, math or operator; None if there is none."""
     return next((row for f, row in _KNOWN if f is callee), None)
 
@@ -258,7 +258,7 @@ def common(types: list[DType], weak: list[type]) -> DType:
     return f32 if float in weak and found.kind != "float" else found
 
 
-def operand_type(row: Function, shared: DType) -> DType:
+def operand_type(row: TileFunction, shared: DType) -> DType:
     """The type in which a row computes, from the common type of its operands."""
     if row.types == "logic":
         return boolean
@@ -273,7 +273,7 @@ def operand_type(row: Function, shared: DType) -> DType:
     return f32 if row.wide and shared.kind == "float" and shared.bits < 32 else shared
 
 
-def result_type(row: Function, shared: DType) -> DType:
+def result_type(row: TileFunction, shared: DType) -> DType:
     """The type of a row's result, from the common type of its operands."""
     if row.types in ("bool", "logic"):
         return boolean
@@ -282,7 +282,7 @@ def result_type(row: Function, shared: DType) -> DType:
     return operand_type(row, shared)
 
 
-def beyond(row: Function, work: DType, numbers: Sequence[tuple[int, int] | None]) -> bool:
+def beyond(row: TileFunction, work: DType, numbers: Sequence[tuple[int, int] | None]) -> bool:
     """Whether operands hold numbers that the type in which a row computes does not: numbers of Python and
     positions, which give way to the types of tiles. ``numbers``: their least and largest, None for other
     operands. Comparisons are then of positions, which hold all; elsewhere it is an error in NumPy, and

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transconv.errors import KernelError
-from transconv.kernel.frontend.source import Source
+from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.overloads import Scope, family_for
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles.values import ArrayView, Tile, named
@@ -23,7 +23,7 @@ from transconv.target import Target
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IntrinsicArgument:
     """What an intrinsic is told of an argument. ``kind``: ``tile``, ``vector``, ``array``, ``number`` or
     ``other``; ``dtype``: NumPy's or torch's name of the type, ``int`` of positions; ``shape``: sizes, None
     where one is known at run time only; ``strides``: of an array whose sizes are known, in elements;
@@ -46,20 +46,20 @@ class Asked:
         return f"{self.dtype or self.kind}[{sizes}]" if self.shape else self.dtype or self.kind
 
 
-def asked(value: Any, sizes: Callable[[ArrayView], tuple[Any, ...]]) -> Asked:
+def asked(value: Any, sizes: Callable[[ArrayView], tuple[Any, ...]]) -> IntrinsicArgument:
     """What is known of an argument. ``sizes``: of a view."""
     if isinstance(value, Tile):
         kind = "number" if not value.own else "vector" if value.vector else "tile"
-        return Asked(kind, named(value.dtype), value.own, masked=bool(value.mask))
+        return IntrinsicArgument(kind, named(value.dtype), value.own, masked=bool(value.mask))
     if isinstance(value, ArrayView):
         shape = tuple(n if isinstance(n, int) else None for n in sizes(value))
         steps = {b.dim: b.stride for b in value.tensor.layout.blocks}
         fixed = not value.tensor.extents and value.layout is None
         strides = tuple(0 if a is None else steps[a.dim] * a.step for a in value.along) if fixed else ()
-        return Asked("array", named(value.tensor.dtype), shape, strides)
+        return IntrinsicArgument("array", named(value.tensor.dtype), shape, strides)
     if isinstance(value, (bool, int, float)):
-        return Asked("number", type(value).__name__, value=value)
-    return Asked("other", value=value)
+        return IntrinsicArgument("number", type(value).__name__, value=value)
+    return IntrinsicArgument("other", value=value)
 
 
 class Intrinsic:
@@ -73,10 +73,10 @@ class Intrinsic:
     @property
     def place(self) -> str:
         """The file and the line of the function."""
-        source = Source.of(self.python)
+        source = FunctionSource.of(self.python)
         return str(source.place(source.tree))
 
-    def built(self, arguments: Sequence[Asked], chip: Target) -> Callable[..., Any] | None:
+    def built(self, arguments: Sequence[IntrinsicArgument], chip: Target) -> Callable[..., Any] | None:
         """The function of a builder and the arguments for arguments of these types; None if there is
         none. Refuses what is neither."""
         words = {"chip": chip} if self.asks_for_chip else {}
@@ -92,9 +92,9 @@ class Intrinsic:
 
 def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callable[..., Any]], Any]:
     """Make a function decide what calls of ``function`` become on a chip. It is called with what is known
-    of the arguments (``Asked``: dtype, shape, strides ...), and with the chip if it has a parameter
-    ``chip``. It returns a function of a ``Builder`` and the arguments, or None; then the next intrinsic is
-    asked, and at last the body of ``function`` is read. The simulator executes that body.
+    of the arguments (``IntrinsicArgument``: dtype, shape, strides ...), and with the chip if it has a
+    parameter ``chip``. It returns a function of a ``Builder`` and the arguments, or None; then the next
+    intrinsic is asked, and at last the body of ``function`` is read. The simulator executes that body.
 
     ``scope``: the scope that it is for; by default every one.
     """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transconv.errors import KernelError
 from transconv.kernel.device_functions import DeviceFunction
-from transconv.kernel.frontend.source import Source
+from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.refusals import WrongScope
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Scope(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Family:
+class OverloadSet:
     """The bodies of a function. ``own``: that of the function itself, None if it says nothing."""
 
     name: str
@@ -58,13 +58,13 @@ class Family:
         return "; ".join(told)
 
 
-def family_of(callee: Any) -> Family | None:
+def family_of(callee: Any) -> OverloadSet | None:
     """The family of a function; None if it has none."""
     found = getattr(_python(callee), "__dict__", None)
     return found.get(HELD) if isinstance(found, dict) else None
 
 
-def family_for(function: Any) -> Family:
+def family_for(function: Any) -> OverloadSet:
     """The family of a function, made if there is none yet. Raises KernelError for what is no function of
     Python."""
     if (found := family_of(function)) is not None:
@@ -74,7 +74,7 @@ def family_for(function: Any) -> Family:
         raise KernelError(f"{function!r} has no bodies for scopes; expected a function that is defined by "
                           "def")
     own = function if isinstance(function, DeviceFunction) else DeviceFunction(python)
-    made = Family(python.__name__, own if _says_something(python) else None)
+    made = OverloadSet(python.__name__, own if _says_something(python) else None)
     setattr(python, HELD, made)
     return made
 
@@ -93,4 +93,4 @@ def _python(callee: Any) -> Any:
 def _says_something(function: Callable[..., Any]) -> bool:
     """Whether the body is more than ``pass``, ``...`` and a text."""
     return not all(isinstance(s, ast.Pass) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
-                   for s in Source.of(function).tree.body)
+                   for s in FunctionSource.of(function).tree.body)

@@ -14,7 +14,7 @@ from transconv.errors import KernelError, ScopeError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """A line of the user's file."""
 
     file: str
@@ -34,7 +34,7 @@ class Refusal(Exception):
         super().__init__(found)
         self.found, self.allowed, self.example = found, allowed, example
 
-    def at(self, place: Place) -> KernelError:
+    def at(self, place: SourcePlace) -> KernelError:
         """The error for the user."""
         said = f"{place}: found {self.found}" + (f"; allowed: {self.allowed}" if self.allowed else "")
         lines = [said, f"    {place.text.strip()}"]

@@ -13,7 +13,7 @@ from transconv.kernel_trials.draw_items import items
 from transconv.kernel_trials.draw_sub_groups import sub_groups
 from transconv.kernel_trials.draw_tiles import STATEMENTS, begin, stores
 from transconv.kernel_trials.draw_whole import wholes
-from transconv.kernel_trials.page import Page
+from transconv.kernel_trials.page import TrialPage
 from transconv.kernel_trials.trial import Drawn, KernelTrial
 from transconv.verify.draw.conv_problems import chance
 
@@ -34,7 +34,7 @@ def draw_trial(seed: int | str, number: int) -> KernelTrial:
 def _of_wholes(rng: Random) -> KernelTrial:
     (rows, cols), group = _sizes(rng, 17)
     group = min(group[0], 16), min(group[1], 16)
-    page = Page(rng, *group)
+    page = TrialPage(rng, *group)
     dtype = rng.choice(("i8", "u8", "i8", "u8", "i32"))
     return _trial(rng, (rows, cols), group, wholes(page, rows, cols, dtype), page)
 
@@ -66,7 +66,7 @@ def _of_tiles(rng: Random) -> KernelTrial:
     arrays = {"X": _array(rng, (rows, cols), least), "Z": _array(rng, (rows, cols), least),
               "K": _array(rng, (rows, cols), least, rng.choice(("i32", "i32", "i8", "u8", "i64", "bool"))),
               "H": _array(rng, (rows, cols), least, "f16")}
-    page = Page(rng, high, wide, least == 0)
+    page = TrialPage(rng, high, wide, least == 0)
     begin(page, flat, arrays["K"].dtype)
     for _ in range(rng.choice((1, 2, 2, 3, 3, 4, 5, 8))):  # most are short: they compile in less time
         rng.choice(STATEMENTS)(page)
@@ -78,7 +78,7 @@ def _of_tiles(rng: Random) -> KernelTrial:
 def _of_items(rng: Random) -> KernelTrial:
     work, group = _sizes(rng, MOST_ITEMS)
     arrays = {"X": _array(rng, work, 1), "Z": _array(rng, work, 1), "K": Drawn("i32", work)}
-    page = Page(rng, *group)
+    page = TrialPage(rng, *group)
     return _trial(rng, work, group, arrays | items(page, *work), page)
 
 
@@ -87,14 +87,14 @@ def _of_sub_groups(rng: Random) -> KernelTrial:
     group = sub * rng.choice((1, 2, 3, 4))
     work = min(MOST, max(1, rng.choice((group, 2 * group, rng.randrange(1, 3 * group + 1), group - 1))))
     shape = max(1, work + rng.choice((0, 0, 3, -2)))
-    page = Page(rng, 1, sub)
+    page = TrialPage(rng, 1, sub)
     stored = sub_groups(page, work)
     arrays = {"X": Drawn("f32", (shape,)), "Z": Drawn("f32", (work,))}
     return _trial(rng, (work,), (group,), arrays | stored, page, sub)
 
 
 def _trial(rng: Random, work: tuple[int, ...], group: tuple[int, ...], arrays: dict[str, Drawn],
-           page: Page, sub: int = 0) -> KernelTrial:
+           page: TrialPage, sub: int = 0) -> KernelTrial:
     """With the arrays that statements mention."""
     whole = "\n".join(page.lines)
     kept = tuple((n, a) for n, a in arrays.items() if any(f"{n}{c}" in whole for c in "[.,)"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from transconv.kernel_trials.page import Page
+from transconv.kernel_trials.page import TrialPage
 from transconv.kernel_trials.trial import Drawn
 from transconv.verify.draw.conv_problems import chance
 
 DEEPEST = 4  # blocks
 
 
-def items(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
+def items(d: TrialPage, rows: int, cols: int) -> dict[str, Drawn]:
     """The statements; the arrays they store to. Values of branches end with these."""
     d.say("@group.workitems")
     d.say("def inner(item):")
@@ -32,7 +32,7 @@ def items(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
     return {"Y": Drawn("f32", (len(floats), rows, cols), True), "S": Drawn("i32", (rows, cols), True)}
 
 
-def _value(d: Page) -> tuple[str, str]:
+def _value(d: TrialPage) -> tuple[str, str]:
     """An expression, and its kind."""
     f, g, i = d.pick("fe"), d.pick("fe"), d.pick("i")
     return d.rng.choice((
@@ -46,13 +46,13 @@ def _value(d: Page) -> tuple[str, str]:
         (f"X[{i} % X.shape[0], {d.pick('i')} % X.shape[1]]", "e")))
 
 
-def _test(d: Page) -> str:
+def _test(d: TrialPage) -> str:
     e, i = d.pick("e"), d.pick("i")
     return d.rng.choice((f"{e} > 0.25", f"{i} % 2 == 0", f"{e} < 0.5 and {i} > -3", f"not {i} > 2",
                          "i > j", f"a == b or {e} > 1.0", "X.shape[0] > 4", f"{i} == 1 or {i} >= 3"))
 
 
-def _statement(d: Page) -> None:
+def _statement(d: TrialPage) -> None:
     kind, outer = d.rng.randrange(7), d.deep == 2
     if kind < 3 or d.deep >= DEEPEST:
         text, found = _value(d)
@@ -81,7 +81,7 @@ def _statement(d: Page) -> None:
         d.deep -= 1
 
 
-def _inside(d: Page) -> None:
+def _inside(d: TrialPage) -> None:
     d.deep += 1
     for _ in range(d.rng.randrange(1, 3)):
         _statement(d)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from transconv.kernel_trials.page import Page
+from transconv.kernel_trials.page import TrialPage
 from transconv.kernel_trials.trial import Drawn
 from transconv.verify.draw.conv_problems import chance
 
 
-def sub_groups(d: Page, work: int) -> dict[str, Drawn]:
+def sub_groups(d: TrialPage, work: int) -> dict[str, Drawn]:
     """The statements; the array they store to."""
     d.say("i, = group.work_offset()")
     d.say("@group.subgroups")
@@ -28,7 +28,7 @@ def sub_groups(d: Page, work: int) -> dict[str, Drawn]:
     return {"Y": Drawn("f32", (len(found), work), True)}
 
 
-def _statement(d: Page) -> None:
+def _statement(d: TrialPage) -> None:
     f, g, e = d.pick("fe"), d.pick("fe"), d.pick("e")
     kind = d.rng.randrange(4)
     if kind < 2:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from transconv.kernel_trials.page import Page
+from transconv.kernel_trials.page import TrialPage
 from transconv.kernel_trials.trial import Drawn
 from transconv.verify.draw.conv_problems import chance
 
 
-def begin(d: Page, flat: bool, whole: str) -> None:
+def begin(d: TrialPage, flat: bool, whole: str) -> None:
     """Where the group is, and the first values."""
     if flat:
         d.say("j, = group.work_offset()")
@@ -23,7 +23,7 @@ def begin(d: Page, flat: bool, whole: str) -> None:
     d.new("v0 * 0.5 + v1", "RCf")
 
 
-def _two(d: Page) -> None:
+def _two(d: TrialPage) -> None:
     a, b = d.pick("fe"), d.pick("fe")
     op = d.rng.choice(("{} + {}", "{} - {} * 0.5", "np.clip({}, -8.0, 8.0) * np.tanh({})",
                        "np.maximum({}, {})", "np.minimum({}, {})", "{} / (abs({}) + 1.5)",
@@ -34,7 +34,7 @@ def _two(d: Page) -> None:
     d.new(op.format(a, b), d.shape(a, b) + ("e" if exact or op.startswith("mixed") else "f"))
 
 
-def _one(d: Page) -> None:
+def _one(d: TrialPage) -> None:
     a = d.pick("fe")
     op, exact = d.rng.choice((("-{}", True), ("abs({})", True), ("np.exp(-abs({}))", False),
                               ("np.clip({}, -1.0, 1.5)", True),
@@ -44,7 +44,7 @@ def _one(d: Page) -> None:
     d.new(op.format(a), d.shape(a) + (d.kind(a) if exact else "f"))
 
 
-def _rounded(d: Page) -> None:
+def _rounded(d: TrialPage) -> None:
     a = d.pick("e")
     text, kind = d.rng.choice(((f"np.floor({a})", "e"), (f"np.rint({a} * 2.0)", "e"),
                                (f"{a}.astype(np.int32)", "i"), (f"{a} > {d.pick('e', 'RC')}", "b"),
@@ -56,7 +56,7 @@ def _rounded(d: Page) -> None:
         d.say(f"{made} = {made}.astype(np.int32)")
 
 
-def _half(d: Page) -> None:
+def _half(d: TrialPage) -> None:
     """A value of 16 bits, in which nothing is rounded."""
     made = d.new("group.load(H[i:, j:], shape=(R, C))", "RCh")
     text = d.rng.choice(("{}.astype(np.float32)", "np.maximum({}, {}).astype(np.float32)",
@@ -66,21 +66,21 @@ def _half(d: Page) -> None:
     d.new(text.replace("{}", made), ("R1" if "axis" in text else "RC") + "e")
 
 
-def _whole(d: Page) -> None:
+def _whole(d: TrialPage) -> None:
     a, b = d.pick("i"), d.pick("i")
     op = d.rng.choice(("({} + {}) % 64", "({} * 3 - {}) % 64", "np.minimum({}, {})", "{} // 3 + {} % 5",
                        "({} & 7) | ({} & 3)", "({} ^ {}) & 31", "~{} + ({} >> 1)", "({} & 3) << ({} & 2)"))
     d.new(op.format(a, b), d.shape(a, b) + "i")
 
 
-def _placed(d: Page) -> None:
+def _placed(d: TrialPage) -> None:
     """Numbers that positions tell."""
     text = d.rng.choice(("j + np.arange(C)[None]", "(i + np.arange(R))[:, None]",
                          "np.arange(R)[:, None] * 2 - np.arange(C)"))
     d.new(f"({text}).astype(np.int32) + group.zeros(shape=(R, C), dtype=np.int32)", "RCi")
 
 
-def _chosen(d: Page) -> None:
+def _chosen(d: TrialPage) -> None:
     test, other, a, b = d.pick("ei"), d.pick("ei"), d.pick("fe"), d.pick("fe")
     text, used = d.rng.choice((
         (f"np.where({test} > {d.rng.choice((-1, 0, 1))}, {a}, {b})", (test, a, b)),
@@ -91,7 +91,7 @@ def _chosen(d: Page) -> None:
     d.new(text, d.shape(*used) + ("e" if exact and "mask, " not in text else "f"))
 
 
-def _reduced(d: Page) -> None:
+def _reduced(d: TrialPage) -> None:
     a = d.pick("feib")
     axis, kind = d.rng.choice((0, 1)), d.kind(a)
     ops = {"b": ("any", "all", "sum"), "i": ("max", "min", "sum")}.get(kind, ("max", "min", "sum", "mean"))
@@ -108,7 +108,7 @@ def _reduced(d: Page) -> None:
         d.new(text, left + kind)
 
 
-def _folded(d: Page) -> None:
+def _folded(d: TrialPage) -> None:
     """A reduction of everything, or of a tile of three dimensions."""
     a, b = d.pick("fe", "RC"), d.pick("fe", "RC")
     if not d.small or chance(d.rng, 3):
@@ -121,27 +121,27 @@ def _folded(d: Page) -> None:
         d.new(f"abs({a}[:, None] - {b}[None]).max(axis=(0, 2))[:, None]", "R1f")
 
 
-def _counted(d: Page) -> None:
+def _counted(d: TrialPage) -> None:
     a, axis = d.pick("ie", "RC"), d.rng.choice((0, 1))
     op = d.rng.choice(("argmax", "argmin"))
     end = "[:, None]" if axis else "[None]"
     d.new(f"{a}.{op}(axis={axis}){end}.astype(np.int32)", ("R1" if axis else "1C") + "i")
 
 
-def _moved(d: Page) -> None:
+def _moved(d: TrialPage) -> None:
     step = d.rng.randrange(4)
     part = d.rng.choice((f"X[i + {step}:, j:]", f"Z[i:, {step}:]", f"X[{step}::2, j:]", f"X[:, j:{step}]",
                          f"Z[-{step + 1}:, j:]", f"Z[i:-{step + 1}, j:]"))
     d.new(f"group.load({part}, shape=(R, C))", "RCe")
 
 
-def _gathered(d: Page) -> None:
+def _gathered(d: TrialPage) -> None:
     a, b = d.pick("i", "RC"), d.pick("i")
     at = d.rng.choice((f"{a}, {b}", f"abs({a}), abs({b})", f"{a} - 2, {b} % 3"))
     d.new(f"{d.rng.choice('XZ')}[{at}]", "RCe")
 
 
-def _cut(d: Page) -> None:
+def _cut(d: TrialPage) -> None:
     """A row, a column, or an element of an array, with everything."""
     a, b = d.pick("fe", "RC"), d.pick("fe")
     if chance(d.rng, 3) and not d.empty:
@@ -154,7 +154,7 @@ def _cut(d: Page) -> None:
     d.new(f"{part} * 0.5 + {b}", f"{rows}{cols}f")
 
 
-def _written(d: Page) -> None:
+def _written(d: TrialPage) -> None:
     a, b = d.pick("fe", "RC"), d.pick("fe")
     if chance(d.rng, 3):
         made = d.new("group.empty(shape=(R, C), dtype=np.float32)", "RCe")
@@ -173,7 +173,7 @@ def _written(d: Page) -> None:
     d.values[made] = "RC" + kind
 
 
-def _looped(d: Page) -> None:
+def _looped(d: TrialPage) -> None:
     a, b = d.pick("f", "RC"), d.pick("fe")
     acc = d.new(f"{a} * 1.0", "RCf")
     trips = d.rng.choice(("3", "X.shape[1] // 3", "i + 1", "1, 6, 2", "j, j + 2", "i", "j // 2",
@@ -199,7 +199,7 @@ def _looped(d: Page) -> None:
     d.deep -= 1
 
 
-def _summed(d: Page) -> None:
+def _summed(d: TrialPage) -> None:
     """A sum over a loop, which may have no iteration; what begins it is active everywhere."""
     acc = d.new(d.rng.choice(("group.zeros(shape=(R, C), dtype=np.float32)",
                               "group.full(shape=(R, C), dtype=np.float32, fill_value=0.5)")), "RCf")
@@ -211,7 +211,7 @@ def _summed(d: Page) -> None:
     d.deep -= 1
 
 
-def _branched(d: Page) -> None:
+def _branched(d: TrialPage) -> None:
     a, b = d.pick("fe", "RC"), d.pick("fe", "RC")
     test = d.rng.choice(("i > 0", "j == 0", "i + j > 3 and j > 0", "not i > 2", "group.id()[0] % 2 == 0"))
     made = d.new(f"{a} * 1.0", "RCf")
@@ -228,7 +228,7 @@ def _branched(d: Page) -> None:
         d.deep -= 1
 
 
-def _multiplied(d: Page) -> None:
+def _multiplied(d: TrialPage) -> None:
     a, b, c = d.pick("fe", "RC"), d.pick("fe", "RC"), d.pick("fe", "RC")
     if chance(d.rng, 3):  # in 16 bits, of which sums of products are exact
         h = d.new("group.load(H[i:, j:], shape=(R, C))", "RCh")
@@ -247,7 +247,7 @@ def _multiplied(d: Page) -> None:
         d.new(f"np.clip((({a} + 0.5) @ ({b} - 1.0).T) @ {c} * 0.0625, -8.0, 8.0)", "RCf")
 
 
-def _mapped(d: Page) -> None:
+def _mapped(d: TrialPage) -> None:
     """A view from a function of the indices of an element."""
     there = d.rng.choice(("i + a, j + b + 1", "i + a // 2, j + b - 1", "(a + b) % 5, j + b",
                           "i + a, (j + b * 2) % 7", "a * 2 - 1, b - a"))
@@ -255,7 +255,7 @@ def _mapped(d: Page) -> None:
     d.new(f"group.load({d.rng.choice('XZ')}, shape=(R, C), mapping={view})", "RCe")
 
 
-def _added(d: Page) -> None:
+def _added(d: TrialPage) -> None:
     """Additions to elements that other groups add to, of exact numbers, whose order does not matter."""
     a = d.pick("i", "RC")
     d.say(d.rng.choice((f"atomic_ref(W)[abs({a}) % 13] += {d.pick('e', 'RC')}",
@@ -264,7 +264,7 @@ def _added(d: Page) -> None:
                         "atomic_ref(W)[0] -= group.load(X[i:, j:], shape=(R, C)).sum()")))
 
 
-def _called(d: Page) -> None:
+def _called(d: TrialPage) -> None:
     """A function of its own in the text, or one with a body for the scope."""
     a, b = d.pick("e"), d.pick("e")
     if chance(d.rng, 2):
@@ -279,7 +279,7 @@ STATEMENTS = (_two, _two, _one, _rounded, _half, _whole, _placed, _chosen, _chos
               _multiplied, _multiplied, _mapped, _added, _called)
 
 
-def stores(d: Page, rows: int, cols: int) -> dict[str, Drawn]:
+def stores(d: TrialPage, rows: int, cols: int) -> dict[str, Drawn]:
     """Statements that store the last values; the arrays they are stored to."""
     found = [n for n, k in d.values.items() if k[2] in "fe"][-3:]
     for n, name in enumerate(found):

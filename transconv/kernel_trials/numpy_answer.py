@@ -24,8 +24,8 @@ SCOPES = ("WorkGroup", "SubGroup", "WorkItem")
 def answered(trial: KernelTrial, arrays: dict[str, Array]) -> None:
     """Store to the arrays of a trial what its statements say. Where they say the same of all groups, all
     of the work is one."""
-    run = _Run(trial)
-    names: dict[str, Any] = {"np": np, "kernel": run, "atomic_ref": _Atomic,
+    run = _FunctionRun(trial)
+    names: dict[str, Any] = {"np": np, "kernel": run, "atomic_ref": _AtomicRef,
                              "create_mapping": lambda function: function, **{s: s for s in SCOPES}}
     _, _, source = trial.kernel().partition(f"import {', '.join(IMPORTED)}\n")
     exec(source, names)
@@ -39,7 +39,7 @@ def answered(trial: KernelTrial, arrays: dict[str, Array]) -> None:
             names["drawn"](run.here, *sources)
 
 
-class _Run:
+class _FunctionRun:
     """The decorators of functions, and the bodies of that with several."""
 
     def __init__(self, trial: KernelTrial) -> None:
@@ -76,7 +76,7 @@ class _Run:
 class _Group:
     """A group: where it is, loads, stores and new tiles."""
 
-    def __init__(self, run: _Run, trial: KernelTrial, ids: tuple[int, ...],
+    def __init__(self, run: _FunctionRun, trial: KernelTrial, ids: tuple[int, ...],
                  shape: tuple[int, ...]) -> None:
         self.ids, self.shape, self.work_shape = ids, shape, trial.work
         self.workitems = run.each("WorkItem", lambda: (_Item(self, p) for p in np.ndindex(*shape)))
@@ -212,7 +212,7 @@ class _Source(Elements):
         return Elements(made.reshape(shape))
 
 
-class _Atomic:
+class _AtomicRef:
     """``atomic_ref``."""
 
     def __init__(self, of_array: _Source) -> None:

@@ -9,7 +9,7 @@ from transconv.verify.draw.conv_problems import chance
 
 
 @dataclass
-class Page:
+class TrialPage:
     """``values``: names with a shape, ``RC``, ``R1`` or ``1C``, and a kind: ``f`` a float that engines may
     round otherwise, ``e`` an exact one, ``h`` an exact one of 16 bits, ``i`` an integer, ``n`` one of
     the narrow type, ``b`` a boolean.

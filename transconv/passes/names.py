@@ -9,7 +9,7 @@ from transconv.compute import Compute, Read, Step, Write
 from transconv.ir import Alloc, Expr, For, Kernel, Let, Seq, Stmt, Var, bound_vars, substitute
 
 
-class Names:
+class VariableNames:
     """The names of the variables of kernels, and those in ``taken``, of which no two are alike."""
 
     def __init__(self, *kernels: Kernel, taken: Iterable[str] = ()) -> None:

@@ -23,7 +23,7 @@ from transconv.passes.lowering import (
     legalization,
     naive,
 )
-from transconv.passes.names import Names, hidden, renamed
+from transconv.passes.names import VariableNames, hidden, renamed
 from transconv.passes.scalar import (
     copy_propagation,
     cse,
@@ -201,7 +201,7 @@ def _apart(compute: Compute, schedule: Schedule, names: frozenset[str]) -> Compu
     if left := sorted(names - values.keys()):
         raise ScheduleError(f"{schedule}: the kernel has a variable '{left[0]}' of its own; expected "
                             "another name for the axis or size")
-    taken = Names(taken=compute.names.all)
+    taken = VariableNames(taken=compute.names.all)
     return renamed(compute, {values[n]: taken.fresh(f"{n}_") for n in sorted(names)})
 
 

@@ -36,7 +36,7 @@ from transconv.simplify import facts_of, range_of, simplify
 NOT_AFFINE = (FloorDiv, Mod, Min, Max, Select)
 
 
-class Scope(Mutator):
+class ScopedMutator(Mutator):
     """A mutator that has, at every statement, the facts and the lets in scope."""
 
     def __init__(self, sizes: Sizes | None = None) -> None:

@@ -5,7 +5,16 @@ the runtime and what is below it.
 """
 
 from transconv.report.page import LARGEST, page, write_page
-from transconv.report.subject import Section, Subject, Timed
-from transconv.report.tables import Table, tables_page
+from transconv.report.subject import LabeledTime, Section, Subject
+from transconv.report.tables import PrintedTable, tables_page
 
-__all__ = ["LARGEST", "Section", "Subject", "Table", "Timed", "page", "tables_page", "write_page"]
+__all__ = [
+    "LARGEST",
+    "Section",
+    "Subject",
+    "PrintedTable",
+    "LabeledTime",
+    "page",
+    "tables_page",
+    "write_page",
+]

@@ -41,7 +41,7 @@ PYTHON = re.compile(r"(?P<comment>#.*$)|(?P<string>\"[^\"]*\"|'[^']*')|(?P<deco>
 
 
 @dataclass(frozen=True)
-class Text:
+class ListedText:
     """A text to show: its lines, how often each kind of line occurs, and how many lines were left out
     for the size of the page."""
 
@@ -52,7 +52,7 @@ class Text:
     left_out: int
 
 
-def marked(text: str, language: str, most: int) -> Text:
+def marked(text: str, language: str, most: int) -> ListedText:
     """A text of at most ``most`` bytes with its lines marked by kind, without debugging remarks."""
     noise = NOISE[language]
     lines: list[str] = []
@@ -73,7 +73,7 @@ def marked(text: str, language: str, most: int) -> Text:
             made.append(Markup('<span class="l {}">{}</span>').format(kind, shown) if kind else shown)
             size += len(made[-1]) + 1
     counts = tuple((kind, said, found[kind]) for kind, said in KINDS.items() if found[kind])
-    return Text(language, Markup("\n").join(made), counts, len(lines), len(lines) - len(made))
+    return ListedText(language, Markup("\n").join(made), counts, len(lines), len(lines) - len(made))
 
 
 def _python(line: str) -> Markup:

@@ -25,7 +25,7 @@ from transconv.report.pictures import (
     timeline,
     timeline_picture,
 )
-from transconv.report.pictures.memory import Ring
+from transconv.report.pictures.memory import SharedMemoryRing
 from transconv.report.pictures.planes import Plane, plane_of, worth
 from transconv.report.pictures.roofline import Bar
 from transconv.report.subject import Section, Subject
@@ -147,10 +147,10 @@ class _Shown:
             found.setdefault(w.schedule, []).append(w)
         return list(found.items())
 
-    def explained(self, whole: Scheduled) -> list[strategies.Said]:
+    def explained(self, whole: Scheduled) -> list[strategies.ScheduleWord]:
         return strategies.explained(whole)
 
-    def others(self, whole: Scheduled) -> list[strategies.Other]:
+    def others(self, whole: Scheduled) -> list[strategies.AlternativeSchedule]:
         return strategies.others(whole)
 
     @property
@@ -182,7 +182,7 @@ class _Shown:
         found = self.rings(whole)
         return memory.draw(found, self.target.shared_bytes) if found else None
 
-    def rings(self, whole: Scheduled) -> list[Ring]:
+    def rings(self, whole: Scheduled) -> list[SharedMemoryRing]:
         return memory.rings(self.launched(whole)) or memory.implied(whole)
 
     def timeline(self, whole: Scheduled) -> tuple[timeline.Timeline, Markup] | None:
@@ -200,9 +200,9 @@ class _Shown:
         return [w.compute.name for w in self.wholes[self.staged:]]
 
     @property
-    def launches(self) -> list[Launch]:
+    def launches(self) -> list[KernelReport]:
         answers: list[object] = [*self.subject.answers] or [None] * len(self.plan.steps)
-        return [Launch(s.compute.name, machine.marked(s.source, "source", self.most), a,
+        return [KernelReport(s.compute.name, machine.marked(s.source, "source", self.most), a,
                        tuple(machine.marked(a.texts[k], k, self.most) for k in ("ptx", "sass", "amdgcn")
                              if k in a.texts) if isinstance(a, Resources) else ())
                 for s, a in zip(self.plan.steps, answers, strict=True)]
@@ -217,13 +217,13 @@ class _Shown:
 
 
 @dataclass(frozen=True)
-class Launch:
+class KernelReport:
     """A kernel's text, the result of its compile, and machine texts."""
 
     name: str
-    source: machine.Text
+    source: machine.ListedText
     answer: object
-    texts: tuple[machine.Text, ...]
+    texts: tuple[machine.ListedText, ...]
 
     @property
     def resources(self) -> Resources | None:

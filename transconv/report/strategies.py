@@ -15,7 +15,7 @@ PACKS = ("", "a", "b", "c", "a.b", "a.b.c")
 
 
 @dataclass(frozen=True)
-class Said:
+class ScheduleWord:
     """A word of the schedule: its value, its meaning, whether the value is the default."""
 
     word: str
@@ -25,7 +25,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Other:
+class AlternativeSchedule:
     """The schedule with one word changed: ``factor`` times the estimated time, or why it is not legal."""
 
     change: str
@@ -33,7 +33,7 @@ class Other:
     reason: str
 
 
-def explained(whole: Scheduled) -> list[Said]:
+def explained(whole: Scheduled) -> list[ScheduleWord]:
     """Blocks first, then the words in the order of the table."""
     schedule, compute = whole.schedule, whole.grouped
     roles = {"M": "rows of the result", "N": "columns of the result", "K": "the sum", "B": "batches"}
@@ -42,15 +42,22 @@ def explained(whole: Scheduled) -> list[Said]:
         kind = compute.kind(b.first)
         what = "step of the sum" if kind == "K" else "tile"
         along = ", ".join(f"{a} ({compute.size(a)})" for a in b.axes)
-        made.append(Said(str(b), str(b.extent), f"{b.extent} positions along {along} make one {what}; "
-                         f"{'they are' if len(b.axes) > 1 else 'it is'} {roles[kind]}.", False))
+        made.append(
+            ScheduleWord(
+                str(b),
+                str(b.extent),
+                f"{b.extent} positions along {along} make one {what}; "
+                f"{'they are' if len(b.axes) > 1 else 'it is'} {roles[kind]}.",
+                False,
+            )
+        )
     for word in words():
         value = schedule.word(word.name)
-        made.append(Said(word.name, str(value) or "none", word.says, value == word.default))
+        made.append(ScheduleWord(word.name, str(value) or "none", word.says, value == word.default))
     return made
 
 
-def others(whole: Scheduled) -> list[Other]:
+def others(whole: Scheduled) -> list[AlternativeSchedule]:
     """The schedule with each word at each of its other values, refusals with their reasons."""
     schedule, compute, target = whole.schedule, whole.compute, whole.target
     now = estimate(schedule, compute, target)
@@ -64,11 +71,11 @@ def others(whole: Scheduled) -> list[Other]:
                 f"no {word.name}=")
             try:
                 if reason := why_not(other, compute, target):
-                    made.append(Other(change, None, reason))
+                    made.append(AlternativeSchedule(change, None, reason))
                 else:
-                    made.append(Other(change, estimate(other, compute, target) / now, ""))
+                    made.append(AlternativeSchedule(change, estimate(other, compute, target) / now, ""))
             except (ArithmeticError, LookupError) as error:
-                made.append(Other(change, None, f"there is no estimate: {error}"))
+                made.append(AlternativeSchedule(change, None, f"there is no estimate: {error}"))
     return made
 
 

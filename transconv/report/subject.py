@@ -15,7 +15,7 @@ Lines = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class LabeledTime:
     """A time in microseconds and its label; ``own``: a kernel of ours; ``from_estimate``: estimated, not
     measured; ``remark``: device and versions, or what else was compared."""
 
@@ -41,7 +41,7 @@ class Subject:
     plan: Plan
     reasons: Mapping[Schedule, Lines] = field(default_factory=dict)
     answers: tuple[Answer, ...] = ()
-    times: tuple[Timed, ...] = ()
+    times: tuple[LabeledTime, ...] = ()
     remarks: tuple[str, ...] = ()
     command: str = ""
 

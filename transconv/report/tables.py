@@ -10,7 +10,7 @@ from transconv.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PrintedTable:
     """Cells are texts, or numbers aligned to the right; ``remarks`` are printed above."""
 
     title: str
@@ -19,7 +19,7 @@ class Table:
     remarks: tuple[str, ...] = ()
 
 
-def tables_page(title: str, tables: Sequence[Table], remarks: Sequence[str] = ()) -> str:
+def tables_page(title: str, tables: Sequence[PrintedTable], remarks: Sequence[str] = ()) -> str:
     """The page as a text of HTML that needs no other file. Cells are escaped; None is shown as a dash."""
     template = environment().get_template("tables.html.j2")
     return template.render(title=title, tables=tables, remarks=remarks, version=__version__,

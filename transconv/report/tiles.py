@@ -16,7 +16,7 @@ LARGEST = 1 << 20  # points to evaluate; the rest is cut off, and the picture sa
 
 
 @dataclass(frozen=True)
-class Group:
+class TiledAxes:
     """Axes that are tiled together. ``at``: a row of positions for each point; ``first``: which of them
     the first step of the sum handles, all where the axes are not summed."""
 
@@ -24,7 +24,7 @@ class Group:
     at: Array
     first: Array
 
-    def onto(self, axes: Collection[str]) -> Group:
+    def onto(self, axes: Collection[str]) -> TiledAxes:
         """The same without the axes that are not needed, each point once; a point that any first step
         handles belongs to it."""
         kept = [i for i, a in enumerate(self.axes) if a in axes]
@@ -32,11 +32,11 @@ class Group:
         keys = np.ravel_multi_index(tuple(at.T), tuple(at.max(0) + 1))
         keys, index, inverse = np.unique(keys, return_index=True, return_inverse=True)
         first = np.bincount(inverse.ravel(), self.first, len(keys)) > 0
-        return Group(tuple(self.axes[i] for i in kept), at[index], first)
+        return TiledAxes(tuple(self.axes[i] for i in kept), at[index], first)
 
 
 @dataclass(frozen=True)
-class Points:
+class AxisPoints:
     """Points over some axes: a column for each, and whether the first step of the sum handles it."""
 
     at: dict[str, Array]
@@ -48,18 +48,18 @@ class Points:
 
 
 @dataclass(frozen=True)
-class Tile:
+class ProgramTile:
     """What one program handles: the product of its groups."""
 
     compute: Compute
-    groups: tuple[Group, ...]
+    groups: tuple[TiledAxes, ...]
     cut: bool = False  # whether positions were left out
 
-    def points(self, axes: Collection[str]) -> Points:
+    def points(self, axes: Collection[str]) -> AxisPoints:
         """The tile's points over some axes, each once."""
         return _product([g.onto(axes) for g in self.groups if {*g.axes} & {*axes}], self.cut)
 
-    def one(self) -> Tile:
+    def one(self) -> ProgramTile:
         """A single element of the result in the middle of the tile, with all of its sum."""
         groups = []
         for g in self.groups:
@@ -67,11 +67,11 @@ class Tile:
                 groups.append(g)
             else:
                 middle = len(g.at) // 2 if len(g.at) < 3 else _middle(g)
-                groups.append(Group(g.axes, g.at[middle:middle + 1], g.first[middle:middle + 1]))
-        return Tile(self.compute, tuple(groups), self.cut)
+                groups.append(TiledAxes(g.axes, g.at[middle:middle + 1], g.first[middle:middle + 1]))
+        return ProgramTile(self.compute, tuple(groups), self.cut)
 
 
-def first_tile(compute: Compute, schedule: Schedule) -> Tile:
+def first_tile(compute: Compute, schedule: Schedule) -> ProgramTile:
     """The tile of program 0, with every step of its sum."""
     groups, cut = [], False
     blocked = {a for b in schedule.blocks for a in b.axes}
@@ -85,22 +85,22 @@ def first_tile(compute: Compute, schedule: Schedule) -> Tile:
         count = min(every, LARGEST)
         cut |= count < every
         at = np.stack(np.unravel_index(np.arange(count), sizes), axis=1)
-        groups.append(Group(axes, at, np.arange(count) < extent))
-    return Tile(compute, tuple(groups), cut)
+        groups.append(TiledAxes(axes, at, np.arange(count) < extent))
+    return ProgramTile(compute, tuple(groups), cut)
 
 
-def _middle(g: Group) -> int:
+def _middle(g: TiledAxes) -> int:
     """The point nearest to the middle of the box that the points fill."""
     centre = (g.at.min(0) + g.at.max(0)) / 2
     return int(np.abs(g.at - centre).sum(1).argmin())
 
 
-def _product(groups: list[Group], cut: bool) -> Points:
+def _product(groups: list[TiledAxes], cut: bool) -> AxisPoints:
     while prod(len(g.at) for g in groups) > LARGEST:
         i = max(range(len(groups)), key=lambda i: len(groups[i].at))
         half = groups[i]
         groups = [*groups]
-        groups[i] = Group(half.axes, half.at[:len(half.at) // 2], half.first[:len(half.at) // 2])
+        groups[i] = TiledAxes(half.axes, half.at[:len(half.at) // 2], half.first[:len(half.at) // 2])
         cut = True
     counts = [len(g.at) for g in groups]
     index = np.indices(counts).reshape(len(counts), -1) if groups else np.zeros((0, 1), int)
@@ -109,7 +109,7 @@ def _product(groups: list[Group], cut: bool) -> Points:
     for g, rows in zip(groups, index, strict=True):
         columns |= {a: g.at[rows, i] for i, a in enumerate(g.axes)}
         first &= g.first[rows]
-    return Points(columns, first, cut)
+    return AxisPoints(columns, first, cut)
 
 
 def in_axes(e: Expr, compute: Compute) -> Expr | None:
@@ -123,7 +123,7 @@ def in_axes(e: Expr, compute: Compute) -> Expr | None:
     return None
 
 
-def evaluated(e: Expr, points: Points) -> Array:
+def evaluated(e: Expr, points: AxisPoints) -> Array:
     """The values of an expression over axes, at every point."""
     run = Evaluator(Memory({}), {}, 1)
     run.env = {Var(name): np.asarray(at, np.int64) for name, at in points.at.items()}

@@ -4,7 +4,7 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.runtime.allocator import quickest
-from transconv.runtime.cache_bundle import Carried, info, pack, unpack
+from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.check_warmup import FirstSizes, first_result
 from transconv.runtime.compilation.async_compile import (
     ahead,
@@ -15,26 +15,71 @@ from transconv.runtime.compilation.async_compile import (
     state,
     withdraw,
 )
-from transconv.runtime.compilation.batch_compile import Begun, Prepared, begin, prepare, rank
-from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, Question, Waiting
+from transconv.runtime.compilation.batch_compile import BatchCompile, Prepared, begin, prepare, rank
+from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, PlanRequest, Waiting
 from transconv.runtime.compilation.processor_count import beside, cores, helpers
 from transconv.runtime.compilation.recompilation import Compared, compare
 from transconv.runtime.compilation.request_capture import collect, collecting, is_collecting
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.operands import check_indices
-from transconv.runtime.plans import Plan, Step
-from transconv.runtime.registry import Chosen, Kernels, Registry
+from transconv.runtime.plans import Plan, PlanStep
+from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
 from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
-from transconv.runtime.weight_prepack import Apart, Copy, apart
+from transconv.runtime.weight_prepack import Copy, WeightPrepack, apart
 
 __all__ = [
-    "Apart", "Batch", "Begun", "COMPILING", "Carried", "Choose", "Chosen", "Compared", "Copy",
-    "FirstSizes", "Kernels",
-    "NEVER", "Plan", "Planned", "Prepared", "Question", "Registry", "Step", "ahead", "apart", "begin",
-    "begin_processes", "beside", "build", "build_compute", "check_indices", "collect", "collecting",
-    "compare", "cores", "estimated", "expect", "first_result", "forget", "header", "helpers", "info",
-    "is_collecting", "is_estimated", "is_ready", "kernel_name", "pack", "plan",
-    "plan_steps", "prepare", "quickest", "rank", "ready", "replan", "state", "unpack", "withdraw",
+    "WeightPrepack",
+    "Batch",
+    "BatchCompile",
+    "COMPILING",
+    "BundleContents",
+    "Choose",
+    "ChosenPlan",
+    "Compared",
+    "Copy",
+    "FirstSizes",
+    "RegisteredPlan",
+    "NEVER",
+    "Plan",
+    "Planned",
+    "Prepared",
+    "PlanRequest",
+    "Registry",
+    "PlanStep",
+    "ahead",
+    "apart",
+    "begin",
+    "begin_processes",
+    "beside",
+    "build",
+    "build_compute",
+    "check_indices",
+    "collect",
+    "collecting",
+    "compare",
+    "cores",
+    "estimated",
+    "expect",
+    "first_result",
+    "forget",
+    "header",
+    "helpers",
+    "info",
+    "is_collecting",
+    "is_estimated",
+    "is_ready",
+    "kernel_name",
+    "pack",
+    "plan",
+    "plan_steps",
+    "prepare",
+    "quickest",
+    "rank",
+    "ready",
+    "replan",
+    "state",
+    "unpack",
+    "withdraw",
     "Waiting",
 ]

@@ -44,7 +44,7 @@ GROUP = "__grp__"  # the prefix of Triton's list of the files of a kernel, with 
 
 
 @dataclass(frozen=True)
-class Carried:
+class BundleContents:
     """The contents of the caches, or of a file: number of plans by chip, of compiled kernels and of bytes.
     ``ignored``: what was left out and why, a line each; ``digest``: of a file that was packed, SHA-256."""
 
@@ -66,12 +66,12 @@ def versions() -> dict[str, str]:
     return {"transconv": __version__, "files": files_digest(), "triton": triton_version()}
 
 
-def info() -> Carried:
+def info() -> BundleContents:
     """The contents of a file that ``pack`` would write now."""
     return _summed(_members())
 
 
-def pack(path: Path) -> Carried:
+def pack(path: Path) -> BundleContents:
     """Write all plans of this version, and their machine code, to a file, atomically. Raises OSError."""
     members = _members()
     manifest = {"format": FORMAT, **versions(),
@@ -92,7 +92,7 @@ def pack(path: Path) -> Carried:
     return replace(_summed(members), digest=digest)
 
 
-def unpack(path: Path, chip: str = "", digest: str = "") -> Carried:
+def unpack(path: Path, chip: str = "", digest: str = "") -> BundleContents:
     """Put the contents of a file into the caches of this user, for one ``chip`` or for all. ``digest``:
     what ``pack`` said of the file, which is needed where that was done with another key than this user's.
     A file of another version is ignored, with one line. Raises OSError, and ValueError for a file that is
@@ -114,7 +114,7 @@ def unpack(path: Path, chip: str = "", digest: str = "") -> Carried:
                          "your GPU would run; give the digest that cache pack printed (--digest)")
     here = versions()
     if other := [f"{n} {manifest.get(n)} (here {v})" for n, v in here.items() if manifest.get(n) != v]:
-        return Carried({}, 0, 0, (f"all of {path.name}, which is of {', '.join(other)}",))
+        return BundleContents({}, 0, 0, (f"all of {path.name}, which is of {', '.join(other)}",))
     wanted, ignored = _for_chip(members, chip)
     for name, data in wanted.items():
         _, kind, rest = name.split("/", 2) if name.startswith("records/") else ("", "", "")
@@ -204,10 +204,10 @@ def _signed(manifest: dict[str, Any]) -> tuple[str, str]:
     return "packed", json.dumps(told, sort_keys=True)
 
 
-def _summed(members: dict[str, bytes], ignored: tuple[str, ...] = ()) -> Carried:
+def _summed(members: dict[str, bytes], ignored: tuple[str, ...] = ()) -> BundleContents:
     plans = Counter(str(json.loads(d).get("target")) for n, d in members.items()
                     if n.startswith("records/plans/"))
-    return Carried(dict(plans), sum(n.startswith("records/compiled/") for n in members),
+    return BundleContents(dict(plans), sum(n.startswith("records/compiled/") for n in members),
                    sum(map(len, members.values())), ignored)
 
 

@@ -23,7 +23,7 @@ from transconv.ir import Tensor
 from transconv.passes import TOGETHER, leave, running, together
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records, plan_cache
-from transconv.runtime.plans import Plan, Step
+from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.steps import (
     Choose,
     Planned,
@@ -93,12 +93,12 @@ class _Shelf:
     def __init__(self, workload: Workload, deterministic: bool) -> None:
         self.workload, self.deterministic = workload, deterministic
         self.switches = running()
-        self.made: dict[tuple[str, Schedule], Step] = {}
+        self.made: dict[tuple[str, Schedule], PlanStep] = {}
         self.rejected = 0
         self.why = ""  # the reason for the schedule of the first kernel
         self.tuned = False  # whether that was found by tuning, for this problem or one that is close
 
-    def step(self, compute: Compute, schedule: Schedule, target: Target) -> Step:
+    def step(self, compute: Compute, schedule: Schedule, target: Target) -> PlanStep:
         """The kernel of a computation. Raises ScheduleError, or StageError for a bug in a pass."""
         key = (compute.name, schedule)
         if key not in self.made:
@@ -112,10 +112,10 @@ class _Shelf:
                     schedule=str(schedule), reason=f"{type(cause).__name__}: {cause}") from cause
         return self.made[key]
 
-    def assembled(self, planned: Planned, one: Step | None,
-                  target: Target) -> tuple[list[Step], dict[str, Tensor]]:
+    def assembled(self, planned: Planned, one: PlanStep | None,
+                  target: Target) -> tuple[list[PlanStep], dict[str, Tensor]]:
         """The launches of the planned computations, and the workspaces that they share."""
-        steps: list[Step] = []
+        steps: list[PlanStep] = []
         spaces: dict[str, Tensor] = {}
         for compute, chosen in planned:
             made = one if one and compute.phase else self.step(compute, chosen, target)
@@ -141,7 +141,9 @@ class _Shelf:
             return []
         return [w.view.tensor for w in compute.writes if w.view.tensor not in self.workload.tensors]
 
-    def one_launch(self, planned: Planned, target: Target, free: bool) -> tuple[Planned, Step | None]:
+    def one_launch(
+        self, planned: Planned, target: Target, free: bool
+    ) -> tuple[Planned, PlanStep | None]:
         """The stride phases of one result as one launch: if a schedule of one of them makes explicit
         kernels and is legal for all, the one with the best estimate for all first; else, where schedules
         are ``free``, one of the longest sum's with which all take no longer than each with its own and a
@@ -167,7 +169,7 @@ class _Shelf:
         return [(a, step.schedule if a.phase else c) for a, c in planned], step
 
     def joined(self, phases: Planned, schedules: Iterable[Schedule], most: float,
-               target: Target) -> Step | None:
+               target: Target) -> PlanStep | None:
         """One launch of all phases with one of some schedules that is estimated to take ``most`` at most
         for all of them, the best first."""
         found: dict[Schedule, float] = {}

@@ -26,7 +26,7 @@ from transconv.ir import Values, free_vars
 from transconv.runtime import check_records, compiler
 from transconv.runtime.compiler import MOST_REJECTED
 from transconv.runtime.operands import draw, torch_type
-from transconv.runtime.plans import Plan, Step
+from transconv.runtime.plans import Plan, PlanStep
 from transconv.schedule import is_copy
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _capturing(tensors: Tensors) -> bool:
     return _device(tensors).type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanStep], bool]:
     """Launch and check: what is wrong (empty if nothing), in which steps, and whether to keep the verdict
     on disk."""
     try:
@@ -143,7 +143,7 @@ def _is_tritons(error: BaseException) -> bool:
     return "triton" in (kind, where.partition(".")[0])
 
 
-def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[Step], bool]:
+def _launch_and_look(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanStep], bool]:
     """What is wrong with a result (empty if nothing), in which steps, and whether the data are too uniform
     for a check. What other workloads stored to a tensor of which this one stores a part is there again
     afterwards."""
@@ -206,7 +206,7 @@ def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
     return made
 
 
-def _suspects(plan: Plan, tensors: Tensors) -> Sequence[Step]:
+def _suspects(plan: Plan, tensors: Tensors) -> Sequence[PlanStep]:
     """The copies that are wrong when run alone; if none is, all steps but the copies."""
     copies = [step for step in plan.steps if is_copy(step.compute)]
     sizes = plan.required and (plan.sizes or plan.required.of_call(tensors))
@@ -214,7 +214,7 @@ def _suspects(plan: Plan, tensors: Tensors) -> Sequence[Step]:
     return wrong or [step for step in plan.steps if step not in copies]
 
 
-def _copies_well(step: Step, device: torch.device, sizes: Values) -> bool:
+def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
     """Whether a copy of small random integers is correct; ``sizes``: those that are arguments."""
     import torch
 
@@ -239,7 +239,7 @@ def _copies_well(step: Step, device: torch.device, sizes: Values) -> bool:
 
 
 def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
-            tensors: Tensors) -> Sequence[Step]:
+            tensors: Tensors) -> Sequence[PlanStep]:
     """The steps that may have made wrong elements: wrong copies; else, if each kernel computes one stride
     phase, those of the wrong phases; else all but the copies."""
     suspects = _suspects(plan, tensors)
@@ -251,7 +251,7 @@ def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
     return [step for step in suspects if step.compute.part in phases] or suspects
 
 
-def _record(plan: Plan, steps: Sequence[Step], verdict: str, aligned: bool,
+def _record(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool,
             tensors: Tensors, reason: str = "", keep: bool = True) -> None:
     import torch
 

@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from transconv.backend_triton import Begun, Bind
+from transconv.backend_triton import Bind, BoundStart
 from transconv.ir import defined
 
 StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
 """From sizes to a function of tensors that starts a plan for them."""
 
 
-class Kind(NamedTuple):
+class StartKind(NamedTuple):
     """Of a start what its text depends on. ``order``: the numbers of the kernel's arguments among the
     tensors; ``way``: how it is started; ``sized``: whether it takes the sizes; ``zero``: the number of the
     tensor that is cleared before."""
@@ -40,20 +40,20 @@ class Kind(NamedTuple):
 
 
 def starter(numbers: Callable[..., tuple[Any, ...]], empty: Any, device: int, count: int, sizes: int,
-            types: Sequence[Any], steps: Sequence[tuple[Begun | Bind, tuple[int, ...], int | None]],
+            types: Sequence[Any], steps: Sequence[tuple[BoundStart | Bind, tuple[int, ...], int | None]],
             ) -> StarterAt:
     """From sizes to a function of ``count`` tensors that starts all steps: each of a kernel, or of a
     function that makes its start, with the numbers of its arguments and of what it clears. Workspaces of
     ``types`` are allocated by ``empty``; ``numbers`` as ``Plan.numbers``."""
-    kinds, values, stream = list[Kind](), list[Any](), None
+    kinds, values, stream = list[StartKind](), list[Any](), None
     for begun, order, zero in steps:
-        if not isinstance(begun, Begun):
-            kinds.append(Kind(order, "bind", False, zero))
+        if not isinstance(begun, BoundStart):
+            kinds.append(StartKind(order, "bind", False, zero))
             values.append(begun)
             continue
         way = "plain" if begun.encoder is None else "boxes" if begun.places is None else "fixed boxes"
         stream = begun.stream
-        kinds.append(Kind(order, way, begun.sized, zero))
+        kinds.append(StartKind(order, way, begun.sized, zero))
         values += [begun.raw, begun.function, begun.packed, begun.early]
         if begun.encoder is not None:
             values += [begun.encoder.calls.get, begun.encoder]
@@ -64,7 +64,9 @@ def starter(numbers: Callable[..., tuple[Any, ...]], empty: Any, device: int, co
 
 
 @lru_cache(maxsize=256)
-def _written(count: int, sizes: int, spaces: int, kinds: tuple[Kind, ...]) -> Callable[..., StarterAt]:
+def _written(
+    count: int, sizes: int, spaces: int, kinds: tuple[StartKind, ...]
+) -> Callable[..., StarterAt]:
     """What makes the function of what is bound in it, in the order of ``starter``."""
     n, each = _listed("n", range(sizes)), range(len(kinds))
     bound = ["numbers", "empty", "stream", "device", *(f"t{at}" for at in range(spaces))]
@@ -94,7 +96,7 @@ _NAMES = {"bind": ("bind",), "plain": ("raw", "f", "m", "e"),
           "fixed boxes": ("raw", "f", "m", "e", "known", "encode", "q")}
 
 
-def _start(at: int, kind: Kind, n: str, tensors: int) -> list[str]:
+def _start(at: int, kind: StartKind, n: str, tensors: int) -> list[str]:
     """The lines of one step."""
     lines = [] if kind.zero is None else [f"x{kind.zero}.zero_()"]
     if kind.way == "bind":

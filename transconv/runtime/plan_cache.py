@@ -19,13 +19,13 @@ from typing import Any, TypeVar
 from transconv import knobs
 from transconv.backend_triton import Launcher, SizedLauncher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
-from transconv.cost import Formula
+from transconv.cost import CostFormula
 from transconv.disk_cache import Content, Drawer, fields
 from transconv.ir import DTYPES, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import check_records
-from transconv.runtime.compilation.plan_request import Question
-from transconv.runtime.plans import Lowered, Plan, Step
+from transconv.runtime.compilation.plan_request import PlanRequest
+from transconv.runtime.plans import LoweredStep, Plan, PlanStep
 from transconv.runtime.steps import digest_of
 from transconv.schedule import Schedule, registered_words
 from transconv.selection import files_digest, stamp
@@ -69,7 +69,7 @@ def content_of(plan: Plan) -> Content:
     """What the record of a plan has."""
     return {
         "files": files_digest(), "target": plan.target.name, "why": plan.why,
-        "question": Question(plan.workload, plan.target, plan.deterministic).job,
+        "question": PlanRequest(plan.workload, plan.target, plan.deterministic).job,
         "schedule": str(plan.schedule), "rejected": plan.rejected, "tuned": plan.tuned,
         "workspaces": [_told(t) for t in plan.workspaces.values()],
         "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us]
@@ -118,7 +118,7 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
     return plan
 
 
-def _step(step: Step) -> Content:
+def _step(step: PlanStep) -> Content:
     run = step.launcher
     sized = {"sizes": str(run.sizes), "where": list(map(str, run.requires.where)),
              "programs": str(run.programs)} if isinstance(run, SizedLauncher) else {"sizes": None}
@@ -129,7 +129,9 @@ def _step(step: Step) -> Content:
             "digest": step.digest, "zero": step.zero and step.zero.name}
 
 
-def _read(kept: Content, target: Target, again: Again, at: int, known: Mapping[str, Tensor]) -> Step:
+def _read(
+    kept: Content, target: Target, again: Again, at: int, known: Mapping[str, Tensor]
+) -> PlanStep:
     """A step; ``known``: the tensors of the call and the plan's workspaces, by name."""
     schedule, source = Schedule.parse(fields.text(kept["schedule"])), fields.text(kept["source"], TEXT)
     function = fields.name(kept["function"])
@@ -159,12 +161,12 @@ def _read(kept: Content, target: Target, again: Again, at: int, known: Mapping[s
         grid = fields.whole(kept["grid"], most=MOST_PROGRAMS)
         run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"])
 
-    def lowered() -> Lowered:
+    def lowered() -> LoweredStep:
         step = again().steps[at]
-        return Lowered(step.compute, step.kernel)
+        return LoweredStep(step.compute, step.kernel)
 
     zero = None if kept["zero"] is None else known[fields.name(kept["zero"])]
-    return Step(fields.name(kept["does"]), schedule, lowered, source, path, run,
+    return PlanStep(fields.name(kept["does"]), schedule, lowered, source, path, run,
                 tuple([t.name for t in params]), kept["digest"], zero)
 
 
@@ -189,9 +191,9 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
     return tuple(made)
 
 
-def _formula(kept: Any, sizes: Sizes) -> Formula:
+def _formula(kept: Any, sizes: Sizes) -> CostFormula:
     counts, lines, us = kept
-    return Formula(tuple([of_sizes(fields.text(c), sizes) for c in fields.several(counts)]),
+    return CostFormula(tuple([of_sizes(fields.text(c), sizes) for c in fields.several(counts)]),
                    tuple([(n, t) for n, t in fields.several(lines)]), us)
 
 

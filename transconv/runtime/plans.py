@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Begun, Bind, Launcher, SizedLauncher, numbers_of
+from transconv.backend_triton import Bind, BoundStart, Launcher, SizedLauncher, numbers_of
 from transconv.compute import Compute, Workload
-from transconv.cost import AtSizes, Formula
+from transconv.cost import AtSizes, CostFormula
 from transconv.ir import Kernel, Tensor, Values
 from transconv.runtime import allocator, launch_codegen
 from transconv.runtime.launch_codegen import StarterAt
@@ -23,7 +23,7 @@ Made = TypeVar("Made", bound="Plan")
 _names: dict[type, tuple[str, ...]] = {}  # of the fields of each kind of plan
 
 
-class Lowered(NamedTuple):
+class LoweredStep(NamedTuple):
     """The computation of a launch, and the kernel that the passes made of it."""
 
     compute: Compute
@@ -31,13 +31,13 @@ class Lowered(NamedTuple):
 
 
 @dataclass(slots=True)
-class Step:
+class PlanStep:
     """One launch of a plan: a kernel, its text and its schedule. ``does``: that of its computation;
     ``lowered``: its computation and kernel; runs the passes if the text was read from disk."""
 
     does: str
     schedule: Schedule
-    lowered: Callable[[], Lowered]
+    lowered: Callable[[], LoweredStep]
     source: str
     path: Path | None
     launcher: Launcher
@@ -69,7 +69,7 @@ class Plan:
     workload: Workload
     target: Target
     schedule: Schedule
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     workspaces: dict[str, Tensor] = field(default_factory=dict)
     fixed: bool = False
     rejected: int = 0
@@ -80,7 +80,7 @@ class Plan:
     required: Required | None = field(default=None, repr=False, compare=False)
     sizes: Values | None = None
     padding: list[tuple[slice, ...]] = field(default_factory=list, repr=False)
-    estimated: tuple[Formula, ...] = field(default=(), repr=False, compare=False)
+    estimated: tuple[CostFormula, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)]
@@ -110,7 +110,7 @@ class Plan:
         """The keys of its kernels' verdicts."""
         return {s.digest for s in self.steps}
 
-    def formulas(self) -> tuple[Formula, ...]:
+    def formulas(self) -> tuple[CostFormula, ...]:
         """What its kernels are estimated to take for sizes that are their arguments, one for each
         computation; of a plan from disk as they were found when it was made."""
         if not self.estimated:
@@ -193,9 +193,9 @@ class Plan:
                    spaces: bool = False) -> StarterAt | None:
         """``starter`` as a function of the sizes that are arguments, in the order of their names."""
         known = (*names, *self.workspaces)
-        steps: list[tuple[Begun | Bind, tuple[int, ...], int | None]] = []
+        steps: list[tuple[BoundStart | Bind, tuple[int, ...], int | None]] = []
         for step in self.steps:
-            begun: Begun | Bind | None = None
+            begun: BoundStart | Bind | None = None
             if all(p in known for p in step.params):
                 order = tuple([known.index(p) for p in step.params])
                 begun = (step.launcher.begun(device, aligned)
@@ -228,5 +228,5 @@ class Plan:
         return tuple([sizes[n] for n in self.required.names]) if self.required and sizes else ()
 
 
-def _copies(step: Step) -> bool:
+def _copies(step: PlanStep) -> bool:
     return step.does in ("pack", "unpack")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
-from transconv.cost import Formula, Lines
+from transconv.cost import CostFormula, Lines
 from transconv.errors import ComputeError, ProblemError, ScheduleError, Unsupported
 from transconv.ir import Const, Expr, Le, Sizes, function_of
 from transconv.runtime.compilation.async_compile import compiles, planned, ready
@@ -19,7 +19,7 @@ from transconv.runtime.compilation.plan_request import (
     COMPILING,
     NEVER,
     Batch,
-    Question,
+    PlanRequest,
     Room,
     Waiting,
 )
@@ -33,13 +33,13 @@ TUNED = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Generic[Made]):
+class ChosenPlan(Generic[Made]):
     """The plan for one size of a kind of call, held at it, and the question that it answers. ``us``: its
     estimate; ``of``: how many had a say; ``waits``, if another one is being compiled: whether it may be
     chosen by now; ``kind``: of the calls."""
 
     plan: Made
-    question: Question
+    question: PlanRequest
     us: float
     of: int
     waits: Callable[[], bool] | None
@@ -55,14 +55,14 @@ class Chosen(Generic[Made]):
 
 
 @dataclass(slots=True, eq=False)
-class Kernels(Generic[Made]):
+class RegisteredPlan(Generic[Made]):
     """A plan of a registry, what it requires, and what it is estimated to take."""
 
-    question: Question
+    question: PlanRequest
     plan: Made
     sizes: Sizes = field(init=False)
     takes: Callable[..., bool] = field(init=False)  # of sizes, in the order of their names
-    estimates: Sequence[Formula] = field(init=False)
+    estimates: Sequence[CostFormula] = field(init=False)
 
     def __post_init__(self) -> None:
         assert self.plan.required is not None
@@ -70,15 +70,15 @@ class Kernels(Generic[Made]):
         self.estimates = self.plan.formulas()
 
 
-class Table(Generic[Made]):
+class SizeTable(Generic[Made]):
     """What a registry's plans require and what they are estimated to take, as one function of sizes
     (``find``): the place of the plan with the least estimate, -1 where it does not take these sizes after
     all, and the estimates of all, infinite for those that do not take sizes of this kind. ``settled``: no
     other plan may come."""
 
-    def __init__(self, kernels: Sequence[Kernels[Made]], settled: bool) -> None:
+    def __init__(self, kernels: Sequence[RegisteredPlan[Made]], settled: bool) -> None:
         self.count, self.settled = len(kernels), settled
-        different: dict[Hashable, Kernels[Made]] = {}  # two examples may lead to one schedule
+        different: dict[Hashable, RegisteredPlan[Made]] = {}  # two examples may lead to one schedule
         for k in kernels:
             different.setdefault((tuple([s.schedule for s in k.plan.steps]), k.sizes.requirements), k)
         # Of equals the first wins.
@@ -118,7 +118,7 @@ class Table(Generic[Made]):
             best = f"({at} if {takes[at]} else -1) if {first} else {best}"
         return lines.named, f"(({best}) if {shared} else -1, ({', '.join(us)},))"
 
-    def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
+    def estimates(self, sizes: Sequence[int]) -> list[tuple[float, RegisteredPlan[Made]]]:
         """The plans that take sizes, each with the microseconds that it is estimated to take."""
         return [(us, k) for us, k in zip(self.find(*sizes)[1], self.kernels, strict=True)
                 if k.takes(*sizes)]
@@ -138,18 +138,18 @@ class Registry(Generic[Made]):
     is one of, such as a layer, ``title`` what it does. Plans that would have more than ``most`` kernels
     with those before them are left out (0: none is); ``each`` as for a batch."""
 
-    def __init__(self, questions: Sequence[Question], made: type[Made], kind: str, title: str,
+    def __init__(self, questions: Sequence[PlanRequest], made: type[Made], kind: str, title: str,
                  most: int = 0, each: int = 1) -> None:
         self.questions, self.made, self.kind, self.most = [*questions], made, kind, most
         self.each = each
-        self.there: dict[Question, Kernels[Made]] = {}
-        self.table: Table[Made] | None = None  # of those that are there
-        self.failed: dict[Question, str] = {}
-        self.over: dict[Question, Callable[[], bool]] = {}  # of those that processes compile
+        self.there: dict[PlanRequest, RegisteredPlan[Made]] = {}
+        self.table: SizeTable[Made] | None = None  # of those that are there
+        self.failed: dict[PlanRequest, str] = {}
+        self.over: dict[PlanRequest, Callable[[], bool]] = {}  # of those that processes compile
         self.looked = False
         self.title = f"{title}, any size"
 
-    def choose(self, sizes: Sequence[int], mode: str) -> Chosen[Made]:
+    def choose(self, sizes: Sequence[int], mode: str) -> ChosenPlan[Made]:
         """The plan for sizes, in the order of their names. Unsupported where there is none, or none yet
         as the mode has it (see ``runtime.ready``)."""
         why, waits = ("", []) if self.is_settled() else self._look(mode)
@@ -161,19 +161,19 @@ class Registry(Generic[Made]):
             raise Unsupported(why or "sizes:refused", self._why_none(sizes))
         us, best = min(found, key=lambda one: one[0])
         held = best.plan.held(dict(zip(best.sizes.names, sizes, strict=True)))
-        return Chosen(held, best.question, us, len(found), over, self.kind)
+        return ChosenPlan(held, best.question, us, len(found), over, self.kind)
 
     def is_settled(self) -> bool:
         """Whether each question has a plan, or the reason why it has none."""
         return len(self.there) + len(self.failed) >= len(self.questions)
 
-    def estimates(self, sizes: Sequence[int]) -> list[tuple[float, Kernels[Made]]]:
+    def estimates(self, sizes: Sequence[int]) -> list[tuple[float, RegisteredPlan[Made]]]:
         """The plans that are there and take sizes, each with the microseconds that it is estimated to
         take."""
         table = self._tabled()
         return [] if table is None else table.estimates(sizes)
 
-    def fastest(self, sizes: Sequence[int]) -> Kernels[Made] | None:
+    def fastest(self, sizes: Sequence[int]) -> RegisteredPlan[Made] | None:
         """What ``choose`` takes, if no plan may come; None where there is none."""
         table = self.table
         if table is None or not table.settled:
@@ -185,12 +185,12 @@ class Registry(Generic[Made]):
             return table.kernels[at]
         return min(table.estimates(sizes), key=lambda one: one[0], default=(0.0, None))[1]
 
-    def _tabled(self) -> Table[Made] | None:
+    def _tabled(self) -> SizeTable[Made] | None:
         """The table of the plans that are there, if there is one."""
         table, settled = self.table, self.is_settled()
         if table is None or table.count < len(self.there) or table.settled is not settled:
             kernels = list(self.there.values())  # other threads may add some
-            table = self.table = Table(kernels, settled) if kernels else None
+            table = self.table = SizeTable(kernels, settled) if kernels else None
         return table
 
     def complete(self) -> None:
@@ -251,7 +251,7 @@ class Registry(Generic[Made]):
                 if not room.takes(plan.digests):
                     self.failed[question] = f"with its kernels there would be more than {self.most}"
                 else:
-                    self.there[question] = Kernels(question, plan)
+                    self.there[question] = RegisteredPlan(question, plan)
                     self.table = None
             except Waiting as error:
                 self.over[question] = error.over
@@ -265,7 +265,7 @@ class Registry(Generic[Made]):
                 self.failed[question] = str(error)
         return why, waits
 
-    def _left_out(self, question: Question, room: Room, mode: str) -> Made | None:
+    def _left_out(self, question: PlanRequest, room: Room, mode: str) -> Made | None:
         """The plan that there is no room for, if it is known: ``prepare`` compiles nothing for it, and
         no other process need."""
         if mode not in ("background", "never") or not room.there or not compiles(question.target):
@@ -278,5 +278,5 @@ class Registry(Generic[Made]):
         return "; ".join(dict.fromkeys([*told, *self.failed.values()])) or "its kernels are not compiled"
 
     @staticmethod
-    def _why_not(k: Kernels[Made], sizes: Sequence[int]) -> str:
+    def _why_not(k: RegisteredPlan[Made], sizes: Sequence[int]) -> str:
         return k.sizes.why_not(dict(zip(k.sizes.names, sizes, strict=True)))

@@ -24,7 +24,7 @@ from transconv.ir import Kernel
 from transconv.passes import EMIT, PROBLEM, leave, lower
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records
-from transconv.runtime.plans import Lowered, Step
+from transconv.runtime.plans import LoweredStep, PlanStep
 from transconv.schedule import (
     Schedule,
     Scheduled,
@@ -202,7 +202,7 @@ def header(workload: Workload, compute: Compute, schedule: Schedule,
 
 
 def step_of(workload: Workload, compute: Compute, schedule: Schedule, target: Target,
-            switches: dict[str, bool]) -> Step:
+            switches: dict[str, bool]) -> PlanStep:
     """The step of a computation. Raises ScheduleError."""
     name = kernel_name(workload, compute, schedule, target)
     return launched(workload, compute, schedule, target,
@@ -210,7 +210,7 @@ def step_of(workload: Workload, compute: Compute, schedule: Schedule, target: Ta
 
 
 def launched(workload: Workload, compute: Compute, schedule: Schedule, target: Target,
-             kernel: Kernel) -> Step:
+             kernel: Kernel) -> PlanStep:
     """The step that launches a kernel, under the name of its computation."""
     name = kernel_name(workload, compute, schedule, target)
     kernel = replace(kernel, name=name)
@@ -229,8 +229,8 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     else:
         launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
                             descriptors, is_explicit(kernel), early, types, digest)
-    lowered = Lowered(compute, kernel)
-    return Step(compute.does, schedule, lambda: lowered, source, path, launcher,
+    lowered = LoweredStep(compute, kernel)
+    return PlanStep(compute.does, schedule, lambda: lowered, source, path, launcher,
                 tuple(t.name for t in kernel.params), digest)
 
 

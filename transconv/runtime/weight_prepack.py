@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from transconv.backend_triton import SizedLauncher
 from transconv.ir import Tensor
 from transconv.runtime.operands import torch_type
-from transconv.runtime.plans import Plan, Step
+from transconv.runtime.plans import Plan, PlanStep
 
 Kind = TypeVar("Kind", bound=Plan)
 
@@ -25,7 +25,7 @@ class Copy:
     name: str
     key: str
     tensor: Tensor
-    step: Step
+    step: PlanStep
 
     def make(self, of: Any) -> Any:
         """The copy of a torch tensor, made on its device and the current stream, with zeros in gaps."""
@@ -35,7 +35,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Apart(Generic[Kind]):
+class WeightPrepack(Generic[Kind]):
     """``rest``: the launches of the plan after ``copies``, which are additional tensors, by their
     names."""
 
@@ -43,10 +43,10 @@ class Apart(Generic[Kind]):
     rest: Kind
 
 
-def apart(plan: Kind, name: str) -> Apart[Kind] | None:
+def apart(plan: Kind, name: str) -> WeightPrepack[Kind] | None:
     """A plan split into the copies of its tensor ``name`` and the rest; None if it does not copy it."""
     found: list[Copy] = []
-    steps: list[Step] = []
+    steps: list[PlanStep] = []
     cleared: Tensor | None = None  # cleared by a copy that is taken out, and so by the first launch left
     for step in plan.steps:
         given = not isinstance(step.launcher, SizedLauncher)  # others may have other sizes at each call
@@ -62,4 +62,4 @@ def apart(plan: Kind, name: str) -> Apart[Kind] | None:
         steps[0] = replace(steps[0], zero=cleared)
     copied = {c.name for c in found}
     spaces = {n: t for n, t in plan.workspaces.items() if n not in copied}
-    return Apart(tuple(found), replace(plan, steps=tuple(steps), workspaces=spaces))
+    return WeightPrepack(tuple(found), replace(plan, steps=tuple(steps), workspaces=spaces))

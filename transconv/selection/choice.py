@@ -34,7 +34,7 @@ from transconv.selection.proposals.accumulation_chains import too_long
 from transconv.selection.proposals.epilogue_boxes import also_fetching
 from transconv.selection.tuning_db import nearest, store
 from transconv.selection.tuning_db.keys import files_digest, told_by, unnamed
-from transconv.selection.tuning_db.record import Row, machine
+from transconv.selection.tuning_db.record import TuningRecord, machine
 from transconv.selection.tuning_db.transfer import believable, fitted, relatives, without_axes
 from transconv.target import Target
 from transconv.version import __version__
@@ -57,7 +57,7 @@ class Choice:
 
     schedule: Schedule
     us: float
-    row: Row | None = None
+    row: TuningRecord | None = None
     away: float = 0.0
 
     @property
@@ -145,7 +145,7 @@ def default(compute: Compute, target: Target, workload: Workload | None = None) 
 
 
 def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload: Workload,
-           rows: Sequence[Row]) -> list[Choice]:
+           rows: Sequence[TuningRecord]) -> list[Choice]:
     """The choices that the database puts before the best estimate: one or none."""
     for away, row, other in nearest.nearest(workload, rows):
         try:
@@ -191,7 +191,7 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
     return []
 
 
-def of_neighbour(schedule: Schedule, here: Schedule, row: Row, away: float, other: Workload,
+def of_neighbour(schedule: Schedule, here: Schedule, row: TuningRecord, away: float, other: Workload,
                  choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
     """The best of the ``relatives`` of another workload's winner, if its estimate exceeds the best one by
     no larger factor than the winner's did for the other workload. ``here``: the winner with the axes that
@@ -206,7 +206,7 @@ def of_neighbour(schedule: Schedule, here: Schedule, row: Row, away: float, othe
     return made if slow <= SLACK * surprise(schedule, compute, target, other) else []
 
 
-def _cheap(found: Sequence[Schedule], factor: float, row: Row, away: float,
+def _cheap(found: Sequence[Schedule], factor: float, row: TuningRecord, away: float,
            choices: Sequence[Choice], compute: Compute, target: Target) -> list[Choice]:
     """The schedule with the best estimate, if that is at most ``factor`` times the best of all choices. A
     row may be older than the word ``behind``, or of a computation that reads nothing there."""

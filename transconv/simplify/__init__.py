@@ -13,6 +13,18 @@ from transconv.simplify.reasons import reason
 from transconv.simplify.translation import from_sympy, to_sympy
 
 __all__ = [
-    "Facts", "Range", "Verdict", "decide", "facts_of", "from_sympy", "multiple_of", "one_value", "prove",
-    "range_of", "reason", "simplify", "to_sympy", "witnessed",
+    "Facts",
+    "Range",
+    "Verdict",
+    "decide",
+    "facts_of",
+    "from_sympy",
+    "multiple_of",
+    "one_value",
+    "prove",
+    "range_of",
+    "reason",
+    "simplify",
+    "to_sympy",
+    "witnessed",
 ]

@@ -6,7 +6,16 @@ Knows: plans, the workloads' own texts of what torch computes.
 
 from transconv.standalone.files import code_folder, files_of
 from transconv.standalone.folder import check, write
-from transconv.standalone.package import Package, described, packaged
+from transconv.standalone.package import PlanPackage, described, packaged
 from transconv.standalone.python_file import templates
 
-__all__ = ["Package", "check", "code_folder", "described", "files_of", "packaged", "templates", "write"]
+__all__ = [
+    "PlanPackage",
+    "check",
+    "code_folder",
+    "described",
+    "files_of",
+    "packaged",
+    "templates",
+    "write",
+]

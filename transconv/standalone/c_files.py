@@ -9,13 +9,13 @@ from typing import Any
 
 from transconv.standalone.machine_code import (
     ALIGNED,
-    Binary,
+    KernelBinary,
     kind_of,
     readable_copy,
     requirements,
     workspace,
 )
-from transconv.standalone.package import Operand, Package, described
+from transconv.standalone.package import PackagedTensor, PlanPackage, described
 from transconv.standalone.python_file import templates
 from transconv.target import triton_version
 from transconv.version import __version__
@@ -44,7 +44,7 @@ def c_name(name: str) -> str:
     return f"{name}_" if name in WORDS or name.startswith("_") else name
 
 
-def folder_of(package: Package, binaries: Sequence[Binary]) -> dict[str, bytes]:
+def folder_of(package: PlanPackage, binaries: Sequence[KernelBinary]) -> dict[str, bytes]:
     """The files of a package's folder by name."""
     kind = kind_of(package.target)
     about = about_kernels(package, binaries)
@@ -59,7 +59,7 @@ def folder_of(package: Package, binaries: Sequence[Binary]) -> dict[str, bytes]:
     return files
 
 
-def about_kernels(package: Package, binaries: Sequence[Binary]) -> dict[str, Any]:
+def about_kernels(package: PlanPackage, binaries: Sequence[KernelBinary]) -> dict[str, Any]:
     """The data that a launcher needs."""
     tensors = described(package)
     for t in package.tensors:
@@ -74,12 +74,12 @@ def about_kernels(package: Package, binaries: Sequence[Binary]) -> dict[str, Any
         "workspace_bytes": workspace(package)[1], "steps": _steps(package, binaries)}
 
 
-def _steps(package: Package, binaries: Sequence[Binary]) -> list[dict[str, Any]]:
+def _steps(package: PlanPackage, binaries: Sequence[KernelBinary]) -> list[dict[str, Any]]:
     """The launches in order, with the memory that is cleared before them."""
     steps: list[dict[str, Any]] = []
     offsets, _ = workspace(package)
 
-    def clear(t: Operand) -> dict[str, Any]:
+    def clear(t: PackagedTensor) -> dict[str, Any]:
         where = {"kind": "address", "tensor": t.name} if t.name not in offsets else {
             "kind": "workspace", "tensor": t.name, "offset": offsets[t.name]}
         return {"clear": where, "bytes": t.span * t.dtype.bytes}
@@ -102,7 +102,7 @@ def _steps(package: Package, binaries: Sequence[Binary]) -> list[dict[str, Any]]
     return steps
 
 
-def _context(package: Package, about: dict[str, Any]) -> dict[str, Any]:
+def _context(package: PlanPackage, about: dict[str, Any]) -> dict[str, Any]:
     """The values for the C templates."""
     backend = package.target.backend
     tensors = [{"name": t.name, "c": c_name(t.name), "dtype": t.dtype.torch, "stored": t.stored,
@@ -126,7 +126,7 @@ def _context(package: Package, about: dict[str, Any]) -> dict[str, Any]:
             "maps": any(x["kind"] == "map" for s in about["steps"] for x in s.get("passed", ()))}
 
 
-def _note(t: Operand) -> str:
+def _note(t: PackagedTensor) -> str:
     sizes = " ".join(f"{d}={n}" for d, n in zip(t.dims, t.shape, strict=True))
     if t.strides is None:
         return f"{sizes}, laid out as {t.layout}"

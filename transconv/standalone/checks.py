@@ -7,7 +7,7 @@ from typing import Any
 
 from transconv.compute import Compute, TorchText
 from transconv.ir import f32, free_vars
-from transconv.standalone.package import Operand, Package
+from transconv.standalone.package import PackagedTensor, PlanPackage
 from transconv.standalone.reference import lines_of
 
 MOST = 1 << 22  # points of a computation that are compared
@@ -20,7 +20,7 @@ SUMMED = 2.0**-18  # error of a sum, relative to the sum of absolute terms
 STEEP = 4  # factor by which an epilogue may enlarge the error of a sum
 
 
-def why_not_interpreted(package: Package) -> str:
+def why_not_interpreted(package: PlanPackage) -> str:
     """Why Triton's interpreter cannot run the kernels as the chip does; empty if it can."""
     if any(x.explicit for x in package.launches):
         return ("these kernels are written in Gluon, which Triton does not interpret; "
@@ -33,7 +33,7 @@ def why_not_interpreted(package: Package) -> str:
     return ""
 
 
-def of_text(package: Package, text: TorchText) -> dict[str, Any]:
+def of_text(package: PlanPackage, text: TorchText) -> dict[str, Any]:
     """The values for check_product.py.jinja."""
     workload = package.plan.workload
     a, b = text.factors
@@ -52,7 +52,7 @@ def _power(x: float) -> str:
     return f"2.0**{int(exponent)}" if mantissa == "0x1.0000000000000" else repr(x)
 
 
-def _blocks(t: Operand) -> tuple[Any, ...]:
+def _blocks(t: PackagedTensor) -> tuple[Any, ...]:
     """Sizes and strides of the blocks, offset, their order by dimension, sizes, shape."""
     blocks = t.layout.blocks
     order = tuple(i for d in range(t.layout.ndims) for i, b in enumerate(blocks) if b.dim == d)
@@ -60,14 +60,14 @@ def _blocks(t: Operand) -> tuple[Any, ...]:
             t.layout.extents, t.shape)
 
 
-def _ranges(package: Package, indexed: dict[str, int]) -> dict[str, tuple[int, int]]:
+def _ranges(package: PlanPackage, indexed: dict[str, int]) -> dict[str, tuple[int, int]]:
     """The range of the random data of integer tensors: positions where elements are coordinates, else
     small numbers."""
     return {t.name: (0, indexed[t.name]) if t.name in indexed else (max(-4, t.dtype.limits[0]), 5)
             for t in package.read if t.dtype.kind in ("int", "bool")}
 
 
-def of_compute(package: Package, compute: Compute) -> dict[str, Any]:
+def of_compute(package: PlanPackage, compute: Compute) -> dict[str, Any]:
     """The values for check_compute.py.jinja."""
     reduced = prod(x.size for x in compute.axes if x.name in compute.reduced)
     free = [x.size for x in compute.axes if x.name not in compute.reduced and x.size > 1]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from transconv.runtime import Plan
 from transconv.standalone.c_files import folder_of
 from transconv.standalone.machine_code import machine_code
-from transconv.standalone.package import Package, packaged
+from transconv.standalone.package import PlanPackage, packaged
 from transconv.standalone.python_file import python_text
 
 
 def files_of(plans: Sequence[Plan], ahead: bool = False, timeout_s: float = 120.0,
-             workers: int = 1) -> tuple[list[Package], dict[str, bytes]]:
+             workers: int = 1) -> tuple[list[PlanPackage], dict[str, bytes]]:
     """The packages of plans and their files by their paths. ``ahead``: also their machine code, each in a
     folder ``NAME_CHIP``, made by ``workers`` processes. Raises Unsupported, with the reason, for a plan
     that cannot be exported."""
@@ -26,6 +26,6 @@ def files_of(plans: Sequence[Plan], ahead: bool = False, timeout_s: float = 120.
     return packages, files
 
 
-def code_folder(package: Package) -> str:
+def code_folder(package: PlanPackage) -> str:
     """The name of the folder of a package's machine code."""
     return f"{package.name}_{package.target.name}"

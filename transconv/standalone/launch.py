@@ -21,7 +21,7 @@ class LaunchError(RuntimeError):
     """The driver refused; the message names its function and the number that it returned."""
 
 
-class Kernels:
+class LoadedKernels:
     """The kernels of one folder, loaded into the current context. A call launches them all and does not
     wait. Their workspace, if they need one, is kept: use an object for one stream at a time."""
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transconv.backend_triton import Answer, CompileFailure, Job, Resources, compile_offline
+from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, compile_offline
 from transconv.errors import Unsupported
-from transconv.standalone.package import Argument, Launch, Package
+from transconv.standalone.package import Argument, PackagedLaunch, PlanPackage
 from transconv.target import Target
 
 KINDS = {"cuda": "cubin", "hip": "hsaco"}
@@ -29,10 +29,10 @@ SWIZZLES = ("NONE", "32B", "64B", "128B")
 
 
 @dataclass(frozen=True, slots=True)
-class Binary:
+class KernelBinary:
     """A kernel's machine code, and the arguments of its launch in order: see ``_passed``."""
 
-    launch: Launch
+    launch: PackagedLaunch
     code: bytes
     resources: Resources
     passed: tuple[dict[str, Any], ...]
@@ -42,8 +42,8 @@ class Binary:
         return int(self.resources.launch["num_warps"])
 
 
-def machine_code(packages: Sequence[Package], timeout_s: float = 120.0,
-                 workers: int = 1) -> list[list[Binary]]:
+def machine_code(packages: Sequence[PlanPackage], timeout_s: float = 120.0,
+                 workers: int = 1) -> list[list[KernelBinary]]:
     """Every kernel of some packages compiled for its chip. Raises Unsupported, with the reason in words,
     where there is none, or where a launch needs something that the launchers lack."""
     for package in packages:
@@ -58,7 +58,7 @@ def machine_code(packages: Sequence[Package], timeout_s: float = 120.0,
     return [[_binary(package, x, next(answers)) for x in package.launches] for package in packages]
 
 
-def _binary(package: Package, x: Launch, answer: Answer) -> Binary:
+def _binary(package: PlanPackage, x: PackagedLaunch, answer: Answer) -> KernelBinary:
     """What was compiled. Raises Unsupported."""
     about = f"{x.kernel} for {package.target.name}"
     if isinstance(answer, CompileFailure):
@@ -67,17 +67,28 @@ def _binary(package: Package, x: Launch, answer: Answer) -> Binary:
         raise Unsupported("export:miscompiled", f"{about}: {answer.flaw}")
     if reason := _why_not(answer.launch):
         raise Unsupported("export:launch", f"{about}: {reason}")
-    return Binary(x, answer.code, answer, tuple(_passed(package, x, answer.launch)))
+    return KernelBinary(x, answer.code, answer, tuple(_passed(package, x, answer.launch)))
 
 
-def _job(x: Launch, target: Target) -> Job:
+def _job(x: PackagedLaunch, target: Target) -> CompileJob:
     schedule = x.step.schedule
     params = tuple((a.dtype.name, a.box.extents if a.box else ()) for a in x.arguments)
-    return Job(x.source, x.kernel, params, target.name, target.backend, target.arch, target.warp_size,
-               schedule.warps, schedule.stages, explicit=x.explicit, code=True)
+    return CompileJob(
+        x.source,
+        x.kernel,
+        params,
+        target.name,
+        target.backend,
+        target.arch,
+        target.warp_size,
+        schedule.warps,
+        schedule.stages,
+        explicit=x.explicit,
+        code=True,
+    )
 
 
-def why_not_cleared(package: Package) -> str:
+def why_not_cleared(package: PlanPackage) -> str:
     """Why the memory that must be 0 before the launches cannot be cleared in one piece; empty if it can,
     or if there is none."""
     cleared = {x.zero for x in package.launches if x.zero}
@@ -104,7 +115,7 @@ def _why_not(known: dict[str, Any]) -> str:
     return ""
 
 
-def _passed(package: Package, x: Launch, known: dict[str, Any]) -> list[dict[str, Any]]:
+def _passed(package: PlanPackage, x: PackagedLaunch, known: dict[str, Any]) -> list[dict[str, Any]]:
     """The arguments of the machine code: ``address`` of a tensor, ``workspace`` at an offset, ``map`` of a
     tensor, numbers, and ``null``."""
     made: list[dict[str, Any]] = []
@@ -122,14 +133,14 @@ def _passed(package: Package, x: Launch, known: dict[str, Any]) -> list[dict[str
     return [*made, {"kind": "null"}, {"kind": "null"}]
 
 
-def _place(package: Package, name: str) -> dict[str, Any]:
+def _place(package: PlanPackage, name: str) -> dict[str, Any]:
     offset, _ = workspace(package)
     if name in offset:
         return {"kind": "workspace", "tensor": name, "offset": offset[name]}
     return {"kind": "address", "tensor": name}
 
 
-def _map(package: Package, a: Argument, meta: dict[str, Any]) -> dict[str, Any]:
+def _map(package: PlanPackage, a: Argument, meta: dict[str, Any]) -> dict[str, Any]:
     """A tensor as its TMA descriptor has it: innermost dimension first, as CUtensorMap has it."""
     assert a.box is not None
     element = NEAREST_TF32 if a.box.near else ELEMENTS.get(meta["elem_type"], meta["elem_type"])
@@ -141,7 +152,7 @@ def _map(package: Package, a: Argument, meta: dict[str, Any]) -> dict[str, Any]:
             "swizzle_name": SWIZZLES[meta["swizzle"]]}
 
 
-def workspace(package: Package) -> tuple[dict[str, int], int]:
+def workspace(package: PlanPackage) -> tuple[dict[str, int], int]:
     """Where each scratch tensor begins in one piece of memory, and its size, in bytes."""
     at, offset = 0, {}
     for t in package.scratch:
@@ -150,7 +161,7 @@ def workspace(package: Package) -> tuple[dict[str, int], int]:
     return offset, at
 
 
-def requirements(package: Package, binaries: Sequence[Binary]) -> list[str]:
+def requirements(package: PlanPackage, binaries: Sequence[KernelBinary]) -> list[str]:
     """The requirements of the machine code, a sentence each."""
     target = package.target
     says = [f"GPU: {_machine(target)}."]

@@ -12,7 +12,7 @@ from transconv.compute import Alone
 from transconv.disk_cache import fields
 from transconv.errors import Unsupported
 from transconv.ir import DType, Layout, Tensor
-from transconv.runtime import Plan, Step
+from transconv.runtime import Plan, PlanStep
 from transconv.schedule import is_copy
 from transconv.target import Target
 
@@ -20,7 +20,7 @@ MAX_NAME = 64  # characters, as kernels' names have
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class PackagedTensor:
     """A tensor that a launcher takes, makes or holds as scratch memory. ``strides``: none where only the
     layout says where elements lie (blocks): such a tensor is handed over as memory, in one dimension."""
 
@@ -32,9 +32,9 @@ class Operand:
     stored: bool = False
 
     @staticmethod
-    def of(tensor: Tensor, stored: bool = False) -> Operand:
+    def of(tensor: Tensor, stored: bool = False) -> PackagedTensor:
         strides = None if tensor.layout.offset else tensor.layout.strides()
-        return Operand(tensor.name, tensor.dims, tensor.shape, tensor.layout, strides, stored)
+        return PackagedTensor(tensor.name, tensor.dims, tensor.shape, tensor.layout, strides, stored)
 
     @property
     def dtype(self) -> DType:
@@ -52,7 +52,7 @@ class Operand:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class CopyBox:
     """A tensor that the copy engine moves: sizes, strides in elements, and the extents of one box.
     ``near``: float32 is rounded to the nearest tf32 by the copy."""
 
@@ -68,11 +68,11 @@ class Argument:
 
     tensor: str
     dtype: DType
-    box: Box | None = None
+    box: CopyBox | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class PackagedLaunch:
     """One kernel and its launch. ``zero``: the tensor that is cleared first; ``early``: the kernel may be
     prepared while the launch before it ends."""
 
@@ -80,14 +80,14 @@ class Launch:
     source: str
     arguments: tuple[Argument, ...]
     programs: int
-    step: Step
+    step: PlanStep
     explicit: bool
     early: bool
     zero: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class PlanPackage:
     """A plan as data that need no transconv. ``about``: the lines of the file's header; ``padding``: boxes
     of the result's blocks that hold no element and are cleared after the launches."""
 
@@ -95,18 +95,18 @@ class Package:
     title: str
     about: tuple[str, ...]
     target: Target
-    tensors: tuple[Operand, ...]
-    scratch: tuple[Operand, ...]
-    launches: tuple[Launch, ...]
+    tensors: tuple[PackagedTensor, ...]
+    scratch: tuple[PackagedTensor, ...]
+    launches: tuple[PackagedLaunch, ...]
     plan: Plan
     padding: tuple[tuple[slice, ...], ...] = ()
 
     @property
-    def read(self) -> tuple[Operand, ...]:
+    def read(self) -> tuple[PackagedTensor, ...]:
         return tuple(t for t in self.tensors if not t.stored)
 
     @property
-    def stored(self) -> tuple[Operand, ...]:
+    def stored(self) -> tuple[PackagedTensor, ...]:
         return tuple(t for t in self.tensors if t.stored)
 
     @property
@@ -114,11 +114,11 @@ class Package:
         """The tensors whose addresses have to be multiples of 16 bytes."""
         return tuple(dict.fromkeys(a.tensor for x in self.launches for a in x.arguments if a.box))
 
-    def operand(self, name: str) -> Operand:
+    def operand(self, name: str) -> PackagedTensor:
         return next(t for t in (*self.tensors, *self.scratch) if t.name == name)
 
 
-def packaged(plan: Plan) -> Package:
+def packaged(plan: Plan) -> PlanPackage:
     """The package of a plan. Raises Unsupported for a plan without launches: there is nothing to
     export."""
     if not plan.steps:
@@ -126,30 +126,37 @@ def packaged(plan: Plan) -> Package:
                           "there is no kernel to export")
     workload = plan.workload
     written = {w.view.tensor.name for c in workload.computations for w in c.writes}
-    tensors = tuple(Operand.of(t, t.name in written) for t in workload.tensors)
+    tensors = tuple(PackagedTensor.of(t, t.name in written) for t in workload.tensors)
     for named in (_name(plan), *(t.name for t in tensors), *plan.workspaces):
         if not fields.is_name(named):
             raise Unsupported("export:name", f"{named!r} cannot be a name in an exported file; expected a "
                               "word of letters, digits and underscores")
-    return Package(
-        _name(plan), _said(workload.title), _about(plan), plan.target, tensors,
-        tuple(Operand.of(t) for t in plan.workspaces.values()), tuple(map(_launch, plan.steps)), plan,
-        tuple(plan.padding))
+    return PlanPackage(
+        _name(plan),
+        _said(workload.title),
+        _about(plan),
+        plan.target,
+        tensors,
+        tuple(PackagedTensor.of(t) for t in plan.workspaces.values()),
+        tuple(map(_launch, plan.steps)),
+        plan,
+        tuple(plan.padding),
+    )
 
 
-def _launch(step: Step) -> Launch:
+def _launch(step: PlanStep) -> PackagedLaunch:
     boxes = step.launcher.boxes or (None,) * len(step.params)
     arguments = tuple(Argument(t.name, t.dtype, None if b is None else _box(*b))
                       for t, b in zip(step.kernel.params, boxes, strict=True))
-    return Launch(step.kernel.name, step.source, arguments, step.launcher.grid, step,
+    return PackagedLaunch(step.kernel.name, step.source, arguments, step.launcher.grid, step,
                   is_explicit(step.kernel), step.launcher.early,
                   step.zero.name if step.zero is not None else "")
 
 
-def _box(seen: Tensor, extents: tuple[int, ...]) -> Box:
+def _box(seen: Tensor, extents: tuple[int, ...]) -> CopyBox:
     strides = seen.layout.strides()
     assert strides is not None
-    return Box(seen.shape, strides, extents, seen.near is not None)
+    return CopyBox(seen.shape, strides, extents, seen.near is not None)
 
 
 def _name(plan: Plan) -> str:
@@ -180,7 +187,7 @@ def _said(text: str) -> str:
     return plain.replace("\\", "/").replace('""', "''").replace("*/", "* /").replace("/*", "/ *")
 
 
-def described(package: Package) -> dict[str, Any]:
+def described(package: PlanPackage) -> dict[str, Any]:
     """The tensors for an index: a caller's arguments and results."""
     return {t.name: {"dtype": t.dtype.torch, "shape": list(t.shape),
                      "strides": None if t.strides is None else list(t.strides),

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from transconv.compute import Alone
 from transconv.errors import Unsupported
 from transconv.standalone import checks
-from transconv.standalone.package import Argument, Launch, Operand, Package
+from transconv.standalone.package import Argument, PackagedLaunch, PackagedTensor, PlanPackage
 from transconv.standalone.reference import safe
 from transconv.standalone.sources import joined
 from transconv.target import triton_version
@@ -30,7 +30,7 @@ def templates() -> Environment:
                        keep_trailing_newline=True)
 
 
-def python_text(package: Package) -> str:
+def python_text(package: PlanPackage) -> str:
     """The file of a package. Raises Unsupported where torch cannot check what it computes."""
     if not package.read:
         raise Unsupported("export:reads", f"{package.title}: it reads no tensor, whose device it would "
@@ -39,7 +39,7 @@ def python_text(package: Package) -> str:
         **_top(package), **_launcher(package), **_check(package))
 
 
-def _top(package: Package) -> dict[str, Any]:
+def _top(package: PlanPackage) -> dict[str, Any]:
     imports, kernels = joined([x.source for x in package.launches])
     boxed = [a for x in package.launches for a in x.arguments if a.box]
     explicit = any(x.explicit for x in package.launches if any(a.box for a in x.arguments))
@@ -68,12 +68,12 @@ def _quoted(name: str) -> str:
     return f'"{name}"'
 
 
-def _note(t: Operand) -> str:
+def _note(t: PackagedTensor) -> str:
     sizes = " ".join(f"{d}={n}" for d, n in zip(t.dims, t.shape, strict=True))
     return sizes if t.strides is not None else f"{sizes}, laid out as {t.layout}"
 
 
-def _launcher(package: Package) -> dict[str, Any]:
+def _launcher(package: PlanPackage) -> dict[str, Any]:
     reads, stored = package.read, package.stored
     tensors = [safe(t.name) for t in (*reads, *stored)]
     near = [a for x in package.launches for a in x.arguments if a.box and a.box.near]
@@ -95,7 +95,7 @@ def _launcher(package: Package) -> dict[str, Any]:
         "explicit": explicit, "near": bool(near)}
 
 
-def _launch(x: Launch, near: bool) -> list[str]:
+def _launch(x: PackagedLaunch, near: bool) -> list[str]:
     """The lines that start one kernel."""
     lines = [f"{safe(x.zero)}.zero_()  # what the kernels add to"] if x.zero else []
     names = []
@@ -127,7 +127,7 @@ def _box(a: Argument, explicit: bool, near: bool) -> str:
     return f"box({said})" if explicit or near else f"TensorDescriptor({said})"
 
 
-def _padding(package: Package) -> list[str]:
+def _padding(package: PlanPackage) -> list[str]:
     """The lines that clear the parts of blocks beyond the result's shape."""
     if not package.padding:
         return []
@@ -143,7 +143,7 @@ def _padding(package: Package) -> list[str]:
     return lines
 
 
-def _check(package: Package) -> dict[str, Any]:
+def _check(package: PlanPackage) -> dict[str, Any]:
     workload = package.plan.workload
     reads = [safe(t.name) for t in package.read]
     comma = "," if len(reads) == 1 else ""

@@ -69,10 +69,10 @@ def safe(name: str, taken: Collection[str] = TAKEN) -> str:
 
 def lines_of(compute: Compute) -> list[str]:
     """The body of ``reference``. Raises Unsupported for an operation that torch has no name for."""
-    return _Writer(compute).lines()
+    return _ReferenceWriter(compute).lines()
 
 
-class _Writer:
+class _ReferenceWriter:
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
         self.rank = max(1, len(compute.axes))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class GeneratedText:
     """The parts of a generated text: the comments above it, its imports, and its definitions by name."""
 
     comments: tuple[str, ...]
@@ -18,7 +18,7 @@ class Text:
     parts: tuple[tuple[str, str], ...]  # (name, lines), in order
 
 
-def split(source: str) -> Text:
+def split(source: str) -> GeneratedText:
     """Take a generated module apart."""
     lines = source.splitlines()
     tree = ast.parse(source)
@@ -34,7 +34,7 @@ def split(source: str) -> Text:
         else:
             parts.append((_given(at), "\n".join(lines[end:at.end_lineno]).strip("\n")))
         end = at.end_lineno
-    return Text(comments, tuple(imports), tuple(parts))
+    return GeneratedText(comments, tuple(imports), tuple(parts))
 
 
 def _given(at: ast.stmt) -> str:

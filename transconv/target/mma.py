@@ -30,7 +30,7 @@ REGISTERS, SHARED = frozenset({"registers"}), frozenset({"shared"})
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MmaFamily:
     """The instructions of one matrix unit. ``shapes``: (bits of the operands, (m, n, k))."""
 
     name: str
@@ -45,17 +45,19 @@ class Family:
         return found and Mma(self.name, *found, self.asynchronous, self.a_from, self.b_from)
 
 
-WGMMA = Family("wgmma", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True,
+WGMMA = MmaFamily("wgmma", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True,
                REGISTERS | SHARED, SHARED)
-TCGEN05 = Family("tcgen05", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True, SHARED, SHARED)
-MMA_SYNC = Family("mma.sync", ((8, (16, 8, 32)), (16, (16, 8, 16)), (32, (16, 8, 8)), (64, (8, 8, 4))))
-MFMA = Family("mfma", ((8, (16, 16, 16)), (16, (16, 16, 16)), (32, (16, 16, 4)), (64, (16, 16, 4))))
-WMMA = Family("wmma", ((8, (16, 16, 16)), (16, (16, 16, 16))))
-DPAS = Family("dpas", ((8, (8, 16, 32)), (16, (8, 16, 16)), (32, (8, 16, 8))))
-NUMPY = Family("numpy", ((8, (1, 1, 1)), (16, (1, 1, 1)), (32, (1, 1, 1)), (64, (1, 1, 1))))
+TCGEN05 = MmaFamily(
+    "tcgen05", ((8, (64, 8, 32)), (16, (64, 8, 16)), (32, (64, 8, 8))), True, SHARED, SHARED
+)
+MMA_SYNC = MmaFamily("mma.sync", ((8, (16, 8, 32)), (16, (16, 8, 16)), (32, (16, 8, 8)), (64, (8, 8, 4))))
+MFMA = MmaFamily("mfma", ((8, (16, 16, 16)), (16, (16, 16, 16)), (32, (16, 16, 4)), (64, (16, 16, 4))))
+WMMA = MmaFamily("wmma", ((8, (16, 16, 16)), (16, (16, 16, 16))))
+DPAS = MmaFamily("dpas", ((8, (8, 16, 32)), (16, (8, 16, 16)), (32, (8, 16, 8))))
+NUMPY = MmaFamily("numpy", ((8, (1, 1, 1)), (16, (1, 1, 1)), (32, (1, 1, 1)), (64, (1, 1, 1))))
 
 
-def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[Family, ...]:
+def families(backend: str, warp_size: int, features: frozenset[str]) -> tuple[MmaFamily, ...]:
     """The matrix units of a chip, the preferred one first; empty if it has none."""
     if "mma" not in features:
         return ()

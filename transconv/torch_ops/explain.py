@@ -30,14 +30,14 @@ from transconv.torch_ops.functional import (
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled, Registry
-    from transconv.runtime import Chosen
+    from transconv.conv import CompiledDirection, LayerRegistry
+    from transconv.runtime import ChosenPlan
 
 Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorExplanation:
     """One tensor that a call or its backward computes. ``schedule`` is the text of the plan, ``why``
     says why it was chosen; ``reasons`` say why torch computes this one, until the kernel is compiled
     where there is a schedule."""
@@ -65,7 +65,7 @@ class Part:
 class Explanation:
     """What a call would do: its result, then the gradients, each by a plan or by torch."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorExplanation, ...]
     unbatched: bool = False
 
     @property
@@ -114,12 +114,12 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
     return Explanation(tuple(_parts(x, weight, bias, p)), unbatched)
 
 
-def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[Part]:
+def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[TensorExplanation]:
     forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
     computed = (("result", forward), ("input gradient", backward), ("weight gradient", Prop.BWD_W))
     why = tuple(lower_call.reasons(x, w))
     if why:  # where it is the layout, there are no strides to look at
-        return [Part(name, direction, reasons=why) for name, direction in computed]
+        return [TensorExplanation(name, direction, reasons=why) for name, direction in computed]
     channels_last = shapes.channels_last_result(x, w)
     flags = lower_call.flags(x.dtype)
     aligned = not any(t is not None and not t.is_meta and t.data_ptr() & ALIGNMENT
@@ -138,14 +138,16 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
                               epilogue, None if bias is None else bias.dtype, aligned, flags)
         try:
             schedule, won, waits = _scheduled(of_any_size, request)
-            parts.append(Part(name, direction, problem, schedule, (waits,) if waits else (), won))
+            parts.append(
+                TensorExplanation(name, direction, problem, schedule, (waits,) if waits else (), won)
+            )
         except Unsupported as error:
             reason = f"{error.reason} ({error.message})" if error.message else error.reason
-            parts.append(Part(name, direction, problem, reasons=(reason,)))
+            parts.append(TensorExplanation(name, direction, problem, reasons=(reason,)))
     return parts
 
 
-def _scheduled(of_any_size: Callable[[str], tuple[Chosen[Compiled], Registry]],
+def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],
                request: tuple[Any, ...]) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
     compiled. ``request``: the arguments of ``execute.planned``."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from transconv.torch_ops.calls import call_cache
-from transconv.torch_ops.calls.dispatch import Function, dispatch
+from transconv.torch_ops.calls.dispatch import ConvFunction, dispatch
 
 Tensor = torch.Tensor
 Sizes = Any  # int, tuple or list of ints, for padding also "same" and "valid"
@@ -21,12 +21,12 @@ Sizes = Any  # int, tuple or list of ints, for padding also "same" and "valid"
 _compiling = torch.compiler.is_dynamo_compiling
 _seen = call_cache.find
 
-CONV1D = Function("conv1d", 1, False, F.conv1d, dispatch)
-CONV2D = Function("conv2d", 2, False, F.conv2d, dispatch)
-CONV3D = Function("conv3d", 3, False, F.conv3d, dispatch)
-CONV_TRANSPOSE1D = Function("conv_transpose1d", 1, True, F.conv_transpose1d, dispatch)
-CONV_TRANSPOSE2D = Function("conv_transpose2d", 2, True, F.conv_transpose2d, dispatch)
-CONV_TRANSPOSE3D = Function("conv_transpose3d", 3, True, F.conv_transpose3d, dispatch)
+CONV1D = ConvFunction("conv1d", 1, False, F.conv1d, dispatch)
+CONV2D = ConvFunction("conv2d", 2, False, F.conv2d, dispatch)
+CONV3D = ConvFunction("conv3d", 3, False, F.conv3d, dispatch)
+CONV_TRANSPOSE1D = ConvFunction("conv_transpose1d", 1, True, F.conv_transpose1d, dispatch)
+CONV_TRANSPOSE2D = ConvFunction("conv_transpose2d", 2, True, F.conv_transpose2d, dispatch)
+CONV_TRANSPOSE3D = ConvFunction("conv_transpose3d", 3, True, F.conv_transpose3d, dispatch)
 
 
 def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,

@@ -26,7 +26,7 @@ from transconv.compute import OPS
 from transconv.torch_ops import arguments, shapes, transforms
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import route_cache
-from transconv.torch_ops.calls.call_attributes import Request, request
+from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused import fused_route
 
@@ -58,7 +58,7 @@ class Numbers(NamedTuple):
 
     params: Params
     activation: str
-    request: Request
+    request: CallAttributes
 
 
 def spelled(p: Params, activation: str = "") -> str:

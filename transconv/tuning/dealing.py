@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transconv.tuning.ranks import Ranks
-from transconv.verify.pool import Group, Pool, Row, Task
+from transconv.verify.pool import Pool, Row, Task, WorkerTask
 
 OFTEN = 2  # a trial is given up after so many ranks with it are gone
 
 
-def serve(groups: dict[str, Group], ranks: Ranks) -> tuple[int, list[Row]]:
+def serve(groups: dict[str, WorkerTask], ranks: Ranks) -> tuple[int, list[Row]]:
     """Run the trials that rank 0 deals to this one: how many came, and the rows that rank 0 found. Raises
     ConnectionError if rank 0 is gone, ValueError with the error that it ended with."""
     pool = Server(groups, ranks)
@@ -37,7 +37,7 @@ def serve(groups: dict[str, Group], ranks: Ranks) -> tuple[int, list[Row]]:
 class Server(Pool):
     """The pool of another rank than 0."""
 
-    def __init__(self, groups: dict[str, Group], ranks: Ranks) -> None:
+    def __init__(self, groups: dict[str, WorkerTask], ranks: Ranks) -> None:
         super().__init__(groups)
         self.between, self.got, self.told = ranks, 0, 0
         self.end: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ class Server(Pool):
 
 
 @dataclass(slots=True)
-class Other:
+class RemoteRank:
     """What rank 0 knows of another rank."""
 
     rank: int
@@ -84,11 +84,11 @@ class Other:
 class Dealer(Pool):
     """The pool of rank 0. Tasks of the first group are dealt, with those that follow them."""
 
-    def __init__(self, groups: dict[str, Group], ranks: Ranks) -> None:
+    def __init__(self, groups: dict[str, WorkerTask], ranks: Ranks) -> None:
         super().__init__(groups)
         self.first = next(iter(groups))
         self.between, self.ranks = ranks, ranks.count
-        self.others = [Other(rank) for rank in range(1, ranks.count)]
+        self.others = [RemoteRank(rank) for rank in range(1, ranks.count)]
         self.undealt: deque[Task] = deque()
         self.lost: dict[int, int] = {}  # by id of a task: how many ranks were gone with it
 
@@ -112,7 +112,7 @@ class Dealer(Pool):
         if not late:
             self._deal()
 
-    def _heard(self, other: Other) -> Iterator[tuple[Task, Row]]:
+    def _heard(self, other: RemoteRank) -> Iterator[tuple[Task, Row]]:
         """What a rank has found, in its order."""
         here = self.between.get(f"here/{other.rank}") if not other.depth else None
         if here is not None:
@@ -130,7 +130,7 @@ class Dealer(Pool):
                 del other.out[found["chain"]]
             yield task, found["row"]
 
-    def _lost_with(self, other: Other) -> Iterator[tuple[Task, Row]]:
+    def _lost_with(self, other: RemoteRank) -> Iterator[tuple[Task, Row]]:
         """Deal the trials of a rank again that is gone or has ended."""
         left = self.between.get(f"left/{other.rank}") if other.depth else None
         other.gone = bool(other.depth) and (left is not None or self.between.silent(other.rank))

@@ -14,7 +14,7 @@ from transconv.errors import ScheduleError, Unsupported
 
 if TYPE_CHECKING:
     from transconv.runtime import Plan
-    from transconv.verify.timed import Timed
+    from transconv.verify.timed import TimedWorkload
 
 Found = dict[str, Any]
 
@@ -41,7 +41,7 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 # -- in the process that has the GPU ---------------------------------------------------------------
 
-_cases: OrderedDict[tuple[str, str, str], Timed] = OrderedDict()
+_cases: OrderedDict[tuple[str, str, str], TimedWorkload] = OrderedDict()
 _clocks: list[Any] = []
 
 
@@ -66,7 +66,7 @@ def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "
     return found
 
 
-def case_of(text: str, direction: str, behind: str) -> Timed:
+def case_of(text: str, direction: str, behind: str) -> TimedWorkload:
     """A workload with its tensors, kept from an earlier trial or new."""
     from transconv.verify.timed import timed
 
@@ -83,7 +83,7 @@ def case_of(text: str, direction: str, behind: str) -> Timed:
     return made
 
 
-def _weight(case: Timed) -> float:
+def _weight(case: TimedWorkload) -> float:
     """Bytes that stay allocated: tensors, the answer, and the timed sets."""
     return 4.0 * case.footprint
 

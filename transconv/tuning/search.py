@@ -29,7 +29,7 @@ NUMBERS = {"stages": (-1, 1), "warps": (0.5, 2), "split_k": (0.5, 2), "group_m":
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ScheduleTrial:
     """A schedule to measure; ``rank`` in the order of estimates (-1: not among the proposals);
     ``origin``: ``database``, ``ranking``, ``spread`` or ``neighbour``."""
 
@@ -74,7 +74,7 @@ class Search:
         self.asked.add(schedule)
         self.times[schedule] = inf if us is None else us
 
-    def next(self) -> list[Trial]:
+    def next(self) -> list[ScheduleTrial]:
         """Trials to run at the same time; none while some are under way, and none when all is
         done."""
         left = self.trials - len(self.asked)
@@ -93,15 +93,15 @@ class Search:
         self.waiting |= {t.schedule for t in made}
         return made
 
-    def _trial(self, schedule: Schedule, origin: str) -> Trial:
-        return Trial(schedule, self.guess(schedule), self.ranks.get(schedule, -1), origin)
+    def _trial(self, schedule: Schedule, origin: str) -> ScheduleTrial:
+        return ScheduleTrial(schedule, self.guess(schedule), self.ranks.get(schedule, -1), origin)
 
-    def _first(self) -> Iterator[Trial]:
+    def _first(self) -> Iterator[ScheduleTrial]:
         for c in dict.fromkeys((*self.seeds, *self.ranking)):
             if c not in self.asked:
                 yield self._trial(c, "database" if c in self.seeds else "ranking")
 
-    def _around(self) -> Iterator[Trial]:
+    def _around(self) -> Iterator[ScheduleTrial]:
         best = self.best
         near = neighbours(best, self) if best is not None else []
         for c in near:
@@ -110,7 +110,7 @@ class Search:
         known = {*near}
         yield from (t for t in self._first() if t.schedule not in known)
 
-    def _spread(self, count: int) -> list[Trial]:
+    def _spread(self, count: int) -> list[ScheduleTrial]:
         """Schedules from the whole ranking, closer together near its top."""
         rest = [c for c in self.ranking if c not in self.asked]
         at = sorted({int(len(rest) * ((i + 1) / (count + 1)) ** 2) for i in range(count)})

@@ -16,13 +16,13 @@ from typing import Any
 from transconv.compute import Compute, Workload
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
-from transconv.selection import Row, choice
+from transconv.selection import TuningRecord, choice
 from transconv.selection.tuning_db import record, store
 from transconv.target import Target, triton_version
 from transconv.tuning.progress import Progress
-from transconv.tuning.search import Search, Trial
-from transconv.tuning.table import Table, number, read
-from transconv.verify.pool import Group, Pool, Task
+from transconv.tuning.search import ScheduleTrial, Search
+from transconv.tuning.table import CsvTable, number, read
+from transconv.verify.pool import Pool, Task, WorkerTask
 
 COLUMNS = ("layer", "layer_kind", "layer_direction", "problem", "direction", "behind", "dtype", "layout",
            "machine", "trial", "origin", "rank", "schedule", "estimate", "us", "p20", "p80",
@@ -55,7 +55,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Job:
+class TuningJob:
     """A workload to tune; ``about``: columns of the log that only people read."""
 
     workload: Workload
@@ -87,23 +87,23 @@ class Session:
     """Tunes jobs on a target; ``versions``: columns device and torch of the log; ``workers``: the
     module whose functions the processes run; ``pool``: what runs trials, here or over several ranks."""
 
-    def __init__(self, jobs: Iterable[Job], target: Target, limits: Limits, log: Table,
+    def __init__(self, jobs: Iterable[TuningJob], target: Target, limits: Limits, log: CsvTable,
                  versions: dict[str, str], explore: str = "near",
                  say: Callable[[str], None] | None = None,
-                 workers: str = WORKERS, pool: Callable[[dict[str, Group]], Pool] = Pool) -> None:
+                 workers: str = WORKERS, pool: Callable[[dict[str, WorkerTask]], Pool] = Pool) -> None:
         self.jobs = list({job.key: job for job in jobs}.values())
         self.target, self.limits, self.log, self.explore = target, limits, log, explore
         self.versions = {**versions, "triton": triton_version(), "lowering": str(record.LOWERING),
                          "machine": record.machine(target)}
         self.say, self.workers, self.pool = say, workers, pool
         self.enough = 2 * limits.jobs + 2  # trials under way, so that no process waits
-        self.waiting: list[Job] = []
-        self.trials: dict[int, tuple[Job, Trial, Task]] = {}  # by the id of a running task
+        self.waiting: list[TuningJob] = []
+        self.trials: dict[int, tuple[TuningJob, ScheduleTrial, Task]] = {}  # by the id of a running task
         self.seconds: dict[int, Found] = {}  # compile time of a trial, by its id
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, environment: dict[str, str] | None = None) -> list[Row]:
+    def run(self, environment: dict[str, str] | None = None) -> list[TuningRecord]:
         """Run until every job has had its trials or time is up. Returns the winners' rows, those of
         unfinished jobs too. Raises RuntimeError when worker processes do not start."""
         self.waiting = list(self.jobs)
@@ -152,7 +152,7 @@ class Session:
                     skip()
                 yield from self._ask(job, say, skip)
 
-    def _open(self, job: Job) -> None:
+    def _open(self, job: TuningJob) -> None:
         """Make a job's search with the trials of the log. Raises Unsupported, ScheduleError."""
         phases = job.phases()
         if not phases:
@@ -164,12 +164,12 @@ class Session:
                 self._tell(job, search, Schedule.parse(row["schedule"]), row)
         job.search = search
 
-    def _same(self, row: Found, job: Job) -> bool:
+    def _same(self, row: Found, job: TuningJob) -> bool:
         wanted = dict(zip(WORKLOAD, job.key, strict=True)) | {
             c: self.versions[c] for c in ("triton", "lowering", "machine")}
         return all(row[c] == v for c, v in wanted.items())
 
-    def _ask(self, job: Job, say: Callable[[str], None], skip: Callable[[], None]) -> list[Task]:
+    def _ask(self, job: TuningJob, say: Callable[[str], None], skip: Callable[[], None]) -> list[Task]:
         """The tasks of a job's next trials."""
         assert job.search is not None
         if job.ended or job.search.waiting:
@@ -193,7 +193,7 @@ class Session:
 
     # -- results -----------------------------------------------------------------------------------
 
-    def _answer(self, job: Job, trial: Trial, task: Task, found: Found) -> None:
+    def _answer(self, job: TuningJob, trial: ScheduleTrial, task: Task, found: Found) -> None:
         first = self.trials[id(task)][2]
         assert job.search is not None
         error = str(found.get("error", ""))
@@ -209,12 +209,12 @@ class Session:
         self.log.add(row)
         self._tell(job, job.search, trial.schedule, row)
 
-    def _tell(self, job: Job, search: Search, schedule: Schedule, row: Found) -> None:
+    def _tell(self, job: TuningJob, search: Search, schedule: Schedule, row: Found) -> None:
         us = number(row, "us") if row["verdict"] == "right" else None
         job.tried += us is not None
         search.tell(schedule, us)
 
-    def winners(self) -> list[Row]:
+    def winners(self) -> list[TuningRecord]:
         """A row for each job of which a trial was right."""
         made = []
         for job in self.jobs:
@@ -225,7 +225,7 @@ class Session:
                                       job.search.times[best], job.tried))
         return made
 
-    def _line(self, job: Job) -> str:
+    def _line(self, job: TuningJob) -> str:
         """The result of a job, for people."""
         assert job.search is not None
         head = f"{job.name[:28]:28} {job.workload.direction:5}"
@@ -239,14 +239,14 @@ class Session:
 
 
 def groups(jobs: int, workers: str = WORKERS,
-           environment: Mapping[str, str] | None = None) -> dict[str, Group]:
+           environment: Mapping[str, str] | None = None) -> dict[str, WorkerTask]:
     """The processes that run trials: ``jobs`` compile, one measures."""
     variables = {"OMP_NUM_THREADS": "1", **(environment or {})}
-    return {"compile": Group(f"{workers}:compile_trial", jobs, variables),
-            "gpu": Group(f"{workers}:measure_trial", 1, variables)}
+    return {"compile": WorkerTask(f"{workers}:compile_trial", jobs, variables),
+            "gpu": WorkerTask(f"{workers}:measure_trial", 1, variables)}
 
 
-def of_log(log: Iterable[Found]) -> list[Row]:
+def of_log(log: Iterable[Found]) -> list[TuningRecord]:
     """The winners of a whole log, of any machine and version."""
     best: dict[tuple[str, ...], Found] = {}
     tried: dict[tuple[str, ...], int] = {}
@@ -261,9 +261,21 @@ def of_log(log: Iterable[Found]) -> list[Row]:
         tried[key] = tried.get(key, 0) + 1
         if key not in best or float(row["us"]) < float(best[key]["us"]):
             best[key] = row
-    return [Row(text, direction, kind, row["machine"], row["schedule"], float(row["us"]), tried[key],
-                int(row["lowering"]), row["triton"])
-            for key, row in best.items() for text, direction, kind in [key[:3]]]
+    return [
+        TuningRecord(
+            text,
+            direction,
+            kind,
+            row["machine"],
+            row["schedule"],
+            float(row["us"]),
+            tried[key],
+            int(row["lowering"]),
+            row["triton"],
+        )
+        for key, row in best.items()
+        for text, direction, kind in [key[:3]]
+    ]
 
 
 def read_log(path: Path) -> list[Found]:
@@ -272,9 +284,9 @@ def read_log(path: Path) -> list[Found]:
     return read(path, FORMER)
 
 
-def log_of(path: Path) -> Table:
+def log_of(path: Path) -> CsvTable:
     """The log at a path, to be continued. Raises ValueError for a file with other columns."""
-    return Table(path, COLUMNS, KEY, FORMER)
+    return CsvTable(path, COLUMNS, KEY, FORMER)
 
 
 def log_path(database: Path) -> Path:

@@ -13,7 +13,7 @@ from transconv.disk_cache import read_named
 Row = dict[str, Any]
 
 
-class Table:
+class CsvTable:
     """A CSV file with fixed columns. Rows are written at once, so an interrupted run keeps them.
     ``former``: the names that columns had in older files, which are rewritten with today's. Raises
     ValueError for a file with other columns, which would be lost."""

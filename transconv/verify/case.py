@@ -16,7 +16,7 @@ from transconv import runtime
 from transconv.compute import Compute
 from transconv.conv import (
     TABLE,
-    Compiled,
+    CompiledDirection,
     ConvProblem,
     Epilogue,
     Prop,
@@ -38,7 +38,7 @@ from transconv.verify.oracle import after, approximates, once_stored, pieces
 
 
 @dataclass(slots=True)
-class Case:
+class ProblemCase:
     """A problem with its tensors; plans for other schedules share them.
 
     ``bia`` is the bias's element type (default: the result's); ``shift`` puts every tensor that
@@ -67,17 +67,17 @@ class Case:
     def after(self) -> Epilogue:
         return Epilogue.parse(self.epilogue, DTYPES[self.bia] if self.bia else None)
 
-    def plan(self, schedule: str | Schedule | None = "") -> Compiled:
+    def plan(self, schedule: str | Schedule | None = "") -> CompiledDirection:
         """The plan that the passes make in this process. Raises ScheduleError or Unsupported, which are
         refusals, not failures."""
         asked = compiler.question(self.problem, self.prop, self.target, self.after,
                                   aligned=not self.shift, deterministic=self.deterministic)
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule) if schedule else None
-        return runtime.plan(asked.workload, asked.target, schedule, asked.deterministic, Compiled,
+        return runtime.plan(asked.workload, asked.target, schedule, asked.deterministic, CompiledDirection,
                             keeps=False)
 
-    def plan_of(self, schedules: Sequence[str]) -> Compiled:
+    def plan_of(self, schedules: Sequence[str]) -> CompiledDirection:
         """The plan whose kernels have these schedules, in the order that the compiler asks for them
         (see ``choices``); one schedule is for all of them. Raises ScheduleError or Unsupported."""
         if len(schedules) == 1:
@@ -126,11 +126,11 @@ class Case:
             return self.target
         return replace(self.target, features=self.target.features - {"box"})
 
-    def _chosen(self, choose: Choose) -> Compiled:
+    def _chosen(self, choose: Choose) -> CompiledDirection:
         return compiler.build(self.problem, self.prop, self._target, None, self.after, choose,
                               self.deterministic)
 
-    def proven(self, schedule: str = "", seed: int = 9) -> Compiled:
+    def proven(self, schedule: str = "", seed: int = 9) -> CompiledDirection:
         """The plan that a user gets: one that gave a right result (see transconv.trust). A given
         schedule is taken as it is, and so is a plan with blocked layouts, which have no views in torch to
         look at. Raises ScheduleError or Unsupported."""
@@ -178,7 +178,7 @@ class Case:
             self.beside[TABLE].put(made)
             self.beside[TABLE].seal()
 
-    def launch(self, compiled: Compiled) -> None:
+    def launch(self, compiled: CompiledDirection) -> None:
         """Raises InterpError where the interpreter of the IR finds a fault."""
         if self.numpy:
             from transconv.verify.interpret import interpret
@@ -191,7 +191,7 @@ class Case:
         """Whether nothing but the result was written."""
         return all(t.intact() for t in self._all().values())
 
-    def judge(self, compiled: Compiled, mode: str, seed: int = 0) -> Judgement:
+    def judge(self, compiled: CompiledDirection, mode: str, seed: int = 0) -> Judgement:
         """Run on fresh data and compare; nothing but the result may be written."""
         self.fill(mode, seed)
         self.launch(compiled)
@@ -210,7 +210,7 @@ class Case:
             found.reason = "; ".join(filter(None, [found.reason, "what pads the result is not 0"]))
         return found
 
-    def same(self, compiled: Compiled, seed: int = 0) -> Judgement:
+    def same(self, compiled: CompiledDirection, seed: int = 0) -> Judgement:
         """``judge`` on exact data for one schedule of many: data and answer are kept, where equal
         bits are asked for."""
         if approximates(self.epilogue) or (self.where == "cpu" and "bf16" in map(
@@ -242,7 +242,7 @@ class Case:
         self.filled = ("", 0)
 
 
-def longest_chain(compiled: Compiled) -> int:
+def longest_chain(compiled: CompiledDirection) -> int:
     """How many products the matrix unit adds to one accumulator, of the kernel where they are most."""
     return max((chain(s.schedule, s.compute) for s in compiled.steps), default=0)
 

@@ -60,7 +60,7 @@ class Judged:
 
 
 @dataclass
-class Case:
+class ComputationCase:
     """A computation with data, and its answer."""
 
     compute: Compute
@@ -212,7 +212,7 @@ def after_every_pass(compute: Compute, plan: Plan,
     arguments. Raises VerifyError for a kernel
     that breaks a rule of the IR."""
     numbers = compute.at(**(sizes or {}))
-    case, before, found = Case(numbers), None, []
+    case, before, found = ComputationCase(numbers), None, []
     zeroed = {s.zero.name for s in plan.steps if s.zero is not None}
     made = [lower(s.compute, s.schedule, plan.target, s.kernel.name, compute.math) for s in plan.steps]
     stages, level = [name for name, _ in made[0]], levels()
@@ -227,7 +227,7 @@ def after_every_pass(compute: Compute, plan: Plan,
             found.append((stages[at], case.interpreted(*(k.at(sizes or {}) for k in kernels),
                                                           zeroed=zeroed)))
         before = kernels
-    last = Case(numbers, "float").interpreted(*(stage[-1][1].at(sizes or {}) for stage in made),
+    last = ComputationCase(numbers, "float").interpreted(*(stage[-1][1].at(sizes or {}) for stage in made),
                                               zeroed=zeroed)
     return [*found, (stages[-1], last)]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transconv.conv import Compiled
+from transconv.conv import CompiledDirection
 from transconv.ir import DType, Memory, offsets_of, run, verify
 from transconv.verify.data import poison
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transconv.verify.data import Guarded
 
 
-def interpret(compiled: Compiled, tensors: Mapping[str, Guarded]) -> None:
+def interpret(compiled: CompiledDirection, tensors: Mapping[str, Guarded]) -> None:
     """Run a plan in place on tensors of the CPU. The rules of the IR are checked first. Raises
     InterpError for accesses that are errors on any target, VerifyError for a kernel that breaks a rule
     of the IR."""

@@ -43,7 +43,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class WorkerTask:
     """``function`` is ``module:name``; it takes a payload and returns a row (or raises)."""
 
     function: str
@@ -107,7 +107,7 @@ class Pool:
 
     ranks = 1  # how many processes have a pool that shares the tasks
 
-    def __init__(self, groups: dict[str, Group], capacity: float = float("inf"),
+    def __init__(self, groups: dict[str, WorkerTask], capacity: float = float("inf"),
                  start: str = "spawn") -> None:
         self.groups, self.capacity = groups, capacity
         self.context: Any = multiprocessing.get_context(start)

@@ -15,7 +15,7 @@ import numpy as np
 
 from transconv.compute import Compute, differentiate, execute, parse, reaches
 from transconv.ir import Array
-from transconv.verify.computation import Case
+from transconv.verify.computation import ComputationCase
 
 STEP = 1e-6  # of a difference
 NEAR = 1e-5  # of the sum of the absolute terms of a gradient
@@ -43,7 +43,7 @@ def wrong_slope(compute: Compute, seed: int = 0) -> str:
         return ""
     draw = np.random.default_rng(seed)
     derivative = differentiate(compute, of, tuple(reach))
-    given: Arrays = {**Case(compute, "float", seed).given}
+    given: Arrays = {**ComputationCase(compute, "float", seed).given}
     results = _executed(compute, given)
     v = {name: draw.standard_normal(results[name].shape) for name in reach}
     known = given | results | {own: v[name] for name, own in derivative.given.items()}
@@ -51,7 +51,7 @@ def wrong_slope(compute: Compute, seed: int = 0) -> str:
         known |= _executed(wide(text), known)
     for name in of:
         gradient = known[derivative.of[name]] if name in derivative.of else np.zeros(given[name].shape)
-        u = Case(compute, "float", seed + 1).given[name]
+        u = ComputationCase(compute, "float", seed + 1).given[name]
         ends = [_executed(compute, given | {name: given[name] + h * u}) for h in (STEP, -STEP)]
         slope = sum(float(np.nan_to_num(v[r] * (ends[0][r] - ends[1][r])).sum()) for r in v) / (2 * STEP)
         size = max(1.0, float(np.abs(gradient * u).sum()))

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 
 from transconv.compute import Alone, Compute, examine, parse
-from transconv.conv import Compiled, ConvProblem, ConvWorkload, Prop, marked
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop, marked
 from transconv.ir import Layout, Tensor
 from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule
 from transconv.target import detect
 from transconv.verify import computation
-from transconv.verify.case import Case
+from transconv.verify.case import ProblemCase
 from transconv.verify.data import torch_dtype
 from transconv.verify.epilogue_data import epilogue_tensors
 from transconv.verify.judgement import Judgement
@@ -30,7 +30,7 @@ Call = Callable[[], object]
 WHOLE = 1 << 22  # points of a computation of which every element is checked; of larger ones samples are
 
 
-class Timed(Protocol):
+class TimedWorkload(Protocol):
     """A workload with tensors on this machine. ``footprint``: bytes that a call moves at least."""
 
     where: str
@@ -50,30 +50,30 @@ class Timed(Protocol):
     def release(self) -> None:
         """Give the tensors back."""
 
-def timed(text: str, direction: str = "", behind: str = "") -> Timed:
+def timed(text: str, direction: str = "", behind: str = "") -> TimedWorkload:
     """The question of some texts. Raises ProblemError, ComputeError."""
     if text.startswith("compute "):
         return OfCompute(parse(text))
     plain, names = marked(text)
-    case = Case(ConvProblem.parse(plain), Prop(direction), behind)
+    case = ProblemCase(ConvProblem.parse(plain), Prop(direction), behind)
     return OfAnySize(case, names) if names else OfProblem(case)
 
 
 class OfProblem:
     """A direction of a convolution."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: ProblemCase) -> None:
         self.case, self.where = case, case.where
 
     @property
     def footprint(self) -> int:
         return self.case.problem.bytes_moved()
 
-    def plan(self, schedule: str) -> Compiled:
+    def plan(self, schedule: str) -> CompiledDirection:
         return self.case.plan(schedule)
 
     def same(self, plan: Plan) -> Judgement:
-        assert isinstance(plan, Compiled)
+        assert isinstance(plan, CompiledDirection)
         return self.case.same(plan)
 
     def make(self, plan: Plan) -> Callable[[int], Call]:
@@ -92,15 +92,15 @@ class OfProblem:
 class OfAnySize(OfProblem):
     """The same with kernels that take some sizes as arguments (``names``), at the problem's sizes."""
 
-    def __init__(self, case: Case, names: frozenset[str]) -> None:
+    def __init__(self, case: ProblemCase, names: frozenset[str]) -> None:
         super().__init__(case)
         self.names = names
 
-    def plan(self, schedule: str) -> Compiled:
+    def plan(self, schedule: str) -> CompiledDirection:
         case, p = self.case, self.case.problem
         said = Schedule.parse(schedule) if schedule else None
         workload = ConvWorkload(p, case.prop, case.after, self.names)
-        made = plan(workload, case.target, said, case.deterministic, Compiled, keeps=False)
+        made = plan(workload, case.target, said, case.deterministic, CompiledDirection, keeps=False)
         assert made.required is not None
         return made.at(dict(zip(made.required.sizes.names, (p.mb, *p.i), strict=True)))
 
@@ -110,7 +110,7 @@ class OfCompute:
 
     def __init__(self, compute: Compute) -> None:
         self.compute, self.where = compute, device()
-        self.case: computation.Case | None = None
+        self.case: computation.ComputationCase | None = None
 
     @property
     def footprint(self) -> int:
@@ -123,7 +123,7 @@ class OfCompute:
     def same(self, plan: Plan) -> Judgement:
         """Every element, or those of sampled points where there are many."""
         if prod(x.size for x in self.compute.axes) <= WHOLE:
-            self.case = self.case or computation.Case(self.compute)
+            self.case = self.case or computation.ComputationCase(self.compute)
             judged = self.case.launched(plan, self.where)
             return Judgement(max_err=judged.max_error, reason=judged.problem)
         tensors = {t.name: self._tensor(t, exact=True) for t in self.compute.tensors}

@@ -39,7 +39,7 @@ HOOKS = {"compilation": ("always_compile", "override", "dump_ir", "instrumentati
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TextSignature:
     """What a launch has to know of a kernel's text: the type of each argument by name."""
 
     signature: dict[str, str]
@@ -85,7 +85,7 @@ def kernel(found: Content | None, function: str, folder: Path, digest: str) -> A
         target = {"backend": chip.backend, "arch": chip.arch, "warp_size": chip.warp_size}
         if (about["hash"], about["name"], about["target"]) != (digest, function, target):
             return None
-        made = CompiledKernel(Source({n: t for n, t in found["signature"]}), group, digest)
+        made = CompiledKernel(TextSignature({n: t for n, t in found["signature"]}), group, digest)
     except (ImportError, OSError, AttributeError, KeyError, TypeError, ValueError):
         return None
     if _digest(made.kernel) == found.get("code"):

@@ -86,7 +86,7 @@ class Encoder:
         return args
 
 
-class Begun(NamedTuple):
+class BoundStart(NamedTuple):
     """What a start without further checks passes to Triton's launch function ``raw``, but for the number
     of programs and addresses. ``encoder``: of a kernel with boxes, which lie as ``places`` says, or as
     sizes tell; ``sized``: whether sizes follow the addresses; ``stream``: from a device to its current

@@ -127,7 +127,7 @@ def build_plain(count: int) -> None:
     """``build_start`` for kernels of so many tensors without boxes, whatever their types, before there is
     one; unless another process builds it."""
     with suppress(Exception):
-        _build(binary_reload.Source({f"x{at}": "*fp32" for at in range(count)}), PLAIN, False)
+        _build(binary_reload.TextSignature({f"x{at}": "*fp32" for at in range(count)}), PLAIN, False)
 
 
 def _build(source: Any, metadata: Any, patient: bool) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from transconv.backend_triton.launch import compile_records, fingerprint
 from transconv.backend_triton.launch.bound_start import (
     MAPS_KEPT,
-    Begun,
     Bind,
+    BoundStart,
     Boxed,
     Direct,
     Encoded,
@@ -197,7 +197,7 @@ class Launcher:
         return run
 
 
-    def begun(self, device: int, aligned: bool) -> Begun | None:
+    def begun(self, device: int, aligned: bool) -> BoundStart | None:
         """What starts the kernel; None before the first launch on the device for this ``aligned``, and
         where only Triton's own launch does."""
         start = self.kept.get((device, aligned))
@@ -205,9 +205,11 @@ class Launcher:
             return None
         stream = torch_module()._C._cuda_getCurrentRawStream
         if isinstance(start, Direct):
-            return Begun(start.raw, start.function, start.packed, start.early, None, None, False, stream)
+            return BoundStart(
+                start.raw, start.function, start.packed, start.early, None, None, False, stream
+            )
         _, function, packed, early = start.kernel
-        return Begun(start.raw, function, packed, early, start.encoder, start.places, False, stream)
+        return BoundStart(start.raw, function, packed, early, start.encoder, start.places, False, stream)
 
     def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
         """``starter`` as a function of sizes and what is ``At`` them, on which it does not depend."""

@@ -15,8 +15,8 @@ from typing import Any
 
 from transconv.backend_triton.launch.bound_start import (
     At,
-    Begun,
     Bind,
+    BoundStart,
     Boxed,
     Encoder,
     Places,
@@ -161,14 +161,22 @@ class SizedLauncher(Launcher):
         """Which arguments are descriptors, each with its tensor and how it lies."""
         return tuple([b and (*b, at) for b, at in zip(self.boxes, places, strict=True)])
 
-    def begun(self, device: int, aligned: bool) -> Begun | None:
+    def begun(self, device: int, aligned: bool) -> BoundStart | None:
         """As Launcher's."""
         start = self.starts.get((device, aligned))
         if start is None or start.raw is None:
             return None
         kernel = start.kernel
-        return Begun(start.raw, kernel.function, kernel.packed_metadata, start.early, start.encoder, None,
-                     True, torch_module()._C._cuda_getCurrentRawStream)
+        return BoundStart(
+            start.raw,
+            kernel.function,
+            kernel.packed_metadata,
+            start.early,
+            start.encoder,
+            None,
+            True,
+            torch_module()._C._cuda_getCurrentRawStream,
+        )
 
     def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
         """From sizes to what ``starter`` returns for them."""

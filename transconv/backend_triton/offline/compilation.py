@@ -28,7 +28,7 @@ BACKENDS = ("cuda", "hip")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CompileJob:
     """One kernel for one chip. ``params``: each argument's element type in call order, and the
     extents of its box where it is a descriptor (none for a pointer). ``explicit``: the text is
     Gluon, not Triton. ``keep``: intermediate texts to bring back, such as ``("ttgir", "ptx")``;
@@ -55,8 +55,9 @@ class Job:
 class Resources:
     """What a compiled kernel uses. ``registers`` per thread (AMD: vector and accumulation
     registers); ``spill_bytes`` of stack per thread; ``shared_bytes`` per program; ``words``: counts of
-    the instructions of interest; ``serialised``: the matrix unit waits after each. Where ``Job.code`` is
-    set: ``code``, the machine code (cubin, hsaco), and ``launch``, Triton's metadata for its launch."""
+    the instructions of interest; ``serialised``: the matrix unit waits after each. Where
+    ``CompileJob.code`` is set: ``code``, the machine code (cubin, hsaco), and ``launch``, Triton's
+    metadata for its launch."""
 
     function: str
     target: str
@@ -98,7 +99,7 @@ Answer = Resources | CompileFailure
 """The result of a job."""
 
 
-def compile_offline(jobs: Sequence[Job], timeout_s: float = 120.0, workers: int = 1,
+def compile_offline(jobs: Sequence[CompileJob], timeout_s: float = 120.0, workers: int = 1,
                     triton: Path | None = None,
                     done: Callable[[Answer], None] | None = None) -> list[Answer]:
     """Compile every job; answers in the order of the jobs.
@@ -110,7 +111,7 @@ def compile_offline(jobs: Sequence[Job], timeout_s: float = 120.0, workers: int 
     answers: list[Answer | None] = [_refused(job) for job in jobs]
     idle: SimpleQueue[Child] = SimpleQueue()
 
-    def one(job: Job) -> Answer:
+    def one(job: CompileJob) -> Answer:
         child = idle.get()
         try:
             return _decoded(job, child.ask(_encoded(job), timeout_s))
@@ -142,7 +143,7 @@ def triton_version(folder: Path | None = None) -> str:
                      f"pip install --no-deps --target {folder} triton==VERSION")
 
 
-def _refused(job: Job) -> CompileFailure | None:
+def _refused(job: CompileJob) -> CompileFailure | None:
     if job.backend in BACKENDS:
         return None
     return CompileFailure(job.function, job.target, f"{job.backend} is not compilable offline: its "
@@ -157,13 +158,13 @@ def _child(triton: Path | None) -> Child:
         "TRITON_DUMP_PTXAS_LOG": "1", "TRITON_INTERPRET": None}, path)
 
 
-def _encoded(job: Job) -> dict[str, Any]:
+def _encoded(job: CompileJob) -> dict[str, Any]:
     """A job as JSON. Element types are Triton's names: the child has no types that users add."""
     types = [(DTYPES[name].boxed if box else DTYPES[name], box) for name, box in job.params]
     return asdict(job) | {"params": [(t.signature, t.triton, box) for t, box in types]}
 
 
-def _decoded(job: Job, answer: dict[str, Any]) -> Answer:
+def _decoded(job: CompileJob, answer: dict[str, Any]) -> Answer:
     if "reason" in answer:
         return CompileFailure(job.function, job.target, answer["reason"], answer["log"])
     return Resources(**{**answer, "warnings": tuple(answer["warnings"]),

@@ -17,7 +17,7 @@ from transconv.ir import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
-class _Element:
+class _TorchElement:
     """What Triton reads of an element type of torch; one object for each, as it keeps them."""
 
     name: str
@@ -32,7 +32,7 @@ class _Element:
 class Absent:
     """A tensor that is nowhere, at an address that is a multiple of 16."""
 
-    dtype: _Element
+    dtype: _TorchElement
 
     def data_ptr(self) -> int:
         return 0
@@ -42,7 +42,7 @@ class Absent:
 def tensor(dtype: str) -> Absent:
     """The stand-in for tensors of torch's element type of this name."""
     row = next(t for t in DTYPES.values() if t.torch == dtype)
-    return Absent(_Element(dtype, row.bytes, row.kind == "float"))
+    return Absent(_TorchElement(dtype, row.bytes, row.kind == "float"))
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from transconv.conv import ConvProblem, Prop
 from transconv.errors import ProblemError, TransconvError
-from transconv.report import Timed
+from transconv.report import LabeledTime
 from transconv.target import Target
 from transconv.tuning.table import Row, header, number, read
 
@@ -23,7 +23,7 @@ CHIPS = {"H100": "sm_90", "H200": "sm_90", "A100": "sm_80", "A40": "sm_86", "L40
 
 
 @dataclass(frozen=True)
-class Asked:
+class MeasuredProblem:
     """A direction of a problem, with the row that measured it, if there is one."""
 
     problem: ConvProblem
@@ -38,7 +38,7 @@ class Asked:
     def schedule(self) -> str:
         return str(self.row.get("config") or self.row.get("schedule") or "")
 
-    def same(self, other: Asked) -> bool:
+    def same(self, other: MeasuredProblem) -> bool:
         return (self.problem, self.prop) == (other.problem, other.prop)
 
 
@@ -52,7 +52,7 @@ def is_times(path: Path) -> bool:
         return False
 
 
-def asked_of(path: Path) -> list[Asked]:
+def asked_of(path: Path) -> list[MeasuredProblem]:
     """The rows of a file. Raises ValueError for one that is no such table, OSError."""
     columns = header(path)
     if missing := [c for c in NEEDED if c not in columns]:
@@ -60,14 +60,14 @@ def asked_of(path: Path) -> list[Asked]:
     return [_asked(row, f"{path}:{n}") for n, row in enumerate(read(path), 2)]
 
 
-def _asked(row: Row, where: str) -> Asked:
+def _asked(row: Row, where: str) -> MeasuredProblem:
     try:
-        return Asked(ConvProblem.parse(row["problem"]), Prop(row["prop"]), row)
+        return MeasuredProblem(ConvProblem.parse(row["problem"]), Prop(row["prop"]), row)
     except (TransconvError, ValueError, OverflowError) as error:
         raise ProblemError(f"{where}: {error}") from error
 
 
-def times_of(asked: Asked, target: Target) -> tuple[tuple[Timed, ...], tuple[str, ...]]:
+def times_of(asked: MeasuredProblem, target: Target) -> tuple[tuple[LabeledTime, ...], tuple[str, ...]]:
     """The measured times of a row, ours first, and remarks on them; none where another chip was
     measured."""
     row = asked.row
@@ -83,7 +83,9 @@ def times_of(asked: Asked, target: Target) -> tuple[tuple[Timed, ...], tuple[str
         us = number(row, column)
         if us is not None and 0 < us < float("inf"):
             own = column == "ours_us"
-            made.append(Timed(name, us, own, False, f"{device}, {versions}".strip(", ") if own else ""))
+            made.append(
+                LabeledTime(name, us, own, False, f"{device}, {versions}".strip(", ") if own else "")
+            )
     wrong = () if row.get("verdict", "right") == "right" else (
         f"The measured kernel was not right: {row.get('verdict')} {row.get('reason', '')}".rstrip(),)
     return tuple(made), wrong

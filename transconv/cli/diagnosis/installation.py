@@ -21,7 +21,7 @@ OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 14)
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class Dependency:
     """A dependency: the oldest version that works, the newest that the tests run with, and a remark on
     later ones."""
 
@@ -33,10 +33,18 @@ class Package:
 
 # The oldest versions equal those of pyproject.toml; a test compares them.
 PACKAGES = (
-    Package("torch", "2.11", "2.13"), Package("triton", "3.6", "3.9"),
-    Package("numpy", "1.26", "2.3", "Triton 3.6's interpreter fails with numpy 2.4 where a loop "
-            "bound is not a constant: without a GPU, pip install 'numpy<2.4'"),
-    Package("sympy", "1.12", "1.14"), Package("jinja2", "3.1", "3.1"), Package("tqdm", "4.60", "4.70"),
+    Dependency("torch", "2.11", "2.13"),
+    Dependency("triton", "3.6", "3.9"),
+    Dependency(
+        "numpy",
+        "1.26",
+        "2.3",
+        "Triton 3.6's interpreter fails with numpy 2.4 where a loop "
+        "bound is not a constant: without a GPU, pip install 'numpy<2.4'",
+    ),
+    Dependency("sympy", "1.12", "1.14"),
+    Dependency("jinja2", "3.1", "3.1"),
+    Dependency("tqdm", "4.60", "4.70"),
 )
 
 # Variables that change results or speed also at legal values, and how.
@@ -73,7 +81,7 @@ def python(found: tuple[int, ...]) -> Finding:
     return Finding("python", OK, text)
 
 
-def installed(package: Package) -> Finding:
+def installed(package: Dependency) -> Finding:
     """One dependency: its version, and whether it can be imported."""
     name = package.name
     install = f"pip install '{name}>={package.oldest}'"

@@ -1,11 +1,11 @@
 """Generators of computations: from shapes, strides and types of any rank and layout to the text of a
 function of torch and the texts of its gradients. See Formula."""
 
-from transconv.compute.library.any_size import Named, named
+from transconv.compute.library.any_size import LibraryText, named
 from transconv.compute.library.batch import batch_norm
-from transconv.compute.library.formula import Formula, Gradient
+from transconv.compute.library.formula import Gradient, LibraryFormula
 from transconv.compute.library.norms import group_norm, layer_norm, rms_norm
-from transconv.compute.library.page import Page, Seen, Strided
+from transconv.compute.library.page import NamedSpace, Strided, TensorView
 from transconv.compute.library.parts import mixed, moments, scaled, sums
 from transconv.compute.library.pools import (
     adaptive_average_pool,
@@ -30,9 +30,43 @@ from transconv.compute.library.views import (
 )
 
 __all__ = [
-    "Formula", "Gradient", "NORMS", "Named", "Page", "ROWS", "Seen", "Strided", "adaptive_average_pool",
-    "adaptive_max_pool", "average_pool", "batch_norm", "cross_entropy", "embedding", "extreme", "flip",
-    "fold", "gather", "group_norm", "join", "layer_norm", "linear", "log_softmax", "matmul", "max_pool",
-    "mixed", "moments", "named", "nearest", "normalize", "pad", "reduced", "rms_norm", "scaled", "shuffle",
-    "softmax", "sums", "take", "unfold",
+    "LibraryFormula",
+    "Gradient",
+    "NORMS",
+    "LibraryText",
+    "NamedSpace",
+    "ROWS",
+    "TensorView",
+    "Strided",
+    "adaptive_average_pool",
+    "adaptive_max_pool",
+    "average_pool",
+    "batch_norm",
+    "cross_entropy",
+    "embedding",
+    "extreme",
+    "flip",
+    "fold",
+    "gather",
+    "group_norm",
+    "join",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "matmul",
+    "max_pool",
+    "mixed",
+    "moments",
+    "named",
+    "nearest",
+    "normalize",
+    "pad",
+    "reduced",
+    "rms_norm",
+    "scaled",
+    "shuffle",
+    "softmax",
+    "sums",
+    "take",
+    "unfold",
 ]

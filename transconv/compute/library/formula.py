@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from transconv.compute.library.page import Page
+from transconv.compute.library.page import NamedSpace
 from transconv.ir import DType, f32, f64
 
 
@@ -20,12 +20,12 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Formula:
+class LibraryFormula:
     """``page``: shapes, strides and types of all tensors by name. ``given``: the operands, in the order of
     a call. ``results``: the tensors that the caller gets; gradients read the others that the text
     stores. ``together``: all gradients by one text, where that reads what they share only once."""
 
-    page: Page
+    page: NamedSpace
     text: str
     given: tuple[str, ...]
     results: tuple[str, ...] = ("Y",)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from transconv.compute.library.any_size import counted
-from transconv.compute.library.formula import Formula, Gradient, held, lines
-from transconv.compute.library.page import Page, Placed, Strided
+from transconv.compute.library.formula import Gradient, LibraryFormula, held, lines
+from transconv.compute.library.page import NamedSpace, Placed, Strided
 
 MOMENTS = """read x = {X}
     let mean = sum(x; {k}) / {count}
@@ -27,7 +27,7 @@ SAVED = """read x = {X}
 
 
 def layer_norm(x: Strided, count: int, w: Strided | None = None, b: Strided | None = None,
-               eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> Formula:
+               eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> LibraryFormula:
     """Over the last ``count`` dims, whose sizes are those of w and b. ``saves``: M and R are stored as
     well."""
     rank = len(x.shape)
@@ -36,7 +36,7 @@ def layer_norm(x: Strided, count: int, w: Strided | None = None, b: Strided | No
 
 
 def group_norm(x: Strided, groups: int, w: Strided | None = None, b: Strided | None = None,
-               eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> Formula:
+               eps: float = 1e-5, saves: bool = False, y: Strided | None = None) -> LibraryFormula:
     """Of x [n, groups * c, ...] over c and the dims after it; w and b have groups * c elements."""
     size = x.shape[1] // groups
     x, y = x.split(1, groups, size), (y or x.like()).split(1, groups, size)
@@ -47,7 +47,7 @@ def group_norm(x: Strided, groups: int, w: Strided | None = None, b: Strided | N
 
 def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[int],
           features: Sequence[int], w: Strided | None, b: Strided | None, eps: float, saves: bool,
-          y: Strided | None) -> Formula:
+          y: Strided | None) -> LibraryFormula:
     y = y or x.like()
     page = _page(names, x, rows, features, w, b, y)
     axes = _axes(page, row)
@@ -64,10 +64,10 @@ def _norm(name: str, names: Sequence[str], x: Strided, row: str, rows: Sequence[
     if w and "e" in names and page.classes.get("k"):
         assert together is not None
         together = replace(together, text=_by_features(page, b is not None, words))
-    return Formula(page, text, _given(w, b), gradients=gradients, together=together)
+    return LibraryFormula(page, text, _given(w, b), gradients=gradients, together=together)
 
 
-def _by_features(page: Page, shifted: bool, words: dict[str, object]) -> str:
+def _by_features(page: NamedSpace, shifted: bool, words: dict[str, object]) -> str:
     """The gradients of a group norm by two sums for each feature of an image, from which the sums of its
     group and those over images follow."""
     group, images = (f"; {page[c]})" if page.classes[c] else "" for c in "en")
@@ -80,7 +80,7 @@ def _by_features(page: Page, shifted: bool, words: dict[str, object]) -> str:
 
 
 def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6, saves: bool = False,
-             y: Strided | None = None) -> Formula:
+             y: Strided | None = None) -> LibraryFormula:
     """x divided by its root mean square along the last ``count`` dims, scaled by w."""
     rank = len(x.shape)
     page = _page(["n"] * (rank - count) + ["k"] * count, x, range(rank - count),
@@ -94,21 +94,21 @@ def rms_norm(x: Strided, count: int, w: Strided | None = None, eps: float = 1e-6
         let c = sum(u*h; {k}) / {count}
         store {dX} = (u - h*c) * r""")]
     gradients, together = _gradients(page, "rms_norm", back, saved, w, None, words)
-    return Formula(page, text, _given(w, None), gradients=gradients, together=together)
+    return LibraryFormula(page, text, _given(w, None), gradients=gradients, together=together)
 
 
 def _page(names: Sequence[str], x: Strided, rows: Sequence[int], features: Sequence[int],
-          w: Strided | None, b: Strided | None, y: Strided) -> Page:
+          w: Strided | None, b: Strided | None, y: Strided) -> NamedSpace:
     whole = range(len(x.shape))
     kept = Strided.dense([x.shape[d] for d in rows], held(x.dtype))
     tensors: dict[str, Placed] = {"X": (x, whole), "Y": (y, whole), "G": (y, whole),
                                   "dX": (x.like(), whole), "M": (kept, rows), "R": (kept, rows)}
     tensors |= {name: (t, features) for name, t in (("W", w), ("B", b)) if t}
     tensors |= {f"d{name}": (t.like(), features) for name, t in (("W", w), ("B", b)) if t}
-    return Page(names, x.shape, tensors)
+    return NamedSpace(names, x.shape, tensors)
 
 
-def _axes(page: Page, names: str) -> str:
+def _axes(page: NamedSpace, names: str) -> str:
     """The axes of several names; the first name if none has axes."""
     found = " ".join(page[name] for name in names.split() if page.classes.get(name))
     return found or names.partition(" ")[0]
@@ -124,7 +124,7 @@ def _affine(value: str, w: Strided | None, b: Strided | None) -> list[str]:
             f"store {{Y}} = {value}{' * w' if w else ''}{' + b' if b else ''}"]
 
 
-def _gradients(page: Page, name: str, back: Sequence[str], saved: Sequence[str], w: Strided | None,
+def _gradients(page: NamedSpace, name: str, back: Sequence[str], saved: Sequence[str], w: Strided | None,
                b: Strided | None,
                words: dict[str, object]) -> tuple[tuple[Gradient, ...], Gradient | None]:
     """The gradient of x, that of scale and shift, which are summed over the rows, and all in one text.

@@ -66,7 +66,7 @@ Placed = tuple[Strided, Sequence[Dim]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TensorView:
     """The view of a tensor that the text uses: ``t.reshape(shape).permute(order).reshape(sizes)``, with
     its strides in elements and its coordinates."""
 
@@ -77,7 +77,7 @@ class Seen:
     coords: tuple[str, ...]
 
 
-class Page:
+class NamedSpace:
     """A space of named dims, and tensors placed in it. A tensor's dim of size 1 is left out: the tensor is
     broadcast along that dim of the space. ``called``: for tensors that are placed twice, the name of the
     first; ``keeps``: names whose dims of size 1 stay; ``numbers``: names whose sizes are numbers in every
@@ -124,7 +124,7 @@ class Page:
                 groups.append([d])
         return groups
 
-    def _view(self, t: Strided, dims: Sequence[Dim]) -> Seen:
+    def _view(self, t: Strided, dims: Sequence[Dim]) -> TensorView:
         own = {d: i for i, d in enumerate(dims)}
         parts: list[tuple[list[int], str]] = []  # own dims, and their coordinate
         for axis, group in self.groups.items():
@@ -134,9 +134,13 @@ class Page:
         parts.sort(key=lambda p: -t.strides[p[0][-1]])
         kept = [i for group, _ in parts for i in group]
         order = tuple(i for i in range(len(t.shape)) if i not in kept) + tuple(kept)
-        return Seen(t.shape, order, tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
-                    tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
-                    tuple(coord for _, coord in parts) or ("0" if self.groups else "one",))
+        return TensorView(
+            t.shape,
+            order,
+            tuple(prod(t.shape[i] for i in group) for group, _ in parts) or (1,),
+            tuple(t.strides[group[-1]] for group, _ in parts) or (1,),
+            tuple(coord for _, coord in parts) or ("0" if self.groups else "one",),
+        )
 
     def __getitem__(self, word: str) -> str:
         """The replacement of a word in braces: a tensor with its coordinates, or axes."""
@@ -190,7 +194,7 @@ class Page:
     def written(self, name: str, lines: Sequence[str], words: Mapping[str, Any],
                 size: Callable[[str], str], declared: Callable[[str], str]) -> str:
         """A text, with the sizes of axes and the declarations of tensors as these functions say them."""
-        said = [line.format_map(_Words(self, words)) for line in lines if line]
+        said = [line.format_map(_PageWords(self, words)) for line in lines if line]
         inside = [coords for line in said for coords in COORDINATES.findall(line)]
         read = {word for coords in inside for word in WORD.findall(coords)}
         said = [_without(line, {axis for axis in self.classes if axis not in read | {*self.groups}})
@@ -241,8 +245,8 @@ def _without(line: str, gone: set[str]) -> str:
     return line
 
 
-class _Words(dict[str, Any]):
-    def __init__(self, page: Page, words: Mapping[str, Any]) -> None:
+class _PageWords(dict[str, Any]):
+    def __init__(self, page: NamedSpace, words: Mapping[str, Any]) -> None:
         super().__init__(words)
         self.page = page
 

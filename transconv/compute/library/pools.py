@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from transconv.compute.library.any_size import length
-from transconv.compute.library.formula import Formula, Gradient
-from transconv.compute.library.page import Dim, Page, Strided
+from transconv.compute.library.formula import Gradient, LibraryFormula
+from transconv.compute.library.page import Dim, NamedSpace, Strided
 from transconv.ir import i32
 
 Ints = Sequence[int]
@@ -22,7 +22,7 @@ BEYOND = 1 << 30  # a number that is no element's index; tensors must have fewer
 
 
 def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints, y: Strided,
-             saves: bool = False, at: Strided | None = None) -> Formula:
+             saves: bool = False, at: Strided | None = None) -> LibraryFormula:
     """``y``: the result, whose sizes are the numbers of windows. ``saves``: the index of each maximum (the
     first of equal elements, the last NaN) is stored as well, for gradients; ``at``: as a result.
     ValueError for ``BEYOND`` or more positions."""
@@ -39,7 +39,7 @@ def max_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, dilation: In
     here = _place([f"i{c}" for c in LETTERS[-n:]], [f"{{long_{c}}}" for c in LETTERS[-n:]])
     back = page.sized("max_pool_gradient", f"read g = {{G}}{where}", f"read at = {{J}}{where}",
                      f"store {{dX}} = sum(where(at == {here}, g, 0.0); {{window}})", **words)
-    return Formula(page, text, ("X",), ("Y", "I") if at else ("Y",), (Gradient(back, {"dX": "X"}),))
+    return LibraryFormula(page, text, ("X",), ("Y", "I") if at else ("Y",), (Gradient(back, {"dX": "X"}),))
 
 
 def _which(place: str, inside: str = "") -> tuple[str, str]:
@@ -56,7 +56,7 @@ def _few_places(x: Strided, n: int) -> None:
 
 
 def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strided, pads: bool = True,
-                 divisor: int | None = None) -> Formula:
+                 divisor: int | None = None) -> LibraryFormula:
     """``pads``: padding counts in a mean, as zeros; ``divisor``: replaces the number of elements."""
     n = len(window)
     page = _page(x, y, window, stride, padding, (1,) * n)
@@ -76,10 +76,10 @@ def average_pool(x: Strided, window: Ints, stride: Ints, padding: Ints, y: Strid
                       **words)
     back = page.sized("average_pool_gradient", f"read g = {{G}}{_fits(stride, padding, ones)}",
                       f"store {{dX}} = sum(g / ({behind}); {{window}})", **words)
-    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+    return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def _lengths(page: Page, ahead: Sequence[str]) -> dict[str, Any]:
+def _lengths(page: NamedSpace, ahead: Sequence[str]) -> dict[str, Any]:
     """The words for the sizes of x along the dims of windows: ``size_h`` where x is read, ``long_h`` where
     its gradient is stored."""
     letters = LETTERS[-len(ahead):]
@@ -100,7 +100,7 @@ def _counted(place: str, size: int, said: str, results: int, window: int, stride
 
 
 def adaptive_max_pool(x: Strided, n: int, y: Strided, at: Strided | None = None,
-                      saves: bool = False) -> Formula:
+                      saves: bool = False) -> LibraryFormula:
     """The maxima of as many windows of the last ``n`` dims as ``y`` has elements; windows may overlap.
     ``at``, ``saves`` and ValueError as in max_pool."""
     page, inside, back_inside = _adapted(x, n, y, at)
@@ -114,10 +114,10 @@ def adaptive_max_pool(x: Strided, n: int, y: Strided, at: Strided | None = None,
     back = page.text("adaptive_max_pool_gradient", f"read g = {{G}}{back_inside}",
                      f"read at = {{J}}{back_inside}",
                      f"store {{dX}} = sum(where(at == {here}, g, 0.0); {_turns(page, n)})")
-    return Formula(page, text, ("X",), ("Y", "I") if at else ("Y",), (Gradient(back, {"dX": "X"}),))
+    return LibraryFormula(page, text, ("X",), ("Y", "I") if at else ("Y",), (Gradient(back, {"dX": "X"}),))
 
 
-def adaptive_average_pool(x: Strided, n: int, y: Strided) -> Formula:
+def adaptive_average_pool(x: Strided, n: int, y: Strided) -> LibraryFormula:
     """The means of as many windows of the last ``n`` dims as ``y`` has elements; windows may overlap."""
     page, inside, back_inside = _adapted(x, n, y)
     here = "*".join(_length(f"o{c}", *of) for c, of in _dims(x, y, n))
@@ -126,7 +126,7 @@ def adaptive_average_pool(x: Strided, n: int, y: Strided) -> Formula:
                      f"store {{Y}} = sum(a; {{window}}) / ({here})", window=_window(page, n))
     back = page.text("adaptive_average_pool_gradient", f"read g = {{G}}{back_inside}",
                      f"store {{dX}} = sum(g / max(1, {behind}); {_turns(page, n)})")
-    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+    return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
 def _dims(x: Strided, y: Strided, n: int) -> list[tuple[str, tuple[int, int]]]:
@@ -134,7 +134,7 @@ def _dims(x: Strided, y: Strided, n: int) -> list[tuple[str, tuple[int, int]]]:
     return list(zip(LETTERS[-n:], zip(x.shape[-n:], y.shape[-n:], strict=True), strict=True))
 
 
-def _turns(page: Page, n: int) -> str:
+def _turns(page: NamedSpace, n: int) -> str:
     return " ".join(page[f"t{c}"] for c in LETTERS[-n:])
 
 
@@ -153,7 +153,7 @@ def _longest(size: int, places: int) -> int:
     return max((p * size + size + places - 1) // places - p * size // places for p in range(places))
 
 
-def _adapted(x: Strided, n: int, y: Strided, at: Strided | None = None) -> tuple[Page, str, str]:
+def _adapted(x: Strided, n: int, y: Strided, at: Strided | None = None) -> tuple[NamedSpace, str, str]:
     """The page of windows of different sizes, and the conditions that an element is in a window, and a
     window contains an element."""
     begin, dims = len(x.shape) - n, _dims(x, y, n)
@@ -163,7 +163,7 @@ def _adapted(x: Strided, n: int, y: Strided, at: Strided | None = None) -> tuple
     behind = [*lead, *(_begun(f"i{c}", f"t{c}", o, i) for c, (i, o) in dims)]
     of_y = [*lead, *(f"o{c}" for c in letters)]
     index = at or Strided.dense(y.shape, i32)
-    page = Page(["n"] * begin + [f"{kind}{c}" for kind in "oikt" for c in letters],
+    page = NamedSpace(["n"] * begin + [f"{kind}{c}" for kind in "oikt" for c in letters],
                 (*x.shape[:begin], *y.shape[begin:], *x.shape[begin:],
                  *(_longest(i, o) for _, (i, o) in dims), *(_longest(o, i) for _, (i, o) in dims)), {
                     "X": (x, ahead), "Y": (y, of_y), "I": (index, of_y), "J": (index, behind),
@@ -175,7 +175,7 @@ def _adapted(x: Strided, n: int, y: Strided, at: Strided | None = None) -> tuple
 
 
 def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dilation: Ints,
-          index: Strided | None = None) -> Page:
+          index: Strided | None = None) -> NamedSpace:
     n = len(window)
     lead, letters = range(len(x.shape) - n), LETTERS[-n:]
     begin = len(lead)
@@ -183,7 +183,7 @@ def _page(x: Strided, y: Strided, window: Ints, stride: Ints, padding: Ints, dil
     ahead = _ahead(stride, padding, dilation)
     behind = _behind(stride, padding, dilation)
     at = index or Strided.dense(y.shape, i32)
-    return Page(["n"] * begin + [f"{kind}{c}" for kind in "oik" for c in letters],
+    return NamedSpace(["n"] * begin + [f"{kind}{c}" for kind in "oik" for c in letters],
                 (*x.shape[:begin], *y.shape[-n:], *x.shape[-n:], *window), {
                     "X": (x, [*lead, *ahead]), "Y": (y, [*lead, *results]), "I": (at, [*lead, *results]),
                     "J": (at, [*lead, *behind]), "G": (y, [*lead, *behind]),
@@ -211,7 +211,7 @@ def _fits(stride: Ints, padding: Ints, dilation: Ints) -> str:
     return f" where {' and '.join(found)}" if found else ""
 
 
-def _window(page: Page, n: int) -> str:
+def _window(page: NamedSpace, n: int) -> str:
     return " ".join(page[f"k{c}"] for c in LETTERS[-n:])
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transconv.compute.library.formula import Formula, Gradient, held
-from transconv.compute.library.page import Page, Placed, Strided
+from transconv.compute.library.formula import Gradient, LibraryFormula, held
+from transconv.compute.library.page import NamedSpace, Placed, Strided
 from transconv.compute.ops import OPS
 from transconv.compute.text.format import SELECTION
 from transconv.ir import DType, Var, readable
 
 
 def linear(x: Strided, w: Strided, b: Strided | None = None, activation: str = "", math: str = "ieee",
-           saves: bool = False, y: Strided | None = None) -> Formula:
+           saves: bool = False, y: Strided | None = None) -> LibraryFormula:
     """activation(x w' + b) of x [..., k], w [n, k] and b [n]. ``saves``: the sum before the activation is
     stored as well, as ``Z``. ``math``: the precision of products of f32. ValueError if w has not two
     dims."""
@@ -27,7 +27,7 @@ def linear(x: Strided, w: Strided, b: Strided | None = None, activation: str = "
 
 
 def matmul(x: Strided, w: Strided, activation: str = "", math: str = "ieee", saves: bool = False,
-           y: Strided | None = None) -> Formula:
+           y: Strided | None = None) -> LibraryFormula:
     """activation(x w) of x [..., m, k] and w [..., k, n], whose leading dims broadcast; either may be a
     vector of k elements."""
     first, second = x.shape[:-2], w.shape[:-2]
@@ -47,13 +47,13 @@ def matmul(x: Strided, w: Strided, activation: str = "", math: str = "ieee", sav
 
 
 def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w: Placed,
-             b: Strided | None, y: Placed, activation: str, math: str, saves: bool) -> Formula:
+             b: Strided | None, y: Placed, activation: str, math: str, saves: bool) -> LibraryFormula:
     column = list(names).index("n")
     tensors: dict[str, Placed] = {"X": x, "W": w, "Y": y, "G": y, "Z": y, "H": y,
                                   "dX": (x[0].like(), x[1]), "dW": (w[0].like(), w[1])}
     if b:
         tensors |= {"B": (b, [column]), "dB": (b.like(), [column])}
-    page = Page(names, sizes, tensors, keeps="m n k")
+    page = NamedSpace(names, sizes, tensors, keeps="m n k")
     words = {"ahead": _axes(page, "q", "n"), "below": _axes(page, "p", "m"), "rows": _axes(page, "m", "m")}
     whole = f"{name} math={math}"
     value = "s + b" if b else "s"
@@ -75,7 +75,7 @@ def _product(name: str, names: Sequence[str], sizes: Sequence[int], x: Placed, w
     if b:
         gradients.append(Gradient(page.text(f"{name}_gradient_b", f"read g = {{{g}}}",
                                             "store {dB} = sum(g; {rows})", **words), {"dB": "B"}))
-    return Formula(page, text, ("X", "W", *["B"] * bool(b)), gradients=tuple(gradients))
+    return LibraryFormula(page, text, ("X", "W", *["B"] * bool(b)), gradients=tuple(gradients))
 
 
 def _slope(activation: str, dtype: DType) -> str:
@@ -87,7 +87,7 @@ def _slope(activation: str, dtype: DType) -> str:
     return SELECTION.sub("where(", readable(slope))
 
 
-def _axes(page: Page, *names: str) -> str:
+def _axes(page: NamedSpace, *names: str) -> str:
     """The axes of several names; an axis of the last name if none has axes."""
     found = [axis for name in names for axis in page.classes.get(name, ())]
     return " ".join(found) or page[names[-1]]

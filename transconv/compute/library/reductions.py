@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import inf
 
 from transconv.compute.extrema import EXTREMA
-from transconv.compute.library.any_size import Said, counted
-from transconv.compute.library.formula import Formula, Gradient, lines
-from transconv.compute.library.page import WORD, Page, Strided
+from transconv.compute.library.any_size import SizeExpression, counted
+from transconv.compute.library.formula import Gradient, LibraryFormula, lines
+from transconv.compute.library.page import WORD, NamedSpace, Strided
 from transconv.ir import DType, boolean, i32
 
 EXTREMUM = """let hit = where({size} == y, 1.0, 0.0)
@@ -28,7 +28,7 @@ OF_NAN = EXTREMUM.replace("{size} == y", "x == y or x != x").replace("*{slope}",
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReductionRow:
     """``steps`` from x to the store; ``gradient``: from x, y and g to the store of dX, empty for none."""
 
     steps: str
@@ -36,55 +36,71 @@ class Row:
 
 
 ROWS = {
-    "sum": Row("store {Y} = sum(x; {k})", "store {dX} = g"),
-    "mean": Row("store {Y} = sum(x; {k}) / {count}", "store {dX} = g / {count}"),
+    "sum": ReductionRow("store {Y} = sum(x; {k})", "store {dX} = g"),
+    "mean": ReductionRow("store {Y} = sum(x; {k}) / {count}", "store {dX} = g / {count}"),
     # A product with a zero is y, 0 or NaN, also without an element that is finite and not that zero.
-    "prod": Row("store {Y} = prod(x; {k})", """let zeros = sum(where(x == 0.0, 1.0, 0.0); {k})
+    "prod": ReductionRow(
+        "store {Y} = prod(x; {k})",
+        """let zeros = sum(where(x == 0.0, 1.0, 0.0); {k})
         let wild = sum(where(abs(x) < inf, 0.0, 1.0); {k})
         let rest = prod(where(x == 0.0, 1.0, x); {k})
         let alone = where(abs(x) < inf, 0.0, wild) == 1.0
         let others = where(zeros == 0.0, rest / x, where(alone, 0.0, {several}))
-        store {dX} = g * where(x == 0.0, where(zeros == 1.0, rest, {several}), others)"""),
-    "amax": Row("store {Y} = max(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
-    "amin": Row("store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")),
-    "max_of_all": Row("store {Y} = max(x; {k})", OF_NAN),
-    "min_of_all": Row("store {Y} = min(x; {k})", OF_NAN),
-    "logsumexp": Row("""let most = max(x; {k})
+        store {dX} = g * where(x == 0.0, where(zeros == 1.0, rest, {several}), others)""",
+    ),
+    "amax": ReductionRow(
+        "store {Y} = max(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
+    ),
+    "amin": ReductionRow(
+        "store {Y} = min(x; {k})", EXTREMUM.replace("{size}", "x").replace("*{slope}", "")
+    ),
+    "max_of_all": ReductionRow("store {Y} = max(x; {k})", OF_NAN),
+    "min_of_all": ReductionRow("store {Y} = min(x; {k})", OF_NAN),
+    "logsumexp": ReductionRow(
+        """let most = max(x; {k})
         let top = where(abs(most) == inf, 0.0, most)
-        store {Y} = log(sum(exp(x - top); {k})) + top""", """let most = max(x; {k})
+        store {Y} = log(sum(exp(x - top); {k})) + top""",
+        """let most = max(x; {k})
         let top = where(abs(most) == inf, 0.0, most)
         let e = exp(x - top)
         let total = sum(e; {k})
-        store {dX} = g * e / total"""),
-    "var": Row("""let mean = sum(x; {k}) / {count}
+        store {dX} = g * e / total""",
+    ),
+    "var": ReductionRow(
+        """let mean = sum(x; {k}) / {count}
         let d = x - mean
-        store {Y} = sum(d*d; {k}) {freedom}""", """let mean = sum(x; {k}) / {count}
+        store {Y} = sum(d*d; {k}) {freedom}""",
+        """let mean = sum(x; {k}) / {count}
         let d = x - mean
-        store {dX} = g * 2.0 * {slope}"""),
-    "std": Row("""let mean = sum(x; {k}) / {count}
+        store {dX} = g * 2.0 * {slope}""",
+    ),
+    "std": ReductionRow(
+        """let mean = sum(x; {k}) / {count}
         let d = x - mean
-        store {Y} = sqrt(sum(d*d; {k}) {freedom})""", """let mean = sum(x; {k}) / {count}
+        store {Y} = sqrt(sum(d*d; {k}) {freedom})""",
+        """let mean = sum(x; {k}) / {count}
         let d = x - mean
-        store {dX} = where(y == 0.0, 0.0, g / y) * {slope}"""),
-    "any": Row("store {Y} = max({truth}; {k}) != 0.0"),
-    "all": Row("store {Y} = min({truth}; {k}) != 0.0"),
+        store {dX} = where(y == 0.0, 0.0, g / y) * {slope}""",
+    ),
+    "any": ReductionRow("store {Y} = max({truth}; {k}) != 0.0"),
+    "all": ReductionRow("store {Y} = min({truth}; {k}) != 0.0"),
 }
 """The reductions by name."""
 SIGN = "where(x > 0.0, 1.0, where(x < 0.0, -1.0, 0.0))"
 OF_SIZES = EXTREMUM.replace("{size}", "abs(x)").replace("{slope}", SIGN)
 NORMS = {
-    0.0: Row("store {Y} = sum(where(x == 0.0, 0.0, 1.0); {k})", "store {dX} = 0.0 * g"),
-    1.0: Row("store {Y} = sum(abs(x); {k})", f"store {{dX}} = g * {SIGN}"),
-    2.0: Row("store {Y} = sqrt(sum(x*x; {k}))", "store {dX} = where(y == 0.0, 0.0, g * x / y)"),
-    inf: Row("store {Y} = max(abs(x); {k})", OF_SIZES),
-    -inf: Row("store {Y} = min(abs(x); {k})", OF_SIZES),
+    0.0: ReductionRow("store {Y} = sum(where(x == 0.0, 0.0, 1.0); {k})", "store {dX} = 0.0 * g"),
+    1.0: ReductionRow("store {Y} = sum(abs(x); {k})", f"store {{dX}} = g * {SIGN}"),
+    2.0: ReductionRow("store {Y} = sqrt(sum(x*x; {k}))", "store {dX} = where(y == 0.0, 0.0, g * x / y)"),
+    inf: ReductionRow("store {Y} = max(abs(x); {k})", OF_SIZES),
+    -inf: ReductionRow("store {Y} = min(abs(x); {k})", OF_SIZES),
 }
 """The norms that need no power, by their order."""
 
 
 def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtype: DType | None = None,
             y: Strided | None = None, correction: float = 1.0, order: float = 2.0,
-            undirected: bool = False) -> Formula:
+            undirected: bool = False) -> LibraryFormula:
     """The reduction ``name`` over ``dims`` (each 0 <= d < rank, at least one element), kept as size 1 or
     dropped. ``dtype``: that of the result, by default that of x, boolean for any and all; ``y``: shape,
     strides and type of the result; ``correction``: of var and std; ``undirected``: torch's
@@ -99,36 +115,38 @@ def reduced(name: str, x: Strided, dims: Sequence[int], keep: bool = False, dtyp
     read = ["read a = {X}", f"let x = {dtype}(a)"] if narrow else ["read x = {X}"]
     text = page.sized(name, *read, *lines(row.steps), **words)
     if not row.gradient:
-        return Formula(page, text, ("X",))
+        return LibraryFormula(page, text, ("X",))
     # Several zeros: torch.prod without dims looks at nothing else.
     several = "where(zeros > 1.0, 0.0, y)" if undirected else "y"
     behind = lines(row.gradient.replace("{several}", several))
     used = {word for line in behind for word in WORD.findall(line)}
     back = page.sized(f"{name}_gradient", *(read if "x" in used else []),
                      "read y = {Y}" if "y" in used else "", "read g = {G}", *behind, **words)
-    return Formula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
+    return LibraryFormula(page, text, ("X",), gradients=(Gradient(back, {"dX": "X"}),))
 
 
-def _freedom(page: Page, correction: float) -> Said:
+def _freedom(page: NamedSpace, correction: float) -> SizeExpression:
     """What the sum of squared deviations is scaled with; infinite where no degree of freedom is left."""
     left = counted(page, "k", less=correction)
-    return Said(f"/ {left}" if int(page.count("k")) > correction else "* inf", f"/ max({left.names}, 0.0)")
+    return SizeExpression(
+        f"/ {left}" if int(page.count("k")) > correction else "* inf", f"/ max({left.names}, 0.0)"
+    )
 
 
-def _slope(page: Page, correction: float, undirected: bool) -> Said:
+def _slope(page: NamedSpace, correction: float, undirected: bool) -> SizeExpression:
     """The deviation d over the degrees of freedom, which torch's gradients do not bound by 0; but without
     dims they are infinite, or NaN for no deviation, where none is left."""
     left = counted(page, "k", less=correction)
     free = int(page.count("k")) - correction
     if not undirected:
-        return Said(f"d / {left}" if free > 0 else f"d / (0.0 - {-free})", f"d / {left.names}")
+        return SizeExpression(f"d / {left}" if free > 0 else f"d / (0.0 - {-free})", f"d / {left.names}")
     none = "where(x == mean, 0.0, 1.0) * inf"
-    return Said(f"d / {left}" if free > 0 else none,
+    return SizeExpression(f"d / {left}" if free > 0 else none,
                 f"where({left.names} > 0.0, d / {left.names}, {none})")
 
 
 def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool = False,
-            y: Strided | None = None) -> Formula:
+            y: Strided | None = None) -> LibraryFormula:
     """``name``: argmax or argmin. ``at``: the index of the first extreme over the dims, in row-major
     order; a NaN counts as the extreme. ``y``: the extreme as a second result, which has a gradient.
     ValueError for more elements than an i32 can number."""
@@ -141,19 +159,19 @@ def extreme(name: str, x: Strided, dims: Sequence[int], at: Strided, keep: bool 
     text = page.text(name, "read x = {X}", f"let m = {op}(x; {{k}})" if y or place != page["k"] else "",
                      "store {Y} = m" if y else "", f"store {{I}} = {first}")
     if y is None:
-        return Formula(page, text, ("X",), ("I",))
+        return LibraryFormula(page, text, ("X",), ("I",))
     back = page.text(f"{name}_gradient", "read at = {I}", "read g = {G}",
                      f"store {{dX}} = where(at == {place}, g, 0.0)")
-    return Formula(page, text, ("X",), ("Y", "I"), (Gradient(back, {"dX": "X"}),))
+    return LibraryFormula(page, text, ("X",), ("Y", "I"), (Gradient(back, {"dX": "X"}),))
 
 
 def _page(x: Strided, dims: Sequence[int], keep: bool, dtype: DType, y: Strided | None,
-          at: Strided | None = None) -> Page:
+          at: Strided | None = None) -> NamedSpace:
     rank = len(x.shape)
     left = [d for d in range(rank) if d not in dims]
     shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
     y = y or Strided.dense(shape, dtype)
     of_y: Sequence[int] = range(rank) if keep else left
-    return Page(["k" if d in dims else "n" for d in range(rank)], x.shape, {
+    return NamedSpace(["k" if d in dims else "n" for d in range(rank)], x.shape, {
         "X": (x, range(rank)), "Y": (y, of_y), "G": (y, of_y), "dX": (x.like(), range(rank)),
         **({"I": (at, of_y)} if at else {})})

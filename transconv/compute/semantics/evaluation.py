@@ -62,7 +62,7 @@ def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) ->
                                        np.zeros(w.view.tensor.shape)) for w in compute.writes}
     shared = {t: Gathered(w.op, t.shape) for w in compute.writes if w.op for t in [w.view.tensor]}
     for part in _parts(compute):
-        Run(compute, given, part, share).into(made, shared)
+        StepEvaluator(compute, given, part, share).into(made, shared)
     for tensor, found in shared.items():
         made[tensor.name] = Answer(found.value(), found.error(share))
     return made
@@ -72,7 +72,7 @@ def outside(compute: Compute, given: Mapping[str, Array]) -> str | None:
     """torch's error message for the first index that is out of bounds and that no ``where`` excludes, of
     the read itself or of what takes its element; None if there is none. ``given``: the tensors whose
     elements are indices, or what these are made of."""
-    run = Run(compute, given, {x.name: range(x.size) for x in compute.axes})
+    run = StepEvaluator(compute, given, {x.name: range(x.size) for x in compute.axes})
     with np.errstate(all="ignore"):
         for made in compute.names.placing:
             run.evaluate(made)
@@ -96,7 +96,7 @@ class _Takers:
     """At which points something takes the value of a name, as far as axes and indices tell: a choice by
     them takes one of its branches."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StepEvaluator) -> None:
         self.run = run
         self.known: dict[Var, Array] = {}
 
@@ -152,7 +152,7 @@ def _parts(compute: Compute) -> list[dict[str, range]]:
     return [whole | {cut.name: range(i, min(i + step, cut.size))} for i in range(0, cut.size, step)]
 
 
-class Run:
+class StepEvaluator:
     """Evaluates the steps at the points of a part of the axes. ``errors``: the error of each name's
     value."""
 

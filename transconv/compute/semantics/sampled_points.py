@@ -16,7 +16,7 @@ import numpy as np
 
 from transconv.compute.compute import Compute
 from transconv.compute.semantics.error_bounds import allowed, share_of
-from transconv.compute.semantics.evaluation import Run
+from transconv.compute.semantics.evaluation import StepEvaluator
 from transconv.compute.steps import Read, Reduction, Value, Write
 from transconv.ir import Array, Evaluator, Memory, Tensor, Var, f64
 
@@ -30,7 +30,7 @@ LARGE = 1e38  # intermediate values beyond this may overflow in f32, and such po
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SampleOutcome:
     """The outcome of a check. ``checked``: the number of elements that were compared; ``telling``: those
     that 0 would not pass for; ``varied``: whether each operand has more than one value; ``wrong``: the
     coordinates of wrong elements; ``reason``: a sentence about them, empty if there are none."""
@@ -48,14 +48,14 @@ class Found:
         return not self.varied or self.telling * 8 < self.checked or self.checked < 16
 
 
-def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> Found:
+def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
     """Compare stored tensors, by name like those that are read, at points drawn by a seed; of what
     several points add to one place, the sums (semantics/sampled_sums.py). Rows of more than ``LONGEST``
     elements are not looked at."""
     reduced = {*compute.reduced}
     row = prod(x.size for x in compute.axes if x.name in reduced)
     if row > LONGEST or not all(x.size for x in compute.axes):
-        return Found(0, 0, True, (), "")
+        return SampleOutcome(0, 0, True, (), "")
     if compute.added:
         from transconv.compute.semantics.sampled_sums import examine_sums
 
@@ -79,7 +79,7 @@ def _drawn(draw: np.random.Generator, size: int, count: int) -> Array:
     return np.asarray(made)
 
 
-class Samples(Run):
+class Samples(StepEvaluator):
     """Evaluates the steps at the points, which are the first dimension of every array; the reduced axes
     are the others."""
 
@@ -101,7 +101,7 @@ class Samples(Run):
         self.sure = np.ones((points,) + (1,) * len(reduced), np.bool_)
         self.varied: dict[str, bool] = {}
 
-    def found(self) -> Found:
+    def found(self) -> SampleOutcome:
         """Compare the stored elements of these points."""
         checked = telling = 0
         wrong: list[tuple[int, ...]] = []
@@ -121,7 +121,7 @@ class Samples(Run):
                 reason = (f"{int(bad.sum())} of {bad.size} sampled elements of {step.view.tensor.name} "
                           f"are wrong, the first at {wrong[0]}: {got[bad][0]:g} instead of "
                           f"{want[bad][0]:g}")
-        return Found(checked, telling, all(self.varied.values()), tuple(wrong), reason)
+        return SampleOutcome(checked, telling, all(self.varied.values()), tuple(wrong), reason)
 
     def answer(self, step: Write) -> tuple[tuple[Array, ...], Array, Array] | None:
         """Where a step stores, what should be there, and how far it may be off; None if that is not known

@@ -18,7 +18,7 @@ from transconv.compute.analysis.statistics import kept, value_of
 from transconv.compute.compute import Compute
 from transconv.compute.names import fresh, used
 from transconv.compute.semantics.error_bounds import SUMMED, allowed, share_of
-from transconv.compute.semantics.sampled_points import Found, examine
+from transconv.compute.semantics.sampled_points import SampleOutcome, examine
 from transconv.compute.steps import Reduction, Step, Value, Write
 from transconv.ir import TRUE, Array, Cast, Const, Expr, Var
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> Found:
+def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
     """Compare what a product stores, then its statistics with what is stored."""
     plain = tuple(s for s in compute.steps if s not in compute.statistics)
     found = examine(replace(compute, steps=plain), tensors, seed)

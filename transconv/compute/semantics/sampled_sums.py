@@ -17,7 +17,7 @@ import numpy as np
 
 from transconv.compute.compute import Compute
 from transconv.compute.names import used
-from transconv.compute.semantics.sampled_points import LONGEST, Found, Samples
+from transconv.compute.semantics.sampled_points import LONGEST, SampleOutcome, Samples
 from transconv.compute.steps import Axis, Read, Reduction, Value, Write
 from transconv.ir import Array, Const, free_vars, substitute
 from transconv.simplify import simplify
@@ -30,10 +30,10 @@ COLUMNS, EACH = 8, 4  # positions along the axes that coordinates tell, places f
 Points = dict[str, Array]  # positions by axis, one for each point
 
 
-def examine_sums(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> Found:
+def examine_sums(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
     """Compare what was added, at places drawn by a seed; what else is stored, at the points that add to
     them. Not looked at: more than ``LONGEST`` points beside each other, and stores within a sweep."""
-    nothing = Found(0, 0, True, (), "")
+    nothing = SampleOutcome(0, 0, True, (), "")
     writes = [w for w in compute.writes if w.op]
     inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
     seen = [_Told(compute, w) for w in writes]

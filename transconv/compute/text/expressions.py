@@ -49,7 +49,7 @@ WHOLE = ("nearest_small",)  # functions of floats that give integers
 
 
 @dataclass
-class Scope:
+class ComputeScope:
     """The names in scope: axes with their sizes, and values. ``type``: the type of arithmetic, f32 or f64.
     ``reads``: values of a tensor's type, which are cast to ``type`` in arithmetic. ``whole``: in
     coordinates and comparisons, the type that integers are cast to instead. ``positions``: expressions of
@@ -85,7 +85,7 @@ class Scope:
         return name
 
 
-def expression(text: str, scope: Scope) -> Expr:
+def expression(text: str, scope: ComputeScope) -> Expr:
     """The expression of a text. Values of other float types are cast to ``scope.type``. Raises
     ComputeError."""
     return _read(expression_tree(text, "eval").body, scope)  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def shortened(text: str) -> str:
     return f"'{text}'" if len(text) <= LONGEST_SAID else f"'{text[:LONGEST_SAID]}...'"
 
 
-def _read(at: ast.expr, scope: Scope) -> Expr:
+def _read(at: ast.expr, scope: ComputeScope) -> Expr:
     match at:
         case ast.Constant(value=bool() as value):
             return TRUE if value else FALSE
@@ -174,7 +174,7 @@ def _number(e: Expr) -> Expr:
     return Const(int(e.value), i32) if isinstance(e, Const) else Cast(e, i32)
 
 
-def _name(name: str, scope: Scope) -> Expr:
+def _name(name: str, scope: ComputeScope) -> Expr:
     if name in scope.axes or scope.named and name in scope.named.names:
         return Var(name)
     if name not in scope.values:
@@ -191,7 +191,7 @@ def _name(name: str, scope: Scope) -> Expr:
     return var if as_it_is else Cast(var, scope.type)
 
 
-def _alike(a: Expr, b: Expr, scope: Scope) -> tuple[Expr, Expr]:
+def _alike(a: Expr, b: Expr, scope: ComputeScope) -> tuple[Expr, Expr]:
     """Two operands cast to one type: an integer with a float becomes a float."""
     if "float" in (a.dtype.kind, b.dtype.kind) and a.dtype is not b.dtype:
         return _float(a, scope), _float(b, scope)
@@ -210,13 +210,13 @@ def _whole(e: Expr, dtype: DType) -> Expr:
     return Const(e.value, dtype)
 
 
-def _float(e: Expr, scope: Scope) -> Expr:
+def _float(e: Expr, scope: ComputeScope) -> Expr:
     if isinstance(e, Const) and not isinstance(e.value, bool):
         return Const(float(e.value), scope.type)
     return e if e.dtype.kind == "float" else Cast(e, scope.type)
 
 
-def _call(name: str, args: list[Expr], scope: Scope) -> Expr:
+def _call(name: str, args: list[Expr], scope: ComputeScope) -> Expr:
     if name in DTYPES and len(args) == 1:
         return args[0] if args[0].dtype is DTYPES[name] else Cast(args[0], DTYPES[name])
     if name == "where" and len(args) == 3:

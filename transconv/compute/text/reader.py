@@ -9,7 +9,7 @@ from transconv.compute.analysis.prologues import with_prologues
 from transconv.compute.compute import Compute
 from transconv.compute.steps import Axis, Step
 from transconv.compute.symbolic_sizes import of_sizes, sizes_of
-from transconv.compute.text.expressions import Scope, shortened
+from transconv.compute.text.expressions import ComputeScope, shortened
 from transconv.compute.text.step_reader import StepReader, named
 from transconv.errors import ComputeError, LayoutError
 from transconv.ir import (
@@ -128,7 +128,7 @@ class Reader:
             raise ComputeError("nothing is stored; expected a line such as: store y[m, n] = s")
         given = frozenset(rest.partition("=")[0].strip() for word, rest, _ in self.steps
                           if word != "store")
-        scope = Scope(self.axes, self._type(), given=given, extents=self.extents, named=self.named)
+        scope = ComputeScope(self.axes, self._type(), given=given, extents=self.extents, named=self.named)
         steps, reader = list[Step](), StepReader(scope, self.tensors)
         for word, rest, number in self.steps:
             try:

@@ -10,7 +10,7 @@ from transconv.compute.analysis.statistics import STATISTICS
 from transconv.compute.extrema import EXTREMA, where_first
 from transconv.compute.names import why_not_named
 from transconv.compute.steps import Read, Reduction, Step, Value, Write
-from transconv.compute.text.expressions import Scope, expression
+from transconv.compute.text.expressions import ComputeScope, expression
 from transconv.compute.text.views import coordinates_of, facts_of_scope, sized, viewed
 from transconv.errors import ComputeError
 from transconv.ir import REDUCERS, Cast, DType, Expr, Select, Tensor, Var, f32
@@ -24,7 +24,7 @@ class StepReader:
     """Makes steps of lines. ``scope``: the names that have a meaning; ``tensors``: the declared ones, and
     those that a line is the first to mention."""
 
-    def __init__(self, scope: Scope, tensors: dict[str, Tensor]) -> None:
+    def __init__(self, scope: ComputeScope, tensors: dict[str, Tensor]) -> None:
         self.scope, self.tensors = scope, tensors
         self.reductions: dict[tuple[str, Expr, tuple[str, ...]], Reduction] = {}
 
@@ -114,7 +114,7 @@ class StepReader:
         yield found
 
 
-def _choice(value: Expr, scope: Scope) -> Expr | None:
+def _choice(value: Expr, scope: ComputeScope) -> Expr | None:
     """``where(condition, x, y)`` of reads of one type, without the casts to the type of arithmetic, so
     that elements keep their type and bits. None for other values."""
     if isinstance(value, Cast) and value.x in scope.reads:
@@ -126,13 +126,13 @@ def _choice(value: Expr, scope: Scope) -> Expr | None:
     return Select(value.cond, yes, no) if same and yes is not None and no is not None else None
 
 
-def _reduced(name: str, op: str, value: str, axes: str, scope: Scope) -> Reduction:
+def _reduced(name: str, op: str, value: str, axes: str, scope: ComputeScope) -> Reduction:
     made = Reduction(name, op, _term(value, scope), _reduced_axes(op, axes, scope))
     scope.values[name] = made.var
     return made
 
 
-def _reduced_axes(op: str, axes: str, scope: Scope) -> tuple[str, ...]:
+def _reduced_axes(op: str, axes: str, scope: ComputeScope) -> tuple[str, ...]:
     names = tuple(axes.split())
     for axis in names:
         if axis not in scope.axes:
@@ -141,7 +141,7 @@ def _reduced_axes(op: str, axes: str, scope: Scope) -> tuple[str, ...]:
     return names
 
 
-def _term(value: str, scope: Scope) -> Expr:
+def _term(value: str, scope: ComputeScope) -> Expr:
     """The term of a reduction; booleans and positions are cast to the type of arithmetic."""
     term = expression(value, scope)
     return term if term.dtype.kind in ("float", "int") else Cast(term, scope.type)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from transconv.compute.coordinates import as_written
-from transconv.compute.text.expressions import Scope, expression
+from transconv.compute.text.expressions import ComputeScope, expression
 from transconv.errors import ComputeError
 from transconv.ir import (
     TRUE,
@@ -35,7 +35,7 @@ from transconv.simplify import Facts, facts_of, prove, range_of, simplify
 SEEN = re.compile(r"\s*(\w+)\s*\[(.*)\]\s*(?:where\s+(.*))?", re.DOTALL)
 
 
-def coordinates_of(text: str, scope: Scope) -> tuple[str, list[Expr], Expr]:
+def coordinates_of(text: str, scope: ComputeScope) -> tuple[str, list[Expr], Expr]:
     """``tensor[coordinates] where condition``: name, coordinates, condition. Raises ComputeError."""
     found = SEEN.fullmatch(text)
     if found is None:
@@ -72,7 +72,7 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def facts_of_scope(scope: Scope) -> Facts:
+def facts_of_scope(scope: ComputeScope) -> Facts:
     """The ranges of the axes of a text."""
     return facts_of_axes(scope.axes, scope.extents, scope.named)
 
@@ -88,7 +88,7 @@ def facts_of_axes(axes: Mapping[str, int], extents: Mapping[str, Expr], named: S
     return facts
 
 
-def sized(name: str, coords: list[Expr], scope: Scope, dtype: DType) -> Tensor:
+def sized(name: str, coords: list[Expr], scope: ComputeScope, dtype: DType) -> Tensor:
     """A dense tensor of the smallest shape that contains all coordinates. Raises ComputeError if it is not
     bounded."""
     facts = facts_of_scope(scope)
@@ -128,7 +128,7 @@ def conditions(view: View) -> list[Expr]:
     return found
 
 
-def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: Scope) -> View:
+def viewed(tensor: Tensor, coords: list[Expr], condition: Expr, scope: ComputeScope) -> View:
     """The view, with a mask along each dimension in which it may be outside its tensor. Raises
     ComputeError for a wrong number of coordinates."""
     if len(coords) != len(tensor.shape):

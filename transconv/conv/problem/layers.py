@@ -30,7 +30,7 @@ EPILOGUES = {"none": "", "relu": "relu", "bn_relu": "bias+relu", "bn_relu6": "bi
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class ListedLayer:
     """One layer: its shape (as an f32 nchw problem), and the epilogue that follows it in its network."""
 
     name: str
@@ -47,7 +47,7 @@ class Layer:
         p = p.with_dtype(dtype)
         return p if layout == "nchw" else p.with_layout(layout)
 
-    def reduced(self, most: int) -> Layer:
+    def reduced(self, most: int) -> ListedLayer:
         """The layer with a batch of at most ``most``; unchanged for 0."""
         if not 0 < most < self.shape.mb:
             return self
@@ -75,7 +75,7 @@ class Layer:
         return "first" if p.icg <= p.ocg else "last"
 
 
-def read(source: str | Path) -> list[Layer]:
+def read(source: str | Path) -> list[ListedLayer]:
     """The layers of a ``.json`` file, of a benchdnn list, or of all files of a folder. Raises
     FileNotFoundError, ProblemError, or ValueError for what is no suite file."""
     path = Path(source)
@@ -90,17 +90,17 @@ def read(source: str | Path) -> list[Layer]:
     return from_problems(read_problems(path), path.stem)
 
 
-def from_problems(problems: Iterable[ConvProblem], stem: str) -> list[Layer]:
+def from_problems(problems: Iterable[ConvProblem], stem: str) -> list[ListedLayer]:
     """One layer for each distinct shape; a problem without a name gets the list's name."""
-    found: dict[ConvProblem, Layer] = {}
+    found: dict[ConvProblem, ListedLayer] = {}
     for p in problems:
         plain = replace(p.with_dtype("f32").with_layout("nchw"), math="tf32", name="")
         name = p.name or f"{stem}:{p.shape_text}"
-        found.setdefault(plain, Layer(name, plain))
+        found.setdefault(plain, ListedLayer(name, plain))
     return list(found.values())
 
 
-def from_json(data: dict[str, Any]) -> list[Layer]:
+def from_json(data: dict[str, Any]) -> list[ListedLayer]:
     """The layers of a suite file; epilogues that are not in ``EPILOGUES`` are left out. Raises ValueError
     for an unknown schema or an incomplete row."""
     schema = data.get("schema") if isinstance(data, dict) else None
@@ -117,7 +117,7 @@ def from_json(data: dict[str, Any]) -> list[Layer]:
     return found
 
 
-def _layer(row: dict[str, Any]) -> Layer:
+def _layer(row: dict[str, Any]) -> ListedLayer:
     outer, taps = tuple(row["in_size"]), tuple(row["kernel"])
     stride, dilation, pad = (tuple(row[x]) for x in ("stride", "dilation", "pad"))
     high = tuple(row.get("pad_high", pad))
@@ -136,11 +136,11 @@ def _layer(row: dict[str, Any]) -> Layer:
     epilogue = EPILOGUES.get(word, "")
     if row.get("bias") and "bias" not in epilogue:
         epilogue = "+".join(["bias", epilogue]).strip("+")
-    return Layer(row["name"], ConvProblem.of_descriptor(shape), row["transposed"], epilogue,
+    return ListedLayer(row["name"], ConvProblem.of_descriptor(shape), row["transposed"], epilogue,
                  (*row.get("tags", ()), row.get("tier", "full")))
 
 
-def select(layers: Iterable[Layer], pattern: str = "", kinds: str = "") -> list[Layer]:
+def select(layers: Iterable[ListedLayer], pattern: str = "", kinds: str = "") -> list[ListedLayer]:
     """The layers whose name matches a regular expression and whose kind is in a comma-separated list.
     Raises ValueError for an invalid pattern or kind, and if no layer is selected."""
     wanted = [k for k in kinds.split(",") if k]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from transconv.distributed.halo import Exchange, Piece, Rows, shards
+from transconv.distributed.halo import Exchange, HaloRows, RowRange, shards
 from transconv.distributed.modules.windows import exchanged
 from transconv.distributed.placing import dealt
 from transconv.torch_ops import functional
@@ -44,7 +44,7 @@ class Border(NamedTuple):
             return abs(at) if at < self.i else 2 * self.i - 2 - at
         return min(max(at, 0), self.i - 1)
 
-    def needs(self, rows: Rows) -> list[int]:
+    def needs(self, rows: RowRange) -> list[int]:
         """The rows of the image that these rows of the result read, in the order of their positions."""
         if not rows.size:
             return []
@@ -57,21 +57,26 @@ def planned(line: Border, parts: int, rank: int) -> Exchange:
     """The exchange of one of ``parts`` ranks; ``needed`` counts rows, of which some may occur twice."""
     owned = shards(line.i, parts)
     pieces = [_pieces(line.needs(rows), owned) for rows in shards(line.o, parts)]
-    sends = [Piece(r, p.rows.seen_from(owned[rank].start)) for r, wanted in enumerate(pieces) if r != rank
-             for p in wanted if p.rank == rank]
-    mine = [Piece(-1, p.rows) if p.rank == rank else p for p in pieces[rank]]
-    return Exchange(owned[rank], Rows(0, sum(p.rows.size for p in mine)), tuple(sends), tuple(mine))
+    sends = [
+        HaloRows(r, p.rows.seen_from(owned[rank].start))
+        for r, wanted in enumerate(pieces)
+        if r != rank
+        for p in wanted
+        if p.rank == rank
+    ]
+    mine = [HaloRows(-1, p.rows) if p.rank == rank else p for p in pieces[rank]]
+    return Exchange(owned[rank], RowRange(0, sum(p.rows.size for p in mine)), tuple(sends), tuple(mine))
 
 
-def _pieces(rows: list[int], owned: tuple[Rows, ...]) -> list[Piece]:
+def _pieces(rows: list[int], owned: tuple[RowRange, ...]) -> list[HaloRows]:
     """Rows as runs that ascend and belong to one rank."""
-    found: list[Piece] = []
+    found: list[HaloRows] = []
     for row in rows:
         owner = next(r for r, has in enumerate(owned) if has.start <= row < has.stop)
         if found and found[-1].rank == owner and found[-1].rows.stop == row:
-            found[-1] = Piece(owner, Rows(found[-1].rows.start, row + 1))
+            found[-1] = HaloRows(owner, RowRange(found[-1].rows.start, row + 1))
         else:
-            found.append(Piece(owner, Rows(row, row + 1)))
+            found.append(HaloRows(owner, RowRange(row, row + 1)))
     return found
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from transconv.distributed import transfer
-from transconv.distributed.halo import Rows, exchange, shards
+from transconv.distributed.halo import RowRange, exchange, shards
 from transconv.distributed.placing import dealt, part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
@@ -37,7 +37,7 @@ def constant(x: DTensor, pad: Sequence[int], value: Any = 0) -> DTensor:
     for at, place in enumerate(places):
         if isinstance(place, Shard) and any(widths[place.dim]):
             dim, parts, own = place.dim, mesh.size(at), mesh.get_local_rank(at)
-            low, every = widths[dim][0], Rows(0, x.shape[dim])
+            low, every = widths[dim][0], RowRange(0, x.shape[dim])
             ours = shards(shape[dim], parts)
             needed = [rows.seen_from(low).within(every) for rows in ours]
             plan = exchange(shards(x.shape[dim], parts), needed, own)

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from transconv.distributed import transfer
-from transconv.distributed.halo import Exchange, Rows, exchange, shards
+from transconv.distributed.halo import Exchange, RowRange, exchange, shards
 from transconv.distributed.placing import dealt, part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
@@ -30,15 +30,15 @@ def source_rows(exact: bool, size: int, result: int, scale: float | None) -> tup
     return tuple(int(row) for row in operator.default(rows, [result], scale).flatten().tolist())
 
 
-def _readers(rows: Sequence[int], some: Rows) -> Rows:
+def _readers(rows: Sequence[int], some: RowRange) -> RowRange:
     """The rows of the result that are one of these rows."""
     found = [at for at, row in enumerate(rows) if some.start <= row < some.stop]
-    return Rows(found[0], found[-1] + 1) if found else Rows(0, 0)
+    return RowRange(found[0], found[-1] + 1) if found else RowRange(0, 0)
 
 
-def _read(rows: Sequence[int], some: Rows) -> Rows:
+def _read(rows: Sequence[int], some: RowRange) -> RowRange:
     """The rows of the input that these rows of the result are."""
-    return Rows(rows[some.start], rows[some.stop - 1] + 1) if some.size else Rows(0, 0)
+    return RowRange(rows[some.start], rows[some.stop - 1] + 1) if some.size else RowRange(0, 0)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -51,7 +51,7 @@ def planned(rows: tuple[int, ...], size: int, parts: int, rank: int, back: bool)
 
 
 @lru_cache(maxsize=1 << 8)
-def _index(rows: tuple[int, ...], read: Rows, own: Rows, device: torch.device) -> Tensor:
+def _index(rows: tuple[int, ...], read: RowRange, own: RowRange, device: torch.device) -> Tensor:
     """The row, counted from the first that is read, of each of a rank's rows of the result. Kept: a copy
     from the host waits for the device, and cannot be recorded in a CUDA graph."""
     return torch.tensor([row - read.start for row in rows[own.start:own.stop]], dtype=torch.long,
@@ -62,7 +62,7 @@ def _places(x: DTensor) -> tuple[Placement, ...]:
     return tuple(p if isinstance(p, Shard) else Replicate() for p in x.placements)
 
 
-class _Call:
+class _UpsampleCall:
     """One call: what each row of the result is, along each spatial axis."""
 
     def __init__(self, exact: bool, size: Sequence[int], result: Sequence[int],
@@ -71,13 +71,15 @@ class _Call:
         every = (*scales, *[None] * len(self.size))  # those at the end may be left out
         self.rows = [source_rows(exact, *line) for line in zip(size, result, every, strict=False)]
 
-    def moved(self, x: DTensor, back: bool) -> tuple[Tensor, list[tuple[Rows, Rows]], list[Placement]]:
+    def moved(
+        self, x: DTensor, back: bool
+    ) -> tuple[Tensor, list[tuple[RowRange, RowRange]], list[Placement]]:
         """The local rows of the input or, ``back``, of the gradient that this rank's rows need; along each
         axis, the rows of the input and those of the result that it has then; and the placements."""
         mesh, places = x.device_mesh, list(_places(x))
         last = suggests_channels_last(x.shape, x.stride())
         local = part(x, places)
-        have = [(Rows(0, i), Rows(0, o)) for i, o in zip(self.size, self.result, strict=True)]
+        have = [(RowRange(0, i), RowRange(0, o)) for i, o in zip(self.size, self.result, strict=True)]
         for at, place in enumerate(places):
             if isinstance(place, Shard) and place.dim > 1:
                 axis, parts, rank = place.dim - 2, mesh.size(at), mesh.get_local_rank(at)
@@ -89,7 +91,7 @@ class _Call:
 
 
 def _forward(exact: bool, x: DTensor, result: Sequence[int], *scales: float | None) -> DTensor:
-    call = _Call(exact, x.shape[2:], result, scales)
+    call = _UpsampleCall(exact, x.shape[2:], result, scales)
     local, have, places = call.moved(x, False)
     for axis, (read, own) in enumerate(have):
         local = local.index_select(2 + axis, _index(call.rows[axis], read, own, local.device))
@@ -109,7 +111,7 @@ def _forward_of(exact: bool, x: DTensor, result: Sequence[int] | None,
 
 def _backward(exact: bool, grad: DTensor, result: Sequence[int], size: Sequence[int],
               *scales: float | None) -> DTensor:
-    call = _Call(exact, size[2:], result, scales)
+    call = _UpsampleCall(exact, size[2:], result, scales)
     local, have, places = call.moved(grad, True)
     for axis, (own, readers) in enumerate(have):
         counts = [0] * own.size

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from transconv.conv import Prop
 from transconv.distributed import transfer
-from transconv.distributed.halo import Exchange, Line, Rows, planned, shards
+from transconv.distributed.halo import Exchange, RowRange, SpatialAxis, planned, shards
 from transconv.distributed.placing import dealt
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
@@ -36,7 +36,7 @@ class _Extended(torch.autograd.Function):
         return _returned(grad, ctx.size, *ctx.call), None, None, None, None
 
 
-class _Returned(torch.autograd.Function):
+class _ReturnedExtension(torch.autograd.Function):
     """``transfer.returned``: the gradient of ``_Extended``, which is its gradient."""
 
     @staticmethod
@@ -49,7 +49,7 @@ class _Returned(torch.autograd.Function):
         return exchanged(grad, *ctx.call), None, None, None, None, None
 
 
-_returned: Callable[..., Tensor] = _Returned.apply
+_returned: Callable[..., Tensor] = _ReturnedExtension.apply
 exchanged: Callable[..., Tensor] = _Extended.apply
 """``transfer.extended`` with a gradient."""
 
@@ -64,12 +64,12 @@ def pool(module: Any, x: DTensor) -> DTensor:
     mesh = x.device_mesh
     kernel, stride, padding, dilation = (_spread(getattr(module, name, 1), n) for name in (
         "kernel_size", "stride", "padding", "dilation"))
-    lines = [Line(i, (i + 2 * p - (k - 1) * d - 1) // s + 1, k, s, d, p) for i, k, s, p, d in zip(
+    lines = [SpatialAxis(i, (i + 2 * p - (k - 1) * d - 1) // s + 1, k, s, d, p) for i, k, s, p, d in zip(
         x.shape[2:], kernel, stride, padding, dilation, strict=True)]
     places = [p if _dealt(p) else Replicate() for p in x.placements]
     x = x.redistribute(mesh, places)
     local, last = x.to_local(), suggests_channels_last(x.shape, x.stride())
-    src, dst = [Rows(0, line.i) for line in lines], [Rows(0, line.o) for line in lines]
+    src, dst = [RowRange(0, line.i) for line in lines], [RowRange(0, line.o) for line in lines]
     for at, place in enumerate(places):
         if isinstance(place, Shard) and place.dim > 1:
             line, parts, rank = lines[place.dim - 2], mesh.size(at), mesh.get_local_rank(at)
@@ -82,7 +82,9 @@ def pool(module: Any, x: DTensor) -> DTensor:
     return dealt(made, mesh, places, shape, result_strides(shape, last))
 
 
-def _pooled(local: Tensor, lines: list[Line], src: list[Rows], dst: list[Rows], maximum: bool) -> Tensor:
+def _pooled(
+    local: Tensor, lines: list[SpatialAxis], src: list[RowRange], dst: list[RowRange], maximum: bool
+) -> Tensor:
     sizes = [rows.size for rows in dst]
     if not local.numel() or not all(sizes):
         # Windows that lie in the padding alone do not exist: torch's padding is at most half a kernel.

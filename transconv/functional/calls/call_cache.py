@@ -16,14 +16,14 @@ import torch
 
 from transconv.functional.calls import call_codegen
 from transconv.functional.calls.derivatives import function_of
-from transconv.functional.calls.route_cache import Route
-from transconv.functional.calls.symbolic_bind import Function, Numbers
+from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction
 from transconv.torch_ops import stats
 from transconv.torch_ops.calls import call_cache
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor | None, ...]
-Call = Callable[[Function, Tensors, Numbers], Any]
+Call = Callable[[PublicFunction, Tensors, Numbers], Any]
 
 CHAIN = 4  # entries under one key: other strides and types, training and inference
 KEYS = 4096  # beyond it all are dropped
@@ -32,7 +32,7 @@ _entries: dict[Hashable, tuple[int, Call]] = {}
 _grad_enabled = torch.is_grad_enabled
 
 
-def find(f: Function, tensors: Tensors, numbers: Numbers) -> Call | None:
+def find(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Call | None:
     """The entries of calls of this kind. TypeError and AttributeError for what has no hash or no sizes."""
     found = _entries.get((f, numbers, len(tensors), tensors[0].shape))  # type: ignore[union-attr]
     return None if found is None else found[1]
@@ -46,7 +46,7 @@ def forget() -> None:
 call_cache.on_forget(forget)
 
 
-def note(f: Function, tensors: Tensors, numbers: Numbers, route: Route, wanted: bool,
+def note(f: PublicFunction, tensors: Tensors, numbers: Numbers, route: FunctionRoute, wanted: bool,
          onward: Call) -> None:
     """Make an entry for a call that found its route in the general way, ``onward``, before the others of
     its key. ``wanted``: gradients are needed."""

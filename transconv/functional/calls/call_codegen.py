@@ -16,7 +16,7 @@ from torch import is_grad_enabled
 from torch._C import _get_deterministic_algorithms, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 
-from transconv.functional.calls.compiled_launch import Memory
+from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.ir import defined
 from transconv.torch_ops.calls.route import ALIGNMENT, current_device
 
@@ -24,16 +24,16 @@ Empty = Callable[[Sequence[int], Sequence[int], Any], Any]
 ALIGNED = f"& {ALIGNMENT}"
 
 
-class Begun(NamedTuple):
+class StartableKernel(NamedTuple):
     """A launch that can be started: its operands by their names in the function, and its stores."""
 
     begin: Callable[..., None]
     given: tuple[str, ...]
     stored: tuple[str, ...]
-    memory: tuple[Memory, ...]
+    memory: tuple[TensorMemory, ...]
 
 
-def launching(empty: Empty, operands: Sequence[str], begun: Begun, results: Sequence[str],
+def launching(empty: Empty, operands: Sequence[str], begun: StartableKernel, results: Sequence[str],
               saved: Sequence[str] | None) -> Callable[..., Any]:
     """A function of the operands, after autograd's context where ``saved`` says what to keep there, to the
     results; a single one alone."""
@@ -48,7 +48,7 @@ def launching(empty: Empty, operands: Sequence[str], begun: Begun, results: Sequ
 
 
 def gradients(route: Any, empty: Empty, check: Callable[..., bool], saved: Sequence[str],
-              begun: Sequence[Begun], results: Sequence[str], aligned: bool,
+              begun: Sequence[StartableKernel], results: Sequence[str], aligned: bool,
               device: int | None) -> Callable[..., tuple[Any, ...] | None]:
     """A function of the result's gradient ``G`` and the saved tensors, to the operands' gradients
     ``results``; None for tensors of another kind than those that ``check`` was made for."""
@@ -110,14 +110,14 @@ def _switches(device: int | None) -> dict[str, Any]:
             "deterministic": _get_deterministic_algorithms()}
 
 
-def _launch(at: int, begun: Begun) -> list[str]:
+def _launch(at: int, begun: StartableKernel) -> list[str]:
     """Allocate the stores and start a launch."""
     return [*(f"    {name} = empty(shape_{at}_{i}, strides_{at}_{i}, dtype_{at}_{i})"
               for i, name in enumerate(begun.stored)),
             f"    begin_{at}({_listed([*begun.given, *begun.stored])})"]
 
 
-def _bound(at: int, begun: Begun) -> dict[str, Any]:
+def _bound(at: int, begun: StartableKernel) -> dict[str, Any]:
     known: dict[str, Any] = {f"begin_{at}": begun.begin}
     for i, m in enumerate(begun.memory):
         known |= {f"shape_{at}_{i}": m.shape, f"strides_{at}_{i}": m.strides, f"dtype_{at}_{i}": m.dtype}

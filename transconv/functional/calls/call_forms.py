@@ -17,16 +17,16 @@ from typing import Any
 import torch
 
 from transconv.errors import ComputeError, Unsupported
-from transconv.functional.calls.compiled_launch import Memory
+from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.functional.calls.symbolic_bind import (
-    Bound,
-    Function,
+    BoundCall,
     Numbers,
+    PublicFunction,
     bound_of,
     lying,
     strided,
 )
-from transconv.functional.calls.symbolic_int import Trace, Untraced
+from transconv.functional.calls.symbolic_int import SymbolicTrace, Untraced
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
@@ -37,10 +37,12 @@ log = logging.getLogger("transconv.functional")
 FORMS = 8  # of calls of one kind
 KINDS = 1024  # beyond it all are dropped
 
-_forms: dict[Hashable, list[Callable[..., Bound | None]]] = {}
+_forms: dict[Hashable, list[Callable[..., BoundCall | None]]] = {}
 
 
-def find(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> Bound | None:
+def find(
+    f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]
+) -> BoundCall | None:
     """What a call is bound to for any size, if it is of a known form; without texts for its sizes."""
     if f.shapes is None:
         return None
@@ -51,7 +53,7 @@ def find(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ..
     return None
 
 
-def note(bound: Bound, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> None:
+def note(bound: BoundCall, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> None:
     """Keep the form of a call, unless it cannot be traced or is not the same when it is."""
     f = bound.function
     if f.shapes is None or bound.forward.named is None:
@@ -73,7 +75,7 @@ def note(bound: Bound, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
     _forms[kind] = [*kept, form]
 
 
-def _told(f: Function, tensors: Tensors, numbers: Numbers,
+def _told(f: PublicFunction, tensors: Tensors, numbers: Numbers,
           wanted: tuple[bool, ...]) -> tuple[Hashable, list[tuple[int, ...]]]:
     """The kind of a call, and its sizes: shape and strides of each tensor, a shape among the numbers."""
     looks: list[Hashable] = []
@@ -91,12 +93,12 @@ def _told(f: Function, tensors: Tensors, numbers: Numbers,
     return (f, numbers, *map(type, numbers), wanted, *looks), sizes
 
 
-def _form(bound: Bound, tensors: Tensors, numbers: Numbers,
-          wanted: tuple[bool, ...]) -> Callable[..., Bound | None]:
+def _form(bound: BoundCall, tensors: Tensors, numbers: Numbers,
+          wanted: tuple[bool, ...]) -> Callable[..., BoundCall | None]:
     """Bind with traced sizes. Raises Untraced and what ``bound_of`` raises."""
-    f, trace = bound.function, Trace()
+    f, trace = bound.function, SymbolicTrace()
     given: dict[str, int] = {}
-    traced: list[Memory | None] = []
+    traced: list[TensorMemory | None] = []
     for at, t in enumerate(tensors):
         traced.append(None if t is None else _traced(trace, f"t{at}_", lying(t)))
         if t is not None:
@@ -114,7 +116,7 @@ def _form(bound: Bound, tensors: Tensors, numbers: Numbers,
     return trace.function(given, _without_texts(made))
 
 
-def _traced(trace: Trace, name: str, m: Memory) -> Memory:
+def _traced(trace: SymbolicTrace, name: str, m: TensorMemory) -> TensorMemory:
     """A dense tensor of traced sizes, from which its strides follow. Raises Untraced for gaps."""
     shape, strides = trace.numbers(name, m.shape), trace.numbers(f"{name}s", m.strides)
     inner: Any = 1
@@ -124,7 +126,7 @@ def _traced(trace: Trace, name: str, m: Memory) -> Memory:
         inner = inner * shape[d]
     if not all([n > 1 or n == 1 for n in shape]):
         raise Untraced("an empty tensor")
-    return Memory(shape, _dense(shape, m.strides, m.shape), m.dtype)
+    return TensorMemory(shape, _dense(shape, m.strides, m.shape), m.dtype)
 
 
 def _dense(shape: Sequence[Any], strides: Sequence[int], sizes: Sequence[int]) -> tuple[Any, ...]:
@@ -137,7 +139,9 @@ def _dense(shape: Sequence[Any], strides: Sequence[int], sizes: Sequence[int]) -
     return tuple(found[d] for d in range(len(shape)))
 
 
-def _like(shape: tuple[Any, ...], made: Memory, given: Sequence[Memory | None]) -> Memory:
+def _like(
+    shape: tuple[Any, ...], made: TensorMemory, given: Sequence[TensorMemory | None]
+) -> TensorMemory:
     """A result of traced sizes, which lies as torch's did: dense, its dims in the same order."""
     if tuple(map(int, shape)) != made.shape:
         raise Untraced(f"a result of shape {made.shape}, not {tuple(map(int, shape))}")
@@ -146,10 +150,10 @@ def _like(shape: tuple[Any, ...], made: Memory, given: Sequence[Memory | None]) 
     strides = _dense(shape, made.strides, made.shape)
     if tuple(map(int, strides)) != made.strides:
         raise Untraced("a result with gaps")
-    return Memory(shape, strides, made.dtype)
+    return TensorMemory(shape, strides, made.dtype)
 
 
-def _without_texts(bound: Bound) -> Bound:
+def _without_texts(bound: BoundCall) -> BoundCall:
     return replace(bound, forward=replace(bound.forward, text=""),
                    backward=tuple(replace(s, text="") for s in bound.backward))
 

@@ -1,7 +1,7 @@
 """A computation compiled once for a device, and launched on torch tensors.
 
-``launch`` finds it by the text, or by the workload that several texts are; ``Launch.start`` takes tensors
-of any shape whose memory is what the text says, in the order of its reads and then of its stores.
+``launch`` finds it by the text, or by the workload that several texts are; ``CompiledLaunch.start`` takes
+tensors of any shape whose memory is what the text says, in the order of its reads and then of its stores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
 from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
-from transconv.runtime import FirstSizes, Plan, Question, check_indices, first_run_check, ready
+from transconv.runtime import FirstSizes, Plan, PlanRequest, check_indices, first_run_check, ready
 from transconv.torch_ops.calls.lower_call import DTYPES, capturing, target_of
 from transconv.torch_ops.calls.route import ALIGNMENT, current_device
 from transconv.torch_ops.settings import settings
@@ -40,7 +40,7 @@ LIMIT = 4096  # launches kept
 SIZES = 256  # sizes of one launch kept
 
 
-class Memory(NamedTuple):
+class TensorMemory(NamedTuple):
     """A tensor of a text, as torch says it."""
 
     shape: tuple[int, ...]
@@ -52,8 +52,8 @@ class Program(NamedTuple):
     """A text that was read: what it reads in order, and what it stores."""
 
     compute: Compute
-    given: dict[str, Memory]
-    stored: dict[str, Memory]
+    given: dict[str, TensorMemory]
+    stored: dict[str, TensorMemory]
 
 
 @lru_cache(maxsize=LIMIT)
@@ -68,15 +68,15 @@ def program(text: str) -> Program:
                    {n: m for n, m in memory.items() if n in stored})
 
 
-def _memory(tensor: Declared) -> Memory:
+def _memory(tensor: Declared) -> TensorMemory:
     strides = tensor.layout.strides()
     if strides is None or tensor.layout.offset:
         raise Unsupported("layout:blocked",
                           f"{tensor.name} has the layout {tensor.layout}; expected strides")
-    return Memory(tensor.shape, strides, TORCH[tensor.dtype])
+    return TensorMemory(tensor.shape, strides, TORCH[tensor.dtype])
 
 
-class Launch:
+class CompiledLaunch:
     """A plan of a workload on one kind of device, and what starts it without asking once it has run
     there. ``computes``: what it computes, as texts say it."""
 
@@ -86,27 +86,27 @@ class Launch:
     def __init__(self, workload: Workload, computes: Sequence[Compute], device: torch.device,
                  aligned: bool, mode: str) -> None:
         tensors = sorted(workload.tensors, key=lambda t: t.name in workload.results)
-        self.memory: list[Memory] = [_memory(t) for t in tensors]
+        self.memory: list[TensorMemory] = [_memory(t) for t in tensors]
         self.names = tuple(t.name for t in tensors)
         self.of = self  # whose plan it is
         self.agreed = FirstSizes()  # for which a result was that of torch: see calls/first_call_check.py
         self.sizes: Mapping[str, int] | None = None
-        self.sized: dict[tuple[int, ...], Launch] = {}
+        self.sized: dict[tuple[int, ...], CompiledLaunch] = {}
         self.aligned = aligned
         self.computes, self.indexed = computes, any(c.names.indices for c in computes)
         self.begin: Callable[..., None] | None = None
         self.device = -1
         self.plan = _planned(workload, device, aligned, mode)
 
-    def at(self, sizes: Mapping[str, int]) -> Launch:
+    def at(self, sizes: Mapping[str, int]) -> CompiledLaunch:
         """The same plan for given sizes, where they are arguments of its kernels. Raises TensorError for
         sizes that do not meet the requirements."""
         key = tuple(sizes.values())
         if (found := self.sized.get(key)) is None:
             if len(self.sized) >= SIZES:
                 self.sized.clear()
-            found = self.sized[key] = object.__new__(Launch)
-            for name in Launch.__slots__:
+            found = self.sized[key] = object.__new__(CompiledLaunch)
+            for name in CompiledLaunch.__slots__:
                 setattr(found, name, getattr(self, name))
             found.memory = []  # see views
             found.plan, found.sizes, found.begin = self.plan.at(sizes), sizes, None
@@ -184,10 +184,10 @@ class Launch:
         self.plan = found
 
 
-_launches: dict[Hashable, Launch] = {}
+_launches: dict[Hashable, CompiledLaunch] = {}
 
 
-def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str) -> Launch:
+def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str) -> CompiledLaunch:
     """The launch of a text or workload, made when it is first asked for. Raises ComputeError, and
     Unsupported where no kernel can be made, or is there as the mode has it, with the reason."""
     key = (asked, device.type, device.index, aligned, deterministic())
@@ -200,9 +200,9 @@ def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str
             _launches.clear()
         if isinstance(asked, str):
             compute = program(asked).compute
-            made = Launch(Alone(compute), (compute,), device, aligned, mode)
+            made = CompiledLaunch(Alone(compute), (compute,), device, aligned, mode)
         else:
-            made = Launch(asked, asked.computations, device, aligned, mode)
+            made = CompiledLaunch(asked, asked.computations, device, aligned, mode)
         found = _launches.setdefault(key, made)
     return found
 
@@ -212,10 +212,10 @@ def deterministic() -> bool:
     return bool(torch._C._get_deterministic_algorithms())
 
 
-def question(asked: str | Workload, device: torch.device, aligned: bool = True) -> Question:
+def question(asked: str | Workload, device: torch.device, aligned: bool = True) -> PlanRequest:
     """What ``launch`` asks for."""
     workload = Alone(program(asked).compute) if isinstance(asked, str) else asked
-    return Question(workload, target_of(device), deterministic(), aligned)
+    return PlanRequest(workload, target_of(device), deterministic(), aligned)
 
 
 def _planned(workload: Workload, device: torch.device, aligned: bool, mode: str) -> Plan:

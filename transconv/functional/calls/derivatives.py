@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from transconv.functional.calls import torch_operators
-from transconv.functional.calls.route_cache import Route
-from transconv.functional.calls.symbolic_bind import Bound, Values, as_tuple
+from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.symbolic_bind import BoundCall, Values, as_tuple
 from transconv.torch_ops import stats
 from transconv.torch_ops.calls.autograd import by_torch, class_of, is_batched
 from transconv.torch_ops.calls.dispatch import is_plain
@@ -30,11 +30,11 @@ class Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Any, *given: Tensor) -> Any:
         ctx.how = how
-        routed = isinstance(how, Route)
+        routed = isinstance(how, FunctionRoute)
         if routed and (run := how.written(True)) is not None:
             return run(ctx, *given)
         results, values = how.forward(given) if routed else forward_in_graph(how, given)
-        bound: Bound = how.bound if routed else how
+        bound: BoundCall = how.bound if routed else how
         ctx.save_for_backward(*[values[name] for name in bound.saved])
         if len(results) > 1:
             ctx.mark_non_differentiable(*results[1:])
@@ -50,7 +50,7 @@ apply: Any = super(torch.autograd.Function, Apply).apply
 apply_in_graph: Any = Apply.apply
 
 
-def function_of(route: Route) -> Callable[..., Any] | None:
+def function_of(route: FunctionRoute) -> Callable[..., Any] | None:
     """The differentiable call of one route on operands, without look-ups; None before the first launch."""
     forward = route.written(True)
     if forward is None:
@@ -68,8 +68,8 @@ def function_of(route: Route) -> Callable[..., Any] | None:
 
 def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of the operands of a Route, or of a Bound."""
-    routed = how.__class__ is Route
-    bound: Bound = how.bound if routed else how
+    routed = how.__class__ is FunctionRoute
+    bound: BoundCall = how.bound if routed else how
     again, batched = _grad_enabled(), is_batched(grad)
     if not again and not batched and routed and not how.hands_gradients and not _watched(grad):
         found: tuple[Tensor | None, ...] = how.gradients_of(saved, grad)
@@ -98,7 +98,7 @@ def _watched(grad: Tensor) -> bool:
     return bool(_modes() or _compiling() or _transforms() or not is_plain(grad))
 
 
-def _again(bound: Bound, values: Values, grad: Tensor,
+def _again(bound: BoundCall, values: Values, grad: Tensor,
            differentiable: bool = True) -> tuple[Tensor | None, ...]:
     """Gradients in torch's operations, which themselves can be differentiated if ``differentiable``."""
     f = bound.function
@@ -111,7 +111,7 @@ def _again(bound: Bound, values: Values, grad: Tensor,
                           given, bound.wanted, grad, differentiable))
 
 
-def forward_in_graph(bound: Bound, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:
+def forward_in_graph(bound: BoundCall, given: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], Values]:
     """The results of a formula by its operator, and all values by name."""
     values = dict(zip(bound.operands, given, strict=True))
     torch_operators.run(bound, bound.forward, values)

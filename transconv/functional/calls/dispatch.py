@@ -17,8 +17,8 @@ from transconv.functional.calls import call_cache, call_forms, first_call_check,
 from transconv.functional.calls.compiled_launch import aligned, refused
 from transconv.functional.calls.derivatives import apply, apply_in_graph, forward_in_graph
 from transconv.functional.calls.explain_mode import Asking
-from transconv.functional.calls.route_cache import Route, made_of
-from transconv.functional.calls.symbolic_bind import Function, Numbers, as_tuple, bind
+from transconv.functional.calls.route_cache import FunctionRoute, made_of
+from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
 from transconv.runtime import Waiting
 from transconv.torch_ops import stats, transforms
 from transconv.torch_ops.calls import route_cache
@@ -40,7 +40,7 @@ _grad_enabled = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 
 
-def call(f: Function, tensors: Tensors, numbers: Numbers, out: Any = None) -> Any:
+def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None) -> Any:
     """A public function's result; torch's with ``out``. Raises torch's error for a wrong call."""
     if out is not None:
         return _written(f, tensors, numbers, out)
@@ -53,7 +53,7 @@ def call(f: Function, tensors: Tensors, numbers: Numbers, out: Any = None) -> An
     return (_general if found is None else found)(f, tensors, numbers)
 
 
-def _general(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+def _general(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
     """A call without an entry in the fast path."""
     casts = _autocast()
     if casts:
@@ -115,7 +115,7 @@ def _has_text(n: Any) -> bool:
     return n is None or isinstance(n, (int, float, str, torch.dtype, torch.SymInt, torch.SymFloat))
 
 
-def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+def _watched_call(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
     """A call that a transform, a mode or a tracer must see."""
     if isinstance(mode := _get_current_dispatch_mode(), Asking):
         raise mode.asked(f, tensors, numbers)
@@ -129,12 +129,12 @@ def _watched_call(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
     return _traced(f, tensors, numbers)
 
 
-def _handed(f: Function, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
+def _handed(f: PublicFunction, tensors: Tensors, numbers: Numbers, reason: str) -> Any:
     stats.handed_over(reason, f.name)
     return f.by_torch(tensors, numbers)
 
 
-def _written(f: Function, tensors: Tensors, numbers: Numbers, out: Any) -> Any:
+def _written(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any) -> Any:
     if not _compiling():
         stats.handed_over("form:out", f.name)
     return f.by_torch(tensors, numbers, out=out)
@@ -149,7 +149,7 @@ def _unusual(t: Any) -> str:
     return "layout:view" if is_plain(t) else "layout:sparse"
 
 
-def _cast(f: Function, tensors: Tensors) -> Tensors:
+def _cast(f: PublicFunction, tensors: Tensors) -> Tensors:
     """The casts that torch's autocast makes for this function on a GPU."""
     devices = {t.device.type for t in tensors if isinstance(t, Tensor)} - {"cpu", "meta"}
     device = next(iter(devices), "")  # on CPUs torch casts by another list, and computes
@@ -163,7 +163,9 @@ def _cast(f: Function, tensors: Tensors) -> Tensors:
 # -- making a route --------------------------------------------------------------------------------
 
 
-def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]) -> Route:
+def _made(
+    f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]
+) -> FunctionRoute:
     """Decide who computes calls of one kind."""
     given = [t for t in tensors if t is not None]
     why, message = why_torch(f, tensors), ""
@@ -183,13 +185,13 @@ def _made(f: Function, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, .
         except Unsupported as error:
             why, message, waits = error.reason, error.message, error
     stats.announce(why, message, f.name)
-    route = Route(None, why, f.name)
+    route = FunctionRoute(None, why, f.name)
     if isinstance(waits, Waiting):
         route.over = waits.over
     return route
 
 
-def why_torch(f: Function, tensors: Tensors) -> str:
+def why_torch(f: PublicFunction, tensors: Tensors) -> str:
     """Why no kernel may compute a call; empty if one may."""
     given = [t for t in tensors if t is not None]
     whole = [f.whole[i] for i, t in enumerate(tensors) if t is not None and i < len(f.whole)]
@@ -203,7 +205,7 @@ def why_torch(f: Function, tensors: Tensors) -> str:
 # -- in graphs -------------------------------------------------------------------------------------
 
 
-def _traced(f: Function, tensors: Tensors, numbers: Numbers) -> Any:
+def _traced(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
     """Inside compilers, tracers and modes: always the operator."""
     for t in tensors:
         if t is not None and not isinstance(t, Tensor):

@@ -17,13 +17,18 @@ import torch
 from transconv import knobs
 from transconv.compute import Alone, library
 from transconv.errors import ComputeError, Unsupported
-from transconv.functional.calls.compiled_launch import Launch, deterministic, launch, program
-from transconv.runtime import COMPILING, NEVER, Chosen, Plan, Question, Registry
+from transconv.functional.calls.compiled_launch import (
+    CompiledLaunch,
+    deterministic,
+    launch,
+    program,
+)
+from transconv.runtime import COMPILING, NEVER, ChosenPlan, Plan, PlanRequest, Registry
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
-    from transconv.functional.calls.symbolic_bind import Step
+    from transconv.functional.calls.symbolic_bind import BoundText
 
 log = logging.getLogger("transconv.functional")
 
@@ -38,7 +43,7 @@ _registries: dict[Hashable, _Kind] = {}
 _written: dict[str, tuple[str, ...]] = {}  # the texts of each form
 
 
-def texts(named: library.Named) -> tuple[str, ...]:
+def texts(named: library.LibraryText) -> tuple[str, ...]:
     """The texts of a form, one for each plan: they differ in their line of sizes."""
     found = _written.get(named.rest)
     if found is None:
@@ -51,7 +56,7 @@ def texts(named: library.Named) -> tuple[str, ...]:
     return found
 
 
-def _said(named: library.Named, reach: int) -> list[str]:
+def _said(named: library.LibraryText, reach: int) -> list[str]:
     """The sizes with examples and ranges, and what must hold for their products."""
     said, rows = [], len(named.sizes) - len(named.summed)
     for name in named.sizes:
@@ -67,15 +72,15 @@ def _said(named: library.Named, reach: int) -> list[str]:
 class _Kind:
     """The plans of one form on a device, and their texts."""
 
-    def __init__(self, named: library.Named, device: torch.device, aligned: bool) -> None:
+    def __init__(self, named: library.LibraryText, device: torch.device, aligned: bool) -> None:
         target, same = target_of(device), deterministic()
-        self.of = {Question(Alone(program(text).compute), target, same, aligned): text
+        self.of = {PlanRequest(Alone(program(text).compute), target, same, aligned): text
                    for text in texts(named)}
         self.plans = Registry([*self.of], Plan, "call", named.head.removeprefix("compute "))
 
 
-def chosen(named: library.Named, device: torch.device, aligned: bool,
-           mode: str) -> tuple[Chosen[Plan], str]:
+def chosen(named: library.LibraryText, device: torch.device, aligned: bool,
+           mode: str) -> tuple[ChosenPlan[Plan], str]:
     """The plan for the sizes of a call, and its text. Raises Unsupported, with a reason, where there is
     none, or none yet as the mode has it."""
     if knobs.schedule():
@@ -83,19 +88,19 @@ def chosen(named: library.Named, device: torch.device, aligned: bool,
     kind = _kind(named, device, aligned)
     find = partial(kind.plans.choose, tuple(named.sizes.values()), mode)
     try:
-        found: Chosen[Plan] = or_unsupported(find, kind.plans.title)
+        found: ChosenPlan[Plan] = or_unsupported(find, kind.plans.title)
     except ComputeError as error:
         raise Unsupported("sizes:refused", str(error)) from error
     return found, kind.of[found.question]
 
 
-def told(named: library.Named, device: torch.device, aligned: bool) -> list[str]:
+def told(named: library.LibraryText, device: torch.device, aligned: bool) -> list[str]:
     """The plans of a form as lines, with their estimates for the sizes of a call; of those that do not
     take them, the requirement."""
     return _kind(named, device, aligned).plans.told([*named.sizes.values()])
 
 
-def _kind(named: library.Named, device: torch.device, aligned: bool) -> _Kind:
+def _kind(named: library.LibraryText, device: torch.device, aligned: bool) -> _Kind:
     key = (texts(named), device.type, device.index, aligned, deterministic())
     kind = _registries.get(key)
     if kind is None:
@@ -105,18 +110,18 @@ def _kind(named: library.Named, device: torch.device, aligned: bool) -> _Kind:
     return kind
 
 
-class Found(NamedTuple):
+class SizedLaunchChoice(NamedTuple):
     """The launch of a step and its text; ``any_size``: sizes are arguments of its kernels; ``waits``, if a
     process compiles another one: whether it may be chosen by now."""
 
-    launch: Launch
+    launch: CompiledLaunch
     text: str
     any_size: bool = False
     waits: Callable[[], bool] | None = None
 
 
-def launched(step: Step, exact: Callable[[], str], device: torch.device, aligned: bool,
-             mode: str) -> Found:
+def launched(step: BoundText, exact: Callable[[], str], device: torch.device, aligned: bool,
+             mode: str) -> SizedLaunchChoice:
     """What launches a step. What has no form for any size, or sizes that no plan is for, gets a kernel for
     its exact sizes, of the text ``exact``. Raises as launch."""
     if step.named is not None and settings.sizes == "any":
@@ -124,13 +129,15 @@ def launched(step: Step, exact: Callable[[], str], device: torch.device, aligned
             taken, text = chosen(step.named, device, aligned, mode)
             if log.isEnabledFor(logging.INFO):
                 log.info("%s: %s", text.partition("\n")[0], taken.why)
-            return Found(launch(text, device, aligned, mode).at(step.named.sizes), text, True, taken.waits)
+            return SizedLaunchChoice(
+                launch(text, device, aligned, mode).at(step.named.sizes), text, True, taken.waits
+            )
         except Unsupported as error:
             if error.reason in (COMPILING, NEVER):
                 raise
             log.info("%s: %s", step.named.head, error)
     text = exact()
-    return Found(launch(text, device, aligned, mode), text)
+    return SizedLaunchChoice(launch(text, device, aligned, mode), text)
 
 
 settings.on_change(_registries.clear)

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-class Asked(Exception):
+class ExplainedCall(Exception):
     """What a public function makes of its arguments: the function, its tensors after casts, numbers."""
 
     def __init__(self, *call: Any) -> None:
@@ -16,14 +16,14 @@ class Asked(Exception):
 
 
 class Asking(TorchDispatchMode):
-    """While it is the current mode, a call raises ``Asked``; torch's operations run."""
+    """While it is the current mode, a call raises ``ExplainedCall``; torch's operations run."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
-    def asked(self, *call: Any) -> Asked:
+    def asked(self, *call: Any) -> ExplainedCall:
         """What the call raises."""
-        return Asked(*call)
+        return ExplainedCall(*call)
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return function(*args, **(kwargs or {}))

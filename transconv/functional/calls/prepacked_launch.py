@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from transconv.functional.calls.compiled_launch import Launch, Spaces
-from transconv.runtime import Apart, Plan, apart
+from transconv.functional.calls.compiled_launch import CompiledLaunch, Spaces
+from transconv.runtime import Plan, WeightPrepack, apart
 from transconv.torch_ops.calls.route import current_device
 from transconv.torch_ops.conversion import prepacked_weights
 
@@ -25,9 +25,9 @@ class LaidOut:
     """A launch. ``copied``: of each tensor that its plan copies first, the place among a launch's tensors,
     and the plan without these copies; ``begins``: the start function of each of these plans."""
 
-    launch: Launch
+    launch: CompiledLaunch
     plan: Plan | None = None  # that is divided
-    copied: list[tuple[int, Apart[Plan]]] = field(default_factory=list)
+    copied: list[tuple[int, WeightPrepack[Plan]]] = field(default_factory=list)
     begins: dict[int, Callable[..., None]] = field(default_factory=dict)
 
     def start(self, tensors: Sequence[Tensor]) -> None:
@@ -57,7 +57,7 @@ class LaidOut:
         self.copied = [(place, halves) for place, halves in enumerate(found) if halves is not None]
         self.begins.clear()
 
-    def rest(self, place: int, halves: Apart[Plan], tensors: Sequence[Tensor],
+    def rest(self, place: int, halves: WeightPrepack[Plan], tensors: Sequence[Tensor],
              made: Sequence[Tensor]) -> None:
         """Launch what is behind the copies."""
         launch, copies = self.launch, [c.name for c in halves.copies]

@@ -10,10 +10,10 @@ import torch
 
 from transconv.errors import Unsupported
 from transconv.functional.calls import call_codegen
-from transconv.functional.calls.call_codegen import Begun
-from transconv.functional.calls.compiled_launch import Memory, deterministic
-from transconv.functional.calls.dynamic_sizes import Found, launched
-from transconv.functional.calls.symbolic_bind import Bound, Step, Values
+from transconv.functional.calls.call_codegen import StartableKernel
+from transconv.functional.calls.compiled_launch import TensorMemory, deterministic
+from transconv.functional.calls.dynamic_sizes import SizedLaunchChoice, launched
+from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, Values
 from transconv.runtime import COMPILING, allocator
 from transconv.torch_ops import stats
 from transconv.torch_ops.arguments import means_more
@@ -32,11 +32,11 @@ class Started:
     __slots__ = ("device", "any_size", "given", "launch", "of", "stored", "text",
                  "waits")
 
-    def __init__(self, step: Step, found: Found, device: torch.device) -> None:
+    def __init__(self, step: BoundText, found: SizedLaunchChoice, device: torch.device) -> None:
         self.launch, self.text, self.any_size, self.waits = found
         self.device = device
         self.given = step.given
-        self.stored: list[tuple[str, Memory]] = [*step.stored.items()]
+        self.stored: list[tuple[str, TensorMemory]] = [*step.stored.items()]
         self.of = step.of
 
     def run(self, values: Values) -> None:
@@ -47,19 +47,21 @@ class Started:
         for (name, _), t in zip(self.stored, made, strict=True):
             values[name] = t
 
-    def begun(self) -> Begun | None:
+    def begun(self) -> StartableKernel | None:
         """What starts the launch without checks; None before the first one."""
         begin, names = self.launch.begin, tuple(name for name, _ in self.stored)
-        return begin and Begun(begin, self.given, names, tuple(memory for _, memory in self.stored))
+        return begin and StartableKernel(
+            begin, self.given, names, tuple(memory for _, memory in self.stored)
+        )
 
 
-class Route:
+class FunctionRoute:
     """``bound`` is None where torch computes, for ``reason``."""
 
     __slots__ = ("adds", "aligned", "bound", "calls", "calls_back", "entry_back", "functions", "gradients",
                  "name", "only_on", "over", "reason", "step")
 
-    def __init__(self, bound: Bound | None, reason: str, name: str) -> None:
+    def __init__(self, bound: BoundCall | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
         self.step: Started | None = None
         self.gradients: list[Started] = []
@@ -77,7 +79,7 @@ class Route:
         """Whether torch computes gradients: deterministic ones are required, and ours are not."""
         return self.adds and (deterministic() or not self.gradients)
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[FunctionRoute]:
         """Itself: what the table of routes counts."""
         return [self]
 
@@ -145,9 +147,9 @@ class Route:
                       for n, on in zip(bound.operands, bound.wanted, strict=True)])
 
 
-def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
+def made_of(bound: BoundCall, device: torch.device, is_aligned: bool) -> FunctionRoute:
     """Raises Unsupported where a text has no kernel."""
-    route = Route(bound, "", bound.function.name)
+    route = FunctionRoute(bound, "", bound.function.name)
     backward = () if route.adds and deterministic() else bound.backward
     waits: Unsupported | None = None
     found: list[Started] = []
@@ -170,7 +172,7 @@ def made_of(bound: Bound, device: torch.device, is_aligned: bool) -> Route:
     return route
 
 
-def _text(bound: Bound, at: int) -> str:
+def _text(bound: BoundCall, at: int) -> str:
     """The text of a step for its exact sizes."""
     exact = bound.exact()
     return (exact.forward, *exact.backward)[at].text
@@ -181,7 +183,7 @@ def _any_size(steps: Sequence[Started | None]) -> str:
     return " any size" if all(step is not None and step.any_size for step in steps) else ""
 
 
-def _as_kept(t: Tensor, memory: Memory, is_aligned: bool) -> Tensor:
+def _as_kept(t: Tensor, memory: TensorMemory, is_aligned: bool) -> Tensor:
     """The tensor, copied unless its memory is as kernels read it."""
     moved = is_aligned and t.data_ptr() & ALIGNMENT
     if t.stride() == memory.strides and not moved and not means_more(t):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.compute import library, one_line
 from transconv.errors import ComputeError, Unsupported
-from transconv.functional.calls.compiled_launch import TORCH, TYPES, Memory, program
+from transconv.functional.calls.compiled_launch import TORCH, TYPES, TensorMemory, program
 from transconv.functional.calls.dynamic_sizes import texts
 
 Tensor = torch.Tensor
@@ -30,7 +30,7 @@ Made = Sequence[library.Strided]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Function:
+class PublicFunction:
     """A public function. ``torch``: torch's, of tensors (None for one that is missing) and then numbers,
     without side effects, to a tensor or several; ``formula``: the library's, of the tensors' and results'
     library.Strided, the numbers, and whether gradients are needed; ValueError or Unsupported where there
@@ -44,7 +44,7 @@ class Function:
 
     name: str
     torch: Callable[..., Any]
-    formula: Callable[[Specs, Made, Numbers, bool], library.Formula]
+    formula: Callable[[Specs, Made, Numbers, bool], library.LibraryFormula]
     whole: tuple[bool, ...] = ()
     autocast: str = ""
     linear: bool = False
@@ -91,16 +91,16 @@ def as_tuple(made: Any) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BoundText:
     """A text with the names of the tensors that it reads and stores; ``of``: the operand of each stored
     gradient; ``named``: its form for any size, where that was asked for. The text is one line: compilers
     write an operator's arguments into comments; it is empty for sizes that a form was found for."""
 
     text: str
     given: tuple[str, ...]
-    stored: dict[str, Memory]
+    stored: dict[str, TensorMemory]
     of: dict[str, str]
-    named: library.Named | None = None
+    named: library.LibraryText | None = None
 
     @property
     def read(self) -> str:
@@ -109,20 +109,20 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound:
+class BoundCall:
     """``operands``: the names of the tensors that are not None; ``saved``: those that gradients need;
     ``wanted``: which operands get gradients."""
 
-    function: Function
+    function: PublicFunction
     numbers: Numbers
     arity: int  # of the function: tensors, present or not
     places: tuple[int, ...]  # of the operands among them
     operands: tuple[str, ...]
-    memory: dict[str, Memory]  # of the operands
-    seen: dict[str, library.Seen]
-    forward: Step
+    memory: dict[str, TensorMemory]  # of the operands
+    seen: dict[str, library.TensorView]
+    forward: BoundText
     results: tuple[str, ...]
-    backward: tuple[Step, ...]
+    backward: tuple[BoundText, ...]
     saved: tuple[str, ...]
     wanted: tuple[bool, ...]
 
@@ -131,7 +131,7 @@ class Bound:
         """Whether a gradient is summed in place, in no fixed order."""
         return any(program(s.read).compute.added for s in self.backward)
 
-    def exact(self) -> Bound:
+    def exact(self) -> BoundCall:
         """The same with texts for these sizes."""
         if self.forward.text:
             return self
@@ -147,8 +147,8 @@ class Bound:
         return found
 
 
-def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted: tuple[bool, ...],
-         any_size: bool = False) -> Bound:
+def bind(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbers, wanted: tuple[bool, ...],
+         any_size: bool = False) -> BoundCall:
     """``wanted``: which of the given tensors need gradients; empty: none. Raises torch's error for a wrong
     call, Unsupported where the library has no text."""
     metas = _results(f, tensors, numbers)
@@ -156,7 +156,7 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
         raise Unsupported("shape:empty")
     if any(m.dtype not in TYPES for m in metas):
         raise Unsupported(f"dtype:{str(metas[0].dtype).removeprefix('torch.')}")
-    results = [Memory(tuple(m.shape), m.stride(), m.dtype) for m in metas]
+    results = [TensorMemory(tuple(m.shape), m.stride(), m.dtype) for m in metas]
     try:
         return bound_of(f, [t if t is None else lying(t) for t in tensors], results, numbers, wanted,
                         any_size)
@@ -166,8 +166,14 @@ def bind(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers, wanted
         raise Unsupported("formula:none", f"{f.name}: {error}") from error
 
 
-def bound_of(f: Function, given: Sequence[Memory | None], results: Sequence[Memory], numbers: Numbers,
-             wanted: tuple[bool, ...], any_size: bool) -> Bound:
+def bound_of(
+    f: PublicFunction,
+    given: Sequence[TensorMemory | None],
+    results: Sequence[TensorMemory],
+    numbers: Numbers,
+    wanted: tuple[bool, ...],
+    any_size: bool,
+) -> BoundCall:
     """``bind`` of tensors without values to results that are known. ValueError and ComputeError, too,
     where the library has no text."""
     places = tuple(i for i, t in enumerate(given) if t is not None)
@@ -192,11 +198,11 @@ def bound_of(f: Function, given: Sequence[Memory | None], results: Sequence[Memo
     less = f.again is not None or f.linear and not between
     kept = read if less else read | {*formula.given} - {*f.passing}
     saved = tuple(sorted(kept - made - {"G"})) if chosen else ()
-    return Bound(f, numbers, len(given), places, formula.given, memory,
+    return BoundCall(f, numbers, len(given), places, formula.given, memory,
                  formula.page.seen, forward, formula.results, backward, saved, wanted)
 
 
-def _results(f: Function, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:
+def _results(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Numbers) -> tuple[Tensor, ...]:
     """torch's results on tensors without values."""
     memory = [t if t is None else lying(t) for t in tensors]
     try:
@@ -215,26 +221,26 @@ def ints(sizes: Iterable[Any]) -> tuple[int, ...]:
     return tuple(int(n) for n in sizes)
 
 
-def lying(t: Tensor) -> Memory:
+def lying(t: Tensor) -> TensorMemory:
     """A tensor without its values."""
-    return Memory(ints(t.shape), ints(t.stride()), t.dtype)
+    return TensorMemory(ints(t.shape), ints(t.stride()), t.dtype)
 
 
-def strided(t: Memory) -> library.Strided:
+def strided(t: TensorMemory) -> library.Strided:
     """A tensor as the library has it; one without dims has one of size 1."""
     return library.Strided(t.shape or (1,), t.strides or (1,), TYPES[t.dtype])
 
 
-def _step(formula: library.Formula, text: str, results: dict[str, Memory],
-          operands: dict[str, tuple[int, ...]], of: dict[str, str], any_size: bool) -> Step:
+def _step(formula: library.LibraryFormula, text: str, results: dict[str, TensorMemory],
+          operands: dict[str, tuple[int, ...]], of: dict[str, str], any_size: bool) -> BoundText:
     named = library.named(formula.page, text) if any_size else None
     found = program(text if named is None else texts(named)[0])  # read once for all sizes
     stored = {}
     for name in found.stored:
         made = formula.page.tensors[name]
         shape = operands[of[name]] if name in of else made.shape
-        stored[name] = results.get(name) or Memory(shape, _strides(made, shape), TORCH[made.dtype])
-    return Step(one_line(text), tuple(found.given), stored, of, named)
+        stored[name] = results.get(name) or TensorMemory(shape, _strides(made, shape), TORCH[made.dtype])
+    return BoundText(one_line(text), tuple(found.given), stored, of, named)
 
 
 def _strides(made: library.Strided, shape: Sequence[int]) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ class Untraced(TypeError):
     """An operation whose result would not be known for other sizes."""
 
 
-class Trace:
+class SymbolicTrace:
     """Conditions under which the same is computed of other numbers."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Traced(int):
     """A number with its expression ``text`` and its trace."""
 
     text: str
-    trace: Trace
+    trace: SymbolicTrace
     __hash__ = None  # type: ignore[assignment]  # a look-up by a number would not be noted
 
     def __int__(self) -> int:

@@ -20,8 +20,14 @@ import torch
 
 from transconv.compute import execute, one_line
 from transconv.errors import TensorError, Unsupported
-from transconv.functional.calls.compiled_launch import Memory, aligned, launch, program, refused
-from transconv.functional.calls.symbolic_bind import Bound, Function, Step, Values
+from transconv.functional.calls.compiled_launch import (
+    TensorMemory,
+    aligned,
+    launch,
+    program,
+    refused,
+)
+from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, PublicFunction, Values
 from transconv.torch_ops import stats
 from transconv.torch_ops.operators import library, register_fake
 
@@ -84,7 +90,7 @@ def by_numpy(text: str, given: Sequence[Tensor], device: torch.device | None = N
     return made
 
 
-def as_wanted(name: str, t: Tensor, m: Memory) -> Tensor:
+def as_wanted(name: str, t: Tensor, m: TensorMemory) -> Tensor:
     """The tensor, copied if its strides differ. Raises TensorError for another type or shape."""
     if t.stride() == m.strides and t.shape == m.shape and t.dtype is m.dtype and not t.is_neg():
         return t
@@ -119,7 +125,7 @@ register_fake("transconv::compute", _fake_compute, lib=library)
 # -- a step of a function in a graph ---------------------------------------------------------------
 
 
-def run(bound: Bound, step: Step, values: Values) -> None:
+def run(bound: BoundCall, step: BoundText, values: Values) -> None:
     """Add a step's stores to the values, by the operator, so that a graph can hold it."""
     seen = bound.seen
     views = [(values[name], seen[name]) for name in step.given]
@@ -134,15 +140,15 @@ def run(bound: Bound, step: Step, values: Values) -> None:
 
 # -- a function by its name ------------------------------------------------------------------------
 
-FUNCTIONS: dict[str, Function] = {}
+FUNCTIONS: dict[str, PublicFunction] = {}
 
 
-def declare(f: Function) -> Function:
+def declare(f: PublicFunction) -> PublicFunction:
     """Register a function under its name for graphs."""
     return FUNCTIONS.setdefault(f.name, f)
 
 
-def spelled(f: Function, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> str:
+def spelled(f: PublicFunction, tensors: Sequence[Tensor | None], numbers: Sequence[Any]) -> str:
     """A call without its tensors, as ``read`` has it: ``layer_norm 101 ((6,), 1e-05,)``. The digits say
     which tensors are given: torch's tracer takes no list with None."""
     there = "".join(str(int(t is not None)) for t in tensors)
@@ -164,7 +170,9 @@ def _spelled(n: Any) -> str:
     return str(ldexp(*frexp(n))).replace("inf", "1e999") if isinstance(n, float) else str(int(n))
 
 
-def read(call: str, given: Sequence[Tensor]) -> tuple[Function, list[Tensor | None], tuple[Any, ...]]:
+def read(
+    call: str, given: Sequence[Tensor]
+) -> tuple[PublicFunction, list[Tensor | None], tuple[Any, ...]]:
     """Parse a text of ``spelled``: the function, its tensors and numbers. RuntimeError for other texts."""
     try:
         name, there, numbers = call.split(" ", 2)

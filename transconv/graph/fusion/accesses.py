@@ -14,7 +14,7 @@ from math import prod
 from transconv.graph.fusion.index_ir import TYPES, Piece
 from transconv.graph.fusion.sized_text import braced
 from transconv.graph.lowerings.view_indexing import flattened
-from transconv.graph.sizes import Length, Size, like, packed
+from transconv.graph.sizes import Length, SymbolicSize, like, packed
 from transconv.ir import TRUE, ZERO, Expr, Var, free_vars, readable
 from transconv.simplify import Facts, simplify
 
@@ -23,7 +23,7 @@ Axes = Sequence[tuple[str, Length]]
 
 
 @dataclass(slots=True)
-class Access:
+class MemoryAccess:
     """A read or store: the tensor's name, its sizes and strides, coordinates, what else must hold."""
 
     tensor: str
@@ -39,7 +39,7 @@ class Access:
         sizes = ", ".join(map(braced, self.shape))
         dense = [prod(self.shape[d + 1:]) for d in range(len(self.shape))]
         order = "" if self.strides == dense else f" strides({','.join(map(braced, self.strides))})"
-        if order and any(isinstance(n, Size) for n in self.shape) and (tag := self.order()):
+        if order and any(isinstance(n, SymbolicSize) for n in self.shape) and (tag := self.order()):
             order = f" {tag}"
         return f"{self.tensor} {TYPES[self.piece.dtype].name} [{sizes}]{order}"
 
@@ -97,7 +97,7 @@ def said(e: Expr) -> str:
     return SELECTION.sub("where(", readable(e))
 
 
-def split(accesses: Iterable[Access], axes: Axes, facts: Facts) -> None:
+def split(accesses: Iterable[MemoryAccess], axes: Axes, facts: Facts) -> None:
     """Dims that several axes count, of which some are names, become the dims of these axes."""
     for seen in _of_tensors(accesses):
         first = seen[0]
@@ -110,7 +110,7 @@ def split(accesses: Iterable[Access], axes: Axes, facts: Facts) -> None:
                     a._replace([d], sizes, steps, [Var(name) for name, _ in found])
 
 
-def shorten(accesses: Iterable[Access]) -> None:
+def shorten(accesses: Iterable[MemoryAccess]) -> None:
     """Leave out dims of size 1 that nothing looks for elsewhere."""
     for seen in _of_tensors(accesses):
         shape = seen[0].shape
@@ -120,7 +120,7 @@ def shorten(accesses: Iterable[Access]) -> None:
             a.strides, a.at = [a.strides[d] for d in kept] or [1], [a.at[d] for d in kept] or [ZERO]
 
 
-def join(accesses: Iterable[Access], axes: Axes, facts: Facts) -> None:
+def join(accesses: Iterable[MemoryAccess], axes: Axes, facts: Facts) -> None:
     """Dims that are the digits of one axis become its dim. They need not be neighbours: images may have
     their features in front of their rows."""
     for seen in _of_tensors(accesses):
@@ -135,9 +135,9 @@ def join(accesses: Iterable[Access], axes: Axes, facts: Facts) -> None:
                     a._replace(dims, [n], [step], [Var(name)])
 
 
-def _of_tensors(accesses: Iterable[Access]) -> list[list[Access]]:
+def _of_tensors(accesses: Iterable[MemoryAccess]) -> list[list[MemoryAccess]]:
     """The accesses of each tensor."""
-    tensors: dict[str, list[Access]] = {}
+    tensors: dict[str, list[MemoryAccess]] = {}
     for a in accesses:
         tensors.setdefault(a.tensor, []).append(a)
     return [*tensors.values()]
@@ -147,13 +147,13 @@ def _counting(at: Expr, size: Length, axes: Axes, facts: Facts) -> Axes:
     """The axes that count a dim together."""
     own = {v.name for v in free_vars(at)}
     found = [(name, n) for name, n in axes if name in own]
-    if not any(isinstance(n, Size) for _, n in found) or prod(n for _, n in found) != size:
+    if not any(isinstance(n, SymbolicSize) for _, n in found) or prod(n for _, n in found) != size:
         return []
     flat = flattened([Var(name) for name, _ in found], [n for _, n in found])
     return found if simplify(flat, facts) is at else []
 
 
-def _count(a: Access, dims: Sequence[int], name: str, size: Length, facts: Facts) -> bool:
+def _count(a: MemoryAccess, dims: Sequence[int], name: str, size: Length, facts: Facts) -> bool:
     """Whether dims of an access, outermost first, count an axis of a size in even steps of memory."""
     sizes, steps = [a.shape[d] for d in dims], [a.strides[d] for d in dims]
     even = all(s == n * t for n, s, t in zip(sizes[1:], steps, steps[1:], strict=False))

@@ -14,24 +14,24 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from transconv.functional.calls.compiled_launch import Memory
-from transconv.graph.fusion.groups import Group, map_group
-from transconv.graph.fusion.index_ir import Chosen, Piece, Seen, Source
+from transconv.functional.calls.compiled_launch import TensorMemory
+from transconv.graph.fusion.groups import FusionGroup, map_group
+from transconv.graph.fusion.index_ir import MovedView, Piece, PiecewiseIndex, RegionInput
 from transconv.graph.fusion.memory_order import ALIGNED, features_last, memory_of
 from transconv.graph.sizes import Length, like
 
 if TYPE_CHECKING:
-    from transconv.graph.fusion.plan import Plan, Planner
+    from transconv.graph.fusion.plan import FusionPlan, Planner
 
 RUN = 64  # bytes: two sectors of memory
 IN_PLACE = "is stored where it stands in the concatenation"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConcatOffset:
     """Where a value lies: in the memory of a concatenation, so many elements behind its beginning."""
 
-    whole: Chosen
+    whole: PiecewiseIndex
     behind: int
 
 
@@ -40,16 +40,16 @@ class Slices(NamedTuple):
     of it, with their sizes and how many elements behind its beginning they begin."""
 
     whole: Piece
-    memory: Memory
+    memory: TensorMemory
     parts: tuple[tuple[Piece, tuple[int, ...], int], ...]
 
 
-def slices(plan: Plan) -> dict[Piece, Slices]:
+def slices(plan: FusionPlan) -> dict[Piece, Slices]:
     """What has memory with others, by each of these."""
     by_whole: dict[Piece, list[tuple[Piece, tuple[int, ...], int]]] = {}
     for piece, at in plan.places.items():
         by_whole.setdefault(at.whole, []).append((piece, _numbers(piece.shape), at.behind))
-    made = {w: Slices(w, Memory(_numbers(w.shape), _numbers(memory_of(w)), w.dtype), tuple(parts))
+    made = {w: Slices(w, TensorMemory(_numbers(w.shape), _numbers(memory_of(w)), w.dtype), tuple(parts))
             for w, parts in by_whole.items()}
     return {piece: made[at.whole] for piece, at in plan.places.items()}
 
@@ -57,7 +57,7 @@ def slices(plan: Plan) -> dict[Piece, Slices]:
 def place(planner: Planner) -> None:
     """Change a plan so that concatenations are stored by parts: those that are stored, and those of which
     all parts are."""
-    found = [p for p in planner.order if isinstance(p, Chosen) and p.along is not None
+    found = [p for p in planner.order if isinstance(p, PiecewiseIndex) and p.along is not None
              and all(isinstance(n, int) for n in p.shape)]
     for piece in sorted(found, key=lambda p: -p.bytes):
         if not _slice(piece, planner):
@@ -68,7 +68,7 @@ def _numbers(sizes: Iterable[Length]) -> tuple[int, ...]:
     return tuple(n for n in sizes if isinstance(n, int))
 
 
-def _starts(piece: Chosen) -> list[int]:
+def _starts(piece: PiecewiseIndex) -> list[int]:
     """Where the parts begin along the dim."""
     assert piece.along is not None
     starts = [0]
@@ -82,11 +82,11 @@ def _starts(piece: Chosen) -> list[int]:
 # -- a tensor for all parts --------------------------------------------------------------------------
 
 
-def _whole(piece: Chosen, planner: Planner) -> None:
+def _whole(piece: PiecewiseIndex, planner: Planner) -> None:
     """Have the parts of a concatenation stored in it, and copied where no kernel stores them."""
     plan, own = planner.plan, planner.plan.stored.get(piece)
     strides = _strides(piece, planner)
-    lies = [Place(piece, start * strides[piece.along or 0]) for start in _starts(piece)]
+    lies = [ConcatOffset(piece, start * strides[piece.along or 0]) for start in _starts(piece)]
     places = {p.of: at for p, at in reversed([*zip(piece.parts, lies, strict=True)])
               if _may_lie(p.of, at.behind, strides, piece, planner)}
     if not places or own is None and len(places) < len(piece.parts) or own and own.kind != "map":
@@ -104,17 +104,17 @@ def _whole(piece: Chosen, planner: Planner) -> None:
             _copy(part.of, at, own, planner)
 
 
-def _copy(part: Piece, at: Place, own: Group, planner: Planner) -> None:
+def _copy(part: Piece, at: ConcatOffset, own: FusionGroup, planner: Planner) -> None:
     """Store a part behind a group, by a kernel of its own."""
     plan = planner.plan
-    copy = Seen(shape=part.shape, dtype=part.dtype, label=at.whole.label, of=part, move=tuple)
+    copy = MovedView(shape=part.shape, dtype=part.dtype, label=at.whole.label, of=part, move=tuple)
     group = map_group(own.number, copy.shape)
     group.stores, group.at[copy] = [copy], group.positions(copy.shape)[0]
     plan.groups.insert(plan.groups.index(own) + 1, planner.evaluates(group, copy))
     plan.places[copy], plan.stored[copy] = at, group
 
 
-def _strides(piece: Chosen, planner: Planner) -> tuple[int, ...]:
+def _strides(piece: PiecewiseIndex, planner: Planner) -> tuple[int, ...]:
     """How a concatenation lies: as torch has it where it is handed out, else with features last if it is
     an image of a convolution."""
     if piece not in planner.fixed and any(x in planner.images for x in (piece, *piece.operands)):
@@ -122,12 +122,19 @@ def _strides(piece: Chosen, planner: Planner) -> tuple[int, ...]:
     return _numbers(memory_of(piece))
 
 
-def _may_lie(part: Piece, behind: int, strides: tuple[int, ...], piece: Chosen, planner: Planner) -> bool:
+def _may_lie(
+    part: Piece, behind: int, strides: tuple[int, ...], piece: PiecewiseIndex, planner: Planner
+) -> bool:
     """Whether the kernel that stores a value may store it so many elements behind the beginning of a
     tensor: it is needed nowhere else in an order of its own, boxes may begin there, and what is stored in
     one piece is as long as what memory moves at once."""
     group = planner.plan.stored.get(part)
-    if group is None or part not in group.stores or part in group.statistics or isinstance(part, Source):
+    if (
+        group is None
+        or part not in group.stores
+        or part in group.statistics
+        or isinstance(part, RegionInput)
+    ):
         return False
     if part in planner.outputs or part in planner.plan.places or part.dtype is not piece.dtype:
         return False
@@ -144,7 +151,7 @@ def _may_lie(part: Piece, behind: int, strides: tuple[int, ...], piece: Chosen, 
 # -- a part of such a tensor -------------------------------------------------------------------------
 
 
-def _slice(piece: Chosen, planner: Planner) -> bool:
+def _slice(piece: PiecewiseIndex, planner: Planner) -> bool:
     """Whether all parts of a concatenation stand in another one as they do in it; it is then a slice."""
     plan, own = planner.plan, planner.plan.stored.get(piece)
     first = plan.places.get(piece.parts[0].of)
@@ -153,7 +160,7 @@ def _slice(piece: Chosen, planner: Planner) -> bool:
         return False
     step = _numbers(memory_of(first.whole))[piece.along or 0]
     for part, start in zip(piece.parts, _starts(piece), strict=True):
-        if plan.places.get(part.of) != Place(first.whole, first.behind + start * step):
+        if plan.places.get(part.of) != ConcatOffset(first.whole, first.behind + start * step):
             return False
     if own is not None:
         own.stores.remove(piece)

@@ -19,11 +19,11 @@ from transconv.compute import Alone, Compute, Workload
 from transconv.conv import Surrounded
 from transconv.errors import TransconvError
 from transconv.graph.fusion.fusion_cost import Price, sources
-from transconv.graph.fusion.groups import Group, Statistic, behind
-from transconv.graph.fusion.index_ir import Index, Mapped, Piece, Product, Reduced
+from transconv.graph.fusion.groups import FusionGroup, Statistic, behind
+from transconv.graph.fusion.index_ir import Index, Mapped, Piece, ProductSum, Reduced
 from transconv.graph.fusion.materialize import viewed, widens
-from transconv.graph.regions.region_kernel import Kernel
-from transconv.graph.sizes import Size, like
+from transconv.graph.regions.region_kernel import RegionKernel
+from transconv.graph.sizes import SymbolicSize, like
 from transconv.ir import Const, FloorDiv, Var, free_vars
 from transconv.runtime import estimated
 from transconv.selection import HELD
@@ -50,7 +50,7 @@ def left(piece: Reduced, planner: Planner) -> str:
         return "the parts of its input are computed apart"
     if not all(_own_axes(group.product)):
         return "a vector is multiplied, which is a reduction of rows"
-    if any(isinstance(n, Size) for _, n in group.axes):
+    if any(isinstance(n, SymbolicSize) for _, n in group.axes):
         return "sizes that are names do not tell how many tiles there are"
     place = group.simple(behind(at, piece))
     if (why := _why_not_place(place)) or x.size != group.product.size:
@@ -70,7 +70,7 @@ def left(piece: Reduced, planner: Planner) -> str:
     return ""
 
 
-def _result(x: Piece, group: Group, planner: Planner) -> Piece:
+def _result(x: Piece, group: FusionGroup, planner: Planner) -> Piece:
     """What is stored beside a statistic of a value: this, but for what only the statistic needs."""
     while x not in planner.outputs and x not in planner.plan.stored:
         own = [y for y in x.operands if planner.home.get(y) is group]
@@ -92,7 +92,7 @@ def _why_not(piece: Reduced, op: str, x: Piece, at: Index) -> str:
     return "" if len(at) == len(x.shape) else "its input stands elsewhere"
 
 
-def _own_axes(product: Product) -> tuple[set[str], set[str]]:
+def _own_axes(product: ProductSum) -> tuple[set[str], set[str]]:
     """The axes of a product that one factor alone has, for each."""
     one, other = ({v.name for e in factor.at for v in free_vars(e)} for factor in product.factors)
     sizes = dict(product.axes)
@@ -114,16 +114,16 @@ def _why_not_place(place: Index) -> str:
     return "" if len(names) == len({*names}) else "its places have an axis twice"
 
 
-def weighed(kernel: Kernel) -> tuple[Workload, ...]:
+def weighed(kernel: RegionKernel) -> tuple[Workload, ...]:
     """What ``why_again`` estimates."""
     return (kernel.workload, plain(kernel.workload)) if kernel.group.statistics else ()
 
 
-def why_again(kernel: Kernel, rates: Price) -> str:
+def why_again(kernel: RegionKernel, rates: Price) -> str:
     """Why the result of a product's kernel should be read again; empty if its statistics leave with it, or
     if it has none."""
     group = kernel.group
-    if not group.statistics or not isinstance(group.product, Product):
+    if not group.statistics or not isinstance(group.product, ProductSum):
         return ""
     work = kernel.workload
     try:
@@ -151,7 +151,7 @@ def _is_applied(x: Piece, planner: Planner) -> bool:
     while left:
         at = left.pop()
         users = [u for u in planner.users.get(at, []) if not isinstance(u, Reduced)]
-        if at in planner.outputs or any(isinstance(u, Product) or u.size != x.size for u in users):
+        if at in planner.outputs or any(isinstance(u, ProductSum) or u.size != x.size for u in users):
             return True
         left += [u for u in users if u not in seen]
         seen |= {*users}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transconv.graph.fusion import epilogue_reductions, fusion_cost, materialize
-from transconv.graph.fusion.groups import Group, behind, product_group, rows_group
-from transconv.graph.fusion.index_ir import Index, Piece, Product, Reduced
+from transconv.graph.fusion.groups import FusionGroup, behind, product_group, rows_group
+from transconv.graph.fusion.index_ir import Index, Piece, ProductSum, Reduced
 from transconv.graph.sizes import Length
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def reduce(piece: Reduced, planner: Planner) -> None:
     _joined(piece, made, made.at[piece.inputs[0]], planner)
 
 
-def _joins(piece: Reduced, group: Group, planner: Planner) -> bool:
+def _joins(piece: Reduced, group: FusionGroup, planner: Planner) -> bool:
     """Whether a reduction is one more of a group's rows."""
     shape = piece.inputs[0].shape
     if group.kind != "rows" or any(planner.needs(x) >= group.number for x in piece.inputs
@@ -61,7 +61,7 @@ def _joins(piece: Reduced, group: Group, planner: Planner) -> bool:
     return False
 
 
-def _joined(piece: Reduced, group: Group, at: Index, planner: Planner) -> None:
+def _joined(piece: Reduced, group: FusionGroup, at: Index, planner: Planner) -> None:
     """Note a reduction as one of a group's, of elements at a position."""
     group.within[piece] = at
     group.at[piece] = behind(at, piece)
@@ -76,14 +76,14 @@ def _shapes_near(piece: Reduced, planner: Planner) -> list[tuple[Length, ...]]:
     left: list[Piece] = [*piece.inputs]
     while left and len(found) < 256:
         at = left.pop()
-        if at.size != size or at in found or isinstance(at, Product):
+        if at.size != size or at in found or isinstance(at, ProductSum):
             continue
         found[at] = None
         left += [*at.operands, *planner.users.get(at, [])]
     return list(dict.fromkeys(x.shape for x in found))
 
 
-def multiply(piece: Product, planner: Planner) -> None:
+def multiply(piece: ProductSum, planner: Planner) -> None:
     """Begin the group of a product; what its factors are made of is stored where that is cheaper."""
     for side, factor in enumerate(piece.factors):
         x = factor.of

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from transconv.graph.fusion.groups import Group
-from transconv.graph.fusion.index_ir import Mapped, Piece, Product, Source
+from transconv.graph.fusion.groups import FusionGroup
+from transconv.graph.fusion.index_ir import Mapped, Piece, ProductSum, RegionInput
 from transconv.graph.sizes import like
 from transconv.ir import free_vars
 from transconv.target import Target
@@ -29,7 +29,7 @@ class Price:
         """Microseconds of a launch that computes nothing."""
         return self.target.rates.issue.empty_us
 
-    def late(self, p: Product) -> float:
+    def late(self, p: ProductSum) -> float:
         """Microseconds more of a product of which a factor is computed in registers first."""
         return self.target.rates.issue.computed_late * self.multiplied(p)
 
@@ -42,18 +42,18 @@ class Price:
         issue = self.target.rates.issue
         return count / (self.target.sms * issue.cores * (issue.clock * 1e3))
 
-    def multiplied(self, p: Product) -> float:
+    def multiplied(self, p: ProductSum) -> float:
         """Microseconds of a product."""
         rate = self.target.tflops * (1.0 if p.factors[0].of.dtype.itemsize < 4 else 0.5)
         return 2 * sum(part.multiplied for part in (p, *p.others)) / (rate * 1e6)
 
-    def least(self, p: Product) -> float:
+    def least(self, p: ProductSum) -> float:
         """Microseconds that no kernel of a product alone stays below, by the cost room's estimates."""
         moved = self.moved(sum(f.of.bytes for f in p.factors) + p.bytes)
         quick = 0.5 if p.factors[0].of.dtype.itemsize == 1 else 1.0
         return max(moved, quick * self.multiplied(p))
 
-    def kernel(self, bytes_: float, work: float, p: Product | None) -> float:
+    def kernel(self, bytes_: float, work: float, p: ProductSum | None) -> float:
         """Microseconds of a kernel: its launch, and memory beside arithmetic."""
         busy = self.worked(work) + (self.multiplied(p) if p else 0.0)
         return self.launch_us + max(self.moved(bytes_), busy)
@@ -65,14 +65,14 @@ def inside(piece: Piece, stored: set[Piece]) -> Iterator[Piece]:
     while left:
         at = left.pop()
         yield at
-        if not isinstance(at, Source) and at not in stored:
+        if not isinstance(at, RegionInput) and at not in stored:
             left += [x for x in dict.fromkeys(at.operands) if x not in seen]
             seen |= {*at.operands}
 
 
 def sources(piece: Piece, stored: set[Piece]) -> set[Piece]:
     """The tensors in memory that a value is made of."""
-    return {x for x in inside(piece, stored) if isinstance(x, Source) or x in stored}
+    return {x for x in inside(piece, stored) if isinstance(x, RegionInput) or x in stored}
 
 
 def work(piece: Piece, stored: set[Piece]) -> float:
@@ -85,7 +85,7 @@ def ahead(piece: Piece) -> float:
     return piece.work * like(piece.size) if isinstance(piece, Mapped) else 0.0
 
 
-def visits(p: Product, side: int) -> float:
+def visits(p: ProductSum, side: int) -> float:
     """How often each element of a factor is loaded: by every tile across, in every place of a window."""
     own = p.factors[side].of
     other = like(p.shape[1 - side - 2] if len(p.shape) == 2 else p.factors[1 - side].of.shape[0])
@@ -94,7 +94,7 @@ def visits(p: Product, side: int) -> float:
     return float(max(1.0, seen / max(1, like(own.size))) * -(-other // WIDE))
 
 
-def counted(group: Group, stored: set[Piece]) -> tuple[int, float]:
+def counted(group: FusionGroup, stored: set[Piece]) -> tuple[int, float]:
     """Bytes that a group reads and writes at least, and its operations: multiply-adds count twice."""
     ends = [*group.stores, *group.within, *([group.product] if group.product else [])]
     read = {x for e in ends for x in sources(e, stored - {*group.stores})}

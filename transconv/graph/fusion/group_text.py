@@ -11,21 +11,21 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from transconv.graph.fusion.accesses import Access, join, said, shorten, split
-from transconv.graph.fusion.groups import Group
+from transconv.graph.fusion.accesses import MemoryAccess, join, said, shorten, split
+from transconv.graph.fusion.groups import FusionGroup
 from transconv.graph.fusion.index_ir import (
     TYPES,
-    Chosen,
-    Constant,
+    ConstantValue,
     Counted,
     Index,
     Indexed,
     Mapped,
-    Part,
+    MovedView,
     Piece,
-    Product,
+    PiecewiseIndex,
+    PiecewisePart,
+    ProductSum,
     Reduced,
-    Seen,
 )
 from transconv.graph.fusion.sized_text import NAME, SizedText, braced
 from transconv.graph.lowerings.table import number
@@ -35,7 +35,7 @@ from transconv.simplify import prove, simplify
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class GroupText:
     """A text, what it reads and what it stores in the order of its tensors. ``sized``: where sizes are
     names; the text is then the named form, or if there is none, that of the example."""
 
@@ -45,7 +45,7 @@ class Written:
     sized: SizedText | None = None
 
 
-Line = str | tuple[str, Access]  # a let, or a read or store with its words around the access
+Line = str | tuple[str, MemoryAccess]  # a let, or a read or store with its words around the access
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Writer:
     this group; ``elements``: the names of what is an element of a tensor, or chosen from such, as memory
     has it; ``places``: of what tells places in others."""
 
-    group: Group
+    group: FusionGroup
     strides: Callable[[Piece], tuple[Length, ...] | None]
     lines: list[Line] = field(default_factory=list)
     names: dict[tuple[object, ...], str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Writer:
     count: int = 0
     known: Known = field(default_factory=Known)  # of its sizes
 
-    def written(self) -> Written:
+    def written(self) -> GroupText:
         """The text of the group's stores."""
         if self.group.product is not None:  # what is read behind the sum stands behind it
             self.value(*next(iter(self.group.at.items())))
@@ -91,9 +91,9 @@ class Writer:
         ends = tuple(given), tuple(self.group.stores)
         text = self.text()
         if not self.known.like or not NAME.search(text):
-            return Written(text, *ends)
+            return GroupText(text, *ends)
         sized = self.sized(text)
-        return Written(sized.at(sized.like) if sized.refused else sized.named, *ends, sized)
+        return GroupText(sized.at(sized.like) if sized.refused else sized.named, *ends, sized)
 
     def sized(self, text: str) -> SizedText:
         """The text with what its names need."""
@@ -116,7 +116,7 @@ class Writer:
 
     def masked(self, piece: Piece, at: Index, where: Expr, fill: float) -> str:
         """The same where a condition holds, else a number."""
-        if isinstance(piece, Constant):
+        if isinstance(piece, ConstantValue):
             value = number(piece.value)
             return value if where is TRUE or piece.value == fill else self.chosen(where, value, fill)
         where = self.shorter(where)
@@ -134,9 +134,9 @@ class Writer:
         if self.strides(piece) is not None:
             return self.read(piece, at, where, fill)
         match piece:
-            case Seen():
+            case MovedView():
                 return self.masked(piece.of, self.moved(piece.move(at)), where, fill)
-            case Chosen():
+            case PiecewiseIndex():
                 return self.choice(piece.parts, at, where, fill)
         plain = self.value(piece, at) if where is not TRUE else ""
         if where is not TRUE:
@@ -157,7 +157,7 @@ class Writer:
                 names_ = [self.value(x, inner) for x in piece.inputs]
                 axes = " ".join(self.group.axes_of(inner, piece.dims))
                 return self.let(piece.label, f"{piece.op}({piece.write(*names_)}; {axes})")
-            case Product():
+            case ProductSum():
                 own = self.group.product  # the piece, or another part of it
                 assert own is not None
                 a, b = (self.rounded(f.of, self.masked(f.of, self.moved(f.at), f.where, 0.0))
@@ -173,7 +173,7 @@ class Writer:
         narrow = piece.dtype.itemsize < 4 and name not in self.elements
         return f"{TYPES[piece.dtype].name}({name})" if narrow else name
 
-    def choice(self, parts: Sequence[Part], at: Index, where: Expr, fill: float) -> str:
+    def choice(self, parts: Sequence[PiecewisePart], at: Index, where: Expr, fill: float) -> str:
         """The first part whose condition holds."""
         first, *rest = parts
         here = self.shorter(first.where(at))
@@ -181,7 +181,7 @@ class Writer:
         if not rest or here is TRUE:
             return self.masked(first.of, moved, where, fill)
         other = rest[0].of
-        beyond = other.value if isinstance(other, Constant) else None
+        beyond = other.value if isinstance(other, ConstantValue) else None
         if len(rest) == 1 and isinstance(beyond, (int, float)) and (where is TRUE or beyond == fill):
             return self.masked(first.of, moved, all_of([*conjuncts(where), *conjuncts(here)]), beyond)
         yes = self.masked(first.of, moved, where, fill)
@@ -217,15 +217,15 @@ class Writer:
         self.lines.append((f"read {element}", found))
         return element
 
-    def access(self, piece: Piece, name: str, at: Index) -> Access:
+    def access(self, piece: Piece, name: str, at: Index) -> MemoryAccess:
         """Every dim of the piece."""
         held = self.strides(piece)
         strides = self.group.strides[piece] if held is None else held
-        return Access(name, piece, [*piece.shape], [*strides], [*self.moved(at)])
+        return MemoryAccess(name, piece, [*piece.shape], [*strides], [*self.moved(at)])
 
     # -- axes ------------------------------------------------------------------------------------
 
-    def accesses(self) -> list[Access]:
+    def accesses(self) -> list[MemoryAccess]:
         return [line[1] for line in self.lines if isinstance(line, tuple)]
 
     def merge(self) -> None:

@@ -15,7 +15,7 @@ from math import prod
 from typing import NamedTuple
 
 from transconv.compute import counted
-from transconv.graph.fusion.index_ir import Index, Piece, Product, Reduced
+from transconv.graph.fusion.index_ir import Index, Piece, ProductSum, Reduced
 from transconv.graph.lowerings.view_indexing import reshape
 from transconv.graph.sizes import Length, divides, facts_of, with_axis
 from transconv.ir import Expr, Var, free_vars
@@ -44,7 +44,7 @@ class Statistic(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class Group:
+class FusionGroup:
     """Axes with sizes, which of them are ``reduced``, and the positions of values: ``at`` of every value
     that rides, ``within`` of what a reduction reduces. ``stores``: the values that are stored, and
     ``evaluated``: all that they are made of here;
@@ -53,14 +53,14 @@ class Group:
     number: int
     axes: list[tuple[str, Length]]
     reduced: set[str] = field(default_factory=set)
-    product: Product | None = None
+    product: ProductSum | None = None
     at: dict[Piece, Index] = field(default_factory=dict)
     within: dict[Piece, Index] = field(default_factory=dict)
     stores: list[Piece] = field(default_factory=list)
     strides: dict[Piece, tuple[Length, ...]] = field(default_factory=dict)
     evaluated: dict[Piece, None] = field(default_factory=dict)
     facts: Facts = field(default_factory=Facts)
-    siblings: list[Group] = field(default_factory=list)
+    siblings: list[FusionGroup] = field(default_factory=list)
     statistics: dict[Piece, Statistic] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -154,10 +154,10 @@ def named(sizes: Sequence[Length]) -> list[tuple[str, Length]]:
 
 
 def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
-               others: Sequence[Sequence[Length]]) -> Group:
+               others: Sequence[Sequence[Length]]) -> FusionGroup:
     """A group that reduces over some dims of its inputs."""
     shape = inputs[0].shape
-    made = Group(number, named(refined(shape, others)))
+    made = FusionGroup(number, named(refined(shape, others)))
     at = _position(made, shape)
     made.reduced = {v.name for d in dims for v in free_vars(at[d])}
     for x in inputs:
@@ -165,14 +165,14 @@ def rows_group(number: int, inputs: Sequence[Piece], dims: Sequence[int],
     return made
 
 
-def _position(group: Group, shape: Sequence[Length]) -> Index:
+def _position(group: FusionGroup, shape: Sequence[Length]) -> Index:
     at, sizes = group.space
     return group.simple(reshape(shape, sizes)(tuple(at)))
 
 
-def product_group(number: int, piece: Product) -> Group:
+def product_group(number: int, piece: ProductSum) -> FusionGroup:
     """A group for a product, with one for each of its other parts."""
-    made, *others = [Group(number, list(p.axes), {*p.summed}, p) for p in (piece, *piece.others)]
+    made, *others = [FusionGroup(number, list(p.axes), {*p.summed}, p) for p in (piece, *piece.others)]
     for group in (made, *others):
         assert group.product is not None
         group.at[piece] = group.simple(group.product.at)
@@ -181,9 +181,9 @@ def product_group(number: int, piece: Product) -> Group:
     return made
 
 
-def map_group(number: int, shape: Sequence[Length]) -> Group:
+def map_group(number: int, shape: Sequence[Length]) -> FusionGroup:
     """A group that stores values of a shape."""
-    return Group(number, named(shape) or [("one", 1)])
+    return FusionGroup(number, named(shape) or [("one", 1)])
 
 
 def behind(at: Index, piece: Reduced) -> Index:

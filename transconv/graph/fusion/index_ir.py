@@ -74,14 +74,14 @@ class Piece:
 
 
 @dataclass(eq=False, kw_only=True)
-class Source(Piece):
+class RegionInput(Piece):
     """A tensor that is handed to the region; ``of`` tells which."""
 
     of: Any
 
 
 @dataclass(eq=False, kw_only=True)
-class Constant(Piece):
+class ConstantValue(Piece):
     """One number everywhere."""
 
     value: float | Length | Fraction
@@ -117,7 +117,7 @@ class Mapped(Piece):
 
 
 @dataclass(eq=False, kw_only=True)
-class Seen(Piece):
+class MovedView(Piece):
     """``of`` at the positions that ``move`` makes of its own. ``back``: the own position of one of
     ``of``, where each has one; ``alias``: torch's result is the same memory."""
 
@@ -132,7 +132,7 @@ class Seen(Piece):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PiecewisePart:
     """One of the values that a position may be taken from: where, and at which of its positions."""
 
     of: Piece
@@ -141,11 +141,11 @@ class Part:
 
 
 @dataclass(eq=False, kw_only=True)
-class Chosen(Piece):
+class PiecewiseIndex(Piece):
     """The first part whose condition holds; the last one's is not asked for. ``along``: of a
     concatenation, the dim along which the parts follow one another."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PiecewisePart, ...]
     along: int | None = None
 
     @property
@@ -197,7 +197,7 @@ class Factor:
 
 
 @dataclass(eq=False, kw_only=True)
-class Product(Piece):
+class ProductSum(Piece):
     """A sum of products over axes of its own: names and sizes, those that are summed, the two factors,
     and the position of the result. ``math``: how f32 is multiplied. ``others``: the same for the other
     parts of a result that takes several computations, as the phases of a stride do. ``relation``: the
@@ -208,11 +208,11 @@ class Product(Piece):
     factors: tuple[Factor, Factor]
     at: Index
     math: str = "ieee"
-    others: tuple[Product, ...] = ()
+    others: tuple[ProductSum, ...] = ()
     relation: tuple[ConvProblem, Prop] | None = None
     instead: Instead | None = None
 
-    def become(self, other: Product) -> None:
+    def become(self, other: ProductSum) -> None:
         """Be computed as another product of the same values."""
         for name in ("label", "axes", "summed", "factors", "at", "math", "others", "relation", "instead"):
             setattr(self, name, getattr(other, name))
@@ -234,5 +234,5 @@ class Product(Piece):
 class Instead(NamedTuple):
     """Another product of the same values; ``rounds``: more often than torch."""
 
-    product: Product
+    product: ProductSum
     rounds: bool

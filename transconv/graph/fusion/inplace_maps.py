@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 
 from transconv.compute import Compute, Reduction, kernels
 from transconv.functional.calls.compiled_launch import program
-from transconv.graph.fusion.index_ir import Piece, Source
-from transconv.graph.regions.region_kernel import Kernel, Lying
+from transconv.graph.fusion.index_ir import Piece, RegionInput
+from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
 from transconv.ir import TRUE
 
 
-def in_place(kernel: Kernel, done: Collection[Piece], memory: dict[Piece, Lying],
+def in_place(kernel: RegionKernel, done: Collection[Piece], memory: dict[Piece, SizedTensor],
              placed: Collection[Piece]) -> dict[int, int]:
     """Of results, by their places among what is stored, the places of the operands that they replace,
     among what is given. ``done``: what nothing needs behind the kernel; ``memory``: how that lies of it
@@ -30,7 +30,7 @@ def in_place(kernel: Kernel, done: Collection[Piece], memory: dict[Piece, Lying]
     for i, into in enumerate(found.stored):
         for j, (x, piece) in enumerate(zip(found.given, kernel.given, strict=True)):
             own = memory.get(piece)
-            if (own == kernel.memory[i] and piece in done and not isinstance(piece, Source)
+            if (own == kernel.memory[i] and piece in done and not isinstance(piece, RegionInput)
                     and piece not in placed and kernel.stored[i] not in placed
                     and j not in places.values() and _alike(found.compute, x, into)):
                 places[i] = j
@@ -45,10 +45,10 @@ def _alike(compute: Compute, read: str, stored: str) -> bool:
     return len(seen) == 2 and seen[0] == seen[1] and seen[0][1] is TRUE
 
 
-def replacing(region: Sequence[Kernel], last: Sequence[Collection[Piece]],
+def replacing(region: Sequence[RegionKernel], last: Sequence[Collection[Piece]],
               placed: Collection[Piece] = ()) -> list[dict[int, int]]:
     """``in_place`` of each kernel of a region."""
-    memory: dict[Piece, Lying] = {}
+    memory: dict[Piece, SizedTensor] = {}
     found = []
     for kernel, done in zip(region, last, strict=True):
         found.append(in_place(kernel, done, memory, placed))

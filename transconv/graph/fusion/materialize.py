@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transconv.graph.fusion import fusion_cost
 from transconv.graph.fusion.index_ir import (
-    Chosen,
-    Constant,
+    ConstantValue,
     Counted,
     Mapped,
+    MovedView,
     Piece,
-    Product,
+    PiecewiseIndex,
+    ProductSum,
     Reduced,
-    Seen,
-    Source,
+    RegionInput,
 )
 from transconv.graph.fusion.memory_order import aliased, features_last
 from transconv.graph.sizes import like, same
 
 if TYPE_CHECKING:
-    from transconv.graph.fusion.groups import Group
+    from transconv.graph.fusion.groups import FusionGroup
     from transconv.graph.fusion.plan import Planner
 
 STORED_DEARER = "is evaluated {:.3g} times: {:.3g} us, written and read once {:.3g} us"
@@ -38,7 +38,7 @@ SHARED = 0.5  # of reading what the same kernel stores: others behind it read th
 DEEPEST = 24  # operations that are evaluated again at most, one of the other
 
 
-class Step(NamedTuple):
+class MaterializeReason(NamedTuple):
     """Why a product's factors are written first. ``there``: what they were views of that was in memory
     already: then the factor itself is written; else what it is a view of, which another kernel may store
     as well."""
@@ -61,14 +61,14 @@ def bases(piece: Piece, planner: Planner, only_views: bool) -> list[Piece]:
                 parts = [cheapest(o, deep + 1) for o in x.operands]
                 work = fusion_cost.ahead(x)
                 again = planner.rates.worked(work) + sum(us for us, _ in parts)
-                if again < found[x][0] or again == found[x][0] and (isinstance(x, Seen) or copies(x)):
+                if again < found[x][0] or again == found[x][0] and (isinstance(x, MovedView) or copies(x)):
                     found[x] = again, tuple(dict.fromkeys(b for _, own in parts for b in own))
         return found[x]
     return [*cheapest(piece, 0)[1]]
 
 
-def _stored(x: Piece, planner: Planner, home: Group | None) -> tuple[float, tuple[Piece, ...]]:
-    if isinstance(x, (Constant, Counted)):
+def _stored(x: Piece, planner: Planner, home: FusionGroup | None) -> tuple[float, tuple[Piece, ...]]:
+    if isinstance(x, (ConstantValue, Counted)):
         return 0.0, ()
     if _is_there(x, planner):
         shared = home is not None and planner.plan.stored.get(x) is home
@@ -78,7 +78,7 @@ def _stored(x: Piece, planner: Planner, home: Group | None) -> tuple[float, tupl
 
 
 def _is_there(x: Piece, planner: Planner) -> bool:
-    return isinstance(x, (Source, Constant, Counted)) or x in planner.plan.stored
+    return isinstance(x, (RegionInput, ConstantValue, Counted)) or x in planner.plan.stored
 
 
 def _evaluates(x: Piece, planner: Planner, only_views: bool) -> bool:
@@ -87,12 +87,12 @@ def _evaluates(x: Piece, planner: Planner, only_views: bool) -> bool:
         home = planner.home.get(x)
         return home is not None and (viewed(x) or widens(x) or copies(x)) and (
             planner.home.get(x.operands[0]) is home)
-    return isinstance(x, (Mapped, Seen))
+    return isinstance(x, (Mapped, MovedView))
 
 
 def viewed(piece: Piece) -> bool:
     """Whether a value is another one, seen from elsewhere, of which it has all elements."""
-    return isinstance(piece, Seen) and piece.back is not None
+    return isinstance(piece, MovedView) and piece.back is not None
 
 
 def widens(piece: Piece) -> bool:
@@ -112,7 +112,7 @@ def compared(piece: Mapped, planner: Planner) -> None:
     """Store what is compared for equality in another kernel: evaluated again it may be rounded otherwise
     than where it was reduced."""
     for x in piece.inputs:
-        while isinstance(x, Seen):
+        while isinstance(x, MovedView):
             x = x.of
         if not _is_there(x, planner):
             planner.keep(x, piece, COMPARED, itself=True)
@@ -139,48 +139,50 @@ def weigh(piece: Mapped, planner: Planner) -> None:
 def weigh_windows(piece: Piece, user: Reduced, planner: Planner) -> None:
     """Store what windows that overlap would evaluate several times, where that costs less."""
     views = piece
-    while isinstance(views, (Seen, Chosen)) and views not in planner.plan.stored:
+    while isinstance(views, (MovedView, PiecewiseIndex)) and views not in planner.plan.stored:
         views = views.operands[0]
     if views is piece or views.size == 0 or views in planner.plan.stored or isinstance(
-            views, (Source, Constant)):
+            views, (RegionInput, ConstantValue)):
         return
     _weigh_visits(views, user, like(piece.size) / like(views.size), 0.0, planner)
 
 
-def step(product: Product, stored: Container[Piece], reason: str) -> Step:
+def step(product: ProductSum, stored: Container[Piece], reason: str) -> MaterializeReason:
     """One more step in which the factors of a product are written first, behind a plan that stores some
     values."""
-    return Step(reason, frozenset(x for f in product.factors if (x := seen(f.of, stored)) in stored))
+    return MaterializeReason(
+        reason, frozenset(x for f in product.factors if (x := seen(f.of, stored)) in stored)
+    )
 
 
 def seen(piece: Piece, stored: Container[Piece]) -> Piece:
     """What a value is a view of: what is stored, or what is computed."""
-    while isinstance(piece, (Seen, Chosen)) and piece not in stored and not any(
+    while isinstance(piece, (MovedView, PiecewiseIndex)) and piece not in stored and not any(
             isinstance(x, Mapped) for x in piece.operands[1:]):
         piece = piece.operands[0]
     return piece
 
 
-def weigh_factor(piece: Product, side: int, planner: Planner) -> None:
+def weigh_factor(piece: ProductSum, side: int, planner: Planner) -> None:
     """Store a factor that is computed, where it would be evaluated too often."""
     stored = planner.plan.stored
     views = piece.factors[side].of
-    if isinstance(views, Chosen) and views in planner.outputs:
+    if isinstance(views, PiecewiseIndex) and views in planner.outputs:
         planner.keep(views, piece, STORED_ANYWAY, itself=True)
     views = seen(views, stored)
     for reason, there in (r for part in (piece, *piece.others) for r in planner.apart.get(part, ())):
-        written = views in there or isinstance(views, (Source, Constant))
+        written = views in there or isinstance(views, (RegionInput, ConstantValue))
         kept = piece.factors[side].of if written else views
         base = kept if piece.relation else aliased(kept)
-        if base in stored or isinstance(base, (Source, Constant)):
+        if base in stored or isinstance(base, (RegionInput, ConstantValue)):
             continue
         if piece.relation and kept not in planner.home and kept not in planner.outputs:
             kept.strides = features_last(kept.shape)  # nothing else says how it lies
         planner.keep(kept, piece, reason, itself=written)
-    if views in stored or isinstance(views, (Source, Constant)):
+    if views in stored or isinstance(views, (RegionInput, ConstantValue)):
         return
     if isinstance(views, Mapped) and fusion_cost.work(views, planner.memory) or not isinstance(
-            views, (Seen, Chosen, Mapped)):
+            views, (MovedView, PiecewiseIndex, Mapped)):
         _weigh_visits(views, piece, fusion_cost.visits(piece, side), planner.rates.late(piece), planner)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 from transconv.conv import Prop
-from transconv.graph.fusion.index_ir import Chosen, Mapped, Piece, Product, Seen
+from transconv.graph.fusion.index_ir import Mapped, MovedView, Piece, PiecewiseIndex, ProductSum
 from transconv.graph.sizes import Length, like, packed
 
 ALIGNED = 16  # bytes of which the rows of boxes are multiples
@@ -36,7 +36,7 @@ def memory_of(piece: Piece) -> tuple[Length, ...]:
 
 def aliased(piece: Piece) -> Piece:
     """What a value is a view of, in the same memory."""
-    while isinstance(piece, Seen) and piece.alias:
+    while isinstance(piece, MovedView) and piece.alias:
         piece = piece.of
     return piece
 
@@ -46,12 +46,12 @@ def images(order: Iterable[Piece]) -> set[Piece]:
     pieces = [*order]
     near: dict[Piece, list[Piece]] = {}
     for piece in pieces:
-        for x in piece.operands if isinstance(piece, (Mapped, Seen, Chosen)) else ():
-            joined = isinstance(piece, Chosen) and piece.along == 1
+        for x in piece.operands if isinstance(piece, (Mapped, MovedView, PiecewiseIndex)) else ():
+            joined = isinstance(piece, PiecewiseIndex) and piece.along == 1
             if len(x.shape) == len(piece.shape) > 2 and (joined or x.shape[1] == piece.shape[1]):
                 near.setdefault(x, []).append(piece)
                 near.setdefault(piece, []).append(x)
-    left = [x for p in pieces if isinstance(p, Product) for x in _own(p)]
+    left = [x for p in pieces if isinstance(p, ProductSum) for x in _own(p)]
     found = {*left}
     while left:
         new = [x for x in near.get(left.pop(), ()) if x not in found]
@@ -60,7 +60,7 @@ def images(order: Iterable[Piece]) -> set[Piece]:
     return {x for x in found if like(x.shape[1]) * x.dtype.itemsize % ALIGNED == 0}
 
 
-def _own(product: Product) -> Iterator[Piece]:
+def _own(product: ProductSum) -> Iterator[Piece]:
     """The images of a convolution."""
     if product.relation is None:
         return

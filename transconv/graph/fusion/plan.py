@@ -14,24 +14,24 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from transconv.graph.fusion import concat_views, fuse_reductions, fusion_cost, materialize
-from transconv.graph.fusion.groups import Group, map_group
+from transconv.graph.fusion.groups import FusionGroup, map_group
 from transconv.graph.fusion.index_ir import (
-    Chosen,
-    Constant,
+    ConstantValue,
     Index,
     Indexed,
     Mapped,
+    MovedView,
     Piece,
-    Product,
+    PiecewiseIndex,
+    ProductSum,
     Reduced,
-    Seen,
-    Source,
+    RegionInput,
 )
 from transconv.graph.fusion.memory_order import features_last, images, memory_of
 from transconv.graph.sizes import Length, same
 from transconv.ir import Var
 
-Apart = Mapping[Piece, Sequence[materialize.Step]]
+Apart = Mapping[Piece, Sequence[materialize.MaterializeReason]]
 """Products whose factors are written first: in one step what is computed, in another what is seen through
 views."""
 NONE: Apart = {}
@@ -48,14 +48,14 @@ class Edge:
 
 
 @dataclass(slots=True)
-class Plan:
+class FusionPlan:
     """The groups in the order in which they run, what is in memory behind which of them, and which of it
     lies in the memory of a concatenation."""
 
-    groups: list[Group] = field(default_factory=list)
-    stored: dict[Piece, Group] = field(default_factory=dict)
+    groups: list[FusionGroup] = field(default_factory=list)
+    stored: dict[Piece, FusionGroup] = field(default_factory=dict)
     edges: list[Edge] = field(default_factory=list)
-    places: dict[Piece, concat_views.Place] = field(default_factory=dict)
+    places: dict[Piece, concat_views.ConcatOffset] = field(default_factory=dict)
 
     def strides(self, piece: Piece) -> tuple[Length, ...]:
         """Of a value that is stored, in elements."""
@@ -83,7 +83,7 @@ def ordered(ends: Iterable[Piece]) -> list[Piece]:
 
 def planned(outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart = NONE,
             again: Mapping[Piece, str] = MappingProxyType({}),
-            free: Set[Piece] = frozenset()) -> Plan:
+            free: Set[Piece] = frozenset()) -> FusionPlan:
     """The plan for some values to be in memory. ``apart``: products whose factors are written first;
     ``again``: those whose results are read again by reductions, with the reasons; ``free``: outputs whose
     order in memory nothing depends on."""
@@ -97,10 +97,10 @@ class Planner:
                  again: Mapping[Piece, str], free: Set[Piece] = frozenset()) -> None:
         self.apart, self.again = apart, again
         self.fixed = {*outputs} - free  # in torch's order
-        self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, Plan()
+        self.outputs, self.rates, self.plan = list(dict.fromkeys(outputs)), rates, FusionPlan()
         self.order = ordered(self.outputs)
         self.images = images(self.order) - self.fixed
-        self.home: dict[Piece, Group] = {}
+        self.home: dict[Piece, FusionGroup] = {}
         self.users: dict[Piece, list[Piece]] = {}
         for piece in self.order:
             for x in dict.fromkeys(piece.operands):
@@ -115,11 +115,11 @@ class Planner:
 
     def place(self, piece: Piece) -> None:
         match piece:
-            case Source() | Constant():
+            case RegionInput() | ConstantValue():
                 return
             case Reduced():
                 fuse_reductions.reduce(piece, self)
-            case Product():
+            case ProductSum():
                 fuse_reductions.multiply(piece, self)
             case _:
                 self.ride(piece)
@@ -134,7 +134,7 @@ class Planner:
     def memory(self) -> set[Piece]:
         return {*self.plan.stored}
 
-    def needs(self, piece: Piece, within: Group | None = None) -> int:
+    def needs(self, piece: Piece, within: FusionGroup | None = None) -> int:
         """The last group that must have run before a value can be read: -1, none. ``within``: by a group,
         which evaluates what it stores itself."""
         most, left, seen = -1, [piece], {piece}
@@ -148,9 +148,9 @@ class Planner:
             seen |= {*at.operands}
         return most
 
-    def fits(self, piece: Piece, at: Index, group: Group, seen: set[tuple[Piece, Index]]) -> bool:
+    def fits(self, piece: Piece, at: Index, group: FusionGroup, seen: set[tuple[Piece, Index]]) -> bool:
         """Whether a group has all that a value at a position is made of; ``seen``: what was asked for."""
-        if isinstance(piece, (Source, Constant)) or (piece, at) in seen:
+        if isinstance(piece, (RegionInput, ConstantValue)) or (piece, at) in seen:
             return True
         seen.add((piece, at))
         own = self.home.get(piece)
@@ -161,9 +161,9 @@ class Planner:
         if piece.anchored:
             return mine and group.at[piece] == at
         match piece:
-            case Seen():
+            case MovedView():
                 return self.fits(piece.of, piece.move(at), group, seen)
-            case Chosen():
+            case PiecewiseIndex():
                 return all(self.fits(p.of, p.move(at), group, seen) for p in piece.parts)
             case Indexed():
                 told = [(p, move(at)) for p, move in piece.told]
@@ -200,18 +200,18 @@ class Planner:
             if x in self.home:
                 self.keep(x, piece, self.why_not(piece, group))
 
-    def why_not(self, piece: Piece, group: Group) -> str:
+    def why_not(self, piece: Piece, group: FusionGroup) -> str:
         said = {"product": "tile", "rows": "row", "map": "element"}[group.kind]
-        if isinstance(piece, (Seen, Chosen, Indexed)):
+        if isinstance(piece, (MovedView, PiecewiseIndex, Indexed)):
             return f"{piece.label} moves elements to another {said} of {group.name}"
         return f"its operands are not in one {said}"
 
-    def position(self, piece: Piece, group: Group) -> Index | None:
+    def position(self, piece: Piece, group: FusionGroup) -> Index | None:
         """Where a value stands in a group that has its operands."""
         found = []
         for x in piece.operands:
             if (own := group.at.get(x)) is not None:
-                if isinstance(piece, Seen) and piece.back:
+                if isinstance(piece, MovedView) and piece.back:
                     found.append(group.simple(piece.back(own)))
                 elif isinstance(piece, Mapped):
                     found.append(own)
@@ -234,7 +234,7 @@ class Planner:
 
     def hold(self, piece: Piece) -> None:
         """Have a value stored by the kernel that has it."""
-        if piece in self.plan.stored or isinstance(piece, Source):
+        if piece in self.plan.stored or isinstance(piece, RegionInput):
             return
         group = self.home.get(piece) or self.mapping(piece)
         if piece in self.images:
@@ -243,7 +243,7 @@ class Planner:
         group.at.setdefault(piece, group.positions(piece.shape)[0] if group.product is None else ())
         self.plan.stored[piece] = group
 
-    def mapping(self, piece: Piece) -> Group:
+    def mapping(self, piece: Piece) -> FusionGroup:
         """The group that stores a value which rides nowhere: one that stores another of its shape, if it
         may, and both read a tensor or are so small that a launch takes longer."""
         needs = self.needs(piece)
@@ -265,14 +265,14 @@ class Planner:
         self.plan.groups.append(group)
         return self.evaluates(group, piece)
 
-    def evaluates(self, group: Group, piece: Piece) -> Group:
+    def evaluates(self, group: FusionGroup, piece: Piece) -> FusionGroup:
         """Note what a group evaluates for a value that rides nowhere."""
         known = {*self.plan.stored, *self.home}
         group.evaluated |= dict.fromkeys(
             reversed([x for x in fusion_cost.inside(piece, known) if x not in known]))
         return group
 
-    def forget(self, group: Group) -> None:
+    def forget(self, group: FusionGroup) -> None:
         """What rides with a group and is evaluated by others alone is none of its operations."""
         others = self.memory - {*group.stores}
         needed = {x for piece in group.stores for x in fusion_cost.inside(piece, others)}

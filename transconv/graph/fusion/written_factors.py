@@ -17,11 +17,17 @@ from transconv.graph.fusion import fusion_cost
 from transconv.graph.fusion.epilogue_reductions import plain
 from transconv.graph.fusion.fusion_cost import Price
 from transconv.graph.fusion.group_text import Writer
-from transconv.graph.fusion.groups import Group
-from transconv.graph.fusion.index_ir import Chosen, Constant, Piece, Product, Source
+from transconv.graph.fusion.groups import FusionGroup
+from transconv.graph.fusion.index_ir import (
+    ConstantValue,
+    Piece,
+    PiecewiseIndex,
+    ProductSum,
+    RegionInput,
+)
 from transconv.graph.fusion.memory_order import aliased, memory_of
-from transconv.graph.fusion.plan import Plan
-from transconv.graph.regions.region_kernel import Kernel
+from transconv.graph.fusion.plan import FusionPlan
+from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.graph.sizes import Length, like
 from transconv.ir import Layout
 from transconv.runtime import estimated
@@ -32,7 +38,7 @@ REFUSED = "no schedule of the product computes its factor, too"
 DEARER = "is seen through views by every tile: {:.3g} us, written and read in boxes {:.3g} us"
 
 
-def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
+def why_apart(kernel: RegionKernel, plan: FusionPlan, target: Target, rates: Price) -> str:
     """Why the factors of a product's kernel should be written first; empty if they should not, or are."""
     work, seen = plain(kernel.workload), _seen(kernel, plan)
     if not seen:
@@ -51,7 +57,7 @@ def why_apart(kernel: Kernel, plan: Plan, target: Target, rates: Price) -> str:
     return DEARER.format(through, written) if written < through else ""
 
 
-def written_first(kernel: Kernel, plan: Plan, rates: Price) -> float:
+def written_first(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
     """Microseconds of the plain product of a kernel, and of those that write its factors. Raises
     TransconvError."""
     seen = _seen(kernel, plan)
@@ -60,7 +66,7 @@ def written_first(kernel: Kernel, plan: Plan, rates: Price) -> float:
     return found + read_behind(kernel, plan, rates) + sum(written(x, stored, rates) for x in seen)
 
 
-def least_apart(kernel: Kernel, plan: Plan, rates: Price) -> float:
+def least_apart(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
     """Microseconds below which ``written_first`` is not, without a look at schedules of the product."""
     assert kernel.group.product is not None
     stored = {*plan.stored} - {*kernel.group.stores}
@@ -68,7 +74,7 @@ def least_apart(kernel: Kernel, plan: Plan, rates: Price) -> float:
         written(x, stored, rates) for x in _seen(kernel, plan))
 
 
-def read_behind(kernel: Kernel, plan: Plan, rates: Price) -> float:
+def read_behind(kernel: RegionKernel, plan: FusionPlan, rates: Price) -> float:
     """Microseconds that a product's kernel takes for what it reads behind the sum."""
     assert kernel.group.product is not None
     stored = {*plan.stored} - {*kernel.group.stores}
@@ -76,7 +82,9 @@ def read_behind(kernel: Kernel, plan: Plan, rates: Price) -> float:
     return rates.moved(sum(x.bytes for x in {*kernel.given} - own))
 
 
-def weighed(kernel: Kernel, plan: Plan, rates: Price, known: Set[Workload]) -> tuple[Workload, ...]:
+def weighed(
+    kernel: RegionKernel, plan: FusionPlan, rates: Price, known: Set[Workload]
+) -> tuple[Workload, ...]:
     """What ``why_apart`` estimates: the product, and when this is ``known`` the plain one, where that may
     decide."""
     seen, work = _seen(kernel, plan), plain(kernel.workload)
@@ -92,27 +100,31 @@ def weighed(kernel: Kernel, plan: Plan, rates: Price, known: Set[Workload]) -> t
         return ()
 
 
-def _seen(kernel: Kernel, plan: Plan) -> list[Piece]:
+def _seen(kernel: RegionKernel, plan: FusionPlan) -> list[Piece]:
     """The factors of a product that its kernel computes or sees through views; a convolution through any,
     as its tensors keep their dims."""
     product = kernel.group.product
     if product is None:
         return []
     bases = [(f.of, f.of if product.relation else aliased(f.of)) for f in product.factors]
-    return [x for x, base in bases if base not in plan.stored and not isinstance(base, (Source, Constant))]
+    return [
+        x
+        for x, base in bases
+        if base not in plan.stored and not isinstance(base, (RegionInput, ConstantValue))
+    ]
 
 
-def _is_estimated(kernel: Kernel, work: Workload) -> bool:
+def _is_estimated(kernel: RegionKernel, work: Workload) -> bool:
     """Whether estimates decide: they are of numbers, and of a convolution's layouts."""
     product = kernel.group.product
     return kernel.sized is None and product is not None and (
         product.relation is None or isinstance(work, Surrounded))
 
 
-def held(group: Group, plan: Plan) -> Callable[[Piece], tuple[Length, ...] | None]:
+def held(group: FusionGroup, plan: FusionPlan) -> Callable[[Piece], tuple[Length, ...] | None]:
     """The strides of what is in memory for a group; None for what it computes."""
     def strides(piece: Piece) -> tuple[Length, ...] | None:
-        if isinstance(piece, Source):
+        if isinstance(piece, RegionInput):
             return piece.strides
         stored = plan.stored.get(piece)
         return None if stored is None or stored.number >= group.number else plan.strides(piece)
@@ -120,7 +132,7 @@ def held(group: Group, plan: Plan) -> Callable[[Piece], tuple[Length, ...] | Non
     return strides
 
 
-def _written_apart(kernel: Kernel, plan: Plan, seen: Sequence[Piece]) -> Workload:
+def _written_apart(kernel: RegionKernel, plan: FusionPlan, seen: Sequence[Piece]) -> Workload:
     """The product alone, its factors in memory. Raises TransconvError."""
     product, work = kernel.group.product, plain(kernel.workload)
     assert product is not None
@@ -131,7 +143,7 @@ def _written_apart(kernel: Kernel, plan: Plan, seen: Sequence[Piece]) -> Workloa
     return plain(Alone(program(found.text).compute))
 
 
-def _features_last(work: Surrounded, product: Product, seen: Sequence[Piece]) -> ConvProblem:
+def _features_last(work: Surrounded, product: ProductSum, seen: Sequence[Piece]) -> ConvProblem:
     """The problem, where factors that are written have their features last."""
     specs = work.problem.specs
     for name, factor in zip(work.prop.operands, product.factors, strict=True):
@@ -145,7 +157,7 @@ def _features_last(work: Surrounded, product: Product, seen: Sequence[Piece]) ->
 def written(piece: Piece, stored: set[Piece], rates: Price) -> float:
     """Microseconds of the kernel that writes a value; of a concatenation, of those that copy what no
     kernel stores there."""
-    if isinstance(piece, Chosen) and piece.along is not None:
+    if isinstance(piece, PiecewiseIndex) and piece.along is not None:
         return sum(written(p.of, stored, rates) for p in piece.parts if p.of not in stored)
     read = sum(x.bytes for x in fusion_cost.sources(piece, stored))
     return rates.kernel(read + piece.bytes, fusion_cost.work(piece, stored) * like(piece.size), None)

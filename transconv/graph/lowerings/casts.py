@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from transconv.graph.fusion.index_ir import TYPES, Indexed, Mapped, Piece, Seen
+from transconv.graph.fusion.index_ir import TYPES, Indexed, Mapped, MovedView, Piece
 from transconv.graph.lowerings.table import NotOurs, computed, is_small, kind, mapped, number
 
 
@@ -55,15 +55,15 @@ def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
     before: torch's upsampling casts an image, moves its elements, and casts them back."""
     if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
         return x.inputs[0]
-    if isinstance(x, (Seen, Indexed)) and (found := from_before(x.of, dtype)) is not None:
+    if isinstance(x, (MovedView, Indexed)) and (found := from_before(x.of, dtype)) is not None:
         return anew(x, found)
     return None
 
 
-def anew(view: Seen | Indexed, of: Piece) -> Piece:
+def anew(view: MovedView | Indexed, of: Piece) -> Piece:
     """The view of another piece, or of the same one as a result of its own, of which torch tells how it
     lies."""
     made = replace(view, of=of, dtype=of.dtype, strides=None, values=None)
-    if isinstance(made, Seen):
+    if isinstance(made, MovedView):
         made.alias = False
     return made

@@ -10,14 +10,14 @@ import torch
 from transconv.compute import Axis, Compute
 from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
 from transconv.errors import TransconvError
-from transconv.graph.fusion.index_ir import Factor, Instead, Piece, Product
+from transconv.graph.fusion.index_ir import Factor, Instead, Piece, ProductSum
 from transconv.graph.lowerings import upsampling
 from transconv.graph.lowerings.elementwise import arithmetic
 from transconv.graph.lowerings.padding import unpadded
 from transconv.graph.lowerings.products import Shape, check_types, one_term
 from transconv.graph.lowerings.reductions import reduced
-from transconv.graph.lowerings.table import Call, NotOurs, expanded, kind, reshaped, row
-from transconv.graph.sizes import Length, Size, like
+from transconv.graph.lowerings.table import NodeCall, NotOurs, expanded, kind, reshaped, row
+from transconv.graph.sizes import Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, Var, all_of, substitute
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls.lower_call import Types, describe, each, flags
@@ -26,13 +26,13 @@ from transconv.torch_ops.quantized.qparam_checks import OPERANDS
 
 
 @row("convolution")
-def _convolution(call: Call) -> Piece:
+def _convolution(call: NodeCall) -> Piece:
     x, w, bias, *rest = call.args
     p = params(rest)
     return _forward(call, x, w, bias, p)
 
 
-def _forward(call: Call, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
+def _forward(call: NodeCall, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
     if not p.transposed:
         x, p = unpadded(x, p)
     made = _scaled(call.shape, x, w, p, call.dtype, "convolution") if not p.transposed else None
@@ -58,7 +58,7 @@ def _scaled(shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype, lab
     return one_term(x, reshaped(w, (w.size, *[1] * (len(shape) - 2))), shape, label, dtype)
 
 
-def _instead(call: Call, x: Piece, w: Piece, p: Params, finished: bool) -> Instead | None:
+def _instead(call: NodeCall, x: Piece, w: Piece, p: Params, finished: bool) -> Instead | None:
     """A convolution of the image that is made larger before this one. Sums in a narrow weight are rounded
     once more: no more often than torch rounds a result to which a bias is added behind (``finished``)."""
     found = upsampling.small(x)
@@ -76,7 +76,7 @@ def _instead(call: Call, x: Piece, w: Piece, p: Params, finished: bool) -> Inste
 
 
 @row("convolution_backward")
-def _backward(call: Call) -> tuple[Piece | None, ...]:
+def _backward(call: NodeCall) -> tuple[Piece | None, ...]:
     grad, x, w, _, *rest, mask = call.args
     p = params(rest)
     made: list[Piece | None] = [None, None, None]
@@ -95,7 +95,7 @@ def _backward(call: Call) -> tuple[Piece | None, ...]:
 
 
 @row("transconv::fwd")
-def _converted(call: Call) -> Piece:
+def _converted(call: NodeCall) -> Piece:
     x, w, bias, residual, text = call.args
     p, activation, _ = read(text)
     made = _forward(call, x, w, bias, p)
@@ -105,14 +105,14 @@ def _converted(call: Call) -> Piece:
 
 
 @row("transconv::bwd_d")
-def _converted_input(call: Call) -> Piece:
+def _converted_input(call: NodeCall) -> Piece:
     grad, x, w, text = call.args
     p = read(text).params
     return _gradient(Prop.FWD if p.transposed else Prop.BWD_D, x.shape, grad, w, p, x.dtype)
 
 
 @row("transconv::bwd_w")
-def _converted_weight(call: Call) -> Piece:
+def _converted_weight(call: NodeCall) -> Piece:
     grad, x, w, text = call.args
     return _weight(x, grad, w, read(text).params)
 
@@ -142,7 +142,7 @@ class _Relation(NamedTuple):
 
     computes: tuple[Compute, ...]
     problem: tuple[ConvProblem, Prop] | None
-    sizes: dict[str, Size]
+    sizes: dict[str, SymbolicSize]
 
     def of(self, e: Expr) -> Expr:
         """An expression with these sizes."""
@@ -157,7 +157,7 @@ def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dty
                            math or flags(each(dtype)[0]).math)
         src = far if p.transposed else near
         named = zip(("mb", *(f"i{n}" for n in problem.spatial)), (src[0], *src[2:]), strict=True)
-        sizes = {name: n for name, n in named if isinstance(n, Size)}
+        sizes = {name: n for name, n in named if isinstance(n, SymbolicSize)}
         if not sizes:
             return _Relation(computes(problem, prop), (problem, prop), {})
         made = any_size(problem, prop, frozenset(sizes))
@@ -172,7 +172,7 @@ def _relation(prop: Prop, near: Shape, weight: Shape, far: Shape, p: Params, dty
 
 
 def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params,
-             dtype: torch.dtype) -> Product:
+             dtype: torch.dtype) -> ProductSum:
     """A convolution, forward."""
     check_types(x, w)
     return _product(_relation(prop, x.shape, w.shape, shape, p, x.dtype), (x, w), shape, dtype,
@@ -180,7 +180,7 @@ def _related(prop: Prop, shape: Shape, x: Piece, w: Piece, p: Params,
 
 
 def convolved(shape: Shape, x: Piece, w: Piece, p: Params, dtype: torch.dtype,
-              math: str | None = None) -> Product:
+              math: str | None = None) -> ProductSum:
     """A convolution of other element types: its sums, in ``dtype``. ``math``: tf32 leaves those of 8-bit
     floats in the matrix unit. Raises NotOurs for types that are not multiplied."""
     if x.dtype not in OPERANDS or w.dtype not in OPERANDS or why_not_multiplied(
@@ -201,7 +201,7 @@ def _gradient(prop: Prop, shape: Shape, grad: Piece, w: Piece, p: Params,
                     "input gradient")
 
 
-def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> Product:
+def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> ProductSum:
     """The gradient of the weight."""
     check_types(x, grad)
     found = _relation(Prop.BWD_W, x.shape, w.shape, grad.shape, p, x.dtype)
@@ -210,7 +210,7 @@ def _weight(x: Piece, grad: Piece, w: Piece, p: Params) -> Product:
 
 
 def _product(found: _Relation, given: tuple[Piece, Piece], shape: Shape, dtype: torch.dtype,
-             label: str) -> Product:
+             label: str) -> ProductSum:
     """The relation's axes and views, over pieces."""
     first, *others = [_one(c, found, given, shape, dtype, label) for c in found.computes]
     first.others = tuple(others)
@@ -220,14 +220,14 @@ def _product(found: _Relation, given: tuple[Piece, Piece], shape: Shape, dtype: 
 
 
 def _one(compute: Compute, found: _Relation, given: tuple[Piece, Piece], shape: Shape,
-         dtype: torch.dtype, label: str) -> Product:
+         dtype: torch.dtype, label: str) -> ProductSum:
     assert compute.sum is not None and compute.b is not None
     a, b = (Factor(piece, tuple(found.of(d.coord) for d in view.dims),
                    found.of(all_of([d.mask for d in view.dims])))
             for view, piece in zip((compute.a, compute.b), given, strict=True))
     if any(d.mask is not TRUE for d in compute.c.dims):
         raise NotOurs("its phases are not of one size")
-    return Product(shape=shape, dtype=dtype, label=label, math=compute.math, summed=compute.sum.axes,
+    return ProductSum(shape=shape, dtype=dtype, label=label, math=compute.math, summed=compute.sum.axes,
                    axes=tuple((x.name, _extent(x, found)) for x in compute.axes), factors=(a, b),
                    at=tuple(found.of(d.coord) for d in compute.c.dims))
 

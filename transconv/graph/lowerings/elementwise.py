@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.fusion.index_ir import Constant, Indexed, Mapped, Piece, Seen
+from transconv.graph.fusion.index_ir import ConstantValue, Indexed, Mapped, MovedView, Piece
 from transconv.graph.lowerings.casts import anew, cast, from_before
 from transconv.graph.lowerings.table import (
-    Call,
+    NodeCall,
     NotOurs,
     computed,
     expanded,
@@ -22,7 +22,7 @@ from transconv.graph.lowerings.table import (
     number,
     row,
 )
-from transconv.graph.sizes import Fraction, Size
+from transconv.graph.sizes import Fraction, SymbolicSize
 
 HEAVY = 6.0  # instructions of exp and the like
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -36,26 +36,26 @@ def piece_of(value: Any, like: torch.dtype) -> Piece:
     """An operand: a piece, or a number as one."""
     if isinstance(value, Piece):
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float, Size, Fraction)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, SymbolicSize, Fraction)):
         raise NotOurs(f"an argument is {value!r}")
     broken = isinstance(value, (float, Fraction))
     held = like if kind(like) == "float" else torch.float32 if broken else torch.int64
-    return Constant(shape=(), dtype=held, value=value)
+    return ConstantValue(shape=(), dtype=held, value=value)
 
 
-def together(call: Call, *values: Any) -> tuple[Piece, ...]:
+def together(call: NodeCall, *values: Any) -> tuple[Piece, ...]:
     """Operands in the shape of the result."""
     return tuple(expanded(piece_of(v, call.dtype), call.shape) for v in values)
 
 
-def arithmetic(call: Call, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
+def arithmetic(call: NodeCall, write: Callable[..., str], *values: Any, label: str, work: float = 1.0,
                whole: bool = False) -> Mapped:
     """A value of operands. ``whole``: operands and results may be whole numbers; truths become numbers."""
     computed(call.dtype)
     inputs = together(call, *values)
     for x in inputs:
         computed(x.dtype)
-    if not whole and any(kind(x.dtype) == "int" for x in inputs if not isinstance(x, Constant)):
+    if not whole and any(kind(x.dtype) == "int" for x in inputs if not isinstance(x, ConstantValue)):
         inputs = tuple(cast(x, torch.float32) if kind(x.dtype) == "int" else x for x in inputs)
     if not whole and kind(call.dtype) == "int":
         raise NotOurs("whole numbers")
@@ -74,10 +74,10 @@ def _text(op: Op) -> Callable[..., str]:
     return f"{op.name}({', '.join(['{}'] * op.arity)})".format
 
 
-def _from_table(op: Op) -> Callable[[Call], Piece]:
+def _from_table(op: Op) -> Callable[[NodeCall], Piece]:
     work = 1.0 if op.exact else HEAVY
 
-    def rule(call: Call) -> Piece:
+    def rule(call: NodeCall) -> Piece:
         values = list(call.args[:op.arity])
         if op.name in BY_NAME and (alpha := call.arg(op.arity, "alpha", 1)) != 1:
             scaled = number(alpha)
@@ -119,13 +119,13 @@ def _named(op: Op) -> list[Op]:
 USUAL = {"elu": (1, 1, 1), "softplus": (1, 20)}  # alpha, scale, input scale; beta, threshold
 
 
-def _usual(op: Op, call: Call) -> bool:
+def _usual(op: Op, call: NodeCall) -> bool:
     """Whether the arguments behind the values are those that the row means."""
     rest = tuple(call.args[op.arity:])
     return rest == USUAL.get(op.name, ())[:len(rest)]
 
 
-def _where(call: Call, cond: Any, a: Any, b: Any) -> Piece:
+def _where(call: NodeCall, cond: Any, a: Any, b: Any) -> Piece:
     computed(call.dtype)
     inputs = together(call, cond, a, b)
     if kind(call.dtype) == "bool":
@@ -151,33 +151,33 @@ enter_table()
 
 
 @row("clone", "alias", "detach", "lift_fresh_copy", "contiguous")
-def _copy(call: Call) -> Piece:
+def _copy(call: NodeCall) -> Piece:
     return copied(call.args[0])
 
 
 def copied(x: Piece) -> Piece:
     """The piece in memory of its own, if it is stored."""
-    return Seen(shape=x.shape, dtype=x.dtype, of=x, move=tuple, back=tuple, label="copy")
+    return MovedView(shape=x.shape, dtype=x.dtype, of=x, move=tuple, back=tuple, label="copy")
 
 
 @row("_to_copy", "prims::convert_element_type")
-def _to(call: Call) -> Piece:
+def _to(call: NodeCall) -> Piece:
     x = call.args[0]
     if x.dtype is call.dtype:
         return copied(x)
     before = from_before(x, call.dtype)
     if before is None:
         return cast(x, call.dtype)
-    return anew(before, before.of) if isinstance(before, (Seen, Indexed)) else copied(before)
+    return anew(before, before.of) if isinstance(before, (MovedView, Indexed)) else copied(before)
 
 
 @row("reciprocal")
-def _reciprocal(call: Call) -> Piece:
+def _reciprocal(call: NodeCall) -> Piece:
     return arithmetic(call, "1 / {}".format, call.args[0], label="reciprocal")
 
 
 @row("hardtanh", "clamp")
-def _clamp(call: Call) -> Piece:
+def _clamp(call: NodeCall) -> Piece:
     usual = (-1.0, 1.0) if "min_val" in call.kwargs or call.name.startswith("hardtanh") else (None, None)
     low, high = call.arg(1, "min", usual[0]), call.arg(2, "max", usual[1])
     text = "{}"
@@ -194,20 +194,20 @@ def _clamp(call: Call) -> Piece:
 
 
 @row("clamp_min")
-def _clamp_min(call: Call) -> Piece:
+def _clamp_min(call: NodeCall) -> Piece:
     return arithmetic(call, f"max({{}}, {number(call.args[1])})".format, call.args[0], label="clamp",
                       whole=True)
 
 
 @row("leaky_relu")
-def _leaky(call: Call) -> Piece:
+def _leaky(call: NodeCall) -> Piece:
     slope = number(call.arg(1, "negative_slope", 0.01))
     return arithmetic(call, lambda x: f"where({x} > 0, {x}, {x}*{slope})", call.args[0],
                       label="leaky_relu", work=2)
 
 
 @row("sign", "sgn")
-def _sign(call: Call) -> Piece:
+def _sign(call: NodeCall) -> Piece:
     if call.dtype.is_complex:
         raise NotOurs("complex numbers")
     return arithmetic(call, lambda x: f"where({x} > 0, 1.0, where({x} < 0, -1.0, 0.0))", call.args[0],
@@ -218,7 +218,7 @@ MULTIPLIED = 64  # the largest power that is computed by multiplications
 
 
 @row("pow.Tensor_Scalar")
-def _power(call: Call) -> Piece:
+def _power(call: NodeCall) -> Piece:
     x, power = call.args
     if power in (0.5, -0.5):
         return arithmetic(call, f"{'r' * (power < 0)}sqrt({{}})".format, x, label="pow", work=HEAVY)
@@ -234,7 +234,7 @@ def _power(call: Call) -> Piece:
 
 
 @row("pow.Scalar")
-def _exponential(call: Call) -> Piece:
+def _exponential(call: NodeCall) -> Piece:
     base, x = call.args
     if not isinstance(base, (int, float)) or not 0 < base < inf:
         raise NotOurs(f"powers of {base}")
@@ -250,7 +250,7 @@ def _multiplied(power: int) -> str:
 
 
 @row("clamp.Tensor")
-def _clamp_between(call: Call) -> Piece:
+def _clamp_between(call: NodeCall) -> Piece:
     """Where a bound is no number, neither is the result."""
     found: Piece = call.args[0]
     for bound, op in ((call.arg(1, "min"), "max"), (call.arg(2, "max"), "min")):
@@ -260,31 +260,31 @@ def _clamp_between(call: Call) -> Piece:
 
 
 @row("isnan")
-def _isnan(call: Call) -> Piece:
+def _isnan(call: NodeCall) -> Piece:
     return arithmetic(call, lambda x: f"{x} != {x}", call.args[0], label="isnan")
 
 
 @row("logical_not", "bitwise_not")
-def _not(call: Call) -> Piece:
+def _not(call: NodeCall) -> Piece:
     return _truths(call, "not {}".format, call.args[0])
 
 
 @row("logical_and", "bitwise_and.Tensor")
-def _and(call: Call) -> Piece:
+def _and(call: NodeCall) -> Piece:
     return _truths(call, "({}) and ({})".format, *call.args[:2])
 
 
 @row("logical_or", "bitwise_or.Tensor")
-def _or(call: Call) -> Piece:
+def _or(call: NodeCall) -> Piece:
     return _truths(call, "({}) or ({})".format, *call.args[:2])
 
 
-def _truths(call: Call, write: Callable[..., str], *values: Any) -> Piece:
+def _truths(call: NodeCall, write: Callable[..., str], *values: Any) -> Piece:
     if any(not isinstance(v, Piece) or kind(v.dtype) != "bool" for v in values):
         raise NotOurs("bits of whole numbers")
     return mapped(write, *together(call, *values), dtype=torch.bool, label="logical")
 
 
 @row("copy")
-def _copied(call: Call) -> Piece:
+def _copied(call: NodeCall) -> Piece:
     return cast(expanded(call.args[1], call.shape), call.dtype)

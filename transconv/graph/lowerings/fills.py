@@ -6,15 +6,15 @@ from typing import Any
 
 import torch
 
-from transconv.graph.fusion.index_ir import Constant, Counted, Piece
-from transconv.graph.lowerings.table import Call, NotOurs, computed, kind, number, row
-from transconv.graph.sizes import Fraction, Size
+from transconv.graph.fusion.index_ir import ConstantValue, Counted, Piece
+from transconv.graph.lowerings.table import NodeCall, NotOurs, computed, kind, number, row
+from transconv.graph.sizes import Fraction, SymbolicSize
 from transconv.ir import Const
 
 
 @row("full", "full_like", "scalar_tensor", "zeros", "ones", "zeros_like", "ones_like", "new_zeros",
      "new_ones", "new_full")
-def _full(call: Call) -> Piece:
+def _full(call: NodeCall) -> Piece:
     computed(call.dtype)
     name = call.name
     value: Any = 0 if "zeros" in name else 1 if "ones" in name else call.args[0] if "scalar" in name else (
@@ -22,14 +22,14 @@ def _full(call: Call) -> Piece:
     if kind(call.dtype) == "bool":
         raise NotOurs("a tensor of one truth")
     held = filled(value, call.dtype)
-    return Constant(shape=call.shape, dtype=call.dtype, value=held, label="full")
+    return ConstantValue(shape=call.shape, dtype=call.dtype, value=held, label="full")
 
 
 def filled(value: Any, dtype: torch.dtype) -> Any:
     """A number as a tensor of a type has it. Raises NotOurs."""
     if isinstance(value, Fraction) and kind(dtype) != "float":
         raise NotOurs("a broken number made of sizes is cast to a whole one")
-    held = value if isinstance(value, (Size, Fraction)) else (
+    held = value if isinstance(value, (SymbolicSize, Fraction)) else (
         float(value) if kind(dtype) == "float" else int(value))
     number(held)
     return held
@@ -37,16 +37,16 @@ def filled(value: Any, dtype: torch.dtype) -> Any:
 
 @row("empty.memory_format", "empty_permuted", "empty_strided", "empty_like", "new_empty",
      "new_empty_strided")
-def _empty(call: Call) -> Piece:
+def _empty(call: NodeCall) -> Piece:
     """Any number will do: what reads it before it is written to reads what memory has."""
     computed(call.dtype)
     if kind(call.dtype) == "bool":
         raise NotOurs("a tensor of one truth")
-    return Constant(shape=call.shape, dtype=call.dtype, value=0, label="full")
+    return ConstantValue(shape=call.shape, dtype=call.dtype, value=0, label="full")
 
 
 @row("prims::iota", "arange.start_step")
-def _iota(call: Call) -> Piece:
+def _iota(call: NodeCall) -> Piece:
     computed(call.dtype)
     given = call.args if call.name.startswith("arange") else ()
     start, step = given[0] if given else call.kwargs.get("start", 0), (

@@ -8,13 +8,20 @@ from math import prod
 
 import numpy as np
 
-from transconv.graph.fusion.index_ir import Chosen, Constant, Index, Mapped, Part, Piece
+from transconv.graph.fusion.index_ir import (
+    ConstantValue,
+    Index,
+    Mapped,
+    Piece,
+    PiecewiseIndex,
+    PiecewisePart,
+)
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.index_ranges import Line, fitted
+from transconv.graph.lowerings.index_ranges import IndexLine, fitted
 from transconv.graph.lowerings.pools import Averages, Stretch, stretched, window_numbers
 from transconv.graph.lowerings.reductions import reduced, wide
-from transconv.graph.lowerings.table import Call, NotOurs, mapped, row
-from transconv.graph.sizes import Length, Size, like
+from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, row
+from transconv.graph.sizes import Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq
 
 
@@ -39,13 +46,13 @@ def _spread(grad: Piece, sizes: Sequence[Length], window: Sequence[int], stride:
                 for d in range(n) if all_inside and (last[d] + 1) % stride[d]]
         return all_of([*inside, *ends])
     shape = (*grad.shape[:lead], *sizes, *reach)
-    nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
-    return Chosen(shape=shape, dtype=grad.dtype, label="windows", parts=(
-        Part(grad, move, where), Part(nothing, lambda at: at)))
+    nothing = ConstantValue(shape=shape, dtype=grad.dtype, value=0)
+    return PiecewiseIndex(shape=shape, dtype=grad.dtype, label="windows", parts=(
+        PiecewisePart(grad, move, where), PiecewisePart(nothing, lambda at: at)))
 
 
 @row("avg_pool2d_backward", "avg_pool3d_backward")
-def _avg_pool_backward(call: Call) -> Piece:
+def _avg_pool_backward(call: NodeCall) -> Piece:
     grad, x = call.args[:2]
     n = 3 if "3d" in call.name else 2
     pool = Averages.of(call, x, n, 2)
@@ -59,13 +66,13 @@ def _avg_pool_backward(call: Call) -> Piece:
 
 
 @row("index_put", "_unsafe_index_put")
-def _put(call: Call) -> Piece:
+def _put(call: NodeCall) -> Piece:
     """The gradient of elements that were taken from places that are the same at every call, in order, as
     interpolation takes them: each element sums its neighbours."""
     x, indices, grad = call.args[:3]
     told = [(d, i) for d, i in enumerate(indices) if i is not None]
     first = told[0][0]
-    alone = isinstance(x, Constant) and x.value == 0 and call.arg(3, "accumulate", False)
+    alone = isinstance(x, ConstantValue) and x.value == 0 and call.arg(3, "accumulate", False)
     if not alone or len(grad.shape) != len(x.shape) or [d for d, _ in told] != [
             *range(first, first + len(told))] or any(i.values is None for _, i in told):
         raise NotOurs("elements are put where values say")
@@ -79,7 +86,7 @@ def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
     """Which elements, along a dim of the index, were taken from each of a dim."""
     values = index.values
     assert values is not None
-    if isinstance(size, Size) or values.numel() != made or values.shape[dim:][:1] != (made,):
+    if isinstance(size, SymbolicSize) or values.numel() != made or values.shape[dim:][:1] != (made,):
         raise NotOurs("places of several dims")
     flat = values.flatten().numpy()
     if (np.diff(flat) < 0).any() or flat[0] < 0:
@@ -94,13 +101,13 @@ def _taken(index: Piece, dim: int, size: Length, made: Length) -> Stretch:
     up, down = (line.up, line.down) if line.up else (1, 0)
     early = (places * down - line.add + up - 1) // up if line.up else 0 * places
     shift = int(np.where(last > first, early - first, 0).max(initial=0))
-    begin = Line(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
+    begin = IndexLine(down, (up - 1 - line.add if line.up else 0) - shift * up, up)
     most = int(np.where(last > first, last - early + shift, 0).max())
     return Stretch(begin, most, lambda place, i: all_of([i >= 0, i < len(flat), eq(line(i), place)]))
 
 
 @row("as_strided_scatter")
-def _put_in_memory(call: Call) -> Piece:
+def _put_in_memory(call: NodeCall) -> Piece:
     """The gradient of a view by strides, whose elements have places of their own."""
     x, source, sizes, strides = call.args[:4]
     begin = call.arg(4, "storage_offset") or 0
@@ -123,12 +130,12 @@ def _put_in_memory(call: Call) -> Piece:
     def where(at: Index) -> Expr:
         found, left = places(at)
         return all_of([eq(left, 0), *(c for d in order for c in (found[d] >= 0, found[d] < sizes[d]))])
-    return Chosen(shape=call.shape, dtype=x.dtype, label="as_strided_scatter", parts=(
-        Part(source, lambda at: tuple(places(at)[0]), where), Part(x, lambda at: at)))
+    return PiecewiseIndex(shape=call.shape, dtype=x.dtype, label="as_strided_scatter", parts=(
+        PiecewisePart(source, lambda at: tuple(places(at)[0]), where), PiecewisePart(x, lambda at: at)))
 
 
 @row("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
-def _max_pool_backward(call: Call) -> Piece:
+def _max_pool_backward(call: NodeCall) -> Piece:
     grad, x = call.args[:2]
     n = 3 if "3d" in call.name else 2
     window, stride, padding = window_numbers(call, n, 2)
@@ -153,7 +160,7 @@ def _max_pool_backward(call: Call) -> Piece:
 
 
 @row("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")
-def _replicate_backward(call: Call) -> Piece:
+def _replicate_backward(call: NodeCall) -> Piece:
     """Of the places of a window as wide as both pads the middle one counts, and at an end those beyond."""
     grad, x, sides = call.args
     n = len(sides) // 2
@@ -174,15 +181,15 @@ def _replicate_backward(call: Call) -> Piece:
                 (k > before[d]) & eq(i, sizes[d] - 1)))
         return all_of(found)
     shape = (*x.shape, *(a + b + 1 for a, b in zip(before, behind, strict=True)))
-    nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
-    seen = Chosen(shape=shape, dtype=grad.dtype, label="windows", parts=(
-        Part(grad, move, where), Part(nothing, lambda at: at)))
+    nothing = ConstantValue(shape=shape, dtype=grad.dtype, value=0)
+    seen = PiecewiseIndex(shape=shape, dtype=grad.dtype, label="windows", parts=(
+        PiecewisePart(grad, move, where), PiecewisePart(nothing, lambda at: at)))
     dims = tuple(range(lead + n, lead + 2 * n))
     return reduced("sum", dims, seen, dtype=call.dtype, label="pad gradient")
 
 
 @row("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward")
-def _reflect_backward(call: Call) -> Piece:
+def _reflect_backward(call: NodeCall) -> Piece:
     """Along each dim an element, and its images before the first and behind the last one."""
     found, x, sides = call.args
     rank = len(x.shape)
@@ -198,10 +205,12 @@ def _folded(grad: Piece, dim: int, size: Length, before: int, behind: int) -> Pi
     shape = (*grad.shape[:dim], size, *grad.shape[dim + 1:])
 
     def image(place: Callable[[Expr], Expr], where: Callable[[Expr], Expr]) -> Piece:
-        part = Part(grad, lambda at: (*at[:dim], place(at[dim]), *at[dim + 1:]), lambda at: where(at[dim]))
-        nothing = Constant(shape=shape, dtype=grad.dtype, value=0)
-        return Chosen(shape=shape, dtype=grad.dtype, label="pad gradient", parts=(
-            part, Part(nothing, lambda at: at)))
+        part = PiecewisePart(
+            grad, lambda at: (*at[:dim], place(at[dim]), *at[dim + 1 :]), lambda at: where(at[dim])
+        )
+        nothing = ConstantValue(shape=shape, dtype=grad.dtype, value=0)
+        return PiecewiseIndex(shape=shape, dtype=grad.dtype, label="pad gradient", parts=(
+            part, PiecewisePart(nothing, lambda at: at)))
     images = [image(lambda i: i + before, lambda i: TRUE)]
     if before:
         images.append(image(lambda i: as_expr(before) - i, lambda i: (i >= 1) & (i <= before)))

@@ -20,7 +20,7 @@ from transconv.ir import Expr, as_expr, maximum, minimum
 Whole = npt.NDArray[np.int64]
 
 
-class Line(NamedTuple):
+class IndexLine(NamedTuple):
     """``low`` and ``high``: None where no value is cut off there."""
 
     up: int
@@ -40,11 +40,11 @@ class Line(NamedTuple):
         return found if self.high is None else minimum(found, as_expr(self.high))
 
 
-def fitted(values: Whole) -> Line | None:
+def fitted(values: Whole) -> IndexLine | None:
     """The line of some values at positions 0, 1, ...; None where there is none."""
     n, low, high = len(values), int(values.min()), int(values.max())
     if low == high:
-        return Line(0, low, 1)
+        return IndexLine(0, low, 1)
     places = np.arange(n)
     free = (values > low) & (values < high)
     for slope in _slopes(values, free):
@@ -58,7 +58,7 @@ def fitted(values: Whole) -> Line | None:
                 if first <= last:
                     add = 0 if first <= 0 <= last else first if first > 0 else last
                     made = (places * a + add) // d
-                    found = Line(a, add, d, low if cut and made.min() < low else None,
+                    found = IndexLine(a, add, d, low if cut and made.min() < low else None,
                                  high if cut and made.max() > high else None)
                     if np.array_equal(np.clip(made, low, high) if cut else made, values):
                         return found

@@ -7,8 +7,8 @@ Boxes have the zeros beyond an image for nothing; of a pad that is a view of its
 
 from __future__ import annotations
 
-from transconv.graph.fusion.index_ir import Chosen, Constant, Piece
-from transconv.graph.sizes import Size
+from transconv.graph.fusion.index_ir import ConstantValue, Piece, PiecewiseIndex
+from transconv.graph.sizes import SymbolicSize
 from transconv.ir import Var, free_vars, value_at
 from transconv.torch_ops.arguments import Params
 
@@ -16,7 +16,7 @@ from transconv.torch_ops.arguments import Params
 def unpadded(x: Piece, p: Params) -> tuple[Piece, Params]:
     """What is padded, and a convolution's numbers with all zeros before and behind it."""
     before, behind = list(p.pad_lo), list(p.pad_hi)
-    while (sides := _zeros(x)) and isinstance(x, Chosen):
+    while (sides := _zeros(x)) and isinstance(x, PiecewiseIndex):
         before = [a + n for a, (n, _) in zip(before, sides, strict=True)]
         behind = [a + n for a, (_, n) in zip(behind, sides, strict=True)]
         x = x.parts[0].of
@@ -27,11 +27,11 @@ def unpadded(x: Piece, p: Params) -> tuple[Piece, Params]:
 def _zeros(x: Piece) -> list[tuple[int, int]]:
     """How many zeros are before and behind each spatial dim of what a value pads; none if it is no pad, or
     one along other dims, or where sizes are names."""
-    if not isinstance(x, Chosen) or x.label != "pad" or len(x.parts) != 2:
+    if not isinstance(x, PiecewiseIndex) or x.label != "pad" or len(x.parts) != 2:
         return []
     of, beyond = x.parts[0].of, x.parts[1].of
-    if not isinstance(beyond, Constant) or beyond.value != 0 or any(
-            isinstance(n, Size) for n in (*of.shape, *x.shape)):
+    if not isinstance(beyond, ConstantValue) or beyond.value != 0 or any(
+            isinstance(n, SymbolicSize) for n in (*of.shape, *x.shape)):
         return []
     names = [Var(f"d{d}") for d in range(len(x.shape))]
     first = [value_at(e, {name.name: 0}) if free_vars(e) <= {name} else 1

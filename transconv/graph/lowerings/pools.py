@@ -9,12 +9,20 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.graph.fusion.index_ir import Chosen, Constant, Index, Mapped, Part, Piece, Seen
+from transconv.graph.fusion.index_ir import (
+    ConstantValue,
+    Index,
+    Mapped,
+    MovedView,
+    Piece,
+    PiecewiseIndex,
+    PiecewisePart,
+)
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.index_ranges import Line
+from transconv.graph.lowerings.index_ranges import IndexLine
 from transconv.graph.lowerings.reductions import reduced, wide
-from transconv.graph.lowerings.table import Call, NotOurs, mapped, row
-from transconv.graph.sizes import Length, Size
+from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, row
+from transconv.graph.sizes import Length, SymbolicSize
 from transconv.ir import Expr, all_of, as_expr, maximum, minimum
 
 
@@ -24,7 +32,7 @@ def _list(given: Any, n: int, usual: Sequence[int]) -> list[int]:
     return listed * n if len(listed) == 1 else listed
 
 
-def window_numbers(call: Call, n: int, first: int) -> tuple[list[int], list[int], list[int]]:
+def window_numbers(call: NodeCall, n: int, first: int) -> tuple[list[int], list[int], list[int]]:
     """The window, stride and padding of a pool, whose arguments begin with these at a place."""
     window = _list(call.args[first], n, ())
     return (window, _list(call.arg(first + 1, "stride", []), n, window),
@@ -41,14 +49,21 @@ def _windows(x: Piece, sizes: Sequence[Length], window: Sequence[int], stride: S
     leaves = any(p or (o - 1) * s + (k - 1) * d - p >= i for o, s, k, d, p, i in zip(
         sizes, stride, window, dilation, padding, x.shape[-n:], strict=True))
     if not leaves:
-        return Seen(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
-    beyond = Constant(shape=shape, dtype=x.dtype, value=fill)
-    return Chosen(shape=shape, dtype=x.dtype, label="windows", parts=(
-        Part(x, move, view_indexing.inside(x.shape, move, dims)), Part(beyond, lambda at: at)))
+        return MovedView(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
+    beyond = ConstantValue(shape=shape, dtype=x.dtype, value=fill)
+    return PiecewiseIndex(
+        shape=shape,
+        dtype=x.dtype,
+        label="windows",
+        parts=(
+            PiecewisePart(x, move, view_indexing.inside(x.shape, move, dims)),
+            PiecewisePart(beyond, lambda at: at),
+        ),
+    )
 
 
 @row("max_pool2d_with_indices", "max_pool3d_with_indices")
-def _max_pool(call: Call) -> tuple[Piece, ...]:
+def _max_pool(call: NodeCall) -> tuple[Piece, ...]:
     x = call.args[0]
     n = 3 if "3d" in call.name else 2
     window, stride, padding = window_numbers(call, n, 1)
@@ -94,7 +109,7 @@ class Averages:
     divisor: int | None
 
     @classmethod
-    def of(cls, call: Call, x: Piece, n: int, first: int) -> Averages:
+    def of(cls, call: NodeCall, x: Piece, n: int, first: int) -> Averages:
         """Those of a call whose arguments begin with them at a place."""
         return cls(x.shape[-n:], *window_numbers(call, n, first), call.arg(first + 3, "ceil_mode", False),
                    call.arg(first + 4, "count_include_pad", True), call.arg(first + 5, "divisor_override"))
@@ -132,7 +147,7 @@ def over(x: Piece, n: int, count: Callable[[Index], Index], dtype: torch.dtype, 
 
 
 @row("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _avg_pool(call: Call) -> Piece:
+def _avg_pool(call: NodeCall) -> Piece:
     x = call.args[0]
     n = int(call.name.split(".")[0][-2])
     pool = Averages.of(call, x, n, 1)
@@ -149,16 +164,16 @@ class Stretch(NamedTuple):
     """The windows of one dim: where each begins, how many places the longest has, and which elements are
     in the window of a place; None: all of so many places."""
 
-    begin: Line
+    begin: IndexLine
     most: int
     inside: Callable[[Expr, Expr], Expr] | None
 
 
-def adaptive(size: int, made: int) -> tuple[Stretch, Line]:
+def adaptive(size: int, made: int) -> tuple[Stretch, IndexLine]:
     """The windows that divide a dim into so many, which may overlap; where they end."""
     lengths = {-(-(i + 1) * size // made) - i * size // made for i in range(made)}
-    end = Line(size, size + made - 1, made)
-    return Stretch(Line(size, 0, made), max(lengths),
+    end = IndexLine(size, size + made - 1, made)
+    return Stretch(IndexLine(size, 0, made), max(lengths),
                    None if len(lengths) == 1 else lambda place, i: i < end(place)), end
 
 
@@ -176,19 +191,19 @@ def stretched(x: Piece, first: int, made: Sequence[Length], each: Sequence[Stret
         moved = move(at)
         return all_of([s.inside(at[first + d], moved[first + d]) for d, s in enumerate(each) if s.inside])
     if not any(s.inside for s in each):
-        return Seen(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
-    nothing = Constant(shape=shape, dtype=x.dtype, value=0)
-    return Chosen(shape=shape, dtype=x.dtype, label="windows", parts=(
-        Part(x, move, where), Part(nothing, lambda at: at)))
+        return MovedView(shape=shape, dtype=x.dtype, of=x, move=move, label="windows")
+    nothing = ConstantValue(shape=shape, dtype=x.dtype, value=0)
+    return PiecewiseIndex(shape=shape, dtype=x.dtype, label="windows", parts=(
+        PiecewisePart(x, move, where), PiecewisePart(nothing, lambda at: at)))
 
 
 def _numbers(*shapes: Sequence[Length]) -> None:
-    if any(isinstance(n, Size) for shape in shapes for n in shape):
+    if any(isinstance(n, SymbolicSize) for shape in shapes for n in shape):
         raise NotOurs("windows of unlike sizes, at sizes that are names")
 
 
 @row("_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d")
-def _adaptive(call: Call) -> Piece:
+def _adaptive(call: NodeCall) -> Piece:
     x, n = call.args[0], int(call.name.split(".")[0][-2])
     return _averaged(x, x.shape[-n:], call.shape[-n:], call.dtype)
 
@@ -202,13 +217,13 @@ def _averaged(x: Piece, sizes: Sequence[Length], made: Sequence[Length], dtype: 
     return over(total, n, lambda at: _lengths(each, at), dtype, "avg_pool")
 
 
-def _lengths(each: Sequence[tuple[Stretch, Line]], at: Index) -> Index:
+def _lengths(each: Sequence[tuple[Stretch, IndexLine]], at: Index) -> Index:
     return tuple(end(e) - s.begin(e) if s.inside else as_expr(s.most)
                  for (s, end), e in zip(each, at, strict=True))
 
 
 @row("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
-def _adaptive_backward(call: Call) -> Piece:
+def _adaptive_backward(call: NodeCall) -> Piece:
     """The windows that an element is in are those of the pool with its sizes exchanged."""
     grad, x = call.args
     n = 3 if "3d" in call.name else 2

@@ -8,11 +8,11 @@ from math import prod
 import torch
 
 from transconv.compute import counted
-from transconv.graph.fusion.index_ir import Factor, Piece, Product, Seen
+from transconv.graph.fusion.index_ir import Factor, MovedView, Piece, ProductSum
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.reductions import reduced
-from transconv.graph.lowerings.table import Call, NotOurs, expanded, mapped, row
-from transconv.graph.sizes import Length, Size
+from transconv.graph.lowerings.table import NodeCall, NotOurs, expanded, mapped, row
+from transconv.graph.sizes import Length, SymbolicSize
 from transconv.ir import TRUE, Var
 from transconv.torch_ops.calls.lower_call import DTYPES, read_precision
 
@@ -42,7 +42,7 @@ def product(x: Piece, w: Piece, label: str, dtype: torch.dtype) -> Piece:
         summed = tuple(e for e, _ in own)
     row_, column, inner = places
     math = "tf32" if x.dtype is torch.float32 and read_precision("cuda", "matmul") == "tf32" else "ieee"
-    return Product(shape=(*lead, m, w.shape[-1]), dtype=dtype, label=label, math=math,
+    return ProductSum(shape=(*lead, m, w.shape[-1]), dtype=dtype, label=label, math=math,
                    axes=tuple(axes), summed=summed,
                    factors=(Factor(x, (*batch, row_, inner), TRUE),
                             Factor(w, (*batch, inner, column), TRUE)), at=(*batch, row_, column))
@@ -56,8 +56,8 @@ def one_term(x: Piece, w: Piece, shape: Shape, label: str, dtype: torch.dtype) -
 def _split(name: str, n: Length, seen: Sequence[Piece]) -> list[tuple[str, Length]]:
     """An axis of a product; where its size is a name, the dims that were joined to it: a coordinate cannot
     be divided by a name."""
-    for piece in seen if isinstance(n, Size) else ():
-        while isinstance(piece, Seen):
+    for piece in seen if isinstance(n, SymbolicSize) else ():
+        while isinstance(piece, MovedView):
             piece = piece.of
             for first in range(len(piece.shape)):
                 for last in range(first + 2, len(piece.shape) + 1):
@@ -68,13 +68,13 @@ def _split(name: str, n: Length, seen: Sequence[Piece]) -> list[tuple[str, Lengt
 
 
 @row("mm", "bmm")
-def _mm(call: Call) -> Piece:
+def _mm(call: NodeCall) -> Piece:
     x, w = call.args[:2]
     return product(x, w, call.name.split(".")[0], call.dtype)
 
 
 @row("addmm", "baddbmm")
-def _addmm(call: Call) -> Piece:
+def _addmm(call: NodeCall) -> Piece:
     added, x, w = call.args[:3]
     beta, alpha = call.kwargs.get("beta", 1), call.kwargs.get("alpha", 1)
     made = product(x, w, call.name.split(".")[0], call.dtype)
@@ -86,7 +86,7 @@ def _addmm(call: Call) -> Piece:
 
 
 @row("mv", "dot")
-def _mv(call: Call) -> Piece:
+def _mv(call: NodeCall) -> Piece:
     x, w = call.args[:2]
     check_types(x, w)
     return reduced("sum", (len(x.shape) - 1,), x, expanded(w, x.shape), dtype=call.dtype,

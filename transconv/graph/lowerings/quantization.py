@@ -17,7 +17,7 @@ import torch
 from transconv.graph.fusion.index_ir import TYPES, Piece
 from transconv.graph.lowerings.casts import cast
 from transconv.graph.lowerings.table import (
-    Call,
+    NodeCall,
     NotOurs,
     expanded,
     kind,
@@ -34,7 +34,7 @@ OPERATORS = "quantized_decomposed::"
 
 
 @row(f"{OPERATORS}quantize_per_tensor", f"{OPERATORS}quantize_per_tensor.tensor")
-def _quantize(call: Call) -> Piece:
+def _quantize(call: NodeCall) -> Piece:
     x, scale, zero, least, most = call.args[:5]
     if isinstance(scale, Piece):
         return _quantized(call, x, (scale, zero), least, most)
@@ -45,12 +45,12 @@ def _quantize(call: Call) -> Piece:
 
 
 @row(f"{OPERATORS}quantize_per_channel")
-def _quantize_channels(call: Call) -> Piece:
+def _quantize_channels(call: NodeCall) -> Piece:
     x, scales, zeros, axis, least, most = call.args[:6]
     return _quantized(call, x, _along(call, axis, scales, zeros), least, most)
 
 
-def _quantized(call: Call, x: Piece, quantities: Sequence[Piece], least: int, most: int) -> Piece:
+def _quantized(call: NodeCall, x: Piece, quantities: Sequence[Piece], least: int, most: int) -> Piece:
     _check(call, x.dtype, call.dtype)
     text = f"min(max(round({{}}*(1/{{}})) + {{}}, {number(least)}), {number(most)})"
     return mapped(f"{TYPES[call.dtype].name}({text})".format, x, *_spread(call, quantities),
@@ -58,7 +58,7 @@ def _quantized(call: Call, x: Piece, quantities: Sequence[Piece], least: int, mo
 
 
 @row(f"{OPERATORS}dequantize_per_tensor", f"{OPERATORS}dequantize_per_tensor.tensor")
-def _dequantize(call: Call) -> Piece:
+def _dequantize(call: NodeCall) -> Piece:
     x, scale, zero = call.args[:3]
     if isinstance(scale, Piece):
         return _dequantized(call, x, (scale, zero))
@@ -68,19 +68,19 @@ def _dequantize(call: Call) -> Piece:
 
 
 @row(f"{OPERATORS}dequantize_per_channel")
-def _dequantize_channels(call: Call) -> Piece:
+def _dequantize_channels(call: NodeCall) -> Piece:
     x, scales, zeros, axis = call.args[:4]
     return _dequantized(call, x, _along(call, axis, scales, zeros))
 
 
-def _dequantized(call: Call, x: Piece, quantities: Sequence[Piece]) -> Piece:
+def _dequantized(call: NodeCall, x: Piece, quantities: Sequence[Piece]) -> Piece:
     _check(call, call.dtype, x.dtype)
     scale, *zero = _spread(call, quantities)
     text = "(f32({}) - {})*{}" if zero else "f32({})*{}"
     return mapped(text.format, x, *zero, scale, dtype=call.dtype, label="dequantize", work=2)
 
 
-def _check(call: Call, real: torch.dtype, whole: torch.dtype) -> None:
+def _check(call: NodeCall, real: torch.dtype, whole: torch.dtype) -> None:
     """Raises NotOurs for types that no text has."""
     if kind(real) != "float" or real not in TYPES:
         raise NotOurs(f"{str(real).removeprefix('torch.')} is not computed with")
@@ -88,14 +88,14 @@ def _check(call: Call, real: torch.dtype, whole: torch.dtype) -> None:
         raise NotOurs(f"{call.name} of {str(whole).removeprefix('torch.')}")
 
 
-def _along(call: Call, axis: int, *quantities: Any) -> list[Piece]:
+def _along(call: NodeCall, axis: int, *quantities: Any) -> list[Piece]:
     """One value for each channel, along the axis of the channels."""
     shape = [1] * len(call.shape)
     return [reshaped(q, [*shape[:axis], q.shape[0], *shape[axis + 1:]])
             for q in quantities if q is not None]
 
 
-def _spread(call: Call, quantities: Sequence[Piece]) -> list[Piece]:
+def _spread(call: NodeCall, quantities: Sequence[Piece]) -> list[Piece]:
     """The quantities in f32, in the shape of the result."""
     rank = len(call.shape)
     made = []

@@ -15,11 +15,11 @@ import torch
 
 from transconv.compute import OPS
 from transconv.conv import zero_sums_shape
-from transconv.graph.fusion.index_ir import TYPES, Index, Piece, Seen
+from transconv.graph.fusion.index_ir import TYPES, Index, MovedView, Piece
 from transconv.graph.lowerings.casts import cast
 from transconv.graph.lowerings.convolutions import convolved, params
 from transconv.graph.lowerings.table import (
-    Call,
+    NodeCall,
     NotOurs,
     expanded,
     is_small,
@@ -29,7 +29,7 @@ from transconv.graph.lowerings.table import (
     reshaped,
     row,
 )
-from transconv.graph.sizes import Length, Size
+from transconv.graph.sizes import Length, SymbolicSize
 from transconv.ir import Expr, maximum
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.quantized.quantized_operator import QUANTITIES
@@ -47,7 +47,7 @@ class _Said(NamedTuple):
 
 
 @row("transconv::quantized_convolution")
-def _quantized(call: Call) -> Piece:
+def _quantized(call: NodeCall) -> Piece:
     x, w, bias, *rest = call.args
     said, p = _said(rest[6:]), params(rest)
     if x.dtype is torch.uint8 or w.dtype is torch.uint8:
@@ -79,7 +79,7 @@ def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Pi
     """The sum without what the zero point of the input adds: see known_sums.py."""
     if not isinstance(sums, Piece) or p.transposed:
         raise NotOurs("it has a kernel of its own: no input_zero_sums tell what the zero point adds")
-    if any(isinstance(n, Size) for n in x.shape[2:]):
+    if any(isinstance(n, SymbolicSize) for n in x.shape[2:]):
         raise NotOurs("it has a kernel of its own: zero points beside sizes that are names")
     if sums.shape != zero_sums_shape(int(total.shape[1]), p.pad_lo, p.pad_hi):
         raise NotOurs(f"it has a kernel of its own: input_zero_sums have the shape {sums.shape}")
@@ -91,7 +91,7 @@ def _without_zeros(total: Piece, sums: Any, x: Piece, w: Piece, p: Params) -> Pi
                   for e, (s, low, high) in zip(at[2:], axes, strict=True)]
         own = [e if n != 1 else e * 0 for e, n in zip(_flat(places), sums.shape[1:], strict=True)]
         return at[1], *own
-    seen = Seen(shape=total.shape, dtype=sums.dtype, of=sums, move=move, label="expand")
+    seen = MovedView(shape=total.shape, dtype=sums.dtype, of=sums, move=move, label="expand")
     return mapped("{} - {}".format, total, seen, dtype=total.dtype, label="zero point")
 
 
@@ -99,7 +99,7 @@ def _flat(pairs: list[tuple[Expr, Expr]]) -> list[Expr]:
     return [e for pair in pairs for e in pair]
 
 
-def _finished(call: Call, total: Piece, bias: Piece | None, said: _Said) -> Piece:
+def _finished(call: NodeCall, total: Piece, bias: Piece | None, said: _Said) -> Piece:
     """What stands behind the sum."""
     shape, q = call.shape, said.quantities
     value = mapped("f32({})".format, total, dtype=torch.float32, label="cast") if (

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from transconv.graph.fusion.index_ir import Constant, Piece, Reduced
+from transconv.graph.fusion.index_ir import ConstantValue, Piece, Reduced
 from transconv.graph.lowerings.casts import cast
 from transconv.graph.lowerings.table import (
-    Call,
+    NodeCall,
     NotOurs,
     computed,
     expanded,
@@ -35,7 +35,7 @@ def reduced(op: str, dims: Sequence[int], *inputs: Piece, dtype: torch.dtype, la
     x = inputs[0]
     if not dims:
         if op.startswith("arg"):
-            return Constant(shape=x.shape, dtype=dtype, value=0)
+            return ConstantValue(shape=x.shape, dtype=dtype, value=0)
         return mapped(write, *inputs, dtype=dtype, label=label or op)
     shape = tuple(n for d, n in enumerate(x.shape) if d not in dims)
     return Reduced(shape=shape, dtype=dtype, inputs=inputs, op=op, dims=tuple(dims), label=label or op,
@@ -56,7 +56,7 @@ def _number(x: Piece, dtype: torch.dtype) -> Piece:
 
 
 @row("sum.dim_IntList", "sum")
-def _sum(call: Call) -> Piece:
+def _sum(call: NodeCall) -> Piece:
     x = _number(call.args[0], torch.int64)
     if kind(call.dtype) != kind(x.dtype) or kind(x.dtype) == "int":  # whole ones in 64 bits
         x = cast(x, call.dtype)
@@ -65,7 +65,7 @@ def _sum(call: Call) -> Piece:
 
 
 @row("mean.dim", "mean")
-def _mean(call: Call) -> Piece:
+def _mean(call: NodeCall) -> Piece:
     x = call.args[0]
     dims = dims_of(call.arg(1, "dim"), len(x.shape))
     return reshaped(_mean_of(x, dims, call.dtype)[1], call.shape)
@@ -84,7 +84,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 @row("amax", "amin")
-def _extreme(call: Call) -> Piece:
+def _extreme(call: NodeCall) -> Piece:
     x = call.args[0]
     if kind(x.dtype) == "bool":
         raise NotOurs("extremes of truths")
@@ -93,7 +93,7 @@ def _extreme(call: Call) -> Piece:
 
 
 @row("prod", "prod.dim_int")
-def _prod(call: Call) -> Piece:
+def _prod(call: NodeCall) -> Piece:
     x = call.args[0]
     if kind(x.dtype) != "float":
         raise NotOurs("products of whole numbers")
@@ -102,7 +102,7 @@ def _prod(call: Call) -> Piece:
 
 
 @row("any", "any.dim", "any.dims", "all", "all.dim", "all.dims")
-def _truths(call: Call) -> Piece:
+def _truths(call: NodeCall) -> Piece:
     x = call.args[0]
     x = cast(cast(x, torch.bool), torch.int32)
     dims = dims_of(call.arg(1, "dim"), len(x.shape))
@@ -111,7 +111,7 @@ def _truths(call: Call) -> Piece:
 
 
 @row("argmax", "argmin")
-def _place(call: Call) -> Piece:
+def _place(call: NodeCall) -> Piece:
     x = call.args[0]
     if kind(x.dtype) != "float":
         raise NotOurs("places of extremes of whole numbers")
@@ -121,7 +121,7 @@ def _place(call: Call) -> Piece:
 
 
 @row("max.dim", "min.dim")
-def _extreme_and_place(call: Call) -> tuple[Piece, ...]:
+def _extreme_and_place(call: NodeCall) -> tuple[Piece, ...]:
     x = call.args[0]
     if kind(x.dtype) != "float":
         raise NotOurs("places of extremes of whole numbers")
@@ -133,7 +133,7 @@ def _extreme_and_place(call: Call) -> tuple[Piece, ...]:
 # -- moments ---------------------------------------------------------------------------------------
 
 
-def _moments(call: Call) -> tuple[Piece, Piece]:
+def _moments(call: NodeCall) -> tuple[Piece, Piece]:
     """Variance and mean."""
     x = call.args[0]
     if call.name.startswith("var") and call.name.split(".")[-1] not in ("correction", "default", "dim"):
@@ -164,17 +164,17 @@ def _centred(x: Piece, dims: Sequence[int], dtype: torch.dtype) -> tuple[Piece, 
 
 
 @row("var.correction")
-def _var(call: Call) -> Piece:
+def _var(call: NodeCall) -> Piece:
     return _moments(call)[0]
 
 
 @row("var_mean.correction")
-def _var_mean(call: Call) -> tuple[Piece, ...]:
+def _var_mean(call: NodeCall) -> tuple[Piece, ...]:
     return _moments(call)
 
 
 @row("native_group_norm")
-def _group_norm(call: Call) -> tuple[Piece, ...]:
+def _group_norm(call: NodeCall) -> tuple[Piece, ...]:
     x, weight, bias, n, features, _, groups, eps = call.args
     shape = (n, groups, features // groups, *x.shape[2:])
     lead = (1, groups, features // groups, *[1] * (len(x.shape) - 2))
@@ -184,14 +184,14 @@ def _group_norm(call: Call) -> tuple[Piece, ...]:
 
 
 @row("native_layer_norm")
-def _layer_norm(call: Call) -> tuple[Piece, ...]:
+def _layer_norm(call: NodeCall) -> tuple[Piece, ...]:
     x, normal, weight, bias, eps = call.args
     scales = [None if t is None else expanded(t, x.shape) for t in (weight, bias)]
     return _normal(x, scales, len(x.shape) - len(normal), eps, call)
 
 
 def _normal(x: Piece, scales: Sequence[Piece | None], first: int, eps: float,
-            call: Call) -> tuple[Piece, ...]:
+            call: NodeCall) -> tuple[Piece, ...]:
     """What is normalized over the dims from ``first`` on, the mean, and one over the deviation."""
     dtype = wide(call.dtype)
     dims = tuple(range(first, len(x.shape)))

@@ -13,10 +13,10 @@ from transconv.conv import ConvProblem, ConvWorkload, Surrounded
 from transconv.errors import TransconvError
 from transconv.graph.fusion.epilogue_reductions import plain
 from transconv.graph.fusion.fusion_cost import Price
-from transconv.graph.fusion.index_ir import Constant, Piece, Product, Source
-from transconv.graph.fusion.plan import Plan
+from transconv.graph.fusion.index_ir import ConstantValue, Piece, ProductSum, RegionInput
+from transconv.graph.fusion.plan import FusionPlan
 from transconv.graph.fusion.written_factors import read_behind, written, written_first
-from transconv.graph.regions.region_kernel import Kernel
+from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.ir import Layout
 from transconv.runtime import estimated
 
@@ -26,7 +26,7 @@ then, or not at all."""
 CHEAPER = "its taps of one element are added up: {:.3g} us, of the large image {:.3g} us"
 
 
-def why_instead(kernel: Kernel, plan: Plan, rates: Price, allowed: str) -> str:
+def why_instead(kernel: RegionKernel, plan: FusionPlan, rates: Price, allowed: str) -> str:
     """Why a product should be another one; empty if it should not, or if there is none."""
     product, work = kernel.group.product, plain(kernel.workload)
     if product is None or product.instead is None or not isinstance(work, Surrounded) or (
@@ -47,7 +47,7 @@ def why_instead(kernel: Kernel, plan: Plan, rates: Price, allowed: str) -> str:
     return CHEAPER.format(small, large) if small < large else ""
 
 
-def weighed(kernel: Kernel) -> tuple[ConvWorkload, ...]:
+def weighed(kernel: RegionKernel) -> tuple[ConvWorkload, ...]:
     """What ``why_instead`` estimates."""
     product, work = kernel.group.product, plain(kernel.workload)
     if product is None or product.instead is None or not isinstance(work, Surrounded):
@@ -55,13 +55,13 @@ def weighed(kernel: Kernel) -> tuple[ConvWorkload, ...]:
     return (_plain(product.instead.product, work.problem),)
 
 
-def _is_there(piece: Piece, plan: Plan) -> bool:
+def _is_there(piece: Piece, plan: FusionPlan) -> bool:
     """Whether a value is in memory, or is stored by the kernel that computes it."""
-    return piece in plan.stored or isinstance(piece, (Source, Constant)) or bool(
+    return piece in plan.stored or isinstance(piece, (RegionInput, ConstantValue)) or bool(
         piece.operands and all(x in plan.stored and x.shape == piece.shape for x in piece.operands))
 
 
-def _plain(product: Product, problem: ConvProblem) -> ConvWorkload:
+def _plain(product: ProductSum, problem: ConvProblem) -> ConvWorkload:
     """The other convolution, its image and weight with features last, its result as that one's."""
     assert product.relation is not None
     found, prop = product.relation

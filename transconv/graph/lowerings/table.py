@@ -1,7 +1,7 @@
 """The table of operations: for each of aten's overloads, how a call of it becomes pieces.
 
-A rule takes a ``Call`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does not
-translate, with the reason. The rows are in lowerings/elementwise.py, lowerings/fills.py,
+A rule takes a ``NodeCall`` and returns a piece, or a tuple of them; it raises ``NotOurs`` for what it does
+not translate, with the reason. The rows are in lowerings/elementwise.py, lowerings/fills.py,
 lowerings/views.py, lowerings/concatenations.py, lowerings/reductions.py, lowerings/pools.py,
 lowerings/products.py, lowerings/convolutions.py, lowerings/gradients.py, lowerings/quantization.py and
 lowerings/quantized_convolutions.py.
@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import torch
 
 from transconv.errors import StageError, TransconvError
-from transconv.graph.fusion.index_ir import TYPES, Constant, Mapped, Piece, Seen
+from transconv.graph.fusion.index_ir import TYPES, ConstantValue, Mapped, MovedView, Piece
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.sizes import Fraction, Length, Size, same
+from transconv.graph.sizes import Fraction, Length, SymbolicSize, same
 from transconv.torch_ops.settings import settings
 
 
@@ -35,7 +35,7 @@ def is_bug(error: Exception) -> bool:
     return not told and settings.fallback != "error"
 
 
-class Result(NamedTuple):
+class ResultSpec(NamedTuple):
     """A tensor without values."""
 
     shape: tuple[Length, ...]
@@ -44,13 +44,13 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class NodeCall:
     """A node of a graph: its arguments with pieces for tensors, and its results without values."""
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    results: tuple[Result | None, ...]
+    results: tuple[ResultSpec | None, ...]
 
     def arg(self, place: int, name: str, default: Any = None) -> Any:
         """An argument by place or name."""
@@ -69,14 +69,14 @@ class Call:
         return self.result.dtype
 
     @property
-    def result(self) -> Result:
+    def result(self) -> ResultSpec:
         """The first result."""
         found = self.results[0]
         assert found is not None
         return found
 
 
-Rule = Callable[[Call], "Piece | tuple[Piece | None, ...]"]
+Rule = Callable[[NodeCall], "Piece | tuple[Piece | None, ...]"]
 ROWS: dict[Any, Rule] = {}
 
 
@@ -144,9 +144,9 @@ def expanded(x: Piece, shape: Sequence[Length]) -> Piece:
     """The piece in a larger shape."""
     if same(x.shape, shape):
         return x
-    if isinstance(x, Constant):
-        return Constant(shape=tuple(shape), dtype=x.dtype, value=x.value)
-    return Seen(
+    if isinstance(x, ConstantValue):
+        return ConstantValue(shape=tuple(shape), dtype=x.dtype, value=x.value)
+    return MovedView(
         shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.expand(x.shape, shape), label="expand"
     )
 
@@ -155,7 +155,7 @@ def reshaped(x: Piece, shape: Sequence[Length]) -> Piece:
     """The piece with its elements counted in another shape."""
     if same(x.shape, shape):
         return x
-    return Seen(shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.reshape(x.shape, shape),
+    return MovedView(shape=tuple(shape), dtype=x.dtype, of=x, move=view_indexing.reshape(x.shape, shape),
                 back=view_indexing.reshape(shape, x.shape), label="reshape")
 
 
@@ -167,7 +167,7 @@ def mapped(write: Callable[..., str], *inputs: Piece, dtype: torch.dtype, label:
 
 def number(value: Any) -> str:
     """A number as a text has it. Raises NotOurs."""
-    if isinstance(value, (Size, Fraction)):
+    if isinstance(value, (SymbolicSize, Fraction)):
         return str(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise NotOurs(f"an argument is {value!r}")

@@ -19,19 +19,19 @@ from math import prod
 from typing import NamedTuple
 
 from transconv.graph.fusion.index_ir import (
-    Chosen,
-    Constant,
+    ConstantValue,
     Index,
     Mapped,
-    Part,
+    MovedView,
     Piece,
-    Seen,
+    PiecewiseIndex,
+    PiecewisePart,
     holds,
 )
 from transconv.graph.fusion.memory_order import features_last
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.table import mapped
-from transconv.graph.sizes import Length, Size, like, with_axis
+from transconv.graph.sizes import Length, SymbolicSize, like, with_axis
 from transconv.ir import Const, Expr, FloorDiv, Var, free_vars, substitute, value_at
 from transconv.simplify import Facts, simplify
 from transconv.torch_ops.arguments import Params
@@ -52,7 +52,7 @@ class Small(NamedTuple):
 def small(x: Piece) -> Small | None:
     """What a value repeats, also through maps, of which each place has its own; None if it repeats none,
     and where sizes are names."""
-    if len(x.shape) < 3 or any(isinstance(n, Size) for n in x.shape):
+    if len(x.shape) < 3 or any(isinstance(n, SymbolicSize) for n in x.shape):
         return None
     axes = tuple((f"d{d}", n) for d, n in enumerate(x.shape))
     facts = Facts()
@@ -65,10 +65,10 @@ def small(x: Piece) -> Small | None:
         if isinstance(piece, Mapped) and piece.place is None and len(own := _varying(piece)) == 1:
             maps.append(piece)
             piece = own[0]
-        elif isinstance(piece, Seen):
+        elif isinstance(piece, MovedView):
             at = tuple(simplify(e, facts) for e in piece.move(at))
             piece = piece.of
-            if any(isinstance(n, Size) for n in piece.shape):
+            if any(isinstance(n, SymbolicSize) for n in piece.shape):
                 return None
             if times := _times(at, x, piece):
                 return Small(_again(piece, maps, lambda p: p), times)
@@ -113,7 +113,7 @@ def _fewer(piece: Piece, at: Index, large: Piece, times: Sequence[int]) -> Piece
         placed = {v: e * s if s > 1 else e for v, e, s in zip(names, own, steps, strict=True)}
         return tuple(substitute(e, placed) for e in at)
     shape = tuple(like(n) // s for n, s in zip(large.shape, steps, strict=True))
-    return Seen(shape=shape, dtype=piece.dtype, of=piece, move=move, label="view")
+    return MovedView(shape=shape, dtype=piece.dtype, of=piece, move=move, label="view")
 
 
 def _repeats(e: Expr, name: str, large: int, small: int) -> int:
@@ -141,7 +141,7 @@ def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]
         return image(found)
     piece = image(piece)
     for m in reversed(maps):
-        inputs = tuple(replace(x, shape=piece.shape) if isinstance(x, Constant) else piece
+        inputs = tuple(replace(x, shape=piece.shape) if isinstance(x, ConstantValue) else piece
                        for x in m.inputs)
         piece = replace(m, shape=piece.shape, inputs=inputs, strides=None)
     return piece
@@ -149,7 +149,7 @@ def _again(piece: Piece, maps: Sequence[Mapped], image: Callable[[Piece], Piece]
 
 def _varying(piece: Mapped) -> list[Piece]:
     """The operands that are not one number everywhere."""
-    return [x for x in piece.inputs if not isinstance(x, Constant)]
+    return [x for x in piece.inputs if not isinstance(x, ConstantValue)]
 
 
 def params(p: Params, found: Small, taps: Sequence[int]) -> Params | None:
@@ -179,6 +179,12 @@ def _term(w: Piece, taps: Sequence[int], place: Sequence[int], shape: tuple[Leng
     def move(at: Index) -> Index:
         return (at[1], at[0], *(k - 1 + d - u for k, d, u in zip(taps, place, at[2:], strict=True)))
     dims = [2 + d for d in range(len(taps)) if shape[2 + d] != taps[d]]
-    none = Constant(shape=shape, dtype=w.dtype, value=0.0)
-    return Chosen(shape=shape, dtype=w.dtype, parts=(
-        Part(w, move, view_indexing.inside(w.shape, move, dims)), Part(none, lambda at: at)))
+    none = ConstantValue(shape=shape, dtype=w.dtype, value=0.0)
+    return PiecewiseIndex(
+        shape=shape,
+        dtype=w.dtype,
+        parts=(
+            PiecewisePart(w, move, view_indexing.inside(w.shape, move, dims)),
+            PiecewisePart(none, lambda at: at),
+        ),
+    )

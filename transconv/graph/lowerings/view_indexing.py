@@ -9,7 +9,7 @@ import numpy as np
 
 from transconv.compute import COORDINATES
 from transconv.graph.fusion.index_ir import Index, Move, Where
-from transconv.graph.sizes import Length, Size, divides, like
+from transconv.graph.sizes import Length, SymbolicSize, divides, like
 from transconv.ir import ZERO, Expr, all_of, as_expr
 
 Shape = Sequence[Length]
@@ -78,7 +78,9 @@ def flattened(at: Sequence[Expr], shape: Shape) -> Expr:
 def unflattened(flat: Expr, shape: Shape) -> list[Expr]:
     """The position of a number."""
     found: list[Expr] = []
-    if any(isinstance(n, Size) for n in shape):  # one division by a name at a time: each is proven alone
+    if any(
+        isinstance(n, SymbolicSize) for n in shape
+    ):  # one division by a name at a time: each is proven alone
         for n in reversed(shape[1:]):
             found.append(flat % n if n != 1 else ZERO)
             flat = flat // n if n != 1 else flat
@@ -150,7 +152,7 @@ def scaled(sizes: Shape, into: Shape, steps: Sequence[float]) -> Move | None:
     whole numbers for all positions, as torch computes it in f32."""
     found: list[tuple[int, int]] = []
     for n, m, step in zip(sizes, into, steps, strict=True):
-        if isinstance(n, Size) or isinstance(m, Size):
+        if isinstance(n, SymbolicSize) or isinstance(m, SymbolicSize):
             if (times := _times(n, m)) is None:
                 return None
             found.append(times)

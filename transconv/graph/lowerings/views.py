@@ -7,25 +7,25 @@ from typing import Any
 
 from transconv.compute import COORDINATES
 from transconv.graph.fusion.index_ir import (
-    Chosen,
-    Constant,
+    ConstantValue,
     Index,
     Indexed,
     Move,
-    Part,
+    MovedView,
     Piece,
-    Seen,
+    PiecewiseIndex,
+    PiecewisePart,
 )
 from transconv.graph.lowerings import view_indexing
 from transconv.graph.lowerings.fills import filled
 from transconv.graph.lowerings.index_ranges import told_by_place
-from transconv.graph.lowerings.table import Call, NotOurs, expanded, kind, row
-from transconv.graph.sizes import Fraction, Length, Size, packed
+from transconv.graph.lowerings.table import NodeCall, NotOurs, expanded, kind, row
+from transconv.graph.sizes import Fraction, Length, SymbolicSize, packed
 from transconv.ir import ZERO, Expr, all_of, as_expr, eq
 
 
-def _seen(call: Call, x: Piece, move: Move, back: Move | None = None, label: str = "") -> Seen:
-    return Seen(shape=call.shape, dtype=x.dtype, of=x, move=move, back=back, label=label)
+def _seen(call: NodeCall, x: Piece, move: Move, back: Move | None = None, label: str = "") -> MovedView:
+    return MovedView(shape=call.shape, dtype=x.dtype, of=x, move=move, back=back, label=label)
 
 
 def _dims(given: Any, rank: int) -> list[int]:
@@ -34,31 +34,37 @@ def _dims(given: Any, rank: int) -> list[int]:
 
 
 @row("view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "squeeze.dim", "squeeze.dims")
-def _view(call: Call) -> Piece:
+def _view(call: NodeCall) -> Piece:
     x = call.args[0]
-    return Seen(shape=call.shape, dtype=x.dtype, of=x, move=view_indexing.reshape(x.shape, call.shape),
-                back=view_indexing.reshape(call.shape, x.shape), label="view")
+    return MovedView(
+        shape=call.shape,
+        dtype=x.dtype,
+        of=x,
+        move=view_indexing.reshape(x.shape, call.shape),
+        back=view_indexing.reshape(call.shape, x.shape),
+        label="view",
+    )
 
 
 @row("expand")
-def _expand(call: Call) -> Piece:
+def _expand(call: NodeCall) -> Piece:
     x = call.args[0]
     return _seen(call, x, view_indexing.expand(x.shape, call.shape), label="expand")
 
 
 @row("permute")
-def _permute(call: Call) -> Piece:
+def _permute(call: NodeCall) -> Piece:
     x, order = call.args
     return _permuted(call, x, _dims(order, len(x.shape)))
 
 
-def _permuted(call: Call, x: Piece, order: Sequence[int]) -> Piece:
+def _permuted(call: NodeCall, x: Piece, order: Sequence[int]) -> Piece:
     there, back = view_indexing.permute(order)
     return _seen(call, x, there, back, "permute")
 
 
 @row("transpose.int", "t")
-def _transpose(call: Call) -> Piece:
+def _transpose(call: NodeCall) -> Piece:
     x = call.args[0]
     order = list(range(len(x.shape)))
     a, b = _dims(call.args[1:3] or [0, -1], len(order)) if len(order) > 1 else (0, 0)
@@ -67,7 +73,7 @@ def _transpose(call: Call) -> Piece:
 
 
 @row("as_strided")
-def _as_strided(call: Call) -> Piece:
+def _as_strided(call: NodeCall) -> Piece:
     x, _, strides = call.args[:3]
     if x.strides is None:
         raise NotOurs("where its operand lies in memory is not known")
@@ -84,14 +90,14 @@ def _as_strided(call: Call) -> Piece:
 
 
 @row("flip")
-def _flip(call: Call) -> Piece:
+def _flip(call: NodeCall) -> Piece:
     x = call.args[0]
     move = view_indexing.flip(x.shape, _dims(call.args[1], len(x.shape)))
     return _seen(call, x, move, move, "flip")
 
 
 @row("slice.Tensor")
-def _slice(call: Call) -> Piece:
+def _slice(call: NodeCall) -> Piece:
     x = call.args[0]
     dim = call.arg(1, "dim", 0) % len(x.shape)
     start, _ = _range(x.shape[dim], call.arg(2, "start"), call.arg(3, "end"))
@@ -106,23 +112,31 @@ def _range(size: Length, start: Length | None, end: Length | None) -> tuple[Leng
 
 
 @row("select.int")
-def _select(call: Call) -> Piece:
+def _select(call: NodeCall) -> Piece:
     x, dim, place = call.args
     dim %= len(x.shape)
     return _seen(call, x, view_indexing.selected(dim, place % x.shape[dim]), label="select")
 
 
 @row("split_with_sizes")
-def _split(call: Call) -> tuple[Piece, ...]:
+def _split(call: NodeCall) -> tuple[Piece, ...]:
     x, sizes = call.args[:2]
     dim = call.arg(2, "dim", 0) % len(x.shape)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(Seen(shape=(*x.shape[:dim], n, *x.shape[dim + 1:]), dtype=x.dtype, of=x, label="split",
-                      move=view_indexing.sliced(dim, at, 1)) for n, at in zip(sizes, starts, strict=True))
+    return tuple(
+        MovedView(
+            shape=(*x.shape[:dim], n, *x.shape[dim + 1 :]),
+            dtype=x.dtype,
+            of=x,
+            label="split",
+            move=view_indexing.sliced(dim, at, 1),
+        )
+        for n, at in zip(sizes, starts, strict=True)
+    )
 
 
 @row("constant_pad_nd")
-def _pad(call: Call) -> Piece:
+def _pad(call: NodeCall) -> Piece:
     x, sides = call.args[:2]
     rank = len(x.shape)
     before = [0] * rank
@@ -133,13 +147,20 @@ def _pad(call: Call) -> Piece:
     if kind(x.dtype) == "bool":
         raise NotOurs("truths are padded")
     held = filled(value, x.dtype)
-    beyond = Constant(shape=call.shape, dtype=x.dtype, value=held)
+    beyond = ConstantValue(shape=call.shape, dtype=x.dtype, value=held)
     dims = [d for d in range(rank) if call.shape[d] != x.shape[d] or before[d]]
-    return Chosen(shape=call.shape, dtype=x.dtype, label="pad", parts=(
-        Part(x, move, view_indexing.inside(x.shape, move, dims)), Part(beyond, lambda at: at)))
+    return PiecewiseIndex(
+        shape=call.shape,
+        dtype=x.dtype,
+        label="pad",
+        parts=(
+            PiecewisePart(x, move, view_indexing.inside(x.shape, move, dims)),
+            PiecewisePart(beyond, lambda at: at),
+        ),
+    )
 
 
-def _bounded(kind_of: str, call: Call) -> Piece:
+def _bounded(kind_of: str, call: NodeCall) -> Piece:
     x, sides = call.args
     rank = len(x.shape)
     before = {rank - 1 - i: sides[2 * i] for i in range(len(sides) // 2)}
@@ -147,17 +168,17 @@ def _bounded(kind_of: str, call: Call) -> Piece:
 
 
 @row("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
-def _reflect(call: Call) -> Piece:
+def _reflect(call: NodeCall) -> Piece:
     return _bounded("reflect", call)
 
 
 @row("replication_pad1d", "replication_pad2d", "replication_pad3d")
-def _replicate(call: Call) -> Piece:
+def _replicate(call: NodeCall) -> Piece:
     return _bounded("clamp", call)
 
 
 @row("slice_scatter")
-def _slice_scatter(call: Call) -> Piece:
+def _slice_scatter(call: NodeCall) -> Piece:
     x, source = call.args[:2]
     dim = call.arg(2, "dim", 0) % len(x.shape)
     first, last = _range(x.shape[dim], call.arg(3, "start"), call.arg(4, "end"))
@@ -173,29 +194,31 @@ def _slice_scatter(call: Call) -> Piece:
         parts += [eq((at[dim] - first) % step, 0)] if step > 1 else []
         return all_of(parts)
 
-    return Chosen(shape=call.shape, dtype=x.dtype, label="slice_scatter", parts=(
-        Part(source, move, where), Part(x, lambda at: at)))
+    return PiecewiseIndex(shape=call.shape, dtype=x.dtype, label="slice_scatter", parts=(
+        PiecewisePart(source, move, where), PiecewisePart(x, lambda at: at)))
 
 
 @row("select_scatter")
-def _select_scatter(call: Call) -> Piece:
+def _select_scatter(call: NodeCall) -> Piece:
     x, source, dim, place = call.args
     dim %= len(x.shape)
     place %= x.shape[dim]
-    return Chosen(shape=call.shape, dtype=x.dtype, label="select_scatter", parts=(
-        Part(source, lambda at: (*at[:dim], *at[dim + 1:]), lambda at: eq(at[dim], place)),
-        Part(x, lambda at: at)))
+    return PiecewiseIndex(shape=call.shape, dtype=x.dtype, label="select_scatter", parts=(
+        PiecewisePart(source, lambda at: (*at[:dim], *at[dim + 1:]), lambda at: eq(at[dim], place)),
+        PiecewisePart(x, lambda at: at)))
 
 
 @row("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_nearest1d.vec",
      "upsample_nearest2d.vec", "upsample_nearest3d.vec")
-def _upsample(call: Call) -> Piece:
+def _upsample(call: NodeCall) -> Piece:
     x = call.args[0]
     rank = len(x.shape) - 2
     given = [v for v in (*call.args[2:], *call.kwargs.values())]
     listed = [v for v in given if isinstance(v, (list, tuple))]
     scales = list(listed[0]) if listed else [v for v in given if v is not None]
-    if len(scales) != rank or any(isinstance(s, (Size, Fraction)) for s in scales):  # sizes tell them
+    if len(scales) != rank or any(
+        isinstance(s, (SymbolicSize, Fraction)) for s in scales
+    ):  # sizes tell them
         scales = [None] * rank
     steps = [1.0 / s if s else n / m for s, n, m in zip(scales, x.shape[2:], call.shape[2:], strict=True)]
     move = view_indexing.scaled(x.shape[2:], call.shape[2:], steps)
@@ -205,7 +228,7 @@ def _upsample(call: Call) -> Piece:
 
 
 @row("roll")
-def _roll(call: Call) -> Piece:
+def _roll(call: NodeCall) -> Piece:
     x, shifts = call.args[:2]
     dims = call.arg(2, "dims", ())
     if not dims:
@@ -216,7 +239,7 @@ def _roll(call: Call) -> Piece:
 
 
 @row("index_select")
-def _index_select(call: Call) -> Piece:
+def _index_select(call: NodeCall) -> Piece:
     x, dim, index = call.args
     dim %= max(1, len(x.shape))
     return _indexed(call, x, index, lambda at: (at[dim],), lambda at, j: (*at[:dim], j, *at[dim + 1:]),
@@ -224,21 +247,21 @@ def _index_select(call: Call) -> Piece:
 
 
 @row("embedding")
-def _embedding(call: Call) -> Piece:
+def _embedding(call: NodeCall) -> Piece:
     x, index = call.args[:2]
     n = len(index.shape)
     return _indexed(call, x, index, lambda at: at[:n], lambda at, j: (j, *at[n:]), "embedding")
 
 
 @row("gather")
-def _gather(call: Call) -> Piece:
+def _gather(call: NodeCall) -> Piece:
     x, dim, index = call.args[:3]
     dim %= max(1, len(x.shape))
     return _indexed(call, x, index, lambda at: at, lambda at, j: (*at[:dim], j, *at[dim + 1:]), "gather")
 
 
 @row("index.Tensor", "_unsafe_index.Tensor")
-def _index(call: Call) -> Piece:
+def _index(call: NodeCall) -> Piece:
     x, indices = call.args
     told = [(d, i) for d, i in enumerate(indices) if i is not None]
     if not told or any(kind(i.dtype) != "int" for _, i in told):
@@ -268,13 +291,13 @@ def _counted(index: Piece) -> Callable[[Index], Expr] | None:
     """An index that the position tells, none of them negative."""
     if index.values is not None:
         return told_by_place(index.values) if bool((index.values >= 0).all()) else None
-    if isinstance(index, Seen):
+    if isinstance(index, MovedView):
         inner = _counted(index.of)
         return None if inner is None else lambda at: inner(index.move(at))
     return None
 
 
-def _indexed(call: Call, x: Piece, index: Any, told: Move, move: Any, label: str) -> Piece:
+def _indexed(call: NodeCall, x: Piece, index: Any, told: Move, move: Any, label: str) -> Piece:
     if not x.shape:
         raise NotOurs("an index into one number")
     return Indexed(shape=call.shape, dtype=x.dtype, of=x, told=((index, told),), label=label,

@@ -8,7 +8,7 @@ from math import prod
 import torch
 
 from transconv.compute import Workload
-from transconv.functional.calls.compiled_launch import Memory, launch
+from transconv.functional.calls.compiled_launch import TensorMemory, launch
 from transconv.tuning.timing import Clock
 
 Tensor = torch.Tensor
@@ -27,6 +27,6 @@ def measured(asked: str | Workload, device: torch.device, clock: Clock) -> float
     return clock.one(make, sum(prod(m.shape) * m.dtype.itemsize for m in found.memory)).us
 
 
-def _made(m: Memory, device: torch.device) -> Tensor:
+def _made(m: TensorMemory, device: torch.device) -> Tensor:
     t = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
     return t.normal_() if m.dtype.is_floating_point else t.zero_()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from transconv.graph.fusion.index_ir import Constant, Counted, Piece
+from transconv.graph.fusion.index_ir import ConstantValue, Counted, Piece
 from transconv.graph.lowerings.table import NotOurs
 from transconv.graph.symbols import Symbols
 from transconv.graph.translate import source, translated
@@ -114,7 +114,11 @@ class _Partition:
                               self.symbols)
         except NotOurs:
             return False
-        if isinstance(made, (Constant, Counted)) or isinstance(made, Piece) and made.values is not None:
+        if (
+            isinstance(made, (ConstantValue, Counted))
+            or isinstance(made, Piece)
+            and made.values is not None
+        ):
             self.constants[node] = made
         return node in self.constants
 

@@ -6,13 +6,13 @@ from torch import fx
 
 from transconv.errors import TransconvError, Unsupported
 from transconv.graph.fusion import fusion_cost
-from transconv.graph.fusion.groups import Group
-from transconv.graph.fusion.index_ir import Piece, Source
-from transconv.graph.fusion.plan import Plan
+from transconv.graph.fusion.groups import FusionGroup
+from transconv.graph.fusion.index_ir import Piece, RegionInput
+from transconv.graph.fusion.plan import FusionPlan
 from transconv.graph.regions.partition import Region
 
 
-class Refused(Exception):
+class RefusedKernel(Exception):
     """``kernel``: its name; ``nodes``: the operations that it computes, by their names; ``reason`` in one
     word, ``message`` in words."""
 
@@ -21,8 +21,8 @@ class Refused(Exception):
         self.kernel, self.nodes, self.reason, self.message = kernel, nodes, reason, message
 
 
-def refusal(group: Group, plan: Plan, region: Region, error: Exception,
-            also: frozenset[str] = frozenset()) -> Refused:
+def refusal(group: FusionGroup, plan: FusionPlan, region: Region, error: Exception,
+            also: frozenset[str] = frozenset()) -> RefusedKernel:
     """Of the kernel of a group, for a reason; ``also``: what else is to blame."""
     memory = {p for p, by in plan.stored.items() if by.number != group.number}
     computed = {x for p in group.stores for x in fusion_cost.inside(p, memory)} - memory
@@ -37,7 +37,7 @@ def refusal(group: Group, plan: Plan, region: Region, error: Exception,
     reason = error.reason if isinstance(error, Unsupported) else f"error:{type(error).__name__}"
     message = error.message or reason if isinstance(error, Unsupported) else str(error) if isinstance(
         error, TransconvError) else f"a bug: {type(error).__name__}: {error}"
-    return Refused(group.name, nodes | also, reason, message)
+    return RefusedKernel(group.name, nodes | also, reason, message)
 
 
 def _origins(region: Region) -> dict[Piece, fx.Node]:
@@ -48,7 +48,7 @@ def _origins(region: Region) -> dict[Piece, fx.Node]:
         left = [p for p in (made if isinstance(made, tuple) else (made,)) if p is not None]
         while left:
             piece = left.pop()
-            if piece not in found and not isinstance(piece, Source):
+            if piece not in found and not isinstance(piece, RegionInput):
                 found[piece] = node
                 left += piece.operands
     return found

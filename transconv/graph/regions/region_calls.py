@@ -15,9 +15,9 @@ from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import (
     HELD,
     SIZES,
-    Launch,
-    Memory,
+    CompiledLaunch,
     Spaces,
+    TensorMemory,
     aligned,
     deterministic,
     launch,
@@ -28,17 +28,17 @@ from transconv.functional.calls.compiled_launch import (
 from transconv.functional.calls.prepacked_launch import LaidOut
 from transconv.functional.calls.torch_operators import as_wanted
 from transconv.graph.fusion.concat_views import Slices
-from transconv.graph.fusion.index_ir import Piece, Source
-from transconv.graph.fusion.plan import Plan
+from transconv.graph.fusion.index_ir import Piece, RegionInput
+from transconv.graph.fusion.plan import FusionPlan
 from transconv.graph.lowerings.table import is_bug
 from transconv.graph.regions.partition import Region
-from transconv.graph.regions.refusals import Refused, refusal
-from transconv.graph.regions.region_codegen import Line, Place, Run, alike, never, written
-from transconv.graph.regions.region_kernel import Kernel, Lying
-from transconv.graph.sizes import Length, Size
-from transconv.graph.verification.eager_check import RegionWatch, Watch
+from transconv.graph.regions.refusals import RefusedKernel, refusal
+from transconv.graph.regions.region_codegen import LaunchLine, Place, Run, alike, never, written
+from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
+from transconv.graph.sizes import Length, SymbolicSize
+from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
-from transconv.runtime import Question, quickest
+from transconv.runtime import PlanRequest, quickest
 from transconv.torch_ops import stats
 from transconv.torch_ops.calls.route import current_device
 from transconv.torch_ops.calls.select_impl import PASSING
@@ -66,16 +66,16 @@ class Start(NamedTuple):
 
     asked: str | Surrounded
     sizes: dict[str, int] | None
-    memory: tuple[Memory, ...]
+    memory: tuple[TensorMemory, ...]
 
 
 @dataclass(slots=True)
-class Bound:
+class BoundRegion:
     """A region for the sizes of a call: its inputs, kernels, and the views that are handed out. ``ready``:
     what the kernels that made the last results were asked for, and what launches them, which threads see
     together; ``alike``: whether inputs are as those of a call before."""
 
-    inputs: tuple[Memory, ...]
+    inputs: tuple[TensorMemory, ...]
     starts: list[Start]
     views: list[Place | None]
     ready: tuple[When | None, Run] = (None, list)
@@ -83,26 +83,26 @@ class Bound:
 
 
 @dataclass(slots=True)
-class Launches:
+class RegionLaunches:
     """A region of ours: called with the sizes of a call, by name, and its inputs, it returns its outputs.
     ``inputs``: its tensors, each with its place among the inputs."""
 
     device: torch.device
     region: Region
-    plan: Plan
-    kernels: list[Kernel]
-    inputs: list[tuple[int, fx.Node, Source]]
+    plan: FusionPlan
+    kernels: list[RegionKernel]
+    inputs: list[tuple[int, fx.Node, RegionInput]]
     handed: list[Handed]
     last: list[list[Piece]] = field(default_factory=list)  # what no later launch needs
     over: list[dict[int, int]] = field(default_factory=list)  # of each launch, see fusion/inplace_maps.py
     cut: dict[Piece, Slices] = field(default_factory=dict)  # tensors that hold several values, by these
-    known: dict[tuple[int, ...], Bound] = field(default_factory=dict)  # by sizes
-    numbered: set[Kernel] = field(default_factory=set)  # that have no schedule for any sizes
+    known: dict[tuple[int, ...], BoundRegion] = field(default_factory=dict)  # by sizes
+    numbered: set[RegionKernel] = field(default_factory=set)  # that have no schedule for any sizes
     lying: dict[str, tuple[Length, ...]] = field(
         default_factory=dict
     )  # strides of results, see regions/saved_tensors.py
 
-    def bound(self, sizes: Mapping[str, int]) -> Bound:
+    def bound(self, sizes: Mapping[str, int]) -> BoundRegion:
         """The region for some sizes."""
         key = tuple(sizes.values())
         if (found := self.known.get(key)) is None:
@@ -110,17 +110,19 @@ class Launches:
                 self.known.clear()
 
             def value(n: Length) -> int:
-                return value_at(n.expr, sizes) if isinstance(n, Size) else n
+                return value_at(n.expr, sizes) if isinstance(n, SymbolicSize) else n
 
-            inputs = tuple([Lying(p.shape, p.strides or (), p.dtype).at(value) for _, _, p in self.inputs])
+            inputs = tuple(
+                [SizedTensor(p.shape, p.strides or (), p.dtype).at(value) for _, _, p in self.inputs]
+            )
             views = [None if h.view is None else (
                 tuple(map(value, h.view[0])), tuple(map(value, h.view[1])), value(h.view[2]))
                 for h in self.handed]
             starts = [_start(k, sizes, value) for k in self.kernels]
-            found = self.known[key] = Bound(inputs, starts, views)
+            found = self.known[key] = BoundRegion(inputs, starts, views)
         return found
 
-    def questions(self, sizes: Mapping[str, int]) -> list[Question]:
+    def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
         """What its kernels are asked for, for aligned tensors."""
         return [question(start.asked, self.device) for start in self.bound(sizes).starts]
 
@@ -144,7 +146,7 @@ class Launches:
         stats.add(True, "graph", len(self.kernels))
         return made
 
-    def arrange(self, bound: Bound, tensors: list[Tensor]) -> None:
+    def arrange(self, bound: BoundRegion, tensors: list[Tensor]) -> None:
         """Have inputs lie as kernels take them; where they do, the next call asks for nothing else."""
         copied = False
         for i, (_, node, _) in enumerate(self.inputs):
@@ -154,8 +156,8 @@ class Launches:
         if not copied:
             bound.alike = alike(tensors)
 
-    def first(self, bound: Bound, sizes: Mapping[str, int], tensors: list[Tensor],
-              when: When, watch: Watch | None = None) -> list[Tensor]:
+    def first(self, bound: BoundRegion, sizes: Mapping[str, int], tensors: list[Tensor],
+              when: When, watch: WatchedCall | None = None) -> list[Tensor]:
         """A call in which results of kernels are looked at; the later ones start them without. ``watch``:
         compares them with torch's."""
         if why := refused(tensors, [True] * len(tensors), HELD) if tensors else "":
@@ -177,17 +179,17 @@ class Launches:
         bound.ready = when, self.written(bound, begun, over)
         return made
 
-    def written(self, bound: Bound, starts: Sequence[tuple[Callable[..., None], Spaces]],
+    def written(self, bound: BoundRegion, starts: Sequence[tuple[Callable[..., None], Spaces]],
                 over: Sequence[dict[int, int]]) -> Run:
         """The function that launches the kernels in their order."""
-        lines = [Line(kernel, by, start.memory, own, done, spaces)
+        lines = [LaunchLine(kernel, by, start.memory, own, done, spaces)
                  for kernel, (by, spaces), start, own, done in zip(
                      self.kernels, starts, bound.starts, over, self.last, strict=True)]
         handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
         empty = quickest() if self.device.type == "cuda" else self.empty
         return written([piece for _, _, piece in self.inputs], lines, handed, empty, self.cut)
 
-    def compared(self, sizes: Mapping[str, int], given: list[Any], watch: Watch) -> Sequence[Tensor]:
+    def compared(self, sizes: Mapping[str, int], given: list[Any], watch: WatchedCall) -> Sequence[Tensor]:
         """As a call, whose results are compared. Raises Refused also where one is not torch's."""
         bound = self.bound(sizes)
         tensors = [given[place] for place, _, _ in self.inputs]
@@ -198,13 +200,13 @@ class Launches:
         try:
             with self.here():
                 made = self.first(bound, sizes, tensors, when, watch)
-        except (Refused, Unsupported):
+        except (RefusedKernel, Unsupported):
             watch.values.restore(state)
             raise
         stats.add(True, "graph", len(self.kernels))
         return made
 
-    def watched(self, kernel: Kernel, by: LaidOut,
+    def watched(self, kernel: RegionKernel, by: LaidOut,
                 looked: RegionWatch | None = None) -> Callable[..., None]:
         """What starts a kernel, and looks at results that are new. Raises Refused."""
         def start(*tensors: Tensor) -> None:
@@ -221,13 +223,15 @@ class Launches:
 
     def here(self) -> AbstractContextManager[object]:
         """The device as the current one."""
-        return NOTHING if self.device.index in (None, current_device()) else Launch.on(self.device)
+        return NOTHING if self.device.index in (None, current_device()) else CompiledLaunch.on(self.device)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory on the device."""
         return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
-    def started(self, start: Start, kernel: Kernel, sizes: Mapping[str, int], whole: bool) -> Launch:
+    def started(
+        self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int], whole: bool
+    ) -> CompiledLaunch:
         """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
         ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while."""
         try:
@@ -258,7 +262,7 @@ def _changed() -> None:
 settings.on_change(_changed)
 
 
-def _start(kernel: Kernel, sizes: Mapping[str, int], value: Callable[[Length], int]) -> Start:
+def _start(kernel: RegionKernel, sizes: Mapping[str, int], value: Callable[[Length], int]) -> Start:
     """A kernel for some sizes: with names if they meet its requirements, else with numbers."""
     memory = tuple([m.at(value) for m in kernel.memory])
     sized = kernel.sized

@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.functional.calls.compiled_launch import Memory, Spaces
+from transconv.functional.calls.compiled_launch import Spaces, TensorMemory
 from transconv.graph.fusion.concat_views import Slices
 from transconv.graph.fusion.index_ir import Piece
-from transconv.graph.regions.region_kernel import Kernel
+from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.ir import defined
 
 Tensor = torch.Tensor
@@ -37,38 +37,43 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 SHARED = 2**22  # bytes of the largest workspace that lies in memory which others have, too
 
 
-class Line(NamedTuple):
+class LaunchLine(NamedTuple):
     """A launch: the kernel, what starts it on tensors, what it stores, which results replace operands (see
     fusion/inplace_maps.py), what nothing needs behind it, and the workspaces that it takes behind its
     tensors."""
 
-    kernel: Kernel
+    kernel: RegionKernel
     start: Callable[..., None]
-    memory: Sequence[Memory]
+    memory: Sequence[TensorMemory]
     over: dict[int, int]
     done: Sequence[Piece]
     spaces: Spaces = ()
 
 
-def written(inputs: Sequence[Piece], lines: Sequence[Line], handed: Sequence[tuple[Piece, Place | None]],
-            empty: Callable[..., Tensor], cut: Mapping[Piece, Slices] = NONE) -> Run:
+def written(
+    inputs: Sequence[Piece],
+    lines: Sequence[LaunchLine],
+    handed: Sequence[tuple[Piece, Place | None]],
+    empty: Callable[..., Tensor],
+    cut: Mapping[Piece, Slices] = NONE,
+) -> Run:
     """A function of the tensors of ``inputs``, in a list that it empties, that returns those that are
     ``handed`` out. ``empty`` makes memory of a shape, strides and a type; ``cut``: what has a slice of a
     tensor with others."""
-    return _Writer(inputs, lines, handed, {"empty": empty}, cut).run()
+    return _RegionWriter(inputs, lines, handed, {"empty": empty}, cut).run()
 
 
-class _Writer:
+class _RegionWriter:
     """``known``: the values of names that are no tensors."""
 
-    def __init__(self, inputs: Sequence[Piece], lines: Sequence[Line],
+    def __init__(self, inputs: Sequence[Piece], lines: Sequence[LaunchLine],
                  handed: Sequence[tuple[Piece, Place | None]], known: dict[str, Any],
                  cut: Mapping[Piece, Slices]) -> None:
         self.inputs, self.lines, self.handed, self.known = inputs, lines, handed, known
         self.cut = cut
         self.names: dict[Piece, str] = {}
         self.constants: dict[Any, str] = {}
-        self.spaces = Shared(line.spaces for line in lines)
+        self.spaces = SharedWorkspaces(line.spaces for line in lines)
 
     def run(self) -> Run:
         body = "\n".join(f"        {line}" for line in self.body())  # has all names entered
@@ -85,7 +90,7 @@ class _Writer:
             yield from self.launched(number, line)
         yield f"return [{', '.join(self.result(*h) for h in self.handed)}]"
 
-    def launched(self, number: int, line: Line) -> Iterator[str]:
+    def launched(self, number: int, line: LaunchLine) -> Iterator[str]:
         names, kernel = self.names, line.kernel
         for into, place in line.over.items():
             names[kernel.stored[into]] = names[kernel.given[place]]
@@ -105,7 +110,7 @@ class _Writer:
         if gone:
             yield f"del {', '.join(sorted(gone))}"
 
-    def allocated(self, piece: Piece, memory: Memory) -> str:
+    def allocated(self, piece: Piece, memory: TensorMemory) -> str:
         self.names[piece] = name = f"b{len(self.names)}"
         return f"{name} = empty({', '.join(map(self.constant, memory))})"
 
@@ -132,7 +137,7 @@ class _Writer:
         return self.constants[value]
 
 
-class Shared:
+class SharedWorkspaces:
     """The memory of workspaces: the first one of a type that each launch needs is the same for all, and so
     is the second one. Larger ones than ``SHARED`` are alone."""
 

@@ -17,13 +17,13 @@ from transconv.graph import reporting
 from transconv.graph.fusion.fusion_cost import Price
 from transconv.graph.fusion.plan import Edge
 from transconv.graph.regions.partition import Region, extracted, names, nothing, regions
-from transconv.graph.regions.refusals import Refused
-from transconv.graph.regions.region_calls import Launches
+from transconv.graph.regions.refusals import RefusedKernel
+from transconv.graph.regions.region_calls import RegionLaunches
 from transconv.graph.regions.region_compiler import launches
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
-from transconv.graph.verification.eager_check import Watch
-from transconv.runtime import Batch, Question, collect, is_collecting
+from transconv.graph.verification.eager_check import WatchedCall
+from transconv.runtime import Batch, PlanRequest, collect, is_collecting
 from transconv.target import Target
 from transconv.torch_ops import stats
 from transconv.torch_ops.calls.select_impl import PASSING
@@ -104,7 +104,7 @@ class Parts:
         held = {n.name: getattr(gm, n.target) for n in nodes if n.op == "get_attr"}
         self.held: dict[str, Any] = held | {n.name: None for n in nodes if nothing(n)}
         found = regions(gm.graph, setting.device, setting.symbols, whole, refused or {})
-        self.parts = [Part(region, gm, setting) for region in found]
+        self.parts = [RunnableRegion(region, gm, setting) for region in found]
         kept = {*map(str, self.results)}
         for part in reversed(self.parts):
             part.done = {n for n in (*part.inputs, *part.outputs) if n not in kept}
@@ -145,7 +145,7 @@ class Parts:
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
     def compared(self, sizes: Mapping[str, int], given: list[Any], numbers: Mapping[str, int | float],
-                 watch: Watch) -> list[Any]:
+                 watch: WatchedCall) -> list[Any]:
         """As a call, whose results are compared with torch's."""
         values = dict(zip(self.given, given, strict=True)) | self.held | dict(numbers)
         given.clear()
@@ -158,7 +158,7 @@ class Parts:
             values.update(zip(part.outputs, made, strict=True))
         return [values[r] if isinstance(r, str) else r for r in self.results]
 
-    def launches(self) -> Iterator[Launches]:
+    def launches(self) -> Iterator[RegionLaunches]:
         """The regions of ours."""
         for part in self.parts:
             if part.instead is not None:
@@ -171,7 +171,7 @@ class Parts:
         return {name: tuple(map(like, strides)) for found in self.launches()
                 for name, strides in found.lying.items()}
 
-    def questions(self, sizes: Mapping[str, int]) -> list[Question]:
+    def questions(self, sizes: Mapping[str, int]) -> list[PlanRequest]:
         """What the kernels are asked for."""
         return [q for found in self.launches() for q in found.questions(sizes)]
 
@@ -184,7 +184,7 @@ class Parts:
         return tuple(edge for found in self.launches() for edge in found.plan.edges)
 
 
-class Part:
+class RunnableRegion:
     """A region that runs. ``done``: the names of what nothing needs behind it; ``why``: the reasons for
     which it is torch's; ``instead``: the regions that it is divided into, without operations whose kernel
     was refused."""
@@ -196,7 +196,7 @@ class Part:
         self.gm = extracted(region, gm)
         self.torch = Rest(self.gm, setting.rest, setting.symbols.any)
         self.why = [f"{name}: {reason}" for name, reason in region.reasons.items()]
-        self.launches: Launches | None = None
+        self.launches: RegionLaunches | None = None
         self.instead: Parts | None = None
         if region.ours:
             self.translate()
@@ -207,7 +207,7 @@ class Part:
         try:
             self.launches = launches(self.region, s.device, s.target, s.rates, s.symbols,
                                      s.upsampling)
-        except Refused as refused:
+        except RefusedKernel as refused:
             self.divide(refused)
         except TransconvError as error:
             self.why = [str(error)]
@@ -217,7 +217,7 @@ class Part:
             log.warning("no kernels for a part of a graph: %s", error, exc_info=True)
             self.why = [f"{type(error).__name__}: {error}"]
 
-    def divide(self, refused: Refused) -> None:
+    def divide(self, refused: RefusedKernel) -> None:
         """Leave the operations of a kernel to torch."""
         self.launches = None
         if refused.nodes:
@@ -226,7 +226,7 @@ class Part:
             self.why = [str(refused)]
 
     def __call__(self, sizes: Mapping[str, int], given: list[Any],
-                 watch: Watch | None = None) -> Sequence[Any]:
+                 watch: WatchedCall | None = None) -> Sequence[Any]:
         """Empties the list, where its tensors may go before the region ends. ``watch``: compares results
         with torch's."""
         if self.launches is not None and is_collecting():
@@ -238,7 +238,7 @@ class Part:
             try:
                 return self.launches(sizes, given) if watch is None else self.launches.compared(
                     sizes, given, watch)
-            except Refused as refused:
+            except RefusedKernel as refused:
                 _announce(refused.reason, refused.message, f"the kernel {refused.kernel} of a graph")
                 with unseen():
                     self.divide(refused)

@@ -20,7 +20,7 @@ import torch
 
 from transconv.graph.verification.fx_reference import (
     Change,
-    Node,
+    RecordedNode,
     Unknown,
     Values,
     bytes_of,
@@ -118,7 +118,7 @@ def _told(bad: Tensor, got: Tensor, want: Tensor) -> str:
 # -- floats, and what is made of them ---------------------------------------------------------------
 
 
-def _too_far(values: Values, nodes: Sequence[Node], name: str, got: Tensor, want: Tensor,
+def _too_far(values: Values, nodes: Sequence[RecordedNode], name: str, got: Tensor, want: Tensor,
              tf32: bool) -> Tensor:
     """Which elements are farther from all that rounding makes of them than torch's error allows."""
     wide = values.of.nodes[name].node.meta["val"].dtype in (torch.float64, torch.complex128)
@@ -178,7 +178,7 @@ def _changes(device: torch.device, wide: bool, tf32: bool) -> Iterator[Change]:
 # -- indices ----------------------------------------------------------------------------------------
 
 
-def _choice(values: Values, nodes: Sequence[Node], name: str) -> Node | None:
+def _choice(values: Values, nodes: Sequence[RecordedNode], name: str) -> RecordedNode | None:
     """The operation of which a value is the chosen indices, in their shape; None where it is not."""
     by_name = {n.name: n for n in nodes}
     at = by_name.get(name)
@@ -197,7 +197,7 @@ def _choice(values: Values, nodes: Sequence[Node], name: str) -> Node | None:
     return made if packet in EXTREMES or packet in POOLS else None
 
 
-def _chosen_otherwise(values: Values, nodes: Sequence[Node], choice: Node, got: Tensor,
+def _chosen_otherwise(values: Values, nodes: Sequence[RecordedNode], choice: RecordedNode, got: Tensor,
                       want: Tensor) -> Tensor:
     """Which indices select other values than torch's."""
     of = choice.inputs[0]
@@ -217,7 +217,7 @@ def _chosen_otherwise(values: Values, nodes: Sequence[Node], choice: Node, got: 
     return ~(good & here)
 
 
-def _last_dims(choice: Node) -> Callable[[Tensor], Tensor]:
+def _last_dims(choice: RecordedNode) -> Callable[[Tensor], Tensor]:
     """What makes the elements that an operation chose from the last dim."""
     packet = choice.target.overloadpacket
     if packet in POOLS:
@@ -228,7 +228,7 @@ def _last_dims(choice: Node) -> Callable[[Tensor], Tensor]:
     return lambda t: t.movedim(dim, -1) if t.dim() else t.reshape(1)
 
 
-def _selected(flat: Tensor, choice: Node, indices: Tensor) -> Tensor:
+def _selected(flat: Tensor, choice: RecordedNode, indices: Tensor) -> Tensor:
     """The elements that indices select, in the shape of the indices."""
     packet = choice.target.overloadpacket
     if packet in POOLS:

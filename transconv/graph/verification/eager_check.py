@@ -29,8 +29,8 @@ from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.regions.partition import Region
-from transconv.graph.regions.refusals import Refused
-from transconv.graph.regions.region_kernel import Kernel
+from transconv.graph.regions.refusals import RefusedKernel
+from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.graph.verification import failing_case
 from transconv.graph.verification.agreement import difference, room
 from transconv.graph.verification.fx_reference import Reference, Unknown, Values, bytes_of, origin
@@ -113,7 +113,7 @@ class Checks:
                   for why, n in self.left_out.items()])
 
 
-class Watch:
+class WatchedCall:
     """One call whose results are compared. ``chosen``: what is compared of it; None: all. ``named``:
     whether there are further sizes; ``spent``: seconds so far; ``waiting``: kernels of it were not there
     yet, so that it is to be compared again."""
@@ -123,7 +123,7 @@ class Watch:
         self.waiting = False
         self.spent = 0.0
 
-    def kernels(self, region: Region, kernels: Sequence[Kernel]) -> RegionWatch:
+    def kernels(self, region: Region, kernels: Sequence[RegionKernel]) -> RegionWatch:
         """What looks at the kernels of a region."""
         return RegionWatch(self, region, kernels)
 
@@ -205,7 +205,7 @@ class Watch:
 class RegionWatch:
     """The kernels of a region in one call. ``blamed``: the nodes that make what differs, by name."""
 
-    def __init__(self, watch: Watch, region: Region, kernels: Sequence[Kernel]) -> None:
+    def __init__(self, watch: WatchedCall, region: Region, kernels: Sequence[RegionKernel]) -> None:
         self.watch, self.region = watch, region
         self.names: dict[Piece, list[str]] = {}
         for node, piece in region.pieces.items():
@@ -214,7 +214,7 @@ class RegionWatch:
         self.last = {piece: kernel for kernel in kernels for piece in kernel.stored}
         self.blamed: frozenset[str] = frozenset()
 
-    def look(self, kernel: Kernel, tensors: Sequence[Tensor]) -> None:
+    def look(self, kernel: RegionKernel, tensors: Sequence[Tensor]) -> None:
         """Compare what a kernel has stored, once all of it is there. Raises Unsupported where it is not
         torch's."""
         stored = tensors[len(kernel.given):]
@@ -234,14 +234,14 @@ class RegionWatch:
         makers = {name, *(n.name for n in self.watch.values.needed(name))}
         return frozenset(node.name for node in self.region.nodes if origin(node) in makers)
 
-    def results(self, kernels: Sequence[Kernel], made: Sequence[Tensor]) -> None:
+    def results(self, kernels: Sequence[RegionKernel], made: Sequence[Tensor]) -> None:
         """Compare what a region hands out, where that is not what a kernel has stored. Raises Refused."""
         tf32 = any(_rounds(k.workload) for k in kernels)
         for node, t in zip(self.region.outputs, made, strict=True):
             name = origin(node)
             if name in self.watch.values.of.nodes and self.watch.values.known.get(name) is not t:
                 if why := self.watch.difference(self.region, name, t, tf32, [k.workload for k in kernels]):
-                    raise Refused("of a region", self.makers(name), "wrong", why)
+                    raise RefusedKernel("of a region", self.makers(name), "wrong", why)
         self.watch.enter(self.region.outputs, made)
 
 
@@ -265,7 +265,7 @@ class FirstCall:
         """As ``Parts.__call__``."""
         checks, parts = self.checks, self.way.parts
         assert checks.reference is not None
-        watch = Watch(checks, checks.reference.values(given), checks.chosen(parts, self.values),
+        watch = WatchedCall(checks, checks.reference.values(given), checks.chosen(parts, self.values),
                       bool(self.values))
         made: list[Any] = parts.compared(sizes, given, numbers, watch)
         if not watch.waiting:
@@ -274,7 +274,7 @@ class FirstCall:
             self.entered(wrong)
         return made
 
-    def ends(self, watch: Watch, made: list[Any]) -> str:
+    def ends(self, watch: WatchedCall, made: list[Any]) -> str:
         """Compare what is handed out, or written to inputs, where it is not what is known. What differs
         becomes torch's; in what."""
         reference = watch.values.of

@@ -22,7 +22,7 @@ from torch import fx
 from transconv import knobs
 from transconv.compute import Workload
 from transconv.disk_cache import leave_text, replace_data
-from transconv.graph.verification.fx_reference import Node, Values
+from transconv.graph.verification.fx_reference import RecordedNode, Values
 
 Tensor = torch.Tensor
 LARGEST = 1 << 26  # bytes of tensors that are written to the disk
@@ -72,7 +72,9 @@ def saved(values: Values, name: str, said: str, works: Sequence[Workload]) -> st
     return f"; python -m transconv report-wrong {folder / 'case.py'} makes a report of it"
 
 
-def text_of(values: Values, nodes: Sequence[Node], given: Sequence[Node], name: str) -> str:
+def text_of(
+    values: Values, nodes: Sequence[RecordedNode], given: Sequence[RecordedNode], name: str
+) -> str:
     """Operations as a function of Python, ``computed``."""
     graph = fx.Graph()
     known = {x.node: graph.placeholder(x.name) for x in given}
@@ -85,20 +87,20 @@ def text_of(values: Values, nodes: Sequence[Node], given: Sequence[Node], name: 
     return text[text.index("def forward"):].replace("def forward(self, ", "def computed(").strip()
 
 
-def _sizes(node: Node) -> Sequence[Any]:
+def _sizes(node: RecordedNode) -> Sequence[Any]:
     """The sizes of a value as torch traced it."""
     val = node.node.meta.get("val")
     return val.shape if isinstance(val, Tensor) else [val]
 
 
-def _first(given: Sequence[Node], held: Sequence[Any]) -> tuple[Any, ...]:
+def _first(given: Sequence[RecordedNode], held: Sequence[Any]) -> tuple[Any, ...]:
     """Operands of the sizes for which the graph was made."""
     drawn = torch.Generator().manual_seed(1)
 
     def like(n: Any) -> int:
         return int(n.node.hint) if isinstance(n, torch.SymInt) else int(n)
 
-    def made(node: Node, now: Any) -> Any:
+    def made(node: RecordedNode, now: Any) -> Any:
         if not isinstance(now, Tensor):
             return like(_sizes(node)[0]) if isinstance(now, int) else now
         shape = [like(n) for n in _sizes(node)]

@@ -44,7 +44,7 @@ class Unknown(Exception):
     """A value that torch's operators cannot make again; why, in words."""
 
 
-class Node(NamedTuple):
+class RecordedNode(NamedTuple):
     """An operation as it was handed over: later rewriting of the graph does not change it."""
 
     name: str
@@ -63,10 +63,10 @@ class Reference:
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self.gm = gm
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, RecordedNode] = {}
         for node in gm.graph.nodes:
             node.meta[ORIGIN] = node.name
-            self.nodes[node.name] = Node(node.name, node.op, node.target, node.args, node.kwargs,
+            self.nodes[node.name] = RecordedNode(node.name, node.op, node.target, node.args, node.kwargs,
                                          tuple([x.name for x in node.all_input_nodes]), node)
         self.order = {name: i for i, name in enumerate(self.nodes)}
         self.given = [n.name for n in self.nodes.values() if n.op == "placeholder"]
@@ -131,7 +131,7 @@ class Values:
                     self.known.pop(x, None)
                     left.append(x)
 
-    def needed(self, name: str) -> list[Node]:
+    def needed(self, name: str) -> list[RecordedNode]:
         """The operations that make a value of known ones, operands first. Raises Unknown."""
         found: set[str] = set()
         left = [name]
@@ -146,7 +146,7 @@ class Values:
             left += node.inputs
         return [self.of.nodes[at] for at in sorted(found, key=self.of.order.__getitem__)]
 
-    def evaluated(self, nodes: Sequence[Node], wanted: Sequence[str],
+    def evaluated(self, nodes: Sequence[RecordedNode], wanted: Sequence[str],
                   wide: bool = False, change: Change | None = None) -> dict[str, Any]:
         """The values of ``wanted`` nodes, by torch, each other value freed behind its last reader.
         ``wide``: in f64; ``change``: what rounding makes of a value, see verification/agreement.py. Raises
@@ -183,7 +183,7 @@ def _plain() -> Any:
     return _disable_current_modes()
 
 
-def _why_not(node: Node) -> str:
+def _why_not(node: RecordedNode) -> str:
     """Why a node's value cannot be made again."""
     if node.op != "call_function":
         return f"{node.name} is gone"
@@ -195,12 +195,12 @@ def _why_not(node: Node) -> str:
     return f"{node.name} writes to its operands" if _writes(node) else ""
 
 
-def _writes(node: Node) -> bool:
+def _writes(node: RecordedNode) -> bool:
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 
 
-def _called(node: Node, values: Mapping[str, Any], wide: bool, change: Change | None) -> Any:
+def _called(node: RecordedNode, values: Mapping[str, Any], wide: bool, change: Change | None) -> Any:
     """An operation's result. In f64, where the operation knows it; else of its own types, and widened."""
     target = aten.reshape.default if node.target is aten.view.default else node.target
     product = getattr(target, "overloadpacket", None) in PRODUCTS
@@ -243,7 +243,7 @@ def _taken(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return target(*dense[0], **dense[1])
 
 
-def _met(one: Any, other: Any, node: Node) -> Any:
+def _met(one: Any, other: Any, node: RecordedNode) -> Any:
     """The first operand of a comparison, with the second one's elements where rounding may part them: a
     value that is computed twice, and not alike."""
     if not isinstance(one, Tensor) or not one.is_floating_point():
@@ -255,7 +255,7 @@ def _met(one: Any, other: Any, node: Node) -> Any:
     return torch.where(near, b, one)
 
 
-def _changed(value: Any, change: Change, what: str, node: Node) -> Any:
+def _changed(value: Any, change: Change, what: str, node: RecordedNode) -> Any:
     """A value as rounding changes it: its tensors of floats."""
     eps = spacing([node.node])
     least = max((torch.finfo(t.dtype).tiny for t in _tensors(node.node.meta.get("val"))
@@ -269,7 +269,7 @@ def spacing(nodes: Iterable[fx.Node]) -> float:
                 if t.is_floating_point()), default=0.0)
 
 
-def _narrow(target: Any, args: Any, kwargs: Any, node: Node) -> Any:
+def _narrow(target: Any, args: Any, kwargs: Any, node: RecordedNode) -> Any:
     """The result of an operation that knows no f64."""
     def as_traced(x: Any) -> Any:
         return x.float() if isinstance(x, Tensor) and x.dtype is torch.float64 else x
@@ -318,7 +318,7 @@ def _wide(given: Any) -> Any:
         given, wide)
 
 
-def bytes_of(nodes: Sequence[Node]) -> int:
+def bytes_of(nodes: Sequence[RecordedNode]) -> int:
     """How many bytes the results of some operations are, at most of those that are held at once: each is
     held from its operation to its last reader. Symbols count as their examples."""
     last: dict[str, int] = {}

@@ -57,7 +57,7 @@ def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
     """A function of sizes, as ``values_of`` makes it, to what Python's text says that ``result`` makes of
     the texts of the expressions' values; before it come texts with names, which may use those of before
     them. Names that begin with ``_`` or ``t`` are taken."""
-    spelled = _Spelled(expressions, {name: f"_{at}" for at, name in enumerate(names)})
+    spelled = _PythonFormatter(expressions, {name: f"_{at}" for at, name in enumerate(names)})
     named, last = result([spelled.of(e) for e in expressions])
     lines = "".join(f"    {name} = {text}\n" for name, text in (*spelled.first, *named))
     made: Callable[..., Any] = defined(
@@ -66,7 +66,7 @@ def function_of(expressions: Sequence[ex.Expr], names: Sequence[str],
     return made
 
 
-class _Spelled:
+class _PythonFormatter:
     """Python's texts of expressions; ``first``: of what occurs more than once, each with its name."""
 
     def __init__(self, expressions: Sequence[ex.Expr], given: Mapping[str, str]) -> None:

@@ -7,18 +7,18 @@ from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 
-class Named(Protocol):
+class NamedRow(Protocol):
     """A row of a table: anything with a name."""
 
     @property
     def name(self) -> str: ...
 
 
-Row = TypeVar("Row", bound=Named)
+Row = TypeVar("Row", bound=NamedRow)
 T = TypeVar("T")
 
 
-class Rows(dict[str, Row]):
+class RowTable(dict[str, Row]):
     """Rows by name, in the order in which they were added. ``add`` and ``remove`` also update the dicts
     that ``table`` has made."""
 

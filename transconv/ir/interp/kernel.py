@@ -44,7 +44,7 @@ def run(kernel: Kernel, memory: Memory | Mapping[str, Array],
         if reason and not (memory.ends_elsewhere(tensor) and _as_planes(tensor, kernel)):
             raise InterpError(f"kernel {kernel.name}: {reason}")
     with np.errstate(all="ignore"):
-        _Run(kernel, memory, seed).execute(kernel.body)
+        _KernelRun(kernel, memory, seed).execute(kernel.body)
     for tensor in kernel.params:
         if tensor.name in outputs:
             try:
@@ -72,7 +72,7 @@ def _cut(x: Array) -> Array:
     return np.asarray(bits.view(np.float32))
 
 
-class _Run(Execution):
+class _KernelRun(Execution):
     """An execution with the functions that kernels call, and with roles that share memory."""
 
     def __init__(self, kernel: Kernel, memory: Memory, seed: int) -> None:

@@ -12,7 +12,7 @@ from transconv.ir import expr as ex
 from transconv.ir.dtype import DTYPES
 from transconv.ir.functions.reductions import REDUCERS
 from transconv.ir.operations import Call, Cast, Select
-from transconv.ir.reader.words import NUMBER, Words
+from transconv.ir.reader.words import NUMBER, LineWords
 from transconv.ir.rules.names import NAME
 from transconv.ir.tensor import Tensor
 from transconv.ir.text.header import Header
@@ -24,7 +24,7 @@ LITERALS = {"True": True, "False": False, "inf": float("inf"), "nan": float("nan
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class ReaderScope:
     """The meaning of names. ``variables`` and ``rings`` are those of one block; binding adds to them in
     place."""
 
@@ -33,7 +33,7 @@ class Scope:
     variables: dict[str, ex.Var] = field(default_factory=dict)
     rings: dict[str, xp.Buffer | xp.Barrier] = field(default_factory=dict)
 
-    def inner(self) -> Scope:
+    def inner(self) -> ReaderScope:
         """The scope of a block inside this one."""
         return replace(self, variables=dict(self.variables), rings=dict(self.rings))
 
@@ -42,10 +42,10 @@ class Scope:
         return var
 
 
-class Expressions:
+class ExpressionParser:
     """Parses expressions from words, with the names of a scope."""
 
-    def __init__(self, words: Words, scope: Scope) -> None:
+    def __init__(self, words: LineWords, scope: ReaderScope) -> None:
         self.words, self.scope = words, scope
 
     def expression(self) -> ex.Expr:

@@ -9,9 +9,9 @@ from transconv.errors import KernelError, LayoutError
 from transconv.ir.dtype import DTYPES, DType
 from transconv.ir.expr import Expr, Lane
 from transconv.ir.layout import Layout
-from transconv.ir.reader.expressions import Expressions, Scope
-from transconv.ir.reader.statements import Line, block, comment, located
-from transconv.ir.reader.words import Words
+from transconv.ir.reader.expressions import ExpressionParser, ReaderScope
+from transconv.ir.reader.statements import SourceLine, block, comment, located
+from transconv.ir.reader.words import LineWords
 from transconv.ir.rules.names import DEEPEST, why_not_text
 from transconv.ir.sizes import Size, Sizes
 from transconv.ir.stmt import Kernel
@@ -38,11 +38,11 @@ def parse_kernel(text: str) -> Kernel:
         raise KernelError(f"line {titles[1].number}: found '{titles[1].text}', expected the end")
     title = titles[0]
     try:
-        name, types = _title(Words(title.text))
+        name, types = _title(LineWords(title.text))
     except KernelError as error:
         raise located(error, title.number) from None
     rest, sizes = title.below, None
-    scope = Scope()
+    scope = ReaderScope()
     if rest and rest[0].text.startswith("sizes "):
         try:
             sizes = _sizes(rest[0], scope)
@@ -61,9 +61,9 @@ def parse_kernel(text: str) -> Kernel:
     return Kernel(name, tensors, block(rest, scope), _notes(notes), sizes)
 
 
-def _nested(text: str) -> list[Line]:
+def _nested(text: str) -> list[SourceLine]:
     """The lines of a text as a tree: each line is ``below`` the one that it is indented under."""
-    top = Line(0, "")
+    top = SourceLine(0, "")
     path = [top]
     for number, line in enumerate(text.split("\n"), 1):
         body = line.lstrip(" ")
@@ -77,12 +77,12 @@ def _nested(text: str) -> list[Line]:
             raise KernelError(f"line {number}: found a block inside {deep} others, expected {DEEPEST} at "
                               "most")
         del path[deep + 1:]
-        path[-1].below.append(Line(number, body))
+        path[-1].below.append(SourceLine(number, body))
         path.append(path[-1].below[-1])
     return top.below
 
 
-def _notes(lines: list[Line]) -> tuple[str, ...]:
+def _notes(lines: list[SourceLine]) -> tuple[str, ...]:
     notes: list[str] = []
     for line in lines:
         if line.text.startswith("#|") and notes:
@@ -92,7 +92,7 @@ def _notes(lines: list[Line]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _title(words: Words) -> tuple[str, dict[str, DType]]:
+def _title(words: LineWords) -> tuple[str, dict[str, DType]]:
     words.expect("kernel")
     name, types = words.new_name(), dict[str, DType]()
     words.expect("(")
@@ -109,9 +109,9 @@ def _title(words: Words) -> tuple[str, dict[str, DType]]:
     return name, types
 
 
-def _sizes(line: Line, scope: Scope) -> Sizes:
+def _sizes(line: SourceLine, scope: ReaderScope) -> Sizes:
     """The sizes that are arguments, and their requirements."""
-    reader = Expressions(Words(line.text), scope)
+    reader = ExpressionParser(LineWords(line.text), scope)
     words = reader.words
     words.expect("sizes")
     each: list[Size] = []
@@ -132,8 +132,8 @@ def _sizes(line: Line, scope: Scope) -> Sizes:
     return Sizes(tuple(each), tuple(where))
 
 
-def _tensors(lines: list[Line], types: dict[str, DType], title: Line,
-             scope: Scope) -> tuple[Tensor, ...]:
+def _tensors(lines: list[SourceLine], types: dict[str, DType], title: SourceLine,
+             scope: ReaderScope) -> tuple[Tensor, ...]:
     found = []
     for place, (name, dtype) in enumerate(types.items()):
         if place >= len(lines):
@@ -146,7 +146,7 @@ def _tensors(lines: list[Line], types: dict[str, DType], title: Line,
     return tuple(found)
 
 
-def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
+def _tensor(text: str, name: str, dtype: DType, scope: ReaderScope) -> Tensor:
     if reason := why_not_text(text):
         raise KernelError(reason)
     found = TENSOR.fullmatch(text)
@@ -163,7 +163,7 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
     if found[4] and found[4] not in DTYPES:
         raise KernelError(f"found 'fetched as {found[4]}', expected a type: {' '.join(DTYPES)}")
     layout = Layout.parse(found[2], dtype, letters=LETTERS[:len(sizes)])
-    extents, pitches = (Expressions(Words(sizes_of), scope).several() if sizes_of else ()
+    extents, pitches = (ExpressionParser(LineWords(sizes_of), scope).several() if sizes_of else ()
                         for sizes_of in found.group(6, 7))
     return Tensor(name, tuple(dim for dim, _, _ in sizes), tuple(int(size) for _, _, size in sizes),
                   layout, DTYPES[found[4]] if found[4] else None, said.get("copy of", ""),
@@ -171,9 +171,9 @@ def _tensor(text: str, name: str, dtype: DType, scope: Scope) -> Tensor:
                   tuple(map(int, found[8].split(","))) if found[8] else ())
 
 
-def _about(line: Line, scope: Scope) -> None:
+def _about(line: SourceLine, scope: ReaderScope) -> None:
     """Add a ``lanes``, ``box`` or ``piece`` line to the header."""
-    reader = Expressions(Words(line.text), scope)
+    reader = ExpressionParser(LineWords(line.text), scope)
     words, header = reader.words, scope.header
     word = words.name()
     if word == "lanes":

@@ -13,27 +13,27 @@ from transconv.ir.dtype import index
 from transconv.ir.expr import TRUE, Expr, Lane, Var
 from transconv.ir.func import FUNCS, Func
 from transconv.ir.node import Node
-from transconv.ir.reader.expressions import Expressions, Scope
-from transconv.ir.reader.words import Words
+from transconv.ir.reader.expressions import ExpressionParser, ReaderScope
+from transconv.ir.reader.words import LineWords
 from transconv.ir.rules.names import NAME
 
 
 @dataclass(slots=True)
-class Line:
+class SourceLine:
     """A line without its indentation, and the lines indented under it."""
 
     number: int
     text: str
-    below: list[Line] = field(default_factory=list)
+    below: list[SourceLine] = field(default_factory=list)
 
 
-def block(lines: list[Line], scope: Scope) -> st.Stmt:
+def block(lines: list[SourceLine], scope: ReaderScope) -> st.Stmt:
     """The statement of a block: a sequence, unless it has exactly one statement."""
     found = sequence(lines, scope)
     return found[0] if len(found) == 1 else st.Seq(found)
 
 
-def sequence(lines: list[Line], scope: Scope) -> tuple[st.Stmt, ...]:
+def sequence(lines: list[SourceLine], scope: ReaderScope) -> tuple[st.Stmt, ...]:
     """The statements of lines, in order."""
     found: list[st.Stmt] = []
     for line in lines:
@@ -58,13 +58,13 @@ def located(error: KernelError, number: int) -> Located:
     return error if isinstance(error, Located) else Located(f"line {number}: {error}")
 
 
-def _with_other(before: list[st.Stmt], line: Line, scope: Scope) -> st.Stmt:
+def _with_other(before: list[st.Stmt], line: SourceLine, scope: ReaderScope) -> st.Stmt:
     if not before or not isinstance(before[0], st.If) or before[0].other is not None:
         raise KernelError("found 'else', expected it behind the block of an 'if'")
     return st.If(before[0].cond, before[0].then, block(line.below, scope.inner()))
 
 
-def _continued(before: list[st.Stmt], line: Line) -> st.Stmt:
+def _continued(before: list[st.Stmt], line: SourceLine) -> st.Stmt:
     if not before or not isinstance(before[0], st.Comment):
         raise KernelError("found '#|', expected it behind a comment")
     return st.Comment(f"{before[0].text}\n{comment(line.text)}")
@@ -75,11 +75,11 @@ def comment(text: str) -> str:
     return text.removeprefix("#").removeprefix("|").removeprefix(" ")
 
 
-class Statement(Expressions):
+class Statement(ExpressionParser):
     """Parses the statement of one line and the lines below it."""
 
-    def __init__(self, line: Line, scope: Scope) -> None:
-        super().__init__(Words(line.text), scope)
+    def __init__(self, line: SourceLine, scope: ReaderScope) -> None:
+        super().__init__(LineWords(line.text), scope)
         self.line = line
 
     def read(self) -> st.Stmt:

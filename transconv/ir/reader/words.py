@@ -13,7 +13,7 @@ WORD = re.compile(rf"\s*({NUMBER.pattern}|{NAME.pattern}|\.\.|->|//|<<|>>|<=|==|
 END = "the end of the line"
 
 
-class Words:
+class LineWords:
     """The unread words of a line. Methods raise KernelError with what was found and what was expected, and
     so does the constructor, for a character that no text has and for too many open parentheses."""
 

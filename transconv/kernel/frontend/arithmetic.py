@@ -12,7 +12,7 @@ from transconv.kernel.frontend.effects import Effects
 from transconv.kernel.functions import function_of
 from transconv.kernel.refusals import Refusal, spelled
 from transconv.kernel.tiles.elementwise import apply, named, power
-from transconv.kernel.tiles.products import Product, computed, product
+from transconv.kernel.tiles.products import PendingProduct, computed, product
 from transconv.kernel.tiles.values import Tile, described, tile_of
 
 BINARY: dict[type[ast.AST], Callable[..., Any]] = {
@@ -27,7 +27,7 @@ COMPARE: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne}
 
 
-class Arithmetic(Effects):
+class ArithmeticEvaluator(Effects):
     """Evaluates operators, comparisons and conditions."""
 
     def value(self, node: ast.AST) -> Any:
@@ -36,7 +36,9 @@ class Arithmetic(Effects):
 
     def whole(self, value: Any) -> Any:
         """A value that is no product in waiting, and of a tile what it is now."""
-        return computed(self.b, value, self.chip) if isinstance(value, Product) else self.latest(value)
+        return (
+            computed(self.b, value, self.chip) if isinstance(value, PendingProduct) else self.latest(value)
+        )
 
     def raw(self, node: ast.AST) -> Any:
         """The value of an expression; a product is not computed yet. Raises KernelError at its line."""

@@ -11,7 +11,7 @@ from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, lanes_of, walk
 from transconv.kernel.frontend import loop_carried
 from transconv.kernel.frontend.arithmetic import BINARY
 from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.frontend.hazards import Access
+from transconv.kernel.frontend.hazards import ArrayAccess
 from transconv.kernel.frontend.inlining import Calls
 from transconv.kernel.frontend.scopes import Item
 from transconv.kernel.refusals import Refusal, spelled
@@ -19,7 +19,7 @@ from transconv.kernel.tiles import arrays, indexing, tile_elements
 from transconv.kernel.tiles.elementwise import aligned, named
 from transconv.kernel.tiles.lanes import lanes_along
 from transconv.kernel.tiles.masks import either, joined, whole
-from transconv.kernel.tiles.products import Product, active, added
+from transconv.kernel.tiles.products import PendingProduct, active, added
 from transconv.kernel.tiles.values import ArrayView, Mask, Tile, described, is_number, tile_of
 
 
@@ -45,7 +45,12 @@ class Assignments(Calls):
     def accumulated(self, name: str, acc: Any, term: Any) -> bool:
         """Add a product to a carried name in one call, if ``term`` is one that allows it."""
         held = self.carried.get(name)
-        if held is None or not isinstance(term, Product) or term.items or held.plan.shape != term.own:
+        if (
+            held is None
+            or not isinstance(term, PendingProduct)
+            or term.items
+            or held.plan.shape != term.own
+        ):
             return False
         new = joined(acc.mask, active(self.b, term))
         mask = self.new_mask(name, held, new, acc.mask)
@@ -187,7 +192,9 @@ class Assignments(Calls):
         self.check_written(of)
         items = item if isinstance(item, tuple) else (item,)
         place = self.source.place(s)
-        self.accesses.append(Access(of.tensor.name, True, place, tuple(self.loops), ZERO, atomic=True))
+        self.accesses.append(
+            ArrayAccess(of.tensor.name, True, place, tuple(self.loops), ZERO, atomic=True)
+        )
         indexing.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
 
     def bind_element(self, target: ast.Subscript, value: Any) -> None:

@@ -27,7 +27,7 @@ from transconv.kernel.tiles.reductions import REDUCTIONS, reduced, reduction_of
 from transconv.kernel.tiles.values import (
     ArrayView,
     AtomicView,
-    Bound,
+    BoundMethod,
     Tile,
     described,
     dtype_of,
@@ -35,7 +35,7 @@ from transconv.kernel.tiles.values import (
 )
 
 if TYPE_CHECKING:
-    from transconv.kernel.frontend.expressions import Expressions
+    from transconv.kernel.frontend.expressions import ExpressionEvaluator
 
 STATIC = (len, tuple, list, zip, enumerate, reversed, sorted, divmod, isinstance, int, float, bool, round,
           slice, hasattr, getattr, str, range, min, max, abs, sum, any, all)
@@ -45,9 +45,9 @@ SEQUENCES = (zip, enumerate, tuple, list, reversed, len)  # which look at no val
 BUILTIN = (sum, max, min, any, all)  # which go through what they get element by element
 
 
-def called(at: Expressions, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
+def called(at: ExpressionEvaluator, callee: Any, args: list[Any], words: dict[str, Any]) -> Any:
     """The result of a call."""
-    if isinstance(callee, Bound):
+    if isinstance(callee, BoundMethod):
         return _method(at, callee, args, words)
     if (family := family_of(callee)) is not None:
         return at.dispatched(family, args, words)
@@ -94,7 +94,7 @@ def is_static(value: Any) -> bool:
         return all(is_static(v) for v in value)
     if isinstance(value, slice):
         return is_static((value.start, value.stop, value.step))
-    return not isinstance(value, (Tile, ArrayView, AtomicView, GroupScope, Bound, Item, ForItems))
+    return not isinstance(value, (Tile, ArrayView, AtomicView, GroupScope, BoundMethod, Item, ForItems))
 
 
 def _is_plain(callee: Any) -> bool:
@@ -119,14 +119,14 @@ def _scalar_type(callee: Any) -> DType:
     return dtype_of(plain or callee)
 
 
-def _extremum(at: Expressions, name: str, args: list[Any]) -> Any:
+def _extremum(at: ExpressionEvaluator, name: str, args: list[Any]) -> Any:
     made = args[0]
     for other in args[1:]:
         made = named(at.b, name, made, other)
     return made
 
 
-def _function(at: Expressions, name: str, args: list[Any], words: dict[str, Any]) -> Any:
+def _function(at: ExpressionEvaluator, name: str, args: list[Any], words: dict[str, Any]) -> Any:
     out = words.pop("out", None)
     if words:
         raise Refusal(f"{name} with {', '.join(words)}=", "out=", f"np.{name}(x, out=y)")
@@ -140,7 +140,7 @@ def _function(at: Expressions, name: str, args: list[Any], words: dict[str, Any]
 # -- methods ---------------------------------------------------------------------------------------
 
 
-def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, Any]) -> Any:
+def _method(at: ExpressionEvaluator, callee: BoundMethod, args: list[Any], words: dict[str, Any]) -> Any:
     of = callee.of
     try:
         if isinstance(of, Item):
@@ -155,19 +155,19 @@ def _method(at: Expressions, callee: Bound, args: list[Any], words: dict[str, An
         raise Refusal(f"a call of {callee.name} with other arguments than it takes ({error})") from None
 
 
-def _vec(at: Expressions, x: Tile, shape: Any = None) -> Tile:
+def _vec(at: ExpressionEvaluator, x: Tile, shape: Any = None) -> Tile:
     shape = at.b.known(shape)
     if shape is not None:
         x = tile_elements.resized(at.b, x, sizes_of(shape))
     return Tile(x.shape, x.expr, x.mask, True, x.items)
 
 
-def _transpose(at: Expressions, x: Tile, *axes: Any) -> Tile:
+def _transpose(at: ExpressionEvaluator, x: Tile, *axes: Any) -> Tile:
     given = axes[0] if len(axes) == 1 and isinstance(axes[0], (tuple, list)) else axes
     return tile_shapes.transposed(at.b, x, given or None)
 
 
-def _reshape(at: Expressions, x: Tile, *shape: Any) -> Tile:
+def _reshape(at: ExpressionEvaluator, x: Tile, *shape: Any) -> Tile:
     given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     return tile_shapes.reshaped(at.b, x, tuple(at.b.known(given)))
 
@@ -186,7 +186,7 @@ TILE_METHODS: dict[str, Callable[..., Any]] = {
 # -- functions of NumPy that are no rows -----------------------------------------------------------
 
 
-def _arange(at: Expressions, *bounds: Any, dtype: Any = None) -> Tile:
+def _arange(at: ExpressionEvaluator, *bounds: Any, dtype: Any = None) -> Tile:
     bounds = at.b.known(bounds)
     if not all(isinstance(n, int) for n in bounds):
         raise Refusal("np.arange with bounds that are known at run time only", "numbers; add the start",
@@ -201,7 +201,7 @@ def _arange(at: Expressions, *bounds: Any, dtype: Any = None) -> Tile:
 
 
 def _like(value: Any) -> Callable[..., Tile]:
-    def made(at: Expressions, x: Any, dtype: Any = None) -> Tile:
+    def made(at: ExpressionEvaluator, x: Any, dtype: Any = None) -> Tile:
         x = tile_of(x)
         kind = x.dtype if dtype is None else dtype_of(dtype)
         held_number(value, kind)
@@ -209,11 +209,11 @@ def _like(value: Any) -> Callable[..., Tile]:
     return made
 
 
-def _full_like(at: Expressions, x: Any, fill_value: Any, dtype: Any = None) -> Tile:
+def _full_like(at: ExpressionEvaluator, x: Any, fill_value: Any, dtype: Any = None) -> Tile:
     return _like(fill_value)(at, x, dtype)
 
 
-def _expand(at: Expressions, x: Any, axis: int) -> Tile:
+def _expand(at: ExpressionEvaluator, x: Any, axis: int) -> Tile:
     x = tile_of(x)
     place = axis % (len(x.shape) + 1)
     return tile_shapes.reshaped(at.b, x, (*x.shape[:place], 1, *x.shape[place:]))

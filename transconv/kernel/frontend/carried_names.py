@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from transconv.ir import Stmt, Var, bound_vars, free_vars
-from transconv.kernel.frontend.expressions import Expressions
+from transconv.kernel.frontend.expressions import ExpressionEvaluator
 from transconv.kernel.frontend.loop_carried import (
     Again,
-    Carried,
-    Plan,
+    CarriedName,
+    CarryPlan,
     assigned_names,
     begun,
     fitted,
@@ -27,13 +27,13 @@ from transconv.kernel.tiles.values import Mask, Tile, described
 ATTEMPTS = 16
 
 
-class Carrying(Expressions):
+class Carrying(ExpressionEvaluator):
     """``carried``: names that change at run time; ``fixed``: those that may not change in this block;
     ``depth``: how many run-time blocks are around; ``counters``: what differs between iterations."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self.carried: dict[str, Carried] = {}
+        self.carried: dict[str, CarriedName] = {}
         self.fixed: set[str] = set()
         self.depth = 0
         self.counters: list[Var] = []
@@ -76,7 +76,7 @@ class Carrying(Expressions):
                      branch: bool = False) -> None:
         """Read a loop, or a branch, with the names that it changes carried; again with other plans where
         they have to be carried in another way."""
-        plans: dict[str, Plan] = {}
+        plans: dict[str, CarryPlan] = {}
         for name in assigned_names(body):
             if name in self.env and name not in self.carried and (plan := self.planned(name)):
                 plans[name] = plan
@@ -107,7 +107,7 @@ class Carrying(Expressions):
             self.also.pop(name, None)
             b.changing.discard(self.carried.pop(name).var)
 
-    def planned(self, name: str) -> Plan | None:
+    def planned(self, name: str) -> CarryPlan | None:
         """How a name would be carried from here on; None for what cannot change at run time."""
         plan = plan_of(self.env[name])
         if plan is not None and plan.items:  # other items may change it otherwise
@@ -137,7 +137,7 @@ class Carrying(Expressions):
         """Bind a name again, because elements of its tile were written."""
         raise NotImplementedError
 
-    def bind_carried(self, name: str, held: Carried, value: Any) -> None:
+    def bind_carried(self, name: str, held: CarriedName, value: Any) -> None:
         """Assign to a carried name."""
         if not isinstance(value, Tile) and plan_of(value) is None:
             raise Refusal(f"{name}, which becomes {described(value)} at run time", "numbers and tiles")
@@ -150,13 +150,13 @@ class Carrying(Expressions):
             self.b.update(held.on, whole(tile.mask))
         self.env[name] = held.now(mask)
 
-    def new_mask(self, name: str, held: Carried, new: Mask, now: Mask) -> Mask:
+    def new_mask(self, name: str, held: CarriedName, new: Mask, now: Mask) -> Mask:
         """The mask of a carried name after an assignment."""
         inside = [v for s in self.b.stmts for v in bound_vars(s)]
         inner = [*self.counters, *inside, *(c.on for c in self.carried.values() if c.on is not None)]
         return masked(name, held, new, now, self.depth, inner)
 
-    def detach(self, name: str, held: Carried) -> None:
+    def detach(self, name: str, held: CarriedName) -> None:
         """Give names to the values that mention a carried name, before it changes."""
         for other, value in self.env.items():
             if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):

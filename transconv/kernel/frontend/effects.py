@@ -9,16 +9,16 @@ from typing import Any
 
 from transconv.errors import KernelError
 from transconv.ir import Expr, FuncCall, Let, Load, Store, Update, Var, find, free_vars
-from transconv.kernel.frontend.hazards import Access
+from transconv.kernel.frontend.hazards import ArrayAccess
 from transconv.kernel.frontend.scopes import Conditions
-from transconv.kernel.frontend.source import Source
+from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.functions import cast
-from transconv.kernel.overloads import Family
+from transconv.kernel.overloads import OverloadSet
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.tiles import arrays, tile_elements
 from transconv.kernel.tiles.kernel_builder import Building
 from transconv.kernel.tiles.lanes import Shape
-from transconv.kernel.tiles.products import Chip, Product
+from transconv.kernel.tiles.products import Chip, PendingProduct
 from transconv.kernel.tiles.values import ArrayView, Tile, described
 from transconv.kernel.tiles.values import named as type_name
 from transconv.simplify import simplify
@@ -31,14 +31,14 @@ class Effects:
     """The names of a kernel, and what its lines access. ``stem``: a name for what is loaded next;
     ``meant``: the values of symbols and tunable numbers, by name."""
 
-    def __init__(self, b: Building, source: Source, chip: Chip, meant: Mapping[str, Any]) -> None:
+    def __init__(self, b: Building, source: FunctionSource, chip: Chip, meant: Mapping[str, Any]) -> None:
         self.b, self.source, self.chip, self.meant = b, source, chip, meant
         self.env: dict[str, Any] = {}
         self.gone: dict[str, str] = {}  # names that ended with a branch or a loop, and which
         self.outside = source.outside()
         self.stem = ""
         self.at: ast.AST = source.tree
-        self.accesses: list[Access] = []
+        self.accesses: list[ArrayAccess] = []
         self.items = False  # whether the current function is that of work-items or sub-groups
         self.items_shape: Shape = ()
         self.here: Any = None  # the group, or the items whose function is read
@@ -59,7 +59,7 @@ class Effects:
             return
         offset = simplify(access.offset, self.b.facts)
         place = self.source.place(self.at)
-        self.accesses.append(Access(view.tensor.name, writes, place, tuple(self.loops), offset))
+        self.accesses.append(ArrayAccess(view.tensor.name, writes, place, tuple(self.loops), offset))
 
     def load(self, view: ArrayView, shape: Shape | None, vector: bool = False, fill: Any = None) -> Tile:
         """``group.load``, ``group.vload``"""
@@ -121,7 +121,7 @@ class Effects:
         """A call of a function whose body is read here."""
         raise NotImplementedError
 
-    def dispatched(self, family: Family, args: list[Any], words: dict[str, Any]) -> Any:
+    def dispatched(self, family: OverloadSet, args: list[Any], words: dict[str, Any]) -> Any:
         """A call of a function with several bodies."""
         raise NotImplementedError
 
@@ -129,7 +129,7 @@ class Effects:
         """The result of a lambda."""
         raise NotImplementedError
 
-    def summed(self, acc: Tile, term: Product) -> Tile:
+    def summed(self, acc: Tile, term: PendingProduct) -> Tile:
         """``acc + term``, which every name of ``acc`` becomes."""
         raise NotImplementedError
 

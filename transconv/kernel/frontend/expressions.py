@@ -12,7 +12,7 @@ from transconv.ir import Var
 from transconv.kernel.annotations import Tunable
 from transconv.kernel.atomics import atomic_ref
 from transconv.kernel.frontend import scopes
-from transconv.kernel.frontend.arithmetic import Arithmetic
+from transconv.kernel.frontend.arithmetic import ArithmeticEvaluator
 from transconv.kernel.frontend.calls import TILE_METHODS, called, is_static
 from transconv.kernel.frontend.group_scope import ATTRIBUTES, METHODS, GroupScope
 from transconv.kernel.frontend.scopes import Item
@@ -20,10 +20,10 @@ from transconv.kernel.overloads import family_of
 from transconv.kernel.refusals import Refusal, WrongScope, spelled
 from transconv.kernel.tiles import arrays, indexing, tile_elements, tile_shapes
 from transconv.kernel.tiles.reductions import REDUCTIONS
-from transconv.kernel.tiles.values import ArrayView, Bound, Tile, described
+from transconv.kernel.tiles.values import ArrayView, BoundMethod, Tile, described
 
 
-class Expressions(Arithmetic):
+class ExpressionEvaluator(ArithmeticEvaluator):
     """Evaluates expressions with the values of names."""
 
     # -- leaves --
@@ -115,7 +115,7 @@ class Expressions(Arithmetic):
                              "read nothing that others have written", "kernel.simulate, a second launch")
         if isinstance(of, GroupScope):
             if name in METHODS:
-                return Bound(name, of)
+                return BoundMethod(name, of)
             if name in ATTRIBUTES:
                 return getattr(of, name)
             raise Refusal(f"group.{name}", " ".join([*ATTRIBUTES, *METHODS]))
@@ -123,7 +123,7 @@ class Expressions(Arithmetic):
             return self.of_array(of, name)
         if isinstance(of, Item):
             if name in scopes.METHODS[of.scope]:
-                return Bound(name, of)
+                return BoundMethod(name, of)
             raise Refusal(f"`.{name}` of a {of.scope.value[:-1]}", " ".join(scopes.METHODS[of.scope]))
         if isinstance(of, (int, float)) and not isinstance(of, bool) and name == "dtype":
             raise Refusal(f"the type of the number {of}", "types of tiles and arrays")
@@ -159,7 +159,7 @@ class Expressions(Arithmetic):
             raise Refusal(f"`.{name}` of a value of each item",
                           " ".join(["shape", "dtype", "ndim", "T", "mask", "astype", "vec", *REDUCTIONS]))
         if name in REDUCTIONS or name in TILE_METHODS:
-            return Bound(name, of)
+            return BoundMethod(name, of)
         known = ["shape", "dtype", "ndim", "T", "mask", *REDUCTIONS, *TILE_METHODS]
         raise Refusal(f"`.{name}` of {of}", " ".join(known))
 
@@ -226,7 +226,7 @@ class Lambda:
 def takes_parts(callee: Any) -> bool:
     """Whether an index of an array in a call's arguments is a part of it: those of the group's methods and
     of intrinsics."""
-    if isinstance(callee, Bound):
+    if isinstance(callee, BoundMethod):
         return isinstance(callee.of, GroupScope)
     family = family_of(callee)
     return callee is atomic_ref or family is not None and bool(family.intrinsics)

@@ -12,7 +12,7 @@ from transconv.kernel.tiles.tile_shapes import filled
 from transconv.kernel.tiles.values import ArrayView, Tile, described, dtype_of
 
 if TYPE_CHECKING:
-    from transconv.kernel.frontend.expressions import Expressions
+    from transconv.kernel.frontend.expressions import ExpressionEvaluator
 
 
 class GroupScope:
@@ -45,15 +45,15 @@ def view_of(x: Any) -> ArrayView:
     return x
 
 
-def _id(at: Expressions, group: GroupScope) -> Any:
+def _id(at: ExpressionEvaluator, group: GroupScope) -> Any:
     return group.ids
 
 
-def _offset(at: Expressions, group: GroupScope) -> Any:
+def _offset(at: ExpressionEvaluator, group: GroupScope) -> Any:
     return tuple(Tile((), i.expr * as_expr(n)) for i, n in zip(group.ids, group.shape, strict=True))
 
 
-def _load(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
+def _load(at: ExpressionEvaluator, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
           fill: Any = None, vector: bool = False) -> Tile:
     known = None if shape is None else sizes_of(at.b.known(shape))
     if mapping is not None:
@@ -63,12 +63,14 @@ def _load(at: Expressions, group: GroupScope, array: Any, shape: Any = None, map
     return at.load(view_of(array), known, vector, fill)
 
 
-def _vload(at: Expressions, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
+def _vload(at: ExpressionEvaluator, group: GroupScope, array: Any, shape: Any = None, mapping: Any = None,
            fill: Any = None) -> Tile:
     return _load(at, group, array, shape, mapping, fill, True)
 
 
-def _store(at: Expressions, group: GroupScope, array: Any, value: Any, mapping: Any = None) -> None:
+def _store(
+    at: ExpressionEvaluator, group: GroupScope, array: Any, value: Any, mapping: Any = None
+) -> None:
     if mapping is not None:
         from transconv.kernel.tiles import mapped_access
 
@@ -80,7 +82,7 @@ def _store(at: Expressions, group: GroupScope, array: Any, value: Any, mapping: 
 
 
 def _full(vector: bool, value: Any = None) -> Callable[..., Tile]:
-    def made(at: Expressions, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None,
+    def made(at: ExpressionEvaluator, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None,
              fill_value: Any = None) -> Tile:
         shape, dtype, fill_value = spread_out(sizes, shape, dtype, fill_value)
         if value is None and fill_value is None:
@@ -112,7 +114,9 @@ def spread_out(given: tuple[Any, ...], shape: Any, dtype: Any, fill_value: Any) 
     return shape, f32 if dtype is None else dtype, fill_value
 
 
-def _empty(at: Expressions, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None) -> Tile:
+def _empty(
+    at: ExpressionEvaluator, group: GroupScope, *sizes: Any, shape: Any = None, dtype: Any = None
+) -> Tile:
     shape, dtype, _ = spread_out(at.b.known(sizes), shape, dtype, None)
     zero = filled(sizes_of(at.b.known(shape)), 0, dtype_of(dtype))
     return Tile(zero.shape, zero.expr, (FALSE,))

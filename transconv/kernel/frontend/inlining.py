@@ -14,13 +14,13 @@ from transconv.kernel.frontend.blocks import Blocks
 from transconv.kernel.frontend.expressions import Lambda
 from transconv.kernel.frontend.scopes import ForItems, scope_of
 from transconv.kernel.intrinsics import asked
-from transconv.kernel.overloads import Family, of_another_scope
+from transconv.kernel.overloads import OverloadSet, of_another_scope
 from transconv.kernel.reference_semantics import meaning_of
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.tiles import arrays
 from transconv.kernel.tiles.elementwise import named
 from transconv.kernel.tiles.intrinsic_builder import Builder, Unavailable
-from transconv.kernel.tiles.products import Product
+from transconv.kernel.tiles.products import PendingProduct
 from transconv.kernel.tiles.values import Tile
 from transconv.kernel.user_functions import own_function
 
@@ -126,7 +126,7 @@ class Calls(Blocks):
 
     # -- functions with several bodies --
 
-    def dispatched(self, family: Family, args: list[Any], words: dict[str, Any]) -> Any:
+    def dispatched(self, family: OverloadSet, args: list[Any], words: dict[str, Any]) -> Any:
         scope = scope_of(self.here)
         reasons: list[str] = []
         for intrinsic in family.asked(scope):
@@ -156,7 +156,7 @@ class Calls(Blocks):
         found = f"a call of {what}" + (f" ({'; '.join(reasons)})" if reasons else "")
         raise (Refusal if reasons else WrongScope)(found, family.candidates())
 
-    def summed(self, acc: Tile, term: Product) -> Tile:
+    def summed(self, acc: Tile, term: PendingProduct) -> Tile:
         """``acc + term``, which every name of ``acc`` becomes; one call of the matrix unit where a loop
         carries the name."""
         names = [n for n, v in self.env.items() if v is acc]

@@ -31,7 +31,7 @@ from transconv.kernel.tiles.values import WEAK, Mask, Tile, described, is_number
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CarryPlan:
     """How a name is carried. ``weak``: it begins as a number, which takes the type and shape of what
     follows; ``grows``: the conditions that an iteration adds to its mask; ``kept``: its mask is a tile."""
 
@@ -44,11 +44,11 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Carried:
+class CarriedName:
     """A name that is carried now. ``first``: its mask at the beginning; ``on``: the tile of its mask;
     ``depth``: how many blocks are around the one that carries it; ``branch``: whether it is a branch."""
 
-    plan: Plan
+    plan: CarryPlan
     var: Var
     first: Mask
     on: Var | None
@@ -63,7 +63,7 @@ class Carried:
 class Again(Exception):
     """A block has to be read again, with another plan for a name."""
 
-    def __init__(self, name: str, plan: Plan) -> None:
+    def __init__(self, name: str, plan: CarryPlan) -> None:
         super().__init__(name)
         self.name, self.plan = name, plan
 
@@ -82,41 +82,41 @@ def assigned_names(body: Sequence[ast.stmt]) -> list[str]:
     return list(found)
 
 
-def plan_of(value: Any) -> Plan | None:
+def plan_of(value: Any) -> CarryPlan | None:
     """How a value would be carried; None for one that cannot change at run time."""
     if is_number(value):
-        return Plan(WEAK[type(value)], (), True)
+        return CarryPlan(WEAK[type(value)], (), True)
     if isinstance(value, Tile):
         weak = value.dtype.kind == "index"
-        return Plan(i32 if weak else value.dtype, value.shape, weak, items=value.items)
+        return CarryPlan(i32 if weak else value.dtype, value.shape, weak, items=value.items)
     return None
 
 
-def begun(b: Building, name: str, value: Any, plan: Plan, depth: int,
-          branch: bool = False) -> tuple[Carried, Tile]:
+def begun(b: Building, name: str, value: Any, plan: CarryPlan, depth: int,
+          branch: bool = False) -> tuple[CarriedName, Tile]:
     """A name that changes from here on, and its value now."""
     tile = tile_of(value)
     var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
     on = b.alloc(f"{name}_active", boolean, plan.shape, whole(tile.mask)) if plan.kept else None
     now = Tile(plan.shape, var, tile.mask if on is None else (on,), items=plan.items)
-    return Carried(plan, var, tile.mask, on, depth, branch), now
+    return CarriedName(plan, var, tile.mask, on, depth, branch), now
 
 
-def at_iteration(held: Carried, first: Expr) -> Mask:
+def at_iteration(held: CarriedName, first: Expr) -> Mask:
     """The mask at the beginning of an iteration; ``first``: whether it is the first one."""
     if held.on is not None:
         return (held.on,)
     return joined(held.first, *([Or(first, part)] for part in held.plan.grows))
 
 
-def afterwards(held: Carried, never: Expr | None) -> Mask:
+def afterwards(held: CarriedName, never: Expr | None) -> Mask:
     """The mask after a loop; ``never``: whether it had no iteration, None if it had one."""
     if held.on is not None:
         return (held.on,)
     return joined(held.first, *([part if never is None else Or(never, part)] for part in held.plan.grows))
 
 
-def fitted(name: str, held: Carried, value: Any) -> Tile:
+def fitted(name: str, held: CarriedName, value: Any) -> Tile:
     """A value as one of a carried name. Raises Again where a weak beginning takes its type or shape, and
     refuses others."""
     plan, tile = held.plan, tile_of(value)
@@ -138,7 +138,7 @@ def fitted(name: str, held: Carried, value: Any) -> Tile:
     return Tile(plan.shape, cast(tile.expr, plan.dtype), tile.mask, items=plan.items)
 
 
-def masked(name: str, held: Carried, new: Mask, now: Mask, depth: int, inner: Iterable[Var]) -> Mask:
+def masked(name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner: Iterable[Var]) -> Mask:
     """The mask of a carried name after an assignment; ``now``: before it. ``inner``: the names that differ
     between iterations. Raises Again where the mask has to be carried in another way."""
     if held.on is not None:

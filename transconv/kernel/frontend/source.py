@@ -13,11 +13,11 @@ from typing import Any
 
 from transconv.errors import KernelError
 from transconv.ir import why_not_depth, why_not_name
-from transconv.kernel.refusals import Place
+from transconv.kernel.refusals import SourcePlace
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FunctionSource:
     """A function as a tree. ``first``: the line of the file before the tree's first one."""
 
     function: Callable[..., Any]
@@ -27,7 +27,7 @@ class Source:
     first: int
 
     @staticmethod
-    def of(function: Callable[..., Any]) -> Source:
+    def of(function: Callable[..., Any]) -> FunctionSource:
         """The source of a function. KernelError for one without source, such as a lambda or a builtin."""
         try:
             lines, first = inspect.getsourcelines(function)
@@ -45,7 +45,7 @@ class Source:
         if not isinstance(tree, ast.FunctionDef):
             raise KernelError(f"{Path(file).name}:{first}: found {type(tree).__name__}; expected a "
                               "function that is defined by def")
-        found = Source(function, tree, file, tuple(lines), first - 1)
+        found = FunctionSource(function, tree, file, tuple(lines), first - 1)
         found.check()
         return found
 
@@ -75,10 +75,10 @@ class Source:
         """The names of its parameters."""
         return tuple(a.arg for a in self.tree.args.args)
 
-    def place(self, at: ast.AST) -> Place:
+    def place(self, at: ast.AST) -> SourcePlace:
         """The line of the file at which a piece of the tree begins."""
         line = getattr(at, "lineno", 1)
-        return Place(Path(self.file).name, self.first + line, self.lines[line - 1])
+        return SourcePlace(Path(self.file).name, self.first + line, self.lines[line - 1])
 
     def outside(self) -> dict[str, Any]:
         """The values of the names around the function: of its closure, its module, Python's own."""

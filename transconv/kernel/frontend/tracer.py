@@ -32,7 +32,7 @@ INSTEAD = {
 }
 
 
-class Tracer(Assignments):
+class StatementTracer(Assignments):
     """Reads statements. ``env`` has the values of names; statements of the kernel collect in ``b``."""
 
     def run(self, body: Sequence[ast.stmt]) -> None:

@@ -14,7 +14,7 @@ from transconv.kernel.launch.size_arguments import Number, Sizing
 
 
 @dataclass(frozen=True, slots=True)
-class Lying:
+class ArrayLayout:
     """An array of a call without its sizes. ``order``: its dimensions from the outermost on if it is
     dense; ``strides``: of others; ``overlaps``: whether elements share memory."""
 
@@ -50,7 +50,7 @@ class Arguments:
         arguments. A Tensor without dimensions is a number that is read at run time."""
         places, found = count(), dict[str, Any]()
         for name, kind in self.kinds.items():
-            if isinstance(kind, Lying):
+            if isinstance(kind, ArrayLayout):
                 at = [next(places) for _ in range(kind.rank)]
                 found[name] = _tensor(name, kind, tuple(sizing.numbers[i].value for i in at),
                                       tuple(sizing.exprs[i] for i in at))
@@ -134,7 +134,7 @@ def as_tensor(name: str, value: Any) -> Any:
                       "with DLPack or the CUDA array interface, or a number")
 
 
-def lying(name: str, tensor: Any) -> Lying:
+def lying(name: str, tensor: Any) -> ArrayLayout:
     """What a kernel knows of an array beside its sizes."""
     dtype = type_of(name, str(tensor.dtype).removeprefix("torch."))
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
@@ -145,15 +145,15 @@ def lying(name: str, tensor: Any) -> Lying:
         raise KernelError(f"{name} is an array without dimensions; expected a number, or an array of one "
                           f"element: {name}.reshape(1)")
     if tensor.is_contiguous():
-        return Lying(dtype, len(shape), tuple(range(len(shape))))
+        return ArrayLayout(dtype, len(shape), tuple(range(len(shape))))
     layout = Layout.from_strides(dtype, shape, strides)
     order = tuple(b.dim for b in layout.blocks)
     if layout.is_packed:
-        return Lying(dtype, len(shape), order)
-    return Lying(dtype, len(shape), order, strides, layout.overlaps and all(shape))
+        return ArrayLayout(dtype, len(shape), order)
+    return ArrayLayout(dtype, len(shape), order, strides, layout.overlaps and all(shape))
 
 
-def _tensor(name: str, kind: Lying, shape: tuple[int, ...], sizes: tuple[Expr, ...]) -> Tensor:
+def _tensor(name: str, kind: ArrayLayout, shape: tuple[int, ...], sizes: tuple[Expr, ...]) -> Tensor:
     """An array of these sizes. ``sizes``: the same as expressions of arguments."""
     dims = tuple(f"d{i}" for i in range(len(shape)))
     named = not all(isinstance(e, Const) for e in sizes)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from transconv.ir import text_of
 from transconv.kernel.annotations import Meant
-from transconv.kernel.launch.lowering import Lowered
+from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.target import Target
 
 
-def explained(made: Lowered, meant: Meant, why: str, chip: Target) -> str:
+def explained(made: LoweredKernel, meant: Meant, why: str, chip: Target) -> str:
     """The groups of a kernel, their shape and who chose it, warps, sizes that are arguments and what is
     required of them, masks that were proved away. ``why``: lines about who chose what was not hinted, if
     it was not the compiler."""

@@ -19,16 +19,16 @@ from transconv.backend_triton import (
     write,
 )
 from transconv.errors import KernelError
-from transconv.kernel.annotations import Asked, Meant
+from transconv.kernel.annotations import KernelCall, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.launch.arguments import Arguments, spanned, tensors_of
 from transconv.kernel.launch.launch_cache import Known, known, signature
-from transconv.kernel.launch.lowering import Lowered, lowered
+from transconv.kernel.launch.lowering import LoweredKernel, lowered
 from transconv.kernel.launch.results import Recipe, returned
 from transconv.kernel.launch.tuned_choices import (
     WARPS,
-    Found,
-    Words,
+    LaunchWords,
+    TunedChoice,
     choices,
     key_of,
     record,
@@ -46,20 +46,20 @@ CALLS = 4096  # calls that are known by their types and sizes
 
 
 @dataclass(slots=True)
-class Kind:
+class ArgumentKind:
     """The compiled kernels for arguments of one kind. ``fixed``: the places of numbers that the kernel
     needs to know; ``plain``: of those whose divisors do not matter."""
 
     fixed: frozenset[int] = frozenset()
     plain: frozenset[int] = frozenset()
-    compiled: list[Compiled] = field(default_factory=list)
+    compiled: list[CompiledKernel] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledKernel:
     """A kernel and its launcher."""
 
-    low: Lowered
+    low: LoweredKernel
     launcher: Launcher
 
     def values(self, numbers: tuple[int, ...]) -> dict[str, int] | None:
@@ -82,16 +82,16 @@ class Compiled:
         return None if bind is None else bind(sizes, *self.launcher.numbers(*sizes)[0])
 
 
-class Launches:
+class KernelLaunches:
     """The launches of one kernel."""
 
     def __init__(self, owner: KernelFunction) -> None:
         self.owner = owner
-        self.kinds: dict[Any, Kind] = {}
+        self.kinds: dict[Any, ArgumentKind] = {}
         self.calls: dict[Any, Known] = {}
         self.recipes: dict[Any, Recipe] = {}  # of calls that leave out results
-        self.found: dict[str, Found | None] = {}
-        self.instead: dict[str, tuple[Words, str]] = {}  # of calls whose own warps are miscompiled
+        self.found: dict[str, TunedChoice | None] = {}
+        self.instead: dict[str, tuple[LaunchWords, str]] = {}  # of calls whose own warps are miscompiled
         self.lock = threading.Lock()
 
     def __call__(self, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
@@ -120,8 +120,8 @@ class Launches:
                 self.recipes[key] = left_out
         return returned(asked.made)
 
-    def start_right(self, asked: Asked, arguments: Arguments,
-                    target: Target) -> tuple[Compiled, dict[str, int]] | None:
+    def start_right(self, asked: KernelCall, arguments: Arguments,
+                    target: Target) -> tuple[CompiledKernel, dict[str, int]] | None:
         """``start`` with the best words. Where the machine code shows a known mistake of the compiler, and
         the call leaves the warps open, with other warps, which later calls like it have, too. Raises
         Miscompiled if each number of warps has such code."""
@@ -134,14 +134,14 @@ class Launches:
             own = self.of(best, arguments, target)[0].low.warps
             for warps in (w for w in (2 * own, own // 2, 4 * own, own // 4) if w in WARPS):
                 with suppress(Miscompiled, KernelError):
-                    found = self.start(with_words(best, Words(warps)), arguments, target)
+                    found = self.start(with_words(best, LaunchWords(warps)), arguments, target)
                     key = key_of(self.owner.source, asked, arguments, target, self.owner.precision)
-                    self.instead[key] = Words(warps), f"instead    of {own} warps: {mistake.why}"
+                    self.instead[key] = LaunchWords(warps), f"instead    of {own} warps: {mistake.why}"
                     return found
             raise
 
-    def start(self, asked: Asked, arguments: Arguments,
-              target: Target) -> tuple[Compiled, dict[str, int]] | None:
+    def start(self, asked: KernelCall, arguments: Arguments,
+              target: Target) -> tuple[CompiledKernel, dict[str, int]] | None:
         """Launch a call; what was launched for which sizes, None for work without elements."""
         made, values = self.of(asked, arguments, target)
         if asked.group.count == 0:
@@ -160,7 +160,7 @@ class Launches:
                               f"fewer than {made.low.num_stages} stages") from None
         return made, values
 
-    def remember(self, key: Any, made: Compiled, values: dict[str, int], arguments: Arguments,
+    def remember(self, key: Any, made: CompiledKernel, values: dict[str, int], arguments: Arguments,
                  grouped: bool) -> None:
         """Have later calls like this one start the kernel directly. ``grouped``: whether their first
         argument is the group."""
@@ -195,7 +195,7 @@ class Launches:
                               "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))
         return detect(arguments.device)
 
-    def best(self, asked: Asked, arguments: Arguments, target: Target) -> tuple[Asked, str]:
+    def best(self, asked: KernelCall, arguments: Arguments, target: Target) -> tuple[KernelCall, str]:
         """A call with what tuning found fastest for such arguments, or what is compiled right, where it
         leaves that open, and how that was found."""
         owner = self.owner
@@ -210,7 +210,7 @@ class Launches:
         words, why = self.instead[key]
         return with_words(best, words), "\n".join(filter(None, (told, why)))
 
-    def worded(self, asked: Asked, words: Words) -> Asked:
+    def worded(self, asked: KernelCall, words: LaunchWords) -> KernelCall:
         """A call with words of tuning."""
         numbers = {n: v for n, v in words.numbers if n not in self.owner.tuned}
         if numbers:
@@ -218,14 +218,16 @@ class Launches:
             asked = self.owner.asked(given, asked.given, numbers)
         return with_words(asked, words)
 
-    def tune(self, args: tuple[Any, ...], words: dict[str, Any], seconds: float, trials: int) -> Found:
+    def tune(
+        self, args: tuple[Any, ...], words: dict[str, Any], seconds: float, trials: int
+    ) -> TunedChoice:
         """The fastest words for a call, which are kept."""
         owner, asked = self.owner, self.owner.asked(args, words)
         arguments = tensors_of(asked.given)
         target = self.target_of(arguments)
         low = lowered(owner.source, asked.group, arguments, target, owner.precision, meant=asked.meant)
 
-        def run(words: Words, arrays: dict[str, Any]) -> None:
+        def run(words: LaunchWords, arrays: dict[str, Any]) -> None:
             made = self.worded(asked, words)
             self.start(replace(made, given=made.given | arrays), tensors_of(made.given | arrays), target)
 
@@ -238,7 +240,7 @@ class Launches:
         self.calls.clear()
         return found
 
-    def chosen(self, asked: Asked, target: Target) -> tuple[Lowered, Meant, str]:
+    def chosen(self, asked: KernelCall, target: Target) -> tuple[LoweredKernel, Meant, str]:
         """The kernel that such a call launches on a chip, compiled anew."""
         arguments = tensors_of(asked.given)
         asked, why = self.best(asked, arguments, target)
@@ -246,7 +248,9 @@ class Launches:
                       meant=asked.meant)
         return low, asked.meant, why
 
-    def of(self, asked: Asked, arguments: Arguments, target: Target) -> tuple[Compiled, dict[str, int]]:
+    def of(
+        self, asked: KernelCall, arguments: Arguments, target: Target
+    ) -> tuple[CompiledKernel, dict[str, int]]:
         """The kernel for arguments, and its sizes that are arguments."""
         group, precision = asked.group, self.owner.precision
         key = (group.shape, group.warps_hint, group.stages_hint, arguments.key, asked.meant.key,
@@ -255,14 +259,14 @@ class Launches:
         with self.lock:
             if len(self.kinds) >= KEPT:
                 self.kinds.clear()
-            kind = self.kinds.setdefault(key, Kind())
+            kind = self.kinds.setdefault(key, ArgumentKind())
             for made in reversed(kind.compiled):
                 values = made.values(numbers)
                 if values is not None:
                     return made, values
             low = lowered(self.owner.source, group, arguments, target, precision, kind.fixed, kind.plain,
                           asked.meant)
-            made = Compiled(low, launcher_of(low))
+            made = CompiledKernel(low, launcher_of(low))
             kind.fixed, kind.plain = low.fixed, low.plain
             values = made.values(numbers)
             if values is None:  # more programs than a launch may have
@@ -273,7 +277,7 @@ class Launches:
             return made, values
 
 
-def launcher_of(low: Lowered) -> Launcher:
+def launcher_of(low: LoweredKernel) -> Launcher:
     """What launches a kernel."""
     kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
     # The text says neither the types of the arrays nor how products are rounded.

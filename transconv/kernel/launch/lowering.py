@@ -39,9 +39,9 @@ from transconv.ir import (
 )
 from transconv.kernel.annotations import NOTHING, Meant
 from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.frontend.hazards import Access, check_order
-from transconv.kernel.frontend.source import Source
-from transconv.kernel.frontend.tracer import Tracer
+from transconv.kernel.frontend.hazards import ArrayAccess, check_order
+from transconv.kernel.frontend.source import FunctionSource
+from transconv.kernel.frontend.tracer import StatementTracer
 from transconv.kernel.group import Group
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.size_arguments import Needed, Number, Sizing, sizing
@@ -65,7 +65,7 @@ OF_PRODUCT = 2048  # the same for accumulators of the matrix unit
 
 
 @dataclass(frozen=True, slots=True)
-class Lowered:
+class LoweredKernel:
     """A kernel for given arguments. ``stages``: it after each pass; ``source``: its text; ``arguments``:
     the names of the kernel's parameters in the order of the launch; ``numbers``: those of them that are
     floats of the call; ``sizing``: how its whole numbers became sizes that are
@@ -104,9 +104,9 @@ class Lowered:
         raise KernelError(f"there is no stage {name!r} of a kernel; expected one of {known}")
 
 
-def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
+def lowered(source: FunctionSource, group: Group, arguments: Arguments, target: Target,
             precision: str = "ieee", fixed: frozenset[int] = frozenset(),
-            plain: frozenset[int] = frozenset(), meant: Meant = NOTHING) -> Lowered:
+            plain: frozenset[int] = frozenset(), meant: Meant = NOTHING) -> LoweredKernel:
     """The kernel of a function for arguments like those of a call. ``fixed``: the places of numbers that
     are constants; those that the kernel needs to know become so. ``plain``: of those whose divisors do not
     matter; ``meant``: what the kernel declares, for this call. Raises KernelError with the user's line."""
@@ -139,23 +139,23 @@ def lowered(source: Source, group: Group, arguments: Arguments, target: Target,
               f"groups {' x '.join(map(str, group.groups))} of {' x '.join(map(str, group.shape))}",
               f"target {target.name}", *(f"size {told}" for told in found.told))
     text = emit(stages[-1][1], header)
-    return Lowered(source.name, group, tuple(stages), text, written.numbers, warps,
+    return LoweredKernel(source.name, group, tuple(stages), text, written.numbers, warps,
                    group.stages_hint or STAGES, found, fixed, plain)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenKernel:
     """A kernel as the source has it, the names of its run-time numbers, its accesses in order, the sizes
     whose divisors matter to it."""
 
     kernel: Kernel
     numbers: tuple[str, ...]
-    accesses: tuple[Access, ...]
+    accesses: tuple[ArrayAccess, ...]
     divided: frozenset[str]
 
 
-def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chip,
-           numbers: Sizing, meant: Mapping[str, Any]) -> Written:
+def traced(source: FunctionSource, group: Group, arguments: Mapping[str, Any], chip: Chip,
+           numbers: Sizing, meant: Mapping[str, Any]) -> WrittenKernel:
     """The kernel as the source has it. ``arguments``: a Tensor, a number, or an expression of sizes for
     each parameter but the group; ``meant``: the values of symbols and of tunable numbers."""
     # Numbers come behind arrays: the first argument of a launch has to have a device.
@@ -171,7 +171,7 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
         b.divides(n)
     programs = simplify(prod(groups, start=ONE), b.facts)
     b.facts = b.facts.with_range(program, 0, None).assume(program < maximum(programs, 1))
-    tracer = Tracer(b, source, chip, meant)
+    tracer = StatementTracer(b, source, chip, meant)
     first, *rest = source.parameters
     ids = _ids(b, program, groups)
     size = group.subgroup_size_hint or chip.target.warp_size
@@ -196,7 +196,7 @@ def traced(source: Source, group: Group, arguments: Mapping[str, Any], chip: Chi
     body = For(program, stop, b.body(), "grid", until=many)
     kernel = Kernel(function_name(source.name), tuple(tensors.values()), body, tuple(b.notes),
                     _required(b, tensors))
-    return Written(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
+    return WrittenKernel(kernel, tuple(floats), tuple(tracer.accesses), frozenset(b.divided))
 
 
 def _required(b: Building, tensors: Mapping[str, Tensor]) -> Sizes | None:
@@ -226,7 +226,7 @@ def _ids(b: Building, program: Var, groups: tuple[Expr, ...]) -> tuple[Expr, ...
     return tuple(found)
 
 
-def _check_limits(source: Source, kernel: Kernel, warps: int, target: Target) -> None:
+def _check_limits(source: FunctionSource, kernel: Kernel, warps: int, target: Target) -> None:
     """Raise KernelError for more threads than a program may have, and for a tile that Triton refuses."""
     if warps * target.warp_size > MOST_THREADS:
         raise KernelError(f"{source.name}: warps_hint={warps} are {warps * target.warp_size} threads on "

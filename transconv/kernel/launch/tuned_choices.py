@@ -15,11 +15,11 @@ from typing import Any
 from transconv import knobs
 from transconv.disk_cache import Drawer, fields
 from transconv.ir import For, find
-from transconv.kernel.annotations import Asked, Tunable
-from transconv.kernel.frontend.source import Source
+from transconv.kernel.annotations import KernelCall, Tunable
+from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.group import MOST_STAGES
 from transconv.kernel.launch.arguments import Arguments
-from transconv.kernel.launch.lowering import Lowered
+from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.target import Target, triton_version
 
 SCHEMA = 1
@@ -29,7 +29,7 @@ STAGES = (1, 2, 3, 4, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class LaunchWords:
     """What tuning chooses of a launch; None: the compiler decides."""
 
     warps: int | None = None
@@ -42,10 +42,10 @@ class Words:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TunedChoice:
     """The fastest words of ``tried``, and microseconds of these and of the kernel without tuning."""
 
-    words: Words = field(default_factory=Words)
+    words: LaunchWords = field(default_factory=LaunchWords)
     us: float = 0.0
     before_us: float = 0.0
     tried: int = 0
@@ -54,7 +54,9 @@ class Found:
         return f"{self.words}: {self.us:.4g} us, {self.before_us:.4g} us before, {self.tried} tried"
 
 
-def key_of(source: Source, asked: Asked, arguments: Arguments, target: Target, precision: str) -> str:
+def key_of(
+    source: FunctionSource, asked: KernelCall, arguments: Arguments, target: Target, precision: str
+) -> str:
     """The name of a call's record."""
     group = asked.group
     numbers = tuple(n.value.bit_length() for n in arguments.numbers), tuple(
@@ -65,7 +67,7 @@ def key_of(source: Source, asked: Asked, arguments: Arguments, target: Target, p
     return f"{source.name[:60]}-{hashlib.blake2b(words.encode(), digest_size=12).hexdigest()}"
 
 
-def recorded(key: str, tunables: Mapping[str, Tunable]) -> Found | None:
+def recorded(key: str, tunables: Mapping[str, Tunable]) -> TunedChoice | None:
     """What tuning has found for a call; None where there is nothing, or nothing that may be chosen."""
     content = None if knobs.tuned() == "0" else DRAWER.get(key)
     if content is None:
@@ -75,15 +77,19 @@ def recorded(key: str, tunables: Mapping[str, Tunable]) -> Found | None:
                                for n, v in content["numbers"].items()))
         warps, stages = (content[n] if content[n] is None else fields.whole(content[n])
                          for n in ("warps", "stages"))
-        found = Found(Words(warps, stages, numbers), float(content["us"]), float(content["before_us"]),
-                      fields.whole(content["tried"]))
+        found = TunedChoice(
+            LaunchWords(warps, stages, numbers),
+            float(content["us"]),
+            float(content["before_us"]),
+            fields.whole(content["tried"]),
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
     fits = warps in (None, *WARPS) and stages in (None, *STAGES)
     return found if fits and all(n in tunables and v in tunables[n].values for n, v in numbers) else None
 
 
-def record(key: str, found: Found) -> None:
+def record(key: str, found: TunedChoice) -> None:
     """Keep what tuning has found."""
     words = found.words
     DRAWER.put(key, {"warps": words.warps, "stages": words.stages, "numbers": dict(words.numbers),
@@ -91,7 +97,7 @@ def record(key: str, found: Found) -> None:
                      "tried": found.tried})
 
 
-def with_words(asked: Asked, words: Words) -> Asked:
+def with_words(asked: KernelCall, words: LaunchWords) -> KernelCall:
     """A call with words; what it hints itself stays."""
     group = asked.group
     if words.warps and group.warps_hint is None:
@@ -101,7 +107,7 @@ def with_words(asked: Asked, words: Words) -> Asked:
     return replace(asked, group=group)
 
 
-def choices(asked: Asked, low: Lowered, tunables: Mapping[str, Tunable],
+def choices(asked: KernelCall, low: LoweredKernel, tunables: Mapping[str, Tunable],
             fixed: Mapping[str, int]) -> dict[str, tuple[Any, ...]]:
     """What may be tried of each word, the nearest to the compiler's own first."""
     found: dict[str, tuple[Any, ...]] = {

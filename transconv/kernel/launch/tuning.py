@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from transconv.errors import TransconvError
-from transconv.kernel.launch.tuned_choices import Found, Words
+from transconv.kernel.launch.tuned_choices import LaunchWords, TunedChoice
 
 WITHIN = 1e-2  # of the largest value: another order of summation
 BUDGET_MS = 20.0  # of timing for a candidate
 
-Run = Callable[[Words, dict[str, Any]], None]
+Run = Callable[[LaunchWords, dict[str, Any]], None]
 """Runs the kernel with words on arrays, by name."""
 
 
 def search(run: Run, arrays: dict[str, Any], offered: dict[str, tuple[Any, ...]], seconds: float,
-           trials: int) -> Found:
+           trials: int) -> TunedChoice:
     """The fastest words of those offered. Nothing starts after ``seconds``, and at most ``trials`` are
     measured beside the kernel without tuning."""
     from transconv.tuning.timing import Clock
@@ -29,9 +29,9 @@ def search(run: Run, arrays: dict[str, Any], offered: dict[str, tuple[Any, ...]]
     device = next(iter(arrays.values())).device
     clock, end = Clock(str(device), BUDGET_MS), time.perf_counter() + seconds
     wanted = {n: t.clone() for n, t in arrays.items()}
-    run(Words(), wanted)
-    before = best = _timed(clock, run, Words(), arrays)
-    ranked, tried = [Words()], 0
+    run(LaunchWords(), wanted)
+    before = best = _timed(clock, run, LaunchWords(), arrays)
+    ranked, tried = [LaunchWords()], 0
     for words in _walk(offered, ranked):
         if tried >= trials or time.perf_counter() >= end:
             break
@@ -40,13 +40,13 @@ def search(run: Run, arrays: dict[str, Any], offered: dict[str, tuple[Any, ...]]
         if took is not None and took < best:
             best = took
             ranked.append(words)
-    return Found(ranked[-1], best, before, tried)
+    return TunedChoice(ranked[-1], best, before, tried)
 
 
-def _walk(offered: dict[str, tuple[Any, ...]], ranked: list[Words]) -> Iterator[Words]:
+def _walk(offered: dict[str, tuple[Any, ...]], ranked: list[LaunchWords]) -> Iterator[LaunchWords]:
     """Words that differ in one word from the best so far, which is the last of ``ranked``; again after a
     round that found better ones."""
-    seen = {Words()}
+    seen = {LaunchWords()}
     while True:
         begun = ranked[-1]
         for name, values in offered.items():
@@ -59,15 +59,17 @@ def _walk(offered: dict[str, tuple[Any, ...]], ranked: list[Words]) -> Iterator[
             return
 
 
-def _changed(words: Words, name: str, value: Any) -> Words:
+def _changed(words: LaunchWords, name: str, value: Any) -> LaunchWords:
     if name == "warps":
-        return Words(value, words.stages, words.numbers)
+        return LaunchWords(value, words.stages, words.numbers)
     if name == "stages":
-        return Words(words.warps, value, words.numbers)
-    return Words(words.warps, words.stages, tuple(sorted((dict(words.numbers) | {name: value}).items())))
+        return LaunchWords(words.warps, value, words.numbers)
+    return LaunchWords(
+        words.warps, words.stages, tuple(sorted((dict(words.numbers) | {name: value}).items()))
+    )
 
 
-def _candidate(clock: Any, run: Run, words: Words, arrays: dict[str, Any],
+def _candidate(clock: Any, run: Run, words: LaunchWords, arrays: dict[str, Any],
                wanted: dict[str, Any]) -> float | None:
     """Microseconds of a candidate; None for one that does not compile, or gives something else."""
     made = {n: t.clone() for n, t in arrays.items()}
@@ -94,7 +96,7 @@ def _alike(a: Any, b: Any) -> bool:
     return bool(torch.allclose(a.float(), b.float(), rtol=WITHIN, atol=WITHIN * scale, equal_nan=True))
 
 
-def _timed(clock: Any, run: Run, words: Words, arrays: dict[str, Any]) -> float:
+def _timed(clock: Any, run: Run, words: LaunchWords, arrays: dict[str, Any]) -> float:
     copies: dict[int, dict[str, Any]] = {}
 
     def make(at: int) -> Callable[[], object]:

@@ -11,43 +11,45 @@ from transconv.ir import DType, convert
 from transconv.kernel.functions import held_number
 from transconv.kernel.mappings import IndexMap
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.simulator.numerics import Array, Part
-from transconv.kernel.simulator.races import Order, Trace
-from transconv.kernel.simulator.values import Masked, Operand, part_of
+from transconv.kernel.simulator.numerics import Array, MaskedValues
+from transconv.kernel.simulator.races import AccessTrace, Order
+from transconv.kernel.simulator.values import Masked, SimulatedOperand, part_of
 from transconv.kernel.tiles.arrays import filling
 from transconv.kernel.tiles.lanes import broadcast, each_dimension
 
 
-class Memory:
+class SimulatedMemory:
     """An array of the call: its elements, their type, and who accessed them."""
 
     def __init__(self, order: Order, name: str, data: Array, dtype: DType) -> None:
         self.order, self.data, self.dtype = order, data, dtype
-        self.trace = Trace(order, name, data.size)
+        self.trace = AccessTrace(order, name, data.size)
 
-    def whole(self) -> View:
+    def whole(self) -> MemoryPart:
         """All of it."""
-        return View(self, self.data, np.arange(self.data.size).reshape(self.data.shape))
+        return MemoryPart(self, self.data, np.arange(self.data.size).reshape(self.data.shape))
 
 
-class View(Operand):
+class MemoryPart(SimulatedOperand):
     """A part of an array. ``places``: of its elements in the array; ``there``: False for what an index
     beyond the array picks, which has no active elements."""
 
-    def __init__(self, memory: Memory, data: Any, places: Array, there: bool = True,
+    def __init__(self, memory: SimulatedMemory, data: Any, places: Array, there: bool = True,
                  collision: str = "") -> None:
         self.memory, self.data, self.places, self.there = memory, data, places, there
         self.order, self.collision = memory.order, collision
-        self.before: tuple[View, tuple[int, ...]] | None = None  # see ``padded``
+        self.before: tuple[MemoryPart, tuple[int, ...]] | None = None  # see ``padded``
 
-    def laid_out(self, layout: IndexMap) -> View:
+    def laid_out(self, layout: IndexMap) -> MemoryPart:
         """An array of one dimension as one with a layout."""
         if self.ndim != 1 or len(self) < layout.storage_size:
             raise Refusal(f"a layout of {layout.storage_size} elements for an array of shape {self.shape}",
                           "an array of the call that has one dimension, and as many elements", "layout(X)")
         (at,) = layout.mapping.places(np.indices(layout.shape))
         at = np.broadcast_to(at, layout.shape)
-        return View(self.memory, Placed(self.data, at), self.places[at], self.there, layout.collision)
+        return MemoryPart(
+            self.memory, Placed(self.data, at), self.places[at], self.there, layout.collision
+        )
 
     def writable(self) -> None:
         """Refuse a store where two elements are in one place."""
@@ -72,14 +74,14 @@ class View(Operand):
         return self.memory.dtype
 
     @property
-    def T(self) -> View:
+    def T(self) -> MemoryPart:
         """The view with its dimensions reversed."""
-        made = View(self.memory, self.data.T, self.places.T, self.there, self.collision)
+        made = MemoryPart(self.memory, self.data.T, self.places.T, self.there, self.collision)
         if self.before is not None:
             made.before = self.before[0].T, self.before[1][::-1]
         return made
 
-    def padded(self) -> tuple[View, tuple[int, ...]]:
+    def padded(self) -> tuple[MemoryPart, tuple[int, ...]]:
         """The view with starts of slices below 0 as places before the array, and how many elements are
         missing before each dimension."""
         return self.before or (self, (0,) * self.ndim)
@@ -90,17 +92,17 @@ class View(Operand):
     def __len__(self) -> int:
         return self.shape[0]
 
-    def part(self) -> Part:
+    def part(self) -> MaskedValues:
         return load(self, self.shape).part()
 
-    def __getitem__(self, items: Any) -> View | Masked:
+    def __getitem__(self, items: Any) -> MemoryPart | Masked:
         items = each_dimension(items if isinstance(items, tuple) else (items,), self.ndim)
-        if any(isinstance(i, (Operand, np.ndarray)) and i.ndim for i in items):
+        if any(isinstance(i, (SimulatedOperand, np.ndarray)) and i.ndim for i in items):
             return self.gathered(items)
         view = self.sliced(items)
         return view if view.ndim else load(view, ())
 
-    def sliced(self, items: Sequence[Any]) -> View:
+    def sliced(self, items: Sequence[Any]) -> MemoryPart:
         """The view of slices, numbers and None."""
         plain: list[Any] = []
         there, sizes = self.there, [1 if i is None else None for i in items]
@@ -114,7 +116,7 @@ class View(Operand):
         if not there:  # an empty view of the right number of dimensions
             empty = tuple(1 if n else 0 for n, i in zip(sizes, items, strict=True) if i is None or
                           isinstance(i, slice))
-            return View(self.memory, np.zeros(empty, self.data.dtype), np.zeros(empty, int), False)
+            return MemoryPart(self.memory, np.zeros(empty, self.data.dtype), np.zeros(empty, int), False)
         made = self.at(items, plain)
         starts = [p.start or 0 if isinstance(p, slice) else 0 for p in plain]
         if min(starts, default=0) < 0:
@@ -128,11 +130,11 @@ class View(Operand):
                 k for i, k in front if i is None or isinstance(i, slice))
         return made
 
-    def at(self, items: Sequence[Any], plain: Sequence[Any]) -> View:
+    def at(self, items: Sequence[Any], plain: Sequence[Any]) -> MemoryPart:
         """The view of ``items`` with ``plain`` for those that are not None."""
         rest = iter(plain)
         index = tuple(None if i is None else next(rest) for i in items)
-        return View(self.memory, self.data[(..., *index)], self.places[(..., *index)],
+        return MemoryPart(self.memory, self.data[(..., *index)], self.places[(..., *index)],
                     collision=self.collision)
 
     def gathered(self, items: Sequence[Any], mapped: bool = False) -> Masked:
@@ -201,7 +203,7 @@ class Placed:
 class Atomic:
     """An array, to elements of which is added: ``atomic[i] += v`` and ``-=``."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: MemoryPart) -> None:
         self.view = view
 
     def __getitem__(self, items: Any) -> Added:
@@ -216,12 +218,12 @@ class Atomic:
 class Added:
     """Elements that are added to."""
 
-    def __init__(self, view: View, items: tuple[Any, ...]) -> None:
+    def __init__(self, view: MemoryPart, items: tuple[Any, ...]) -> None:
         self.view, self.items = view, each_dimension(items, view.ndim)
 
     def __iadd__(self, value: Any) -> Added:
         part, view = part_of(value), self.view
-        if any(isinstance(i, (Operand, np.ndarray)) and i.ndim for i in self.items):
+        if any(isinstance(i, (SimulatedOperand, np.ndarray)) and i.ndim for i in self.items):
             chosen, inside = view.chosen(self.items)
             data, active = (np.broadcast_to(a, inside.shape)[inside] for a in (part.data, part.active))
         else:
@@ -250,7 +252,7 @@ class Added:
         return self.__iadd__(-value)
 
 
-def load(view: View, shape: tuple[int, ...], vector: bool = False, fill: Any = None) -> Masked:
+def load(view: MemoryPart, shape: tuple[int, ...], vector: bool = False, fill: Any = None) -> Masked:
     """The elements of a view as a tile of a shape; inactive where the view has none. ``fill``: a number
     for elements outside, which are then active; starts of slices below the array are before it."""
     if len(shape) != view.ndim:
@@ -268,7 +270,7 @@ def load(view: View, shape: tuple[int, ...], vector: bool = False, fill: Any = N
     return Masked(view.order, data, active, view.dtype, vector or view.order.inside)
 
 
-def store(view: View, value: Any) -> None:
+def store(view: MemoryPart, value: Any) -> None:
     """Write the active elements of a value that are inside of a view."""
     held_number(value, view.dtype)
     part = part_of(value)

@@ -11,10 +11,10 @@ import numpy as np
 
 from transconv.ir import CALLS, convert
 from transconv.kernel.functions import FUNCTIONS
-from transconv.kernel.intrinsics import Asked
+from transconv.kernel.intrinsics import IntrinsicArgument
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.simulator.arrays import View, load, store
-from transconv.kernel.simulator.numerics import Part, applied, converted
+from transconv.kernel.simulator.arrays import MemoryPart, load, store
+from transconv.kernel.simulator.numerics import MaskedValues, applied, converted
 from transconv.kernel.simulator.races import Order
 from transconv.kernel.simulator.values import Masked, part_of
 from transconv.kernel.tiles.values import named
@@ -47,7 +47,7 @@ class SimulatedBuilder:
             raise self._only_there(name)
         active = np.logical_and.reduce(np.broadcast_arrays(*(p.active for p in parts)))
         data = CALLS[name].numpy(*np.broadcast_arrays(*(p.data for p in parts)))
-        return self._value(Part(convert(np.asarray(data), parts[0].dtype), active, parts[0].dtype))
+        return self._value(MaskedValues(convert(np.asarray(data), parts[0].dtype), active, parts[0].dtype))
 
     def text(self, spelling: str, *values: Any, dtype: Any = None) -> Masked:
         """Refused: there is no Triton here."""
@@ -70,7 +70,7 @@ class SimulatedBuilder:
 
     def load(self, array: Any, shape: Any = None) -> Masked:
         """The elements of a part of an array."""
-        if not isinstance(array, View):
+        if not isinstance(array, MemoryPart):
             raise Refusal(type(array).__name__, "an array of the call, or a slice of one")
         sizes = array.shape if shape is None else (shape,) if isinstance(shape, int) else tuple(shape)
         return load(array, sizes, True)
@@ -79,7 +79,7 @@ class SimulatedBuilder:
         """Write the active elements of a value to a part of an array."""
         store(array, value)
 
-    def _value(self, part: Part) -> Masked:
+    def _value(self, part: MaskedValues) -> Masked:
         return Masked(self.order, part.data, part.active, part.dtype, True)
 
     def _only_there(self, what: str) -> Refusal:
@@ -87,15 +87,17 @@ class SimulatedBuilder:
                        "a body, which the simulator executes", f"def {self.stem}(x): return x * 2.0")
 
 
-def asked_of(value: Any) -> Asked:
+def asked_of(value: Any) -> IntrinsicArgument:
     """What an intrinsic is told of an argument."""
-    if isinstance(value, View):
-        return Asked("array", named(value.dtype), value.shape)
+    if isinstance(value, MemoryPart):
+        return IntrinsicArgument("array", named(value.dtype), value.shape)
     if isinstance(value, Masked):
         kind = "number" if not value.shape else "vector" if value.vector else "tile"
-        return Asked(kind, named(value.dtype), value.shape, masked=not bool(value.active.all()))
+        return IntrinsicArgument(
+            kind, named(value.dtype), value.shape, masked=not bool(value.active.all())
+        )
     if isinstance(value, (bool, int, float)):
-        return Asked("number", type(value).__name__, value=value)
-    return Asked("other", value=value)
+        return IntrinsicArgument("number", type(value).__name__, value=value)
+    return IntrinsicArgument("other", value=value)
 
 

@@ -17,7 +17,7 @@ from transconv.ir import DType
 from transconv.kernel.group import Group
 from transconv.kernel.launch.arguments import as_tensor, plain_number, type_of
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.simulator.arrays import Memory
+from transconv.kernel.simulator.arrays import SimulatedMemory
 from transconv.kernel.simulator.group import SimulatedGroup
 from transconv.kernel.simulator.names import seen, seen_by_tiles
 from transconv.kernel.simulator.numerics import Array
@@ -48,7 +48,7 @@ class _Lent:
     """The arrays of a call as NumPy's. Those that NumPy cannot share are copied, and written back."""
 
     def __init__(self) -> None:
-        self.memories: dict[tuple[Any, ...], Memory] = {}
+        self.memories: dict[tuple[Any, ...], SimulatedMemory] = {}
         self.copies: list[tuple[Any, Array]] = []
 
     def argument(self, order: Order, name: str, value: Any) -> Any:
@@ -68,7 +68,7 @@ class _Lent:
             if not shared:
                 self.copies.append((tensor, data))
         same = data.__array_interface__["data"][0], data.shape, data.strides, dtype
-        return self.memories.setdefault(same, Memory(order, name, data, dtype)).whole()
+        return self.memories.setdefault(same, SimulatedMemory(order, name, data, dtype)).whole()
 
     def give_back(self) -> None:
         """Write the copies back to the tensors that they are of."""

@@ -13,7 +13,7 @@ from transconv.kernel.functions import held_number
 from transconv.kernel.group import Group
 from transconv.kernel.overloads import Scope
 from transconv.kernel.refusals import Refusal, WrongScope
-from transconv.kernel.simulator.arrays import View, load, store
+from transconv.kernel.simulator.arrays import MemoryPart, load, store
 from transconv.kernel.simulator.lockstep import Lockstep
 from transconv.kernel.simulator.mapped_access import load_by, store_by
 from transconv.kernel.simulator.numerics import converted
@@ -207,8 +207,8 @@ class SubGroup:
         self.group.barrier()
 
 
-def _view(array: Any) -> View:
-    if not isinstance(array, View):
+def _view(array: Any) -> MemoryPart:
+    if not isinstance(array, MemoryPart):
         raise Refusal(type(array).__name__, "an array of the call, or a slice of one",
                       "group.load(X[i:], shape=(16,))")
     return array

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from transconv.kernel.refusals import Place, Refusal
+from transconv.kernel.refusals import Refusal, SourcePlace
 from transconv.kernel.simulator.races import WHOLE, Order, users_line
 
 
@@ -26,7 +26,9 @@ class Lockstep:
     def __init__(self, order: Order, items: Sequence[Any], names: Sequence[str],
                  body: Callable[[Any], object]) -> None:
         self.order, self.items, self.names, self.body = order, items, names, body
-        self.waits: list[Place | None] = [None] * len(items)  # at which barrier; None: ended, or not begun
+        self.waits: list[SourcePlace | None] = [None] * len(
+            items
+        )  # at which barrier; None: ended, or not begun
         self.threads: list[threading.Thread] = []
         self.gates: list[threading.Semaphore] = []
         self.main = threading.Semaphore(0)
@@ -118,5 +120,5 @@ class Lockstep:
                               "outside of branches that differ between items")
 
 
-def _told(place: Place | None) -> str:
+def _told(place: SourcePlace | None) -> str:
     return "has ended" if place is None else f"waits at {place}"

@@ -9,13 +9,13 @@ import numpy as np
 from transconv.ir import convert
 from transconv.kernel.mappings import Mapping, colliding
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.simulator.arrays import View
+from transconv.kernel.simulator.arrays import MemoryPart
 from transconv.kernel.simulator.numerics import Array
 from transconv.kernel.simulator.values import Masked, part_of
 from transconv.kernel.tiles.arrays import filling
 
 
-def _places(view: View, mapping: Any, shape: tuple[int, ...]) -> list[Array]:
+def _places(view: MemoryPart, mapping: Any, shape: tuple[int, ...]) -> list[Array]:
     """The indices of a tile's elements in an array."""
     if not isinstance(mapping, Mapping):
         raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
@@ -28,7 +28,7 @@ def _places(view: View, mapping: Any, shape: tuple[int, ...]) -> list[Array]:
     return [np.broadcast_to(part_of(m).data, shape) for m in made]
 
 
-def load_by(view: View, shape: tuple[int, ...] | None, mapping: Any, vector: bool,
+def load_by(view: MemoryPart, shape: tuple[int, ...] | None, mapping: Any, vector: bool,
             fill: Any = None) -> Masked:
     """The elements at the places of a mapping; inactive where there is none."""
     if shape is None:
@@ -42,7 +42,7 @@ def load_by(view: View, shape: tuple[int, ...] | None, mapping: Any, vector: boo
     return made
 
 
-def store_by(view: View, value: Any, mapping: Any) -> None:
+def store_by(view: MemoryPart, value: Any, mapping: Any) -> None:
     """Write active elements to the places of a mapping. Refused where two of them have one place."""
     part = part_of(value)
     at = _places(view, mapping, part.data.shape)

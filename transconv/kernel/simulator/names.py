@@ -17,12 +17,12 @@ from transconv.ir import Var
 from transconv.kernel.annotations import Tunable
 from transconv.kernel.device_functions import DeviceFunction
 from transconv.kernel.functions import function_of
-from transconv.kernel.overloads import Family, family_of, of_another_scope
+from transconv.kernel.overloads import OverloadSet, family_of, of_another_scope
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.simulator.builder import SimulatedBuilder, asked_of
 from transconv.kernel.simulator.numerics import applied, reduced
 from transconv.kernel.simulator.races import Order
-from transconv.kernel.simulator.values import Operand, factors_of, part_of
+from transconv.kernel.simulator.values import SimulatedOperand, factors_of, part_of
 from transconv.kernel.tiles.reductions import reduction_of
 from transconv.target import TARGETS
 
@@ -76,7 +76,7 @@ def seen(value: Any, order: Order, known: dict[Any, Any]) -> Any:
     return _of_tiles(value) if function_of(value) or reduction_of(value) else value
 
 
-def _dispatched(family: Family, order: Order, known: dict[int, Any], args: tuple[Any, ...],
+def _dispatched(family: OverloadSet, order: Order, known: dict[int, Any], args: tuple[Any, ...],
                 words: dict[str, Any]) -> Any:
     """A call of a function with several bodies: that in Python, else what an intrinsic builds."""
     scope = order.here.scope
@@ -126,7 +126,7 @@ def _of_tiles(function: Any) -> Any:
     row, reduction = function_of(function), reduction_of(function)
 
     def called(*args: Any, **words: Any) -> Any:
-        tile = next((a for a in args if isinstance(a, Operand)), None)
+        tile = next((a for a in args if isinstance(a, SimulatedOperand)), None)
         if tile is None:
             return function(*args, **words)
         if function in (max, min) and len(args) > 1:

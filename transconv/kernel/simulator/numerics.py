@@ -12,7 +12,7 @@ import numpy as np
 from transconv.ir import REDUCERS, DType, boolean, convert, f32, index, multiply_add
 from transconv.kernel.functions import (
     FUNCTIONS,
-    Function,
+    TileFunction,
     beyond,
     common,
     held_number,
@@ -21,7 +21,7 @@ from transconv.kernel.functions import (
     result_type,
 )
 from transconv.kernel.refusals import Refusal
-from transconv.kernel.tiles.reductions import REDUCTIONS, Reduction, types_of
+from transconv.kernel.tiles.reductions import REDUCTIONS, TileReduction, types_of
 from transconv.kernel.tiles.values import named
 
 Array = np.ndarray[Any, Any]
@@ -31,7 +31,7 @@ REPEATED = 8  # whole exponents up to here are products
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class MaskedValues:
     """Values, where they are active, and their type. ``weak``: the Python type of a number, which gives
     way to the types of tiles, as that of positions does."""
 
@@ -46,16 +46,16 @@ class Part:
 class Products:
     """The factors of float32 of values that are products."""
 
-    x: Part
-    y: Part
+    x: MaskedValues
+    y: MaskedValues
 
     @property
-    def value(self) -> Part:
+    def value(self) -> MaskedValues:
         """The products, rounded."""
         return applied(FUNCTIONS["multiply"], [self.x, self.y])
 
 
-def applied(row: Function, parts: Sequence[Part]) -> Part:
+def applied(row: TileFunction, parts: Sequence[MaskedValues]) -> MaskedValues:
     """A row applied: active where all operands are."""
     if len(parts) != row.arity:
         raise Refusal(f"{row.name} of {len(parts)} values", f"{row.arity}")
@@ -82,10 +82,10 @@ def applied(row: Function, parts: Sequence[Part]) -> Part:
         data = convert(np.broadcast_to(data, shape), gives)
     active += [p.active for p in parts]
     both = np.logical_and.reduce([np.broadcast_to(a, shape) for a in active])
-    return Part(data, both, gives, vector=any(p.vector for p in parts))
+    return MaskedValues(data, both, gives, vector=any(p.vector for p in parts))
 
 
-def _numbers(x: Part) -> tuple[int, int] | None:
+def _numbers(x: MaskedValues) -> tuple[int, int] | None:
     """The least and the largest number of an operand that gives way to the types of tiles; None for
     others."""
     if x.dtype.kind != "index" or not (found := x.data[x.active] if x.data.ndim else x.data).size:
@@ -93,12 +93,12 @@ def _numbers(x: Part) -> tuple[int, int] | None:
     return int(found.min()), int(found.max())
 
 
-def _shared(parts: Sequence[Part]) -> DType:
+def _shared(parts: Sequence[MaskedValues]) -> DType:
     strong = [p.dtype for p in parts if p.weak is None]
     return common(strong or [p.dtype for p in parts], [p.weak for p in parts if p.weak is not None])
 
 
-def power(base: Part, exponent: Part) -> tuple[Part, Products | None]:
+def power(base: MaskedValues, exponent: MaskedValues) -> tuple[MaskedValues, Products | None]:
     """``base ** exponent``, and the factors if it is a product: small whole exponents are products, and
     0.5 is a root."""
     if exponent.weak is None or base.dtype is boolean:
@@ -120,45 +120,45 @@ def power(base: Part, exponent: Part) -> tuple[Part, Products | None]:
         factors = Products(made, one)
         made = factors.value
     if number == 0:
-        made = Part(np.ones_like(made.data), made.active, made.dtype)
+        made = MaskedValues(np.ones_like(made.data), made.active, made.dtype)
     elif number < 0:
         made = applied(FUNCTIONS["reciprocal"], [made])
     made = converted(made, gives)
     factors = factors if number > 1 and gives is f32 else None
-    return Part(made.data, made.active, made.dtype, vector=base.vector), factors
+    return MaskedValues(made.data, made.active, made.dtype, vector=base.vector), factors
 
 
-def converted(x: Part, dtype: DType) -> Part:
+def converted(x: MaskedValues, dtype: DType) -> MaskedValues:
     """The values in another type."""
     data = x.data != 0 if dtype is boolean else convert(x.data, dtype)
-    return Part(data, x.active, dtype, vector=x.vector)
+    return MaskedValues(data, x.active, dtype, vector=x.vector)
 
 
-def stacked(parts: Sequence[Part], axis: int = 0) -> Part:
+def stacked(parts: Sequence[MaskedValues], axis: int = 0) -> MaskedValues:
     """Values of one shape along a new dimension."""
     if len({p.data.shape for p in parts}) > 1:
         raise Refusal(f"np.stack of the shapes {' '.join(str(p.data.shape) for p in parts)}",
                       "equal shapes")
     held = [converted(p, common([q.dtype for q in parts], [])) for p in parts]
-    return Part(np.stack([p.data for p in held], axis), np.stack([p.active for p in held], axis),
+    return MaskedValues(np.stack([p.data for p in held], axis), np.stack([p.active for p in held], axis),
                 held[0].dtype, vector=any(p.vector for p in parts))
 
 
 # -- reductions ------------------------------------------------------------------------------------
 
 
-def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False,
-            factors: Products | None = None) -> Part:
+def reduced(row: TileReduction, x: MaskedValues, axis: Any = None, keepdims: bool = False,
+            factors: Products | None = None) -> MaskedValues:
     """A reduction over the active elements: active where there is one, as in numpy.ma. ``factors``: of
     values that are products, which a sum does not round."""
     axes = _axes(x.data.ndim, axis)
     if row.types == "mean":
         wide = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else f32
         total = reduced(REDUCTIONS["sum"], converted(x, wide), axis, keepdims, factors)
-        ones = Part(np.ones(x.data.shape, wide.numpy), x.active, wide)
+        ones = MaskedValues(np.ones(x.data.shape, wide.numpy), x.active, wide)
         mean = applied(FUNCTIONS["divide"], [total, reduced(REDUCTIONS["sum"], ones, axis, keepdims)])
         made = converted(mean, x.dtype if x.dtype.kind == "float" else f32)
-        return Part(made.data, made.active, made.dtype, vector=x.vector)
+        return MaskedValues(made.data, made.active, made.dtype, vector=x.vector)
     if row.types == "place" and len(axes) > 1:
         raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
     gives, work = types_of(row, x.dtype)
@@ -180,7 +180,7 @@ def reduced(row: Reduction, x: Part, axis: Any = None, keepdims: bool = False,
         shape = tuple(1 if i in axes else n for i, n in enumerate(x.data.shape))
         found, some = found.reshape(shape), some.reshape(shape)
     final = found.astype(bool) if gives is boolean else convert(np.asarray(found), gives)
-    return Part(final, np.asarray(some), gives, vector=x.vector)
+    return MaskedValues(final, np.asarray(some), gives, vector=x.vector)
 
 
 def _added_up(x: Array, y: Array, active: Array) -> Array:
@@ -213,7 +213,7 @@ def _axes(ndim: int, axis: Any) -> tuple[int, ...]:
 # -- products --------------------------------------------------------------------------------------
 
 
-def product(a: Part, b: Part) -> Part:
+def product(a: MaskedValues, b: MaskedValues) -> MaskedValues:
     """``a @ b``: inactive elements count as 0; active where a pair of active elements is."""
     if a.data.ndim != 2 or b.data.ndim != 2:
         raise Refusal(f"a product of shapes {a.data.shape} and {b.data.shape}", "two dimensions",
@@ -228,4 +228,4 @@ def product(a: Part, b: Part) -> Part:
     with np.errstate(all="ignore"):
         data = left.astype(result.numpy) @ right.astype(result.numpy)
     pairs = a.active.astype(np.int32) @ b.active.astype(np.int32)
-    return Part(data, pairs > 0, result, vector=a.vector or b.vector)
+    return MaskedValues(data, pairs > 0, result, vector=a.vector or b.vector)

@@ -16,8 +16,8 @@ from types import CodeType
 import numpy as np
 
 from transconv.ir import f32, multiply_add
-from transconv.kernel.functions import Function
-from transconv.kernel.simulator.numerics import Part, Products, applied, converted
+from transconv.kernel.functions import TileFunction
+from transconv.kernel.simulator.numerics import MaskedValues, Products, applied, converted
 from transconv.kernel.simulator.races import is_users
 
 SUMS = ("add", "subtract")
@@ -54,7 +54,7 @@ def _stores(code: CodeType) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class SplitProduct:
     """The factors of a product of float32, and where it is written."""
 
     factors: Products
@@ -65,12 +65,12 @@ class Written:
         return self.factors if self.where.is_in(spot()) else None
 
 
-def written(factors: Products | None) -> Written | None:
+def written(factors: Products | None) -> SplitProduct | None:
     """What a product of float32 notes; None for what is none."""
-    return None if factors is None else Written(factors, spot())
+    return None if factors is None else SplitProduct(factors, spot())
 
 
-def summed(row: Function, parts: list[Part], products: list[Products | None]) -> Part:
+def summed(row: TileFunction, parts: list[MaskedValues], products: list[Products | None]) -> MaskedValues:
     """A row applied to operands of which some are products that are written there; of two that are added
     or subtracted the second is not rounded."""
     if row.name not in SUMS or not any(products):
@@ -84,4 +84,4 @@ def summed(row: Function, parts: list[Part], products: list[Products | None]) ->
     x, y, added = (np.asarray(p.data) for p in (product.x, product.y, other))
     if row.name == "subtract":
         x, added = (-x, added) if at == 1 else (x, -added)
-    return Part(multiply_add(x, y, added), made.active, f32, vector=made.vector)
+    return MaskedValues(multiply_add(x, y, added), made.active, f32, vector=made.vector)

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from transconv.kernel.refusals import Place, Refusal
+from transconv.kernel.refusals import Refusal, SourcePlace
 
 SKIPPED = (str(Path(__file__).parents[1]), str(Path(np.__file__).parent))
 """Files in these folders are no user's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class AccessRecord:
     """Who accessed elements, when (``epoch`` counts barriers), where, and whether in one indivisible
     step."""
 
@@ -31,10 +31,10 @@ class Access:
     item: int
     epoch: int
     who: str
-    place: Place
+    place: SourcePlace
     atomic: bool = False
 
-    def conflicts(self, other: Access) -> bool:
+    def conflicts(self, other: AccessRecord) -> bool:
         """Whether no barrier is between these two."""
         if self.atomic and other.atomic:
             return False
@@ -53,8 +53,8 @@ class Order:
         self.group, self.item, self.epoch = 0, WHOLE, 0
         self.here: Any = None
         self.who = ""
-        self.accesses: list[Access] = []
-        self.known: dict[Access, int] = {}
+        self.accesses: list[AccessRecord] = []
+        self.known: dict[AccessRecord, int] = {}
 
     @property
     def inside(self) -> bool:
@@ -63,14 +63,16 @@ class Order:
 
     def access(self, atomic: bool = False) -> int:
         """The number of the access that the current line makes."""
-        made = Access(self.group, self.item, self.epoch, self.who, users_line(sys._getframe(1)), atomic)
+        made = AccessRecord(
+            self.group, self.item, self.epoch, self.who, users_line(sys._getframe(1)), atomic
+        )
         if made not in self.known:
             self.known[made] = len(self.accesses)
             self.accesses.append(made)
         return self.known[made]
 
 
-class Trace:
+class AccessTrace:
     """Who accessed the elements of one array: the last writer of each, its last reader, and the last ones
     of another item and of another group before that."""
 
@@ -118,7 +120,7 @@ def is_users(file: str) -> bool:
     return not file.startswith(SKIPPED)
 
 
-def users_line(frame: FrameType | None) -> Place:
+def users_line(frame: FrameType | None) -> SourcePlace:
     """The line of the user's file that runs."""
     while frame is not None and frame.f_back is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
@@ -126,7 +128,7 @@ def users_line(frame: FrameType | None) -> Place:
     return _place(frame.f_code.co_filename, frame.f_lineno)
 
 
-def failed_line(trace: TracebackType | None) -> Place:
+def failed_line(trace: TracebackType | None) -> SourcePlace:
     """The user's line in which an exception was raised."""
     found: tuple[str, int] = ("?", 0)
     while trace is not None:
@@ -137,5 +139,5 @@ def failed_line(trace: TracebackType | None) -> Place:
     return _place(*found)
 
 
-def _place(file: str, line: int) -> Place:
-    return Place(Path(file).name, line, linecache.getline(file, line))
+def _place(file: str, line: int) -> SourcePlace:
+    return SourcePlace(Path(file).name, line, linecache.getline(file, line))

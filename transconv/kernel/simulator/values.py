@@ -15,7 +15,7 @@ from transconv.kernel.functions import FUNCTIONS, clipped, function_of, held_num
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.simulator.numerics import (
     Array,
-    Part,
+    MaskedValues,
     Products,
     applied,
     converted,
@@ -24,8 +24,8 @@ from transconv.kernel.simulator.numerics import (
     reduced,
     stacked,
 )
-from transconv.kernel.simulator.products import Written, summed, written
-from transconv.kernel.simulator.races import Order, Trace
+from transconv.kernel.simulator.products import SplitProduct, summed, written
+from transconv.kernel.simulator.races import AccessTrace, Order
 from transconv.kernel.tiles.lanes import broadcast
 from transconv.kernel.tiles.reductions import REDUCTIONS, reduction_of
 from transconv.kernel.tiles.values import described, dtype_of, named, number_of
@@ -39,13 +39,13 @@ COMPARISONS = {"lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater
 UNARY = {"neg": "negative", "pos": "positive", "invert": "invert", "abs": "absolute"}
 
 
-class Operand:
+class SimulatedOperand:
     """What takes part in NumPy's functions: tiles, vectors, and parts of arrays, which it loads."""
 
     order: Order
     __hash__ = None  # type: ignore[assignment]
 
-    def part(self) -> Part:
+    def part(self) -> MaskedValues:
         """The values, and where they are active."""
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class Operand:
                           "np.maximum(x, 0.0)")
         return made if out is None else _written_out(out, made)
 
-    def wrapped(self, part: Part, product: Written | None = None) -> Masked:
+    def wrapped(self, part: MaskedValues, product: SplitProduct | None = None) -> Masked:
         """A result; outside of the scope of the group it is a vector."""
         made = Masked(self.order, part.data, part.active, part.dtype, part.vector or self.order.inside)
         made.product = product
@@ -140,33 +140,33 @@ def _operator(name: str, swapped: bool = False) -> Callable[..., Any]:
 
 
 for _python, _name in zip(METHODS, BINARY, strict=True):
-    setattr(Operand, f"__{_python}__", _operator(_name))
-    setattr(Operand, f"__r{_python}__", _operator(_name, swapped=True))
+    setattr(SimulatedOperand, f"__{_python}__", _operator(_name))
+    setattr(SimulatedOperand, f"__r{_python}__", _operator(_name, swapped=True))
 for _python, _name in {**COMPARISONS, **UNARY}.items():
-    setattr(Operand, f"__{_python}__", _operator(_name))
+    setattr(SimulatedOperand, f"__{_python}__", _operator(_name))
 
 
-class Masked(Operand):
+class Masked(SimulatedOperand):
     """A tile, or a vector, which does not change. Its arrays are its own."""
 
     def __init__(self, order: Order, data: Array, active: Array, dtype: DType,
                  vector: bool = False) -> None:
         self.order, self.dtype, self.vector = order, dtype, vector
         self.data, self.active = np.array(data), np.array(active)
-        self.trace: Trace | None = None  # of items that access elements of a tile of the group
-        self.product: Written | None = None  # if it is one of float32
+        self.trace: AccessTrace | None = None  # of items that access elements of a tile of the group
+        self.product: SplitProduct | None = None  # if it is one of float32
         self.matrix = False  # whether it is a product of matrices
 
-    def part(self) -> Part:
+    def part(self) -> MaskedValues:
         self.touched(...)
-        return Part(self.data, self.active, self.dtype, vector=self.vector)
+        return MaskedValues(self.data, self.active, self.dtype, vector=self.vector)
 
     def touched(self, items: Any, write: bool = False) -> None:
         """Items of a group that access a tile which several of them see are traced."""
         if self.vector or not self.order.inside and self.trace is None:
             return
         if self.trace is None:
-            self.trace = Trace(self.order, f"a tile of shape {self.shape}", self.data.size)
+            self.trace = AccessTrace(self.order, f"a tile of shape {self.shape}", self.data.size)
         places = np.arange(self.data.size).reshape(self.shape)[items]
         (self.trace.write if write else self.trace.read)(np.asarray(places))
 
@@ -268,10 +268,10 @@ class Masked(Operand):
         return made
 
 
-def part_of(value: Any) -> Part:
+def part_of(value: Any) -> MaskedValues:
     """An operand. What NumPy makes inside of a kernel in its own types, int64 and float64, gives way to
     the types of tiles, as numbers of Python do."""
-    if isinstance(value, Operand):
+    if isinstance(value, SimulatedOperand):
         return value.part()
     if isinstance(value, np.generic):
         value = value.item()
@@ -279,13 +279,13 @@ def part_of(value: Any) -> Part:
         kind = boolean if isinstance(value, bool) else index if isinstance(value, int) else f32
         number_of(value)
         held = np.float64 if isinstance(value, float) else kind.numpy
-        return Part(np.asarray(value, held), np.asarray(True), kind, type(value))
+        return MaskedValues(np.asarray(value, held), np.asarray(True), kind, type(value))
     if not isinstance(value, np.ndarray):
         raise Refusal(described(value), "a tile or a number")
     active = np.ones(value.shape, bool)
     if value.dtype == np.float64:
-        return Part(value, active, f32, float)
-    return Part(value, active, index if value.dtype == np.int64 else dtype_of(value.dtype))
+        return MaskedValues(value, active, f32, float)
+    return MaskedValues(value, active, index if value.dtype == np.int64 else dtype_of(value.dtype))
 
 
 def factors_of(value: Any) -> Products | None:
@@ -294,7 +294,7 @@ def factors_of(value: Any) -> Products | None:
     return None if noted is None else noted.here()
 
 
-def _called(ufunc: Any, inputs: Any) -> tuple[Part, Written | None]:
+def _called(ufunc: Any, inputs: Any) -> tuple[MaskedValues, SplitProduct | None]:
     """The result of a function of NumPy, and its factors where it is a product."""
     parts = [part_of(v) for v in inputs]
     if ufunc is np.matmul:

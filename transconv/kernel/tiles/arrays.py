@@ -36,8 +36,8 @@ from transconv.kernel.tiles.kernel_builder import Building
 from transconv.kernel.tiles.lanes import Shape, each_dimension, ends, lanes_along
 from transconv.kernel.tiles.masks import joined
 from transconv.kernel.tiles.values import (
-    Along,
     ArrayView,
+    DimSlice,
     Mask,
     Tile,
     described,
@@ -50,7 +50,7 @@ from transconv.simplify import prove, range_of, simplify
 
 def whole(tensor: Tensor) -> ArrayView:
     """An array of the call."""
-    return ArrayView(tensor, tuple(Along(d, ZERO, n) for d, n in enumerate(tensor.bounds)))
+    return ArrayView(tensor, tuple(DimSlice(d, ZERO, n) for d, n in enumerate(tensor.bounds)))
 
 
 def number_of(size: Expr) -> int | Tile:
@@ -67,11 +67,11 @@ def laid_out(b: Building, view: ArrayView, layout: IndexMap) -> ArrayView:
     held = b.known(number_of(size))
     if isinstance(held, int) and held < layout.storage_size:
         raise Refusal(f"a layout of {layout.storage_size} elements for an array of {held}", "as many")
-    wide = tuple(Along(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
+    wide = tuple(DimSlice(d, ZERO, as_expr(n)) for d, n in enumerate(layout.shape))
     return ArrayView(view.tensor, wide, layout=layout)
 
 
-def size_along(along: Along | None) -> Expr:
+def size_along(along: DimSlice | None) -> Expr:
     """The size of a dimension."""
     if along is None:
         return as_expr(1)
@@ -80,7 +80,7 @@ def size_along(along: Along | None) -> Expr:
     return simplify(reach if along.step == 1 else (reach + (along.step - 1)) // along.step)
 
 
-def sure(along: Along) -> None:
+def sure(along: DimSlice) -> None:
     """Refuse a slice that begins at a place or counts from the end, which only the values tell."""
     if along.unsure:
         raise Refusal("a slice whose start may be below 0 at run time, where NumPy counts from the end",
@@ -95,7 +95,7 @@ def decided(b: Building, view: ArrayView, within: Mask) -> ArrayView:
         return view
     facts = b.facts.assume(all_of(within))
 
-    def told(along: Along | None) -> Along | None:
+    def told(along: DimSlice | None) -> DimSlice | None:
         if along is None or along.place is None:
             return along
         low = range_of(along.place - along.least, facts).lo
@@ -122,7 +122,7 @@ def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ())
     along which bounds and numbers may vary."""
     items = each_dimension(items, view.ndim)
     each = each or view.items
-    made: list[Along | None] = []
+    made: list[DimSlice | None] = []
     at, masks, rest = dict(view.at), [view.mask], list(view.along)
     for item in items:
         if item is None:
@@ -140,7 +140,7 @@ def sliced(b: Building, view: ArrayView, items: Sequence[Any], each: Shape = ())
     return ArrayView(view.tensor, (*made, *rest), at, joined(*masks), each, view.layout)
 
 
-def _element(b: Building, along: Along, item: Any, each: int) -> tuple[Expr, Mask]:
+def _element(b: Building, along: DimSlice, item: Any, each: int) -> tuple[Expr, Mask]:
     """The place of an index in its dimension, and where it exists. Negative ones count from the end."""
     size, place = size_along(along), position(item, each=each)
     if isinstance(place, Const) and isinstance(size, Const):
@@ -159,7 +159,7 @@ def _element(b: Building, along: Along, item: Any, each: int) -> tuple[Expr, Mas
     return simplify(start, b.facts), b.proved(tuple(there))
 
 
-def _part(b: Building, along: Along | None, item: slice, each: int) -> Along | None:
+def _part(b: Building, along: DimSlice | None, item: slice, each: int) -> DimSlice | None:
     """A slice of a dimension."""
     if item == slice(None):
         return along
@@ -180,7 +180,7 @@ def _part(b: Building, along: Along | None, item: slice, each: int) -> Along | N
     first, last, place = (plus(along.start, n * along.step if along.step != 1 else n)
                           for n in (start, stop, raw))
     last = simplify(Min(last, along.stop), b.facts)
-    return Along(along.dim, simplify(first, b.facts), last, along.step * step,
+    return DimSlice(along.dim, simplify(first, b.facts), last, along.step * step,
                  None if raw is start else simplify(place, b.facts), along.start, unsure)
 
 

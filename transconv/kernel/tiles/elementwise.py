@@ -11,7 +11,7 @@ from transconv.compute import OPS
 from transconv.ir import Call, Const, DType, Expr, Mul, Neg, boolean, convert, f32, index
 from transconv.kernel.functions import (
     FUNCTIONS,
-    Function,
+    TileFunction,
     beyond,
     cast,
     clipped,
@@ -30,7 +30,7 @@ from transconv.simplify import range_of
 SUMS = ("add", "subtract")
 
 
-def apply(b: Building, row: Function, values: list[Any]) -> Tile:
+def apply(b: Building, row: TileFunction, values: list[Any]) -> Tile:
     """A row applied to tiles and numbers: active where all of them are."""
     if len(values) != row.arity:
         raise Refusal(f"{row.name} of {len(values)} values", f"{row.arity}")
@@ -75,14 +75,14 @@ def _numbers(b: Building, tile: Tile, work: DType, compared: bool) -> tuple[int,
     return work.limits if b.holds(inside) else found
 
 
-def _decided(row: Function, tiles: list[Tile], shape: Shape) -> Tile:
+def _decided(row: TileFunction, tiles: list[Tile], shape: Shape) -> Tile:
     """A comparison with a number that the type of a tile does not hold: all its values compare alike."""
     values = [int(t.expr.value) if isinstance(t.expr, Const) else t.dtype.limits[0] for t in tiles]
     return Tile(shape, Const(bool(row.numpy(*values)), boolean), joined(*(t.mask for t in tiles)),
                 any(t.vector for t in tiles), max(t.items for t in tiles))
 
 
-def _with_product(b: Building, row: Function, values: list[Any]) -> Tile | None:
+def _with_product(b: Building, row: TileFunction, values: list[Any]) -> Tile | None:
     """A sum or difference of float32 in which a product is written, rounded once; of two products the
     second is not rounded. None for other rows and operands. A product that has a name is rounded, and one
     beside a matrix product, which the matrix unit adds."""
@@ -127,14 +127,14 @@ def deepened(b: Building, t: Tile, rank: int) -> Tile:
     return replace(b.placed(t, shape, of), items=at)
 
 
-def folded(row: Function, operands: list[Const], gives: DType) -> Const:
+def folded(row: TileFunction, operands: list[Const], gives: DType) -> Const:
     """The value of a row of constants, as NumPy computes it: 0.0 / 0.0 is NaN."""
     held = [convert(np.asarray(c.value), c.type) for c in operands]
     with np.errstate(all="ignore"):
         return Const(convert(np.asarray(row.numpy(*held)), gives).item(), gives)
 
 
-def row_type(row: Function, work: DType) -> DType:
+def row_type(row: TileFunction, work: DType) -> DType:
     """The type of the expression of a row that computes in ``work``."""
     return boolean if row.types in ("bool", "logic") else work
 

@@ -47,7 +47,7 @@ from transconv.kernel.tiles.lanes import (
     own_lanes,
 )
 from transconv.kernel.tiles.masks import joined
-from transconv.kernel.tiles.values import Along, ArrayView, Mask, Tile, tile_of
+from transconv.kernel.tiles.values import ArrayView, DimSlice, Mask, Tile, tile_of
 from transconv.simplify import simplify
 
 
@@ -91,7 +91,7 @@ def _places(b: Building, view: ArrayView, items: Sequence[Any],
     return shape, max(t.items for t in tiles), offset_of(b, view, coords), mask
 
 
-def _known(b: Building, along: Along | None) -> int:
+def _known(b: Building, along: DimSlice | None) -> int:
     """The size of a dimension behind those with indices."""
     size = None if along is None else simplify(size_along(along), b.facts)
     b.known(None if size is None else Tile((), size))

@@ -14,12 +14,12 @@ from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles.elementwise import aligned, apply
 from transconv.kernel.tiles.lanes import broadcast
 from transconv.kernel.tiles.masks import joined
-from transconv.kernel.tiles.products import Product, product
+from transconv.kernel.tiles.products import PendingProduct, product
 from transconv.kernel.tiles.values import Tile, dtype_of, tile_of
 from transconv.kernel.user_rows import ASM, SYMBOL, TEXT, Meaning, letter, row
 
 if TYPE_CHECKING:
-    from transconv.kernel.frontend.expressions import Expressions
+    from transconv.kernel.frontend.expressions import ExpressionEvaluator
 
 
 class Unavailable(Exception):
@@ -30,7 +30,7 @@ class Builder:
     """Builds what a call becomes. Values are tiles, vectors and numbers; results are tiles, active where
     all values are. ``stem``: the name of the function; ``meaning``: its body in NumPy."""
 
-    def __init__(self, at: Expressions, stem: str, meaning: Meaning | None) -> None:
+    def __init__(self, at: ExpressionEvaluator, stem: str, meaning: Meaning | None) -> None:
         self.at, self.stem, self.meaning = at, stem, meaning
 
     @property
@@ -142,7 +142,7 @@ class Builder:
                     any(t.vector for t in tiles), max(t.items for t in tiles))
 
 
-def _own(p: Product) -> tuple[int, ...]:
+def _own(p: PendingProduct) -> tuple[int, ...]:
     return p.own
 
 

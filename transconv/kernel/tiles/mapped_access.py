@@ -30,10 +30,10 @@ from transconv.kernel.tiles.values import ArrayView, Tile, tile_of
 from transconv.simplify import range_of
 
 if TYPE_CHECKING:
-    from transconv.kernel.frontend.expressions import Expressions
+    from transconv.kernel.frontend.expressions import ExpressionEvaluator
 
 
-def mapping_of(at: Expressions, function: Any) -> Mapping:
+def mapping_of(at: ExpressionEvaluator, function: Any) -> Mapping:
     """``create_mapping`` in a kernel."""
     if type(function).__name__ != "Lambda":
         return create_mapping(function)
@@ -45,7 +45,7 @@ def mapping_of(at: Expressions, function: Any) -> Mapping:
     return Mapping(of_places)
 
 
-def _tile(at: Expressions, e: Expr) -> Tile:
+def _tile(at: ExpressionEvaluator, e: Expr) -> Tile:
     """An index along the lanes of a tile."""
     found = lanes_of(e, at.b.scope)
     rank = max(((32 - lane.axis) // 2 + 1 for lane in found), default=0)
@@ -62,7 +62,7 @@ def _index(value: Any) -> Any:
     return tile.expr
 
 
-def places(at: Expressions, view: ArrayView, mapping: Any, shape: Shape) -> list[Tile]:
+def places(at: ExpressionEvaluator, view: ArrayView, mapping: Any, shape: Shape) -> list[Tile]:
     """The indices of a tile's elements in an array."""
     if not isinstance(mapping, Mapping):
         raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
@@ -79,7 +79,7 @@ def places(at: Expressions, view: ArrayView, mapping: Any, shape: Shape) -> list
     return found
 
 
-def load(at: Expressions, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool,
+def load(at: ExpressionEvaluator, view: ArrayView, shape: Shape | None, mapping: Any, vector: bool,
          fill: Any = None) -> Tile:
     """``group.load(X, shape=, mapping=, fill=)``"""
     if shape is None:
@@ -93,7 +93,7 @@ def load(at: Expressions, view: ArrayView, shape: Shape | None, mapping: Any, ve
     return replace(made, shape=shape, vector=vector)
 
 
-def store(at: Expressions, view: ArrayView, value: Any, mapping: Any) -> None:
+def store(at: ExpressionEvaluator, view: ArrayView, value: Any, mapping: Any) -> None:
     """``group.store(X, x, mapping=)``. Refuses mappings that bring two elements to one place."""
     at.check_written(view)
     tile = tile_of(value)
@@ -106,7 +106,9 @@ def store(at: Expressions, view: ArrayView, value: Any, mapping: Any) -> None:
     at.accessed(view, writes=True)
 
 
-def _collisions(at: Expressions, view: ArrayView, exprs: list[Expr], shape: Shape) -> Iterator[str]:
+def _collisions(
+    at: ExpressionEvaluator, view: ArrayView, exprs: list[Expr], shape: Shape
+) -> Iterator[str]:
     """Elements that are in one place. Numbers that are known at run time only are tried at the ends of
     their ranges."""
     while spelled := {v: at.b.values[v] for e in exprs for v in free_vars(e) if v in at.b.values}:

@@ -55,7 +55,7 @@ class Chip:
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class PendingProduct:
     """``a @ b`` that is not computed yet: it may be added to a name that changes."""
 
     a: Tile
@@ -73,7 +73,7 @@ class Product:
         return max(self.a.items, self.b.items)
 
 
-def product(a: Tile, b: Tile) -> Product:
+def product(a: Tile, b: Tile) -> PendingProduct:
     """The product of two matrices. Refuses other ranks and sizes."""
     if len(a.own) != 2 or len(b.own) != 2:
         raise Refusal(f"a product of {a} and {b}", "tiles of two dimensions", "x[None, :] @ y[:, None]")
@@ -83,17 +83,17 @@ def product(a: Tile, b: Tile) -> Product:
     result = of_product(shared)
     if result is None:
         raise Refusal(f"a product of {a} and {b}", "floats or integers", "x.astype(np.float32) @ y")
-    return Product(a, b, result)
+    return PendingProduct(a, b, result)
 
 
-def computed(b: Building, p: Product, chip: Chip) -> Tile:
+def computed(b: Building, p: PendingProduct, chip: Chip) -> Tile:
     """The value of a product."""
     made = _computed(b, p, chip)
     b.multiplied.add(made.expr)
     return made
 
 
-def _computed(b: Building, p: Product, chip: Chip) -> Tile:
+def _computed(b: Building, p: PendingProduct, chip: Chip) -> Tile:
     operands = _operands(b, p, chip)
     if operands is None:
         return _summed(b, p)
@@ -103,7 +103,7 @@ def _computed(b: Building, p: Product, chip: Chip) -> Tile:
     return Tile(p.own, acc, active(b, p))
 
 
-def added(b: Building, acc: Var, p: Product, chip: Chip) -> bool:
+def added(b: Building, acc: Var, p: PendingProduct, chip: Chip) -> bool:
     """Add a product to a name that changes, in one call of the matrix unit; whether that is possible."""
     operands = _operands(b, p, chip) if acc.type is p.result else None
     if operands is None:
@@ -112,7 +112,7 @@ def added(b: Building, acc: Var, p: Product, chip: Chip) -> bool:
     return True
 
 
-def active(b: Building, p: Product) -> Mask:
+def active(b: Building, p: PendingProduct) -> Mask:
     """Where the result is active: in active rows and columns, where both have an active element."""
     (_, inner), (again, _) = lanes_along(p.a.shape), lanes_along(p.b.shape)
     if inner is None or again is None:
@@ -130,7 +130,7 @@ def active(b: Building, p: Product) -> Mask:
     return b.proved(joined(rest, found))
 
 
-def _operands(b: Building, p: Product, chip: Chip) -> tuple[Expr, Expr] | None:
+def _operands(b: Building, p: PendingProduct, chip: Chip) -> tuple[Expr, Expr] | None:
     """The operands of a call of the matrix unit; None where there is no instruction for them, and for
     items, each of which has a product of its own."""
     if p.items:
@@ -161,7 +161,7 @@ def _operand(b: Building, x: Tile, kind: DType, lane: Lane, middle: Lane, chip: 
     return b.move(value, {lane: middle})
 
 
-def _summed(b: Building, p: Product) -> Tile:
+def _summed(b: Building, p: PendingProduct) -> Tile:
     """The product as a sum of products."""
     rows, inner = p.a.own
     cols = p.b.own[1]

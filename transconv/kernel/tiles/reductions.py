@@ -43,7 +43,7 @@ from transconv.kernel.tiles.values import Mask, Tile
 
 
 @dataclass(frozen=True, slots=True)
-class Reduction:
+class TileReduction:
     """A reduction of NumPy: ``op``, its row in ``ir.REDUCERS``; ``types``: ``sum`` (small integers in
     int32), ``same``, ``bool``, ``mean`` or ``place`` (the index of the first extreme element)."""
 
@@ -55,26 +55,26 @@ class Reduction:
 
 
 ROWS = (
-    Reduction("sum", "sum", np.sum, "sum", (sum,)),
-    Reduction("prod", "prod", np.prod, "sum"),
-    Reduction("max", "max", np.max, others=(np.amax, max)),
-    Reduction("min", "min", np.min, others=(np.amin, min)),
-    Reduction("any", "max", np.any, "bool", (any,)),
-    Reduction("all", "min", np.all, "bool", (all,)),
-    Reduction("mean", "sum", np.mean, "mean"),
-    Reduction("argmax", "max", np.argmax, "place"),
-    Reduction("argmin", "min", np.argmin, "place"),
+    TileReduction("sum", "sum", np.sum, "sum", (sum,)),
+    TileReduction("prod", "prod", np.prod, "sum"),
+    TileReduction("max", "max", np.max, others=(np.amax, max)),
+    TileReduction("min", "min", np.min, others=(np.amin, min)),
+    TileReduction("any", "max", np.any, "bool", (any,)),
+    TileReduction("all", "min", np.all, "bool", (all,)),
+    TileReduction("mean", "sum", np.mean, "mean"),
+    TileReduction("argmax", "max", np.argmax, "place"),
+    TileReduction("argmin", "min", np.argmin, "place"),
 )
 REDUCTIONS = {row.name: row for row in ROWS}
 """Every reduction, by NumPy's name; methods of tiles have these names."""
 
 
-def reduction_of(callee: Any) -> Reduction | None:
+def reduction_of(callee: Any) -> TileReduction | None:
     """The row of a function of NumPy, or of Python; None if there is none."""
     return next((r for r in ROWS if callee is r.numpy or any(callee is f for f in r.others)), None)
 
 
-def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
+def reduced(b: Building, row: TileReduction, x: Tile, axis: Any = None, keepdims: bool = False) -> Tile:
     """A tile reduced over an axis, several (a tuple), or all (None)."""
     b.not_of_elements(f"np.{row.name}")
     axes = _axes(x, axis)
@@ -98,7 +98,7 @@ def reduced(b: Building, row: Reduction, x: Tile, axis: Any = None, keepdims: bo
     return _without(b, result, axes, kept)
 
 
-def _over(b: Building, row: Reduction, value: Expr, x: Tile, axes: Sequence[int]) -> Expr:
+def _over(b: Building, row: TileReduction, value: Expr, x: Tile, axes: Sequence[int]) -> Expr:
     """The name of the reduced value, still along the lanes of the dimensions that are left."""
     lanes = _lanes(x, axes)
     neutral = REDUCERS[row.op].identity(value.dtype)
@@ -119,7 +119,7 @@ def _over(b: Building, row: Reduction, value: Expr, x: Tile, axes: Sequence[int]
     return b.let(row.name, value) if lanes else b.named(row.name, value)
 
 
-def _repeated(row: Reduction, value: Const, times: int) -> Const:
+def _repeated(row: TileReduction, value: Const, times: int) -> Const:
     """The reduction of so many equal elements."""
     if row.op not in ("sum", "prod"):
         return value
@@ -143,7 +143,7 @@ def _active(b: Building, x: Tile, axes: Sequence[int]) -> Mask:
     return b.proved(joined(rest, found))
 
 
-def _place(b: Building, row: Reduction, x: Tile, axes: Sequence[int], keepdims: bool) -> Tile:
+def _place(b: Building, row: TileReduction, x: Tile, axes: Sequence[int], keepdims: bool) -> Tile:
     """The first index of the extreme element; a NaN is the extreme, as in NumPy."""
     if len(axes) != 1:
         raise Refusal(f"{row.name} over {len(axes)} dimensions", "one axis", f"x.{row.name}(axis=1)")
@@ -173,7 +173,7 @@ def _without(b: Building, x: Tile, axes: Sequence[int], kept: bool) -> Tile:
     return replace(b.placed(alone, tuple(x.shape[i] for i in left), tuple(left)), items=x.items)
 
 
-def types_of(row: Reduction, dtype: DType) -> tuple[DType, DType]:
+def types_of(row: TileReduction, dtype: DType) -> tuple[DType, DType]:
     """The type of the result, and that in which it is computed; of a place, in which elements are
     compared."""
     if row.types == "bool":

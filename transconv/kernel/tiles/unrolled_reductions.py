@@ -106,7 +106,7 @@ class _Short:
         neutral = REDUCERS[value.op].identity(value.dtype)
         made: Expr | None = None
         for k in range(lane.extent):
-            e = simplify(_Element(self, lane, k).mutate(value.x))
+            e = simplify(_LaneElement(self, lane, k).mutate(value.x))
             if e != neutral:
                 made = e if made is None else self.combined(value.op, made, e)
         made = neutral if made is None else made
@@ -154,7 +154,7 @@ class _Short:
         """The name of an element of a value along a lane."""
         found = self.parts.get((var, lane, k))
         if found is None:
-            value = simplify(_Element(self, lane, k).mutate(self.values[var]))
+            value = simplify(_LaneElement(self, lane, k).mutate(self.values[var]))
             if isinstance(value, Const):
                 return value
             name, number = f"{var.name}_{k}", 2
@@ -167,7 +167,7 @@ class _Short:
         return found
 
 
-class _Element(ExprMutator):
+class _LaneElement(ExprMutator):
     """An expression at one place of a lane."""
 
     def __init__(self, short: _Short, lane: Lane, k: int) -> None:
@@ -192,7 +192,7 @@ class _Element(ExprMutator):
         if lane is self.lane and lane in at.old:  # this lane of the result is not that of what is inside
             return at
         x = at.x if lane not in lanes_of(at.x, self.short.scope) else (
-            _Element(self.short, lane, self.k).mutate(at.x))
+            _LaneElement(self.short, lane, self.k).mutate(at.x))
         there = lanes_of(x, self.short.scope)
         kept = [(o, n) for o, n in zip(at.old, at.new, strict=True) if o in there]
         return Renamed(x, *map(tuple, zip(*kept, strict=True))) if kept else x

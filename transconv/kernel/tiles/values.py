@@ -69,7 +69,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class DimSlice:
     """A dimension of an array as it is accessed: from ``start`` to before ``stop`` by ``step``. ``place``:
     the start as it was written, where it may be below ``least``, the first place of the array, and then
     counts from the end; ``unsure``: whether it may also not be."""
@@ -91,7 +91,7 @@ class ArrayView:
     ``layout``: where the elements are in an array of one dimension."""
 
     tensor: Tensor
-    along: tuple[Along | None, ...]
+    along: tuple[DimSlice | None, ...]
     at: dict[int, Expr] = field(default_factory=dict)
     mask: Mask = ()
     items: Shape = ()
@@ -119,7 +119,7 @@ class AtomicView:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bound:
+class BoundMethod:
     """A method of a value, to be called."""
 
     name: str
@@ -179,7 +179,7 @@ def described(value: Any) -> str:
     """A value in a few words."""
     if isinstance(value, (Tile, ArrayView)):
         return str(value)
-    if isinstance(value, Bound):
+    if isinstance(value, BoundMethod):
         return f"the method {value.name}"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)

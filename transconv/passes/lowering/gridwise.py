@@ -37,10 +37,10 @@ from transconv.ir import (
 )
 from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
 from transconv.passes.lowering import tile_statistics
-from transconv.passes.lowering.loop_nest import Swept, parts
+from transconv.passes.lowering.loop_nest import SweepLoops, parts
 from transconv.passes.lowering.tail_masks import Guard
 from transconv.passes.lowering.tile_axes import Side, side_of
-from transconv.passes.names import Names
+from transconv.passes.names import VariableNames
 from transconv.schedule import Schedule, ahead
 from transconv.simplify import facts_of
 
@@ -64,7 +64,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     guard = Guard(tails, nest, written)
     outer = [sides[kind] for kind in "BMN"]
     inner: list[Stmt] = [x for side in outer for x in side.lets]
-    taken = Names(taken=[x.var.name for x in inner if isinstance(x, Let)])
+    taken = VariableNames(taken=[x.var.name for x in inner if isinstance(x, Let)])
     for number, sweep in enumerate(nest.sweeps):
         loop = _sweep(sweep, sides["K"], guard, schedule, bool(schedule.turn and number % 2))
         inner += [*statements(guard.mutate(Seq(sweep.before))), _renamed(loop, number, taken)]
@@ -79,7 +79,7 @@ def gridwise(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     return replace(kernel, sizes=required, body=tile_statistics.deal_tiles(body, schedule, compute))
 
 
-def _sweep(sweep: Swept, side: Side, guard: Guard, schedule: Schedule, turned: bool) -> Stmt:
+def _sweep(sweep: SweepLoops, side: Side, guard: Guard, schedule: Schedule, turned: bool) -> Stmt:
     """The loop over the steps of a sweep, with the tile loops inside; ``turned``: from the last step."""
     body = side.wrap(seq(*side.lets, *statements(guard.mutate(sweep.body))))
     if not sweep.loops:
@@ -92,7 +92,7 @@ def _sweep(sweep: Swept, side: Side, guard: Guard, schedule: Schedule, turned: b
     return counted(loop, side.count, side.facts)
 
 
-def _renamed(loop: Stmt, number: int, taken: Names) -> Stmt:
+def _renamed(loop: Stmt, number: int, taken: VariableNames) -> Stmt:
     """A sweep renamed so that it shares no names with other sweeps, except for the lanes."""
     bound = sorted({STEP, *(x.var for x in find(loop, Let))}, key=lambda v: v.name)
     names: dict[Var, Expr] = {v: Var(taken.fresh(v.name, f"_{number + 1}"), v.type) for v in bound}

@@ -57,7 +57,7 @@ from transconv.ir import (
     substitute,
     sum_of,
 )
-from transconv.passes.names import Names
+from transconv.passes.names import VariableNames
 from transconv.passes.warp_spec.consumer import FETCHED
 from transconv.simplify import simplify
 
@@ -117,7 +117,7 @@ def _boxes(k: Kernel) -> set[tuple[Tensor, tuple[int, ...]]]:
 def _one_grid(first: Kernel, kernels: Sequence[Kernel]) -> Kernel:
     """The kernel whose programs have the tiles of one kernel, then those of the next, and so on."""
     grids = [k.body for k in kernels if isinstance(k.body, For)]
-    pid, names = grids[0].var, Names(*kernels)
+    pid, names = grids[0].var, VariableNames(*kernels)
     body: list[Stmt] = []
     given: Expr | int = 0
     for phase, grid in enumerate(grids):

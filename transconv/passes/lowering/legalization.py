@@ -54,7 +54,7 @@ from transconv.ir import (
     f64,
     ne,
 )
-from transconv.passes.scope import Scope
+from transconv.passes.scope import ScopedMutator
 from transconv.simplify import Range, one_value, range_of
 
 FARTHEST = 1 << 24  # a numerator below -FARTHEST is not shifted, because the sum could overflow 32 bits
@@ -68,7 +68,7 @@ def final(kernel: Kernel, upcast16: bool = False) -> Kernel:
     return replace(kernel, body=body)
 
 
-class _Final(Scope):
+class _Final(ScopedMutator):
     def __init__(self, upcast16: bool, sizes: Sizes | None) -> None:
         super().__init__(sizes)
         self.upcast16 = upcast16

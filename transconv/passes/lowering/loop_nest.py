@@ -8,7 +8,7 @@ from transconv.ir import Expr, For, Kernel, Let, Stmt, Update, Var, statements
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class SweepLoops:
     """A sweep of a naive kernel: the statements before it, its loops, and their innermost body."""
 
     before: tuple[Stmt, ...]
@@ -21,7 +21,7 @@ class Nest:
     """The parts of a naive kernel: parallel loops, sweeps over the reduced axes, statements after them."""
 
     around: tuple[For, ...]
-    sweeps: tuple[Swept, ...]
+    sweeps: tuple[SweepLoops, ...]
     after: tuple[Stmt, ...]
 
     @property
@@ -37,7 +37,7 @@ def parts(kernel: Kernel) -> Nest:
     while isinstance(at, For) and at.kind == "parallel":
         around.append(at)
         at = at.body
-    sweeps: list[Swept] = []
+    sweeps: list[SweepLoops] = []
     before: list[Stmt] = []
     for s in statements(at):
         if not isinstance(s, (For, Update)):
@@ -47,6 +47,6 @@ def parts(kernel: Kernel) -> Nest:
         while isinstance(s, For):
             loops.append(s)
             s = s.body
-        sweeps.append(Swept(tuple(before), tuple(loops), s))
+        sweeps.append(SweepLoops(tuple(before), tuple(loops), s))
         before = []
     return Nest(tuple(around), tuple(sweeps), tuple(before))

@@ -46,7 +46,7 @@ from transconv.ir import (
     substitute,
     updated,
 )
-from transconv.passes.names import Names
+from transconv.passes.names import VariableNames
 from transconv.simplify import facts_of, range_of
 
 Box = TypeVar("Box", BoxLoad, BoxStore)
@@ -54,7 +54,7 @@ Box = TypeVar("Box", BoxLoad, BoxStore)
 
 def cse(kernel: Kernel) -> Kernel:
     """Name repeated divisions within a sequence, and merge lets that bind the same value."""
-    made = _Cse(Names(kernel)).mutate(_one_by_one(kernel))
+    made = _Cse(VariableNames(kernel)).mutate(_one_by_one(kernel))
     assert isinstance(made, Kernel)
     return made
 
@@ -78,7 +78,7 @@ def _one_by_one(kernel: Kernel) -> Kernel:
 
 
 class _Cse(Mutator):
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: VariableNames) -> None:
         self.names = names
         self.known: dict[Node, Expr] = {}
 

@@ -41,7 +41,7 @@ from transconv.ir import (
     seq,
     u8,
 )
-from transconv.passes.names import Names
+from transconv.passes.names import VariableNames
 from transconv.schedule import QUAD, Schedule, has_quads
 from transconv.target import Target
 
@@ -54,7 +54,7 @@ def quads(kernel: Kernel, schedule: Schedule, compute: Compute, target: Target) 
     """Multiply bytes four at a time where chip and tile allow it."""
     if not has_quads(schedule, compute, target):
         return kernel
-    names = Names(kernel)
+    names = VariableNames(kernel)
     made = _Quads(Var(names.fresh(f"word_{n}"), i32) for n in count()).mutate(kernel)
     assert isinstance(made, Kernel)
     return made

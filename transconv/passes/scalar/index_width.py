@@ -40,7 +40,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.scalar.index_bounds import Reach, required
-from transconv.passes.scope import Scope
+from transconv.passes.scope import ScopedMutator
 from transconv.simplify import range_of
 
 LIMIT = 2**31 - 1
@@ -54,7 +54,7 @@ def narrow(kernel: Kernel) -> Kernel:
     return replace(required(kernel, pass_.reach.required if pass_.reach else {}), body=body)
 
 
-class _Narrow(Scope):
+class _Narrow(ScopedMutator):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.sizes)
         self.wide: dict[Node, Expr] = {}

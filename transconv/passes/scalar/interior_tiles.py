@@ -49,8 +49,8 @@ from transconv.ir import (
     statements,
     substitute,
 )
-from transconv.passes.names import Names
-from transconv.passes.scope import Scope
+from transconv.passes.names import VariableNames
+from transconv.passes.scope import ScopedMutator
 from transconv.schedule import Schedule
 
 FEW = 4  # conditions: fewer are not worth a second text
@@ -63,10 +63,10 @@ def edges(kernel: Kernel, schedule: Schedule) -> Kernel:
     return _Edges(kernel).mutate(kernel)  # type: ignore[no-any-return]
 
 
-class _Edges(Scope):
+class _Edges(ScopedMutator):
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.sizes)
-        self.names = Names(kernel)
+        self.names = VariableNames(kernel)
         self.lanes: dict[Var, tuple[Lane, ...]] = {}
         self.conditions: dict[Var, Expr] = {}
         self.found: dict[Var, list[Expr]] = {}  # what holds inside, by the name of all of it

@@ -42,7 +42,7 @@ from transconv.ir import (
     find,
     substitute,
 )
-from transconv.passes.scope import Scope
+from transconv.passes.scope import ScopedMutator
 from transconv.simplify import simplify
 
 
@@ -54,7 +54,7 @@ def reuse(kernel: Kernel) -> Kernel:
     return made
 
 
-class _Reuse(Scope):
+class _Reuse(ScopedMutator):
     def __init__(self, stored: frozenset[Tensor], sizes: Sizes | None) -> None:
         super().__init__(sizes)
         self.stored = stored
@@ -121,7 +121,9 @@ class _Reuse(Scope):
         """Rewrite a block, then forget its variables: their names may be bound again after it."""
         before = dict(self.known), dict(self.names), dict(self.loaded), self.implied
         self.implied = {}
-        made: Stmt = Scope.mutate_For(self, at) if isinstance(at, For) else Mutator.generic(self, at)
+        made: Stmt = (
+            ScopedMutator.mutate_For(self, at) if isinstance(at, For) else Mutator.generic(self, at)
+        )
         self.known, self.names, self.loaded, self.implied = before
         return made
 

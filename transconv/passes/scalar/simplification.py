@@ -41,7 +41,7 @@ from transconv.ir import (
     walk,
 )
 from transconv.passes.scalar.dead_code import drop_dead_sums
-from transconv.passes.scope import NOT_AFFINE, Scope, divides
+from transconv.passes.scope import NOT_AFFINE, ScopedMutator, divides
 from transconv.simplify import Verdict, decide, one_value, reason, simplify
 
 
@@ -70,7 +70,7 @@ NOTE_WIDTH = 96  # characters after the comment sign
 B = TypeVar("B", BoxLoad, BoxStore)
 
 
-class _Simplify(Scope):
+class _Simplify(ScopedMutator):
     def __init__(self, sizes: Sizes | None) -> None:
         super().__init__(sizes)
         self.notes: list[str] = []

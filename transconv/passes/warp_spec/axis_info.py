@@ -16,36 +16,36 @@ Values = Mapping[Var, Expr]
 """What the variables of a kernel stand for."""
 
 
-class Run(NamedTuple):
+class LaneRun(NamedTuple):
     """Of how many lanes, each time, a number is the ``same``, and in how many it counts up (``next``)."""
 
     same: int
     next: int
 
 
-def run_of(e: Expr, lane: Lane, values: Values) -> Run:
+def run_of(e: Expr, lane: Lane, values: Values) -> LaneRun:
     """The runs of an expression along a lane."""
-    def of(x: Expr) -> Run:
+    def of(x: Expr) -> LaneRun:
         return run_of(x, lane, values)
 
     match e:
         case Lane():
-            return Run(1, lane.extent) if e is lane else Run(lane.extent, 1)
+            return LaneRun(1, lane.extent) if e is lane else LaneRun(lane.extent, 1)
         case Var():
-            return of(values[e]) if e in values else Run(lane.extent, 1)
+            return of(values[e]) if e in values else LaneRun(lane.extent, 1)
         case Cast(x, _):
             return of(x)
         case Add(a, b):
             (same_a, next_a), (same_b, next_b) = of(a), of(b)
-            return Run(gcd(same_a, same_b), max(gcd(next_a, same_b), gcd(same_a, next_b)))
+            return LaneRun(gcd(same_a, same_b), max(gcd(next_a, same_b), gcd(same_a, next_b)))
         case Sub(a, b):
             (same_a, next_a), (same_b, _) = of(a), of(b)
-            return Run(gcd(same_a, same_b), gcd(next_a, same_b))
+            return LaneRun(gcd(same_a, same_b), gcd(next_a, same_b))
         case FloorDiv(a, Const(c)):
-            return Run(max(of(a).same, gcd(of(a).next, int(c))), 1)
+            return LaneRun(max(of(a).same, gcd(of(a).next, int(c))), 1)
         case Mod(a, Const(c)):
-            return Run(of(a).same, gcd(of(a).next, int(c)))
-    return Run(gcd(lane.extent, *(of(x).same for x in e.children() if isinstance(x, Expr))), 1)
+            return LaneRun(of(a).same, gcd(of(a).next, int(c)))
+    return LaneRun(gcd(lane.extent, *(of(x).same for x in e.children() if isinstance(x, Expr))), 1)
 
 
 def steps_of(e: Expr, values: Values) -> dict[Lane, int]:

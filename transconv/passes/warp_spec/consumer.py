@@ -54,7 +54,7 @@ from transconv.ir import (
     substitute,
 )
 from transconv.passes.warp_spec.epilogue_prefetch import Sooner
-from transconv.passes.warp_spec.epilogue_reads import Behind
+from transconv.passes.warp_spec.epilogue_reads import EpilogueBoxes
 from transconv.passes.warp_spec.fp8_accumulation import (
     Multiplying,
     in_groups,
@@ -62,7 +62,7 @@ from transconv.passes.warp_spec.fp8_accumulation import (
     steps_of_a_part,
 )
 from transconv.passes.warp_spec.smem_pipeline import PHASE, SLOT, Rings, advance, slot_before
-from transconv.passes.warp_spec.tile_regions import Act, Tile, counters
+from transconv.passes.warp_spec.tile_regions import Act, TileStatements, counters
 
 CONSUMERS = ("evens", "odds")
 FETCHED = Var("fetched")
@@ -84,7 +84,7 @@ class Consumer:
 ALONE = Consumer()
 
 
-def multiply(tile: Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For,
+def multiply(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, ahead: Sooner, grid: For,
              consumer: Consumer) -> Act:
     """A consumer: multiply a slot as soon as it has landed, and free the one before, whose product has
     completed. What stands behind the sum and need not wait for it comes ``ahead``."""
@@ -129,7 +129,7 @@ def multiply(tile: Tile, rings: Rings, brought: Behind, ahead: Sooner, grid: For
                (FuncCall(SEND_WAIT, (ZERO,)),) if sent else ())
 
 
-def _in_turn(sums: tuple[Stmt, ...], tile: Tile, rings: Rings, grid: For,
+def _in_turn(sums: tuple[Stmt, ...], tile: TileStatements, rings: Rings, grid: For,
              consumer: Consumer) -> tuple[Stmt, ...]:
     """The sum of a consumer's tile: from the slot where the tiles before it end, and when the other one
     has begun all its products. What is left of those runs on beside the first ones here."""
@@ -152,7 +152,7 @@ class Results(Mutator):
     """Stores boxes through shared memory, after the copies of the tile before have read that; one of them
     in place of a box that was brought, after which the producer may bring the next one."""
 
-    def __init__(self, consumer: Consumer, brought: Behind, sent: Sequence[BoxStore]) -> None:
+    def __init__(self, consumer: Consumer, brought: EpilogueBoxes, sent: Sequence[BoxStore]) -> None:
         self.name = "tile" if consumer.of == 1 else f"tile{consumer.number}"
         self.brought, self.number = brought, consumer.number
         self.tensors = [s.tensor for s in sent]

@@ -56,7 +56,7 @@ MET, BARE, TURN = Var("met"), Var("bare"), Var("turn")
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class EpilogueBoxes:
     """The boxes read behind the sum. ``of``: their buffers by the variable of the let that reads them;
     ``result``: the buffer that the box of the ``stored`` tensor is put to as well, or None; ``again``:
     whether a program has several tiles; ``spread``: the values of names over lanes, of which the producer
@@ -153,7 +153,9 @@ class Behind:
             yield Update(MET, ONE - MET)
 
 
-def behind(before: tuple[Stmt, ...], after: tuple[Stmt, ...], consumers: int, again: bool) -> Behind:
+def behind(
+    before: tuple[Stmt, ...], after: tuple[Stmt, ...], consumers: int, again: bool
+) -> EpilogueBoxes:
     """The boxes that the statements after a sum read; ``before``: the lets before it."""
     lets = tuple(s for s in after if isinstance(s, Let) and isinstance(s.value, BoxLoad))
     last = max((after.index(s) for s in lets), default=0)
@@ -172,4 +174,4 @@ def behind(before: tuple[Stmt, ...], after: tuple[Stmt, ...], consumers: int, ag
         if taken is not None:
             result, into = of[let.var], taken.tensor
     spread = laned_lets((*before, *names))
-    return Behind(lets, names, of, result, into, consumers, again, spread)
+    return EpilogueBoxes(lets, names, of, result, into, consumers, again, spread)

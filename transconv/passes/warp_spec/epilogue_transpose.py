@@ -42,7 +42,7 @@ from transconv.ir import (
     lanes_of,
     seq,
 )
-from transconv.passes.names import Names
+from transconv.passes.names import VariableNames
 from transconv.passes.warp_spec.axis_info import run_of, steps_of
 from transconv.schedule import Schedule
 
@@ -52,14 +52,14 @@ def upright(kernel: Kernel, schedule: Schedule) -> Kernel:
     where results are stored. Explicit kernels lay out their lanes themselves."""
     if not schedule.swap or schedule.via != "tl" or schedule.c == "box":
         return kernel
-    names = Names(kernel, taken={x.name for x in find(kernel, Lane)})
+    names = VariableNames(kernel, taken={x.name for x in find(kernel, Lane)})
     return _Upright(names).mutate(kernel)  # type: ignore[no-any-return]
 
 
 class _Upright(Mutator):
     """``lanes`` and ``values``: of the variables that are bound so far."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: VariableNames) -> None:
         self.names = names  # of variables and lanes
         self.lanes: dict[Var, tuple[Lane, ...]] = {}
         self.values: dict[Var, Expr] = {}

@@ -49,14 +49,14 @@ from transconv.ir import (
     statements,
     substitute,
 )
-from transconv.passes.warp_spec.epilogue_reads import Behind
+from transconv.passes.warp_spec.epilogue_reads import EpilogueBoxes
 from transconv.passes.warp_spec.smem_pipeline import PHASE, SLOT, Rings, advance
-from transconv.passes.warp_spec.tile_regions import PROGRAM, Act, Tile, counters
+from transconv.passes.warp_spec.tile_regions import PROGRAM, Act, TileStatements, counters
 
 RESTING = Var("resting")
 
 
-def fetch(tile: Tile, rings: Rings, brought: Behind, number: Var) -> Act:
+def fetch(tile: TileStatements, rings: Rings, brought: EpilogueBoxes, number: Var) -> Act:
     """The producer: fill a slot per step as soon as it is free. In the first round all slots are free, so
     it waits for the phase before the first one, which counts as completed. A resident operand is fetched
     once, from the corners of the program's first tile. What is read behind the sum is ``brought``."""
@@ -80,7 +80,7 @@ def _expected(rings: Rings, barrier: Barrier, slot: Var) -> Iterator[Stmt]:
     yield from fetches
 
 
-def transpose(tile: Tile, rings: Rings, number: int, of: int) -> Act:
+def transpose(tile: TileStatements, rings: Rings, number: int, of: int) -> Act:
     """A transposer: write a slot that has landed to the same slot of another ring, K innermost. In the
     first round all slots of that ring count as taken. One ``of`` two rests at every other step and does
     not see each phase of ``landed``: after the wait for ``taken``, only this step's phase is left."""

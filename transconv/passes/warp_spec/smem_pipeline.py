@@ -41,7 +41,7 @@ SLOT, PHASE = Var("slot"), Var("phase")
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class OperandRing:
     """An operand's buffer, the fetches that fill a slot of it, and what is multiplied: the slot
     (``piece``), or its ``transposed`` copy in another ring. Where several steps share a slot, ``pieces``
     has what each multiplies (see warp_spec/window_reuse.py)."""
@@ -60,7 +60,7 @@ class Rings:
     that are transposed, ``transposed``: the transposed copy is complete; ``taken``: it has been read. For
     a resident operand, ``kept``: its boxes of a step have been copied."""
 
-    of: dict[Var, Ring]
+    of: dict[Var, OperandRing]
     landed: Barrier
     free: Barrier
     transposed: Barrier
@@ -68,7 +68,7 @@ class Rings:
     kept: Barrier | None = None
 
     @property
-    def turns(self) -> list[Ring]:
+    def turns(self) -> list[OperandRing]:
         """The rings whose operand is transposed."""
         return [r for r in self.of.values() if r.transposed is not None]
 
@@ -114,7 +114,7 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
                   replace(piece, member=Const(j)), barrier, slot)
             for j in range(buffer.members))
-        made[let.var] = Ring(buffer, piece, fetches, _transposed(piece, box.tensor))
+        made[let.var] = OperandRing(buffer, piece, fetches, _transposed(piece, box.tensor))
     readers = len({r.transposed is None for r in made.values()})
     free = Barrier("free", stages, readers)
     return Rings(made, landed, free, Barrier("transposed", stages), Barrier("taken", stages),

@@ -22,7 +22,7 @@ PROGRAM = Var("program")
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TileStatements:
     """The statements of a program for one tile: those ``before`` the sum, its loop with the fetches and
     the product, and those ``after`` it."""
 
@@ -50,7 +50,7 @@ def around_of(body: Stmt) -> tuple[Around, Stmt]:
     return ((tuple(before), loop), *outer), tile
 
 
-def take_apart(body: Stmt) -> Tile:
+def take_apart(body: Stmt) -> TileStatements:
     """The parts of a tile's body."""
     parts = statements(body)
     at = next((i for i, s in enumerate(parts) if isinstance(s, For)), None)
@@ -67,7 +67,7 @@ def take_apart(body: Stmt) -> Tile:
     assert isinstance(product, FuncCall) and product.func.multiplies
     fetched = tuple(s for s in steps if isinstance(s, Let) and isinstance(s.value, BoxLoad))
     lets = tuple(s for s in steps if s not in fetched)
-    return Tile(tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product,
+    return TileStatements(tuple(s for s in parts[:at] if s is not acc), acc, loop, lets, fetched, product,
                 parts[at + 1:])
 
 

@@ -32,12 +32,12 @@ from transconv.ir import (
     free_vars,
     substitute,
 )
-from transconv.passes.warp_spec.smem_pipeline import SLOT, Ring, Rings, laned_lets, whole
+from transconv.passes.warp_spec.smem_pipeline import SLOT, OperandRing, Rings, laned_lets, whole
 from transconv.simplify import simplify
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SharedBoxSteps:
     """The steps of the sum that share boxes. ``axis``: along which they follow one another; ``loop``: over
     the groups; ``lets``: of a group; ``moving``: the values of lets that differ between its steps."""
 
@@ -52,7 +52,7 @@ class Group:
         return simplify(substitute(whole(e, self.moving | spread), {self.axis: Const(step)}))
 
 
-def grouped(loop: For, lets: tuple[Stmt, ...], axis: str) -> Group | None:
+def grouped(loop: For, lets: tuple[Stmt, ...], axis: str) -> SharedBoxSteps | None:
     """The groups of a sum's loop, whose innermost axis is ``axis``: its variable modulo the size. None
     where it is no axis of this loop: no word asks for it, or a stride phase has one step along it."""
     var, moving = Var(axis), dict[Var, Expr]()
@@ -70,10 +70,12 @@ def grouped(loop: For, lets: tuple[Stmt, ...], axis: str) -> Group | None:
             continue
         value = simplify(substitute(s.value, {loop.var: loop.var * count}))
         kept.append(replace(s, value=value))
-    return Group(var, count, replace(loop, stop=loop.stop // count), tuple(kept), moving)
+    return SharedBoxSteps(var, count, replace(loop, stop=loop.stop // count), tuple(kept), moving)
 
 
-def shared_rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, group: Group) -> Rings:
+def shared_rings(
+    fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, group: SharedBoxSteps
+) -> Rings:
     """``rings`` for groups of steps; ``lets`` are those before the boxes."""
     landed, spread = Barrier("landed", stages), laned_lets(lets)
     made = {}
@@ -90,7 +92,7 @@ def shared_rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, 
 
 
 def _rows(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...],
-          ways: list[list[Expr]], landed: Barrier) -> Ring | None:
+          ways: list[list[Expr]], landed: Barrier) -> OperandRing | None:
     """All rows that the steps read, once; None where tiles do not overlap."""
     moved = [d for d, x in enumerate(ways[1]) if x != ZERO]
     if len(moved) != 1 or any(e > 1 for e in box.extents[:moved[0]]) or not all(
@@ -117,15 +119,15 @@ def _rows(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...
     fetches = tuple(Fetch(box.tensor, changed(corners[0], corners[0][dim] + (least + i * each)),
                           Piece(buffer, SLOT, Const(i), inside), landed, SLOT)
                     for i in range(rows // each))
-    return Ring(buffer, pieces[0], fetches, pieces=pieces)
+    return OperandRing(buffer, pieces[0], fetches, pieces=pieces)
 
 
 def _in_turn(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...],
-             landed: Barrier) -> Ring:
+             landed: Barrier) -> OperandRing:
     """The boxes of the steps one after another; one, where they are the same."""
     each = [*dict.fromkeys(corners)]
     buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, landed.slots, box.extents, len(each), below=True)
     pieces = tuple(Piece(buffer, SLOT, Const(each.index(c)), within) for c in corners)
     fetches = tuple(Fetch(box.tensor, c, Piece(buffer, SLOT, Const(i), within), landed, SLOT)
                     for i, c in enumerate(each))
-    return Ring(buffer, pieces[0], fetches, pieces=pieces)
+    return OperandRing(buffer, pieces[0], fetches, pieces=pieces)

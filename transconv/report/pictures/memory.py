@@ -14,7 +14,7 @@ WIDTH = 640.0
 
 
 @dataclass(frozen=True)
-class Ring:
+class SharedMemoryRing:
     """Boxes of shared memory under one name. ``bytes`` of all ``slots``."""
 
     name: str
@@ -23,24 +23,24 @@ class Ring:
     shape: str
 
 
-def rings(kernel: Kernel) -> list[Ring]:
+def rings(kernel: Kernel) -> list[SharedMemoryRing]:
     """The buffers that an explicit kernel allocates; none where Triton does it."""
     found = [s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, Buffer)]
-    return [Ring(b.name, b.slots, b.slots * b.members * b.box_bytes,
+    return [SharedMemoryRing(b.name, b.slots, b.slots * b.members * b.box_bytes,
                  f"{b.slots} x {b.members} x {b.type}{list(b.extents)}" if b.members > 1 else
                  f"{b.slots} x {b.type}{list(b.extents)}") for b in found]
 
 
-def implied(whole: Scheduled) -> list[Ring]:
+def implied(whole: Scheduled) -> list[SharedMemoryRing]:
     """The buffers that Triton's software pipeline needs for its operands."""
     schedule, compute = whole.schedule, whole.main
     if schedule.unit != "mma" or compute.b is None:
         return []
-    return [Ring("operands in flight", schedule.stages, shared_bytes(schedule, compute),
+    return [SharedMemoryRing("operands in flight", schedule.stages, shared_bytes(schedule, compute),
                  f"{schedule.stages} stages of both operands' tiles")]
 
 
-def draw(found: list[Ring], limit: int) -> Markup:
+def draw(found: list[SharedMemoryRing], limit: int) -> Markup:
     """A bar as long as the memory, with a piece for every slot of every ring."""
     height, top, x = 34.0, 18.0, 0.0
     parts: list[Markup] = [svg.rect(0, top, WIDTH, height, "ground", round_=3)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from transconv.compute import Compute, axis_steps
 from transconv.ir import Array, Expr, Var, View, ViewDim, readable
-from transconv.report.tiles import Tile, evaluated, in_axes
+from transconv.report.tiles import ProgramTile, evaluated, in_axes
 from transconv.simplify import simplify
 
 SHOWN, LEAST = 60, 12  # elements along a side; of longer ones the touched part is drawn
@@ -22,7 +22,7 @@ UNTOUCHED, LATER, FIRST, FILLED = range(4)  # what a tile does with an element
 
 
 @dataclass(frozen=True)
-class Range:
+class TouchedRange:
     """The elements that a tile touches along one dimension; ``last`` < ``first`` where they depend on a
     tensor's values."""
 
@@ -59,7 +59,7 @@ class Plane:
     phases: tuple[int, int]
     marked: Array
     coords: tuple[str, ...]
-    ranges: tuple[Range, ...]
+    ranges: tuple[TouchedRange, ...]
     hue: int
     cut: bool
     fill: float
@@ -90,7 +90,9 @@ class Plane:
         return bool((self.state == FILLED).any())
 
 
-def plane_of(view: View, compute: Compute, tile: Tile, stored: bool = False, hue: int = 0) -> Plane | None:
+def plane_of(
+    view: View, compute: Compute, tile: ProgramTile, stored: bool = False, hue: int = 0
+) -> Plane | None:
     """The plane of a view; None where every dimension depends on values of other tensors."""
     coords = [in_axes(d.coord, compute) for d in view.dims]
     known = [i for i, c in enumerate(coords) if c is not None]
@@ -145,7 +147,7 @@ def _moving(dim: ViewDim, compute: Compute) -> frozenset[str]:
 
 
 def _elements(view: View, coords: Sequence[Expr | None], dims: tuple[int | None, int], compute: Compute,
-              tile: Tile) -> tuple[Array, Array, Array, Array, bool]:
+              tile: ProgramTile) -> tuple[Array, Array, Array, Array, bool]:
     """Row, column, whether the element exists, and whether the first step takes it: of every point."""
     asked = [d for d in dims if d is not None]
     axes = frozenset(a for d in asked for a in compute.roots(view.dims[d].coord))
@@ -199,12 +201,12 @@ def _phases(dim: ViewDim, compute: Compute) -> int:
     return min(4, max([1, *moved]))
 
 
-def _range(view: View, i: int, coord: Expr | None, compute: Compute, tile: Tile) -> Range:
+def _range(view: View, i: int, coord: Expr | None, compute: Compute, tile: ProgramTile) -> TouchedRange:
     name, size = view.tensor.dims[i], view.tensor.shape[i]
     if coord is None:
-        return Range(name, size, 0, -1)
+        return TouchedRange(name, size, 0, -1)
     at = evaluated(coord, tile.points(compute.roots(coord)))
-    return Range(name, size, max(0, int(at.min())), min(size - 1, int(at.max())))
+    return TouchedRange(name, size, max(0, int(at.min())), min(size - 1, int(at.max())))
 
 
 def _written(view: View) -> tuple[str, ...]:

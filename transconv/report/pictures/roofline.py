@@ -11,7 +11,7 @@ from markupsafe import Markup
 from transconv.compute import Workload
 from transconv.cost import estimate
 from transconv.report.pictures import svg
-from transconv.report.subject import Subject, Timed
+from transconv.report.subject import LabeledTime, Subject
 from transconv.target import Target
 
 WIDTH, HEIGHT, LEFT, BELOW, RIGHT = 560.0, 300.0, 52.0, 40.0, 14.0
@@ -59,14 +59,14 @@ def _moved(workload: Workload) -> float:
     return float(sum(prod(t.shape) * t.dtype.bytes for t in workload.tensors))
 
 
-def estimated(subject: Subject) -> Timed:
+def estimated(subject: Subject) -> LabeledTime:
     """The estimates of all computations, one launch after another."""
     us = sum(estimate(s, c, subject.target) for c, s in subject.mains)
-    return Timed("estimate of this schedule", us, True, True,
+    return LabeledTime("estimate of this schedule", us, True, True,
                  "of each computation by itself" if len(subject.mains) > 1 else "")
 
 
-def draw(roof: Roof, times: Sequence[Timed]) -> Markup:
+def draw(roof: Roof, times: Sequence[LabeledTime]) -> Markup:
     """Both ceilings on logarithmic scales, with a point for every time at the plan's intensity."""
     rates = [roof.operations / t.us / 1e6 for t in times]  # TFLOP/s
     ridge = roof.peak / roof.bandwidth
@@ -130,15 +130,15 @@ class Bar:
     """A time beside the others: its share of the longest in percent, and how many times as long as ours
     it takes."""
 
-    timed: Timed
+    timed: LabeledTime
     share: float
     ratio: float | None
     kind: str
 
 
-def bars(roof: Roof, times: Sequence[Timed]) -> list[Bar]:
+def bars(roof: Roof, times: Sequence[LabeledTime]) -> list[Bar]:
     """The times, the floor first."""
-    every = [Timed("floor: each tensor once, all operations", roof.floor_us, False, True), *times]
+    every = [LabeledTime("floor: each tensor once, all operations", roof.floor_us, False, True), *times]
     longest = max(t.us for t in every)
     own = next((t.us for t in times if t.own and not t.from_estimate), None)
     return [Bar(t, max(0.4, 100 * t.us / longest), t.us / own if own else None,

@@ -28,7 +28,7 @@ from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, plan_cache
-from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, Question, Waiting
+from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, PlanRequest, Waiting
 from transconv.runtime.compilation.processor_count import beside
 from transconv.runtime.compilation.request_capture import collect, is_collecting
 from transconv.runtime.plans import Plan
@@ -47,7 +47,7 @@ Made = TypeVar("Made", bound=Plan)
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingRequest:
     """The state of a request that a process compiles: whether it is done (or forgotten), why it failed,
     whether its plan was ``taken`` over here, whether a missing record was logged (``told``), whether the
     process ``died`` of it, whether it was handed over ahead of the request (``early``), whether calls may
@@ -69,7 +69,7 @@ class _Asked:
 
 
 _lock = threading.Lock()
-_asked: dict[Question, _Asked] = {}
+_asked: dict[PlanRequest, _PendingRequest] = {}
 _pool: Compilers | None = None
 _next = 0.0  # when the next kernel may be taken over
 
@@ -79,7 +79,7 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     """The plan of a request, by the mode. Raises as ``build``; Unsupported if the kernels are not compiled
     yet, or could not be compiled."""
     global _next
-    question = Question(workload, target, deterministic, aligned)
+    question = PlanRequest(workload, target, deterministic, aligned)
     if is_collecting() and schedule is None:
         collect(Batch((question,)))
         raise Unsupported(COMPILING, "the call is only looked at")
@@ -108,7 +108,7 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     return _begin(question, kind)
 
 
-def ahead(questions: Iterable[Question], kind: type[Plan], workers: int, hurried: bool = True) -> None:
+def ahead(questions: Iterable[PlanRequest], kind: type[Plan], workers: int, hurried: bool = True) -> None:
     """Have processes, at most ``workers``, compile the kernels of requests that are about to be made and
     have none. Failures are forgotten: whoever makes the request compiles, and meets the same error.
     ``hurried``: calls may wait for the kernels; otherwise a kernel counts as compiled when what starts it
@@ -119,10 +119,10 @@ def ahead(questions: Iterable[Question], kind: type[Plan], workers: int, hurried
         with _lock:
             if question not in _asked:
                 log.debug("compiling ahead: %s", question)
-                _submit(question, _Asked(early=True, hurried=hurried), workers)
+                _submit(question, _PendingRequest(early=True, hurried=hurried), workers)
 
 
-def begin_processes(like: Question | Target, workers: int) -> None:
+def begin_processes(like: PlanRequest | Target, workers: int) -> None:
     """Start processes, at most ``workers``, for requests that are about to be made; none if kernels are
     not compiled, or a plan is on disk. Each rehearses with a request ``like`` them, if one is known: the
     first kernel of a process takes twice as long as others."""
@@ -141,7 +141,7 @@ def begin_processes(like: Question | Target, workers: int) -> None:
                 pool.first = START
 
 
-def withdraw(questions: Iterable[Question]) -> None:
+def withdraw(questions: Iterable[PlanRequest]) -> None:
     """Forget requests that were handed over ahead of need, as far as no process has begun them."""
     with _lock:
         for question in questions:
@@ -155,20 +155,20 @@ def expect() -> None:
     threading.Thread(target=files_digest, daemon=True, name="transconv-files").start()
 
 
-def died(question: Question, reason: str) -> None:
+def died(question: PlanRequest, reason: str) -> None:
     """Remember that the process that compiled a request died of it."""
     with _lock:
-        _asked[question] = _Asked(done=True, reason=reason, died=True)
+        _asked[question] = _PendingRequest(done=True, reason=reason, died=True)
 
 
-def state(question: Question) -> str:
+def state(question: PlanRequest) -> str:
     """Why a request has no kernel now: ``compiling``, or why it could not be compiled. Empty if it was
     never made, or if its kernels are compiled."""
     asked = _asked.get(question)
     return "" if asked is None else asked.reason if asked.done else COMPILING
 
 
-def is_ready(question: Question) -> bool:
+def is_ready(question: PlanRequest) -> bool:
     """Whether the kernels of a request are compiled."""
     return not compiles(question.target) or there(question, Plan) is not None
 
@@ -178,7 +178,7 @@ def compiles(target: Target) -> bool:
     return target.backend in BACKENDS
 
 
-def again(questions: Iterable[Question]) -> None:
+def again(questions: Iterable[PlanRequest]) -> None:
     """Forget the failures of these requests, because their kernels may be compiled now."""
     with _lock:
         for question in questions:
@@ -186,7 +186,7 @@ def again(questions: Iterable[Question]) -> None:
                 del _asked[question]
 
 
-def planned(question: Question, kind: type[Made]) -> Made | None:
+def planned(question: PlanRequest, kind: type[Made]) -> Made | None:
     """The plan, whether its kernels are compiled or not, if this process or another one has made it."""
     told = (question.workload, question.target, None, question.deterministic, kind)
     if plan_cache.keeps():
@@ -194,7 +194,7 @@ def planned(question: Question, kind: type[Made]) -> Made | None:
     return compiler.plan(*told)  # there are no records, so the text is made here
 
 
-def there(question: Question, kind: type[Made]) -> Made | None:
+def there(question: PlanRequest, kind: type[Made]) -> Made | None:
     """The plan, if each of its kernels is compiled."""
     found = planned(question, kind)
     if found is None or not all(s.launcher.is_ready(question.aligned) for s in found.steps):
@@ -202,12 +202,12 @@ def there(question: Question, kind: type[Made]) -> Made | None:
     return found
 
 
-def _begin(question: Question, kind: type[Made]) -> Made:
+def _begin(question: PlanRequest, kind: type[Made]) -> Made:
     """Give a request to a compiling process, once. Raises Unsupported until it is done."""
     with _lock:
         asked = _asked.get(question)
         if asked is None:
-            asked = _Asked()
+            asked = _PendingRequest()
             log.info("compiling in the background: %s", question)
             _submit(question, asked)
     if not asked.done:
@@ -221,7 +221,7 @@ def _begin(question: Question, kind: type[Made]) -> Made:
     return compiler.plan(question.workload, question.target, None, question.deterministic, kind)
 
 
-def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
+def _submit(question: PlanRequest, asked: _PendingRequest, workers: int = 0) -> None:
     """Give a request to a process; the caller has the lock."""
     if _pool is None and question.target.backend in BACKENDS:
         expect_kernels()
@@ -230,7 +230,7 @@ def _submit(question: Question, asked: _Asked, workers: int = 0) -> None:
     asked.take = compilers(workers).submit(job, lambda answer: _answered(question, answer))
 
 
-def _wait(question: Question, asked: _Asked) -> None:
+def _wait(question: PlanRequest, asked: _PendingRequest) -> None:
     """Until a process has compiled a request; not if none has begun, as it is then compiled here."""
     if asked.done:
         return
@@ -244,7 +244,7 @@ def _wait(question: Question, asked: _Asked) -> None:
     log.debug("waited %.3f s: %s", time.monotonic() - began, question)
 
 
-def _answered(question: Question, answer: dict[str, Any]) -> None:
+def _answered(question: PlanRequest, answer: dict[str, Any]) -> None:
     asked = _asked.get(question)
     if asked is None:
         return

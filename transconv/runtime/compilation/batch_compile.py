@@ -15,7 +15,7 @@ from transconv.backend_triton import Compilers, expect
 from transconv.errors import TransconvError
 from transconv.runtime import compiler, plan_cache
 from transconv.runtime.compilation import async_compile
-from transconv.runtime.compilation.plan_request import Batch, Question, Room
+from transconv.runtime.compilation.plan_request import Batch, PlanRequest, Room
 from transconv.runtime.compilation.processor_count import cores
 from transconv.runtime.estimates import is_estimated
 from transconv.runtime.plans import Plan
@@ -48,8 +48,12 @@ class Prepared:
         return asdict(self)
 
 
-def prepare(batches: Iterable[Batch], workers: int, ended: Callable[[Question, bool], None] | None = None,
-            left: tuple[tuple[str, int], ...] = ()) -> Prepared:
+def prepare(
+    batches: Iterable[Batch],
+    workers: int,
+    ended: Callable[[PlanRequest, bool], None] | None = None,
+    left: tuple[tuple[str, int], ...] = (),
+) -> Prepared:
     """Compile the kernels of all requests in ``workers`` processes, and wait for them; those of a batch in
     one, as far as there is room, and the batches with the most work first. ``ended`` is called with each
     request that is done, while processes are at others, and with whether it has a plan. Failures are in
@@ -74,16 +78,16 @@ def prepare(batches: Iterable[Batch], workers: int, ended: Callable[[Question, b
 class _Report:
     """What became of requests so far."""
 
-    def __init__(self, ended: Callable[[Question, bool], None]) -> None:
+    def __init__(self, ended: Callable[[PlanRequest, bool], None]) -> None:
         self.ended = ended
         self.there, self.kernels = 0, 0
         self.failures: list[tuple[str, str]] = []
-        self.before: set[Question] = set()  # with kernels, in a batch that is not complete
+        self.before: set[PlanRequest] = set()  # with kernels, in a batch that is not complete
 
     def is_there(self, batch: Batch) -> bool:
         """Whether no request of a batch has to be compiled: each has its kernels, or there is no room for
         them, or it has failed."""
-        room, done = Room(batch.most), list[tuple[Question, bool]]()
+        room, done = Room(batch.most), list[tuple[PlanRequest, bool]]()
         failed: list[tuple[str, str]] = []
         for question in batch.questions:
             try:
@@ -120,7 +124,7 @@ class _Report:
                     self.answered(question, said)
             batches = alone
 
-    def answered(self, question: Question, answer: dict[str, Any]) -> None:
+    def answered(self, question: PlanRequest, answer: dict[str, Any]) -> None:
         """Record the answer to a request."""
         compiler.adopt(answer)
         if question in self.before:
@@ -132,7 +136,7 @@ class _Report:
         self.ended(question, not answer.keys() & {"reason", "left"})
 
 
-def _there(question: Question) -> Plan | None:
+def _there(question: PlanRequest) -> Plan | None:
     """The plan, if its kernels are there or need not be compiled."""
     if async_compile.compiles(question.target):
         return async_compile.there(question, Plan)
@@ -162,10 +166,10 @@ class _Jobs:
                     return
 
 
-class Begun:
+class BatchCompile:
     """Questions whose kernels processes compile, while this one does something else."""
 
-    def __init__(self, questions: Sequence[Question], workers: int) -> None:
+    def __init__(self, questions: Sequence[PlanRequest], workers: int) -> None:
         self.questions = questions
         log.info("compiling %d problems in %d processes", len(questions), workers)
         self.jobs = _Jobs([q.job for q in questions], async_compile.compilers(workers))
@@ -181,15 +185,15 @@ class Begun:
                 async_compile.died(question, str(answer["reason"]))
 
 
-def begin(questions: Iterable[Question]) -> Begun | None:
+def begin(questions: Iterable[PlanRequest]) -> BatchCompile | None:
     """Have processes, one for each core, compile the kernels of all questions that have none, each once.
     None where they would gain nothing: there is one core, or hardly a kernel, or no folder in which they
     could leave what they make."""
     waiting = [q for q in _many(questions) if not _is_ready(q)]
-    return Begun(waiting, min(cores(), len(waiting))) if len(waiting) > FEW else None
+    return BatchCompile(waiting, min(cores(), len(waiting))) if len(waiting) > FEW else None
 
 
-def rank(questions: Iterable[Question]) -> None:
+def rank(questions: Iterable[PlanRequest]) -> None:
     """Have processes, one for each core, rank the schedules of questions that have no estimate, and wait:
     they leave both on disk. Does nothing where ``begin`` begins nothing."""
     waiting = [q for q in _many(questions) if not is_estimated(q.workload, q.target)]
@@ -201,7 +205,7 @@ def rank(questions: Iterable[Question]) -> None:
             pass
 
 
-def _many(questions: Iterable[Question]) -> list[Question]:
+def _many(questions: Iterable[PlanRequest]) -> list[PlanRequest]:
     """Those that processes may answer; none where they would gain nothing."""
     found = [q for q in dict.fromkeys(questions) if async_compile.compiles(q.target)]
     if len(found) <= FEW or cores() < 2 or plan_cache.DRAWER.path("plan") is None:
@@ -209,7 +213,7 @@ def _many(questions: Iterable[Question]) -> list[Question]:
     return found
 
 
-def _is_ready(question: Question) -> bool:
+def _is_ready(question: PlanRequest) -> bool:
     try:
         return async_compile.is_ready(question)
     except TransconvError:  # the call that needs it is refused

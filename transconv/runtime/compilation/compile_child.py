@@ -16,9 +16,9 @@ from transconv.backend_triton import Miscompiled, pretend, reason_of, serve
 from transconv.compute import Workload
 from transconv.errors import TransconvError, Unsupported
 from transconv.runtime import check_records, compiler
-from transconv.runtime.compilation.plan_request import Question, Room
+from transconv.runtime.compilation.plan_request import PlanRequest, Room
 from transconv.runtime.estimates import estimated
-from transconv.runtime.plans import Plan, Step
+from transconv.runtime.plans import Plan, PlanStep
 from transconv.selection import files_digest
 from transconv.target import Target
 
@@ -106,7 +106,7 @@ def _look_for_cycles() -> None:
 
 
 def _request(job: dict[str, Any]) -> tuple[Workload, Target]:
-    question = Question.of_job(job)
+    question = PlanRequest.of_job(job)
     return question.workload, question.target
 
 
@@ -133,7 +133,7 @@ def _compile(plan: Plan, aligned: bool, patient: bool) -> dict[str, Any] | None:
     return None
 
 
-def _wrong(step: Step, aligned: bool, reason: str, keep: bool) -> dict[str, Any]:
+def _wrong(step: PlanStep, aligned: bool, reason: str, keep: bool) -> dict[str, Any]:
     return {"kernel": check_records.variant(step.digest, aligned), "function": step.launcher.function,
             "reason": reason[:1000], "schedule": str(step.schedule), "keep": keep}
 

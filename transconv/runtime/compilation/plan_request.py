@@ -19,7 +19,7 @@ NEVER = "compile:never"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PlanRequest:
     """A request for a plan. ``aligned``: its tensors begin at multiples of 16 bytes."""
 
     workload: Workload
@@ -38,7 +38,7 @@ class Question:
                 "deterministic": self.deterministic, "aligned": self.aligned}
 
     @staticmethod
-    def of_job(job: dict[str, Any]) -> Question:
+    def of_job(job: dict[str, Any]) -> PlanRequest:
         """The request of a JSON object (``job``), whose module registers the parser of its texts. Raises
         ValueError for a text that cannot be read back, and as ``Target.parse``."""
         importlib.import_module(job["front"])
@@ -46,7 +46,7 @@ class Question:
         if workload is None:
             raise ValueError(f"{job['problem']} cannot be read back")
         target = replace(Target.parse(job["target"]), features=frozenset(job["features"]), **job["counts"])
-        return Question(workload, target, job["deterministic"], job["aligned"])
+        return PlanRequest(workload, target, job["deterministic"], job["aligned"])
 
     def __str__(self) -> str:
         return f"{self.workload.title} for {self.target}"
@@ -58,7 +58,7 @@ class Batch:
     there is ``Room`` for depends on the plans before. ``most``: kernels of all of them (0: any number);
     ``each``: about how many kernels have to be chosen for one."""
 
-    questions: tuple[Question, ...]
+    questions: tuple[PlanRequest, ...]
     most: int = 0
     each: int = 1
 

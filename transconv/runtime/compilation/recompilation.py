@@ -15,7 +15,7 @@ from typing import Any
 from transconv.disk_cache import Content
 from transconv.errors import StageError, TransconvError
 from transconv.runtime import check_records, compiler, plan_cache
-from transconv.runtime.compilation.plan_request import Question
+from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.plans import Plan
 from transconv.selection import files_digest
 
@@ -65,20 +65,20 @@ def compare() -> Compared:
     return Compared(same, tuple(wrong), tuple(left))
 
 
-def _question(name: str, content: Content) -> Question:
+def _question(name: str, content: Content) -> PlanRequest:
     """The question of a record. Raises ValueError, with the reason, for one that has no answer here."""
     if content["files"] != files_digest():
         raise ValueError("it is of another version of transconv")
     job = content["question"]
     if job["front"] not in sys.modules and not job["front"].startswith("transconv."):
         raise ValueError(f"its front end {job['front']} is not loaded")
-    found = Question.of_job(job)
+    found = PlanRequest.of_job(job)
     if plan_cache.key(found.workload, found.target, found.deterministic) != name:
         raise ValueError("it was made with other settings, tuned rows or versions: no call here reads it")
     return found
 
 
-def _told(content: Content, question: Question) -> list[str]:
+def _told(content: Content, question: PlanRequest) -> list[str]:
     """Where a record differs from the plan that is made now."""
     try:
         if any(check_records.is_wrong(str(s["digest"])) for s in content["steps"]):

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from transconv.runtime.compilation.plan_request import Batch, Question
+from transconv.runtime.compilation.plan_request import Batch, PlanRequest
 
 _lock = threading.Lock()
-_collected: dict[Question, Batch] | None = None
+_collected: dict[PlanRequest, Batch] | None = None
 
 
 def collect(batch: Batch) -> None:
@@ -27,7 +27,7 @@ def is_collecting() -> bool:
 
 
 @contextmanager
-def collecting() -> Iterator[dict[Question, Batch]]:
+def collecting() -> Iterator[dict[PlanRequest, Batch]]:
     """Within ``with``, record the requests of all threads, each with those it belongs to, and refuse them.
     RuntimeError if nested."""
     global _collected

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Value, Write, with_roles
 from transconv.compute.analysis import statistics as stat
 from transconv.ir import ZERO, Const, Expr, FloorDiv, Var, View, ViewDim
-from transconv.schedule.tiles.partial_results import Along, along, counted, workspace
+from transconv.schedule.tiles.partial_results import WorkspaceDim, along, counted, workspace
 
 if TYPE_CHECKING:
     from transconv.schedule.schedule import Schedule
@@ -69,7 +69,7 @@ def _finish(group: list[Write], compute: Compute, schedule: Schedule) -> Compute
         replace(x, role="part") if replace(x, role="") in parts else x for x in finish.axes))
 
 
-def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[Along, ...],
+def _between(i: int, steps: list[Step], read: Read, of: Read, whole: Var, dims: tuple[WorkspaceDim, ...],
              values: int) -> Expr:
     """The squared deviations of a part from the mean of all: those from its own mean, and its mean's."""
     dtype = read.var.type

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Along:
+class WorkspaceDim:
     """A dimension of the workspace. ``tile``: where a tile stores, of the product's axes; ``axes``: those
     of the second kernel, ``at``: where it reads. A part is of ``extent`` of the ``whole`` positions."""
 
@@ -99,7 +99,7 @@ def _holds_all(write: Write, compute: Compute, schedule: Schedule) -> bool:
         b.extent >= prod(map(compute.size, b.axes)) for b in blocks)
 
 
-def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ...]:
+def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[WorkspaceDim, ...]:
     """The dimensions of a statistic's workspace: axes of which a tile has one position, parts, the axes of
     the tile that are not reduced in registers."""
     kept = stat.kept(write) or {}
@@ -107,18 +107,18 @@ def along(write: Write, compute: Compute, schedule: Schedule) -> tuple[Along, ..
         count = schedule.programs
         own = Axis(fresh("carried", compute.names.all), count, "")
         lanes = [_of_axis(compute.axis(a), kept) for a, n in compute.sizes.items() if a in kept and n > 1]
-        return Along(own.name, count, PROGRAM, (own,), own.var), *lanes
+        return WorkspaceDim(own.name, count, PROGRAM, (own,), own.var), *lanes
     return _of_tile(write, compute, schedule.blocks)
 
 
 @lru_cache(maxsize=4096)  # many schedules have the same blocks
-def _of_tile(write: Write, compute: Compute, tile: tuple[Block, ...]) -> tuple[Along, ...]:
+def _of_tile(write: Write, compute: Compute, tile: tuple[Block, ...]) -> tuple[WorkspaceDim, ...]:
     """``along``, where no program carries anything from one tile to the next."""
     kept, points = stat.kept(write) or {}, stat.points(compute)
     wide = {a for b in tile if b.extent != 1 for a in b.axes}
     lone = [compute.axis(a) for a, n in points.items() if n > 1 and a not in wide]
     lone.sort(key=lambda x: x.name not in kept)
-    parts: list[Along] = []
+    parts: list[WorkspaceDim] = []
     lanes = []
     for blocks in _sides(compute, tile):
         if all(is_within(b, kept, compute) for b in blocks):
@@ -159,16 +159,18 @@ def is_within(block: Block, kept: dict[str, int], compute: Compute) -> bool:
     return own == outer and kept[own[0]] == 1 and rest % block.extent == 0
 
 
-def _of_axis(x: Axis, kept: dict[str, int]) -> Along:
+def _of_axis(x: Axis, kept: dict[str, int]) -> WorkspaceDim:
     """Every position of an axis has a part."""
     by = kept.get(x.name, 0)
     if by in (0, 1):
-        return Along(x.name, x.size, x.var, (Axis(x.name, x.size, ""),), x.var)
+        return WorkspaceDim(x.name, x.size, x.var, (Axis(x.name, x.size, ""),), x.var)
     inner = Axis(f"{x.name}_in", by, "")
-    return Along(x.name, x.size, x.var, (Axis(x.name, x.size // by, ""), inner), x.var * by + inner.var)
+    return WorkspaceDim(
+        x.name, x.size, x.var, (Axis(x.name, x.size // by, ""), inner), x.var * by + inner.var
+    )
 
 
-def _of_block(block: Block, kept: dict[str, int], compute: Compute) -> Along:
+def _of_block(block: Block, kept: dict[str, int], compute: Compute) -> WorkspaceDim:
     """Every tile along a block has a part; a kept axis outside has some of them at each position."""
     name = "_".join(block.axes)
     whole = prod(compute.size(a) for a in block.axes)
@@ -181,7 +183,7 @@ def _of_block(block: Block, kept: dict[str, int], compute: Compute) -> Along:
         each = size // compute.size(outer)
         part = replace(part, size=each)
         axes, at = (Axis(outer, compute.size(outer), ""), part), Var(outer) * each + part.var
-    return Along(part.name, size, Var(name) // block.extent, axes, at, whole, block.extent)
+    return WorkspaceDim(part.name, size, Var(name) // block.extent, axes, at, whole, block.extent)
 
 
 def workspace(write: Write, compute: Compute, schedule: Schedule) -> Tensor:

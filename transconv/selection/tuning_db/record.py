@@ -28,7 +28,7 @@ LONGEST, PROBLEM = 1000, 1 << 14  # characters of a field, and of a workload's t
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TuningRecord:
     """The fastest of ``tried`` schedules for a workload on a machine, which took ``us`` microseconds.
     Texts are parsed when rows of their group are needed."""
 
@@ -54,7 +54,7 @@ class Row:
 
 
 DIGITS = "%.6g"
-COLUMNS = tuple(f.name for f in fields(Row))
+COLUMNS = tuple(f.name for f in fields(TuningRecord))
 
 
 def _same_triton(one: str, other: str) -> bool:
@@ -62,9 +62,9 @@ def _same_triton(one: str, other: str) -> bool:
     return not other or one.split(".")[:2] == other.split(".")[:2]
 
 
-def make(workload: Workload, target: Target, schedule: str, us: float, tried: int) -> Row:
+def make(workload: Workload, target: Target, schedule: str, us: float, tried: int) -> TuningRecord:
     """A row of a measurement with this version; the time is rounded to the digits of a file."""
-    return Row(workload.text, workload.direction, workload.kind, machine(target), schedule,
+    return TuningRecord(workload.text, workload.direction, workload.kind, machine(target), schedule,
                float(DIGITS % us), tried, LOWERING, triton_version())
 
 
@@ -76,7 +76,7 @@ def machine(target: Target) -> str:
 # -- text ------------------------------------------------------------------------------------------
 
 
-def read_rows(text: str) -> list[Row]:
+def read_rows(text: str) -> list[TuningRecord]:
     """The rows of a CSV text, without invalid lines; none if the header is another."""
     if "\0" in text:
         return []
@@ -86,7 +86,7 @@ def read_rows(text: str) -> list[Row]:
         return []
 
 
-def of_mapping(found: Any) -> Row | None:
+def of_mapping(found: Any) -> TuningRecord | None:
     """A row from a mapping of its columns; None if one is missing or invalid."""
     try:
         if set(found) != {*COLUMNS}:
@@ -96,13 +96,13 @@ def of_mapping(found: Any) -> Row | None:
         texts = {c: str(found[c]) for c in COLUMNS}
         numbers = {"us": float(texts["us"]), "tried": int(texts["tried"]),
                    "lowering": int(texts["lowering"])}
-        row = Row(**{**texts, **numbers})  # type: ignore[arg-type]
+        row = TuningRecord(**{**texts, **numbers})  # type: ignore[arg-type]
     except (AttributeError, TypeError, ValueError):
         return None
     return row if math.isfinite(row.us) and row.us > 0 else None
 
 
-def write_rows(rows: Iterable[Row]) -> str:
+def write_rows(rows: Iterable[TuningRecord]) -> str:
     """The CSV text of rows, sorted by key, so that versions of a file can be compared."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -112,11 +112,11 @@ def write_rows(rows: Iterable[Row]) -> str:
     return out.getvalue()
 
 
-def mapping(row: Row) -> dict[str, Any]:
+def mapping(row: TuningRecord) -> dict[str, Any]:
     """The row as a JSON object."""
     return dict(zip(COLUMNS, astuple(row), strict=True))
 
 
-def merged(old: Iterable[Row], new: Iterable[Row]) -> list[Row]:
+def merged(old: Iterable[TuningRecord], new: Iterable[TuningRecord]) -> list[TuningRecord]:
     """All rows, one per key; new rows replace old ones."""
     return list({row.key: row for row in (*old, *new)}.values())

@@ -19,7 +19,7 @@ from transconv.disk_cache import Content, Drawer, read_named, replace_named
 from transconv.disk_cache import files as keep
 from transconv.errors import TransconvError
 from transconv.selection.tuning_db.record import (
-    Row,
+    TuningRecord,
     mapping,
     merged,
     of_mapping,
@@ -31,7 +31,7 @@ SCHEMA = 1
 LONGEST = 8 << 20  # bytes of a file of rows
 DRAWER = Drawer("tuned", SCHEMA)
 
-Groups = dict[str, list[Row]]
+Groups = dict[str, list[TuningRecord]]
 Reader = Callable[[str, str, str], Workload | None]
 
 _readers: list[Reader] = []
@@ -51,7 +51,7 @@ def register_reader(read: Reader) -> Reader:
     return read
 
 
-def rows_of(name: str) -> list[Row]:
+def rows_of(name: str) -> list[TuningRecord]:
     """The rows of a group, one per key; none with TRANSCONV_TUNED=0."""
     if knobs.tuned() == "0":
         return []
@@ -59,7 +59,7 @@ def rows_of(name: str) -> list[Row]:
         return _first_of_each(_of_user(name) + _of_file("", name).get(name, []))
 
 
-def users_rows(name: str) -> list[Row] | None:
+def users_rows(name: str) -> list[TuningRecord] | None:
     """The rows of a group but for the package's, none of which is parsed; None with TRANSCONV_TUNED=0."""
     if knobs.tuned() == "0":
         return None
@@ -67,7 +67,7 @@ def users_rows(name: str) -> list[Row] | None:
         return _first_of_each(_of_user(name))
 
 
-def remember(rows: Iterable[Row]) -> int:
+def remember(rows: Iterable[TuningRecord]) -> int:
     """Add rows to the user's cache; other processes may do so at the same time. Returns how many were
     written (none if the cache folder is not trusted)."""
     kept = 0
@@ -80,7 +80,7 @@ def remember(rows: Iterable[Row]) -> int:
     return kept
 
 
-def all_of_user() -> list[Row]:
+def all_of_user() -> list[TuningRecord]:
     """The current rows of the file that the user names and of the user's cache, of all groups, one per
     key. None with TRANSCONV_TUNED=0."""
     switch = knobs.tuned()
@@ -94,13 +94,13 @@ def all_of_user() -> list[Row]:
         return _first_of_each(row for row in (*named, *kept) if row.current)
 
 
-def adopt(rows: Iterable[Row] | None) -> None:
+def adopt(rows: Iterable[TuningRecord] | None) -> None:
     """Let this process use these rows in place of those of ``all_of_user``; None ends that."""
     with _lock:
         _adopted[:] = [] if rows is None else [grouped(rows)]
 
 
-def load(path: Path) -> list[Row]:
+def load(path: Path) -> list[TuningRecord]:
     """The rows of a file, of all versions; none if there is no file. Raises ValueError for a file without
     rows, OSError if it cannot be read."""
     if not path.exists():
@@ -113,7 +113,7 @@ def load(path: Path) -> list[Row]:
     return found
 
 
-def save(path: Path, rows: Iterable[Row]) -> None:
+def save(path: Path, rows: Iterable[TuningRecord]) -> None:
     """Write a file of rows atomically. Raises OSError."""
     replace_named(path, write_rows(rows))
 
@@ -125,7 +125,7 @@ def forget() -> None:
         _files.clear()
 
 
-def _of_user(name: str) -> list[Row]:
+def _of_user(name: str) -> list[TuningRecord]:
     """The rows of a group in the file that the user names, then those in the user's cache."""
     if _adopted:
         return _adopted[0].get(name, [])
@@ -135,15 +135,15 @@ def _of_user(name: str) -> list[Row]:
     return ([] if switch == "1" else _of_file(switch, name).get(name, [])) + _users[name]
 
 
-def _first_of_each(rows: Iterable[Row]) -> list[Row]:
+def _first_of_each(rows: Iterable[TuningRecord]) -> list[TuningRecord]:
     """The first row of each key."""
-    seen: dict[tuple[str, ...], Row] = {}
+    seen: dict[tuple[str, ...], TuningRecord] = {}
     for row in rows:
         seen.setdefault(row.key, row)
     return list(seen.values())
 
 
-def _read(content: Content | None) -> list[Row]:
+def _read(content: Content | None) -> list[TuningRecord]:
     """The rows of a record of the user's cache."""
     listed = content.get("rows") if content else None
     return [row for x in listed if (row := of_mapping(x))] if isinstance(listed, list) else []
@@ -173,7 +173,7 @@ def workload_of(text: str, direction: str = "", behind: str = "") -> Workload | 
     return next((w for read in _readers if (w := read(text, direction, behind))), None)
 
 
-def _named(path: str) -> list[Row]:
+def _named(path: str) -> list[TuningRecord]:
     try:
         return load(Path(path))
     except (OSError, ValueError) as error:
@@ -181,15 +181,15 @@ def _named(path: str) -> list[Row]:
         return []
 
 
-def _package() -> list[Row]:
-    found: list[Row] = []
+def _package() -> list[TuningRecord]:
+    found: list[TuningRecord] = []
     for place in sorted(files("transconv").joinpath("data").iterdir(), key=lambda p: p.name):
         if place.name.startswith("tuned_") and place.name.endswith(".csv"):
             found += read_rows(place.read_text(encoding="utf-8"))
     return found
 
 
-def grouped(rows: Iterable[Row]) -> Groups:
+def grouped(rows: Iterable[TuningRecord]) -> Groups:
     """Rows by group, without those that no front end can parse."""
     found: Groups = {}
     for row in rows:

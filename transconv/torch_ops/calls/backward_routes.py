@@ -13,7 +13,7 @@ from transconv.torch_ops.calls.route import Route, laid_out
 from transconv.torch_ops.conversion import aten_convolutions
 
 if TYPE_CHECKING:
-    from transconv.torch_ops.calls.shape_cache import Layer
+    from transconv.torch_ops.calls.shape_cache import LayerEntry
 
 _new = object.__new__
 
@@ -27,7 +27,7 @@ class BackwardRoutes:
                  weight: Route | None, wants_bias: bool, rank: int) -> None:
         self.params = params
         self.channels_last = channels_last
-        self.layer: Layer | None = None  # whose calls of other sizes have routes made from these
+        self.layer: LayerEntry | None = None  # whose calls of other sizes have routes made from these
         self.data = data if data and data.compiled else None
         self.weight = weight if weight and weight.compiled else None
         self.aten = [r for r in (data, weight) if r and not r.compiled]
@@ -36,7 +36,7 @@ class BackwardRoutes:
         self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
         self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
 
-    def resized(self, data: Route | None, weight: Route | None, layer: Layer) -> BackwardRoutes:
+    def resized(self, data: Route | None, weight: Route | None, layer: LayerEntry) -> BackwardRoutes:
         """The gradients of a call of the layer that differs in its sizes alone; kernels compute them."""
         made: BackwardRoutes = _new(BackwardRoutes)
         made.params, made.channels_last, made.data, made.weight = (

@@ -11,7 +11,7 @@ from transconv.torch_ops import arguments
 from transconv.torch_ops.arguments import Ints, Params
 
 
-class Request:
+class CallAttributes:
     """The numbers as a caller gave them, one object for each distinct set: compared by identity.
 
     ``name`` and ``ndims`` say which public function was called; the registered operators have none.
@@ -51,12 +51,12 @@ class Request:
 
 LIMIT = 4096  # sets of numbers kept
 
-_requests: dict[Hashable, Request] = {}
+_requests: dict[Hashable, CallAttributes] = {}
 
 
 def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int] | str,
             dilation: Sequence[int], transposed: bool, output_padding: Sequence[int],
-            groups: int) -> Request:
+            groups: int) -> CallAttributes:
     """The one Request of these numbers."""
     key = (name, ndims, tuple(stride), padding if isinstance(padding, str) else tuple(padding),
            tuple(dilation), bool(transposed), tuple(output_padding), int(groups))
@@ -64,5 +64,5 @@ def request(name: str, ndims: int, stride: Sequence[int], padding: Sequence[int]
     if found is None:
         if len(_requests) >= LIMIT:
             _requests.clear()  # two objects of the same numbers cost a route, no more
-        found = _requests.setdefault(key, Request(*key))
+        found = _requests.setdefault(key, CallAttributes(*key))
     return found

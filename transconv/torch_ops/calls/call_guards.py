@@ -20,7 +20,7 @@ from transconv.torch_ops.calls.route import ALIGNMENT, Gradients, Route, current
 
 if TYPE_CHECKING:
     from transconv.torch_ops.calls.lower_call import Flags
-    from transconv.torch_ops.calls.shape_cache import Layer
+    from transconv.torch_ops.calls.shape_cache import LayerEntry
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]  # the arguments of dispatch(), and a residual if the function adds one
@@ -200,8 +200,9 @@ def gradients(check: Callable[..., bool], routes: BackwardRoutes, switches: Swit
     return call
 
 
-def gradients_of_layer(check: Callable[..., bool], layer: Layer, some: BackwardRoutes, switches: Switches,
-                       aligned: bool) -> Gradients:
+def gradients_of_layer(
+    check: Callable[..., bool], layer: LayerEntry, some: BackwardRoutes, switches: Switches, aligned: bool
+) -> Gradients:
     """``gradients`` of results of any size of a layer, ``some`` of which run on the device."""
     same, device = switches.same, only_on(some.data, some.weight)
     known, find = layer.known.get, layer.backward

@@ -21,7 +21,7 @@ from transconv.torch_ops import arguments, library, stats, tensor_subclasses
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
 from transconv.torch_ops.calls import autograd, call_cache, dynamic_guards, lower_call, route_cache
-from transconv.torch_ops.calls.call_attributes import Request, request
+from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.precompile import precompile_backward, speculative_compile
 from transconv.torch_ops.settings import settings
@@ -33,7 +33,7 @@ handle: Any = handle_torch_function
 
 
 @dataclass(eq=False, slots=True)
-class Function:
+class ConvFunction:
     """One public function: its name, its rank, torch's function of that name, the function for new kinds
     of calls, and ours."""
 
@@ -45,10 +45,10 @@ class Function:
     public: Callable[..., Tensor] | None = None
 
 
-_requests: dict[Any, Request] = {}
+_requests: dict[Any, CallAttributes] = {}
 
 
-def _hand_over(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+def _hand_over(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
                output_padding: Any, dilation: Any, groups: Any) -> Tensor:
     """torch's own function, with unchanged arguments."""
     if f.transposed:
@@ -56,7 +56,7 @@ def _hand_over(f: Function, input: Any, weight: Any, bias: Any, stride: Any, pad
     return f.aten(input, weight, bias, stride, padding, dilation, groups)
 
 
-def dispatch(f: Function, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
+def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
              output_padding: Any, dilation: Any, groups: Any) -> Tensor:
     """Pass one call on to its implementation. The cheapest tests come first."""
     rest = (stride, padding, output_padding, dilation, groups)
@@ -140,7 +140,7 @@ def is_known(tensor: Tensor) -> bool:
     return is_plain(tensor) or isinstance(tensor, (FakeTensor, FunctionalTensor))
 
 
-def _unusual(f: Function, *call: Any) -> Tensor:
+def _unusual(f: ConvFunction, *call: Any) -> Tensor:
     """Tensors of other classes and layouts: fakes go to the operators, others to torch."""
     tensors = call[:2] if call[2] is None else call[:3]
     if any(not isinstance(t, Tensor) for t in tensors):
@@ -155,7 +155,7 @@ def _unusual(f: Function, *call: Any) -> Tensor:
     return _hand_over(f, *call)
 
 
-def _odd_form(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _odd_form(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """Numbers in a form that only torch's parser decides about: its error or its result."""
     made = _hand_over(f, input, weight, bias, *rest)
     odd = next(v for v in rest if not isinstance(v, str) and arguments.ints(v, f.ndims) is None)
@@ -163,8 +163,8 @@ def _odd_form(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, *
     return made
 
 
-def requested(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
-              groups: Any) -> Request | None:
+def requested(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+              groups: Any) -> CallAttributes | None:
     """The request of these arguments, or None for a form that only torch's parser decides about."""
     key = (f, stride, padding, output_padding, dilation, groups)
     try:
@@ -199,7 +199,7 @@ def _integral(value: Any) -> bool:
     return kind is int or kind is str or (kind is tuple and _only_int(map(type, value)))
 
 
-def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+def parse(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any,
           groups: Any) -> tuple[Any, Any, Any, Any, int] | None:
     """The same as torch's parser converts them; None where one has a form that is left to torch."""
     n = f.ndims
@@ -211,13 +211,13 @@ def parse(f: Function, stride: Any, padding: Any, output_padding: Any, dilation:
     return None if None in parsed else parsed  # type: ignore[return-value]
 
 
-def check_bias(f: Function, input: Tensor, bias: Tensor | None, padding: Any) -> None:
+def check_bias(f: ConvFunction, input: Tensor, bias: Tensor | None, padding: Any) -> None:
     kept = arguments.is_wide(bias, input) and autocast_dtype(input) is not None
     if not f.transposed and not isinstance(padding, str) and not kept:
         arguments.check_bias_dtype(input, bias)
 
 
-def is_bias_left_to_torch(f: Function, input: Tensor, bias: Tensor | None, padding: Any) -> bool:
+def is_bias_left_to_torch(f: ConvFunction, input: Tensor, bias: Tensor | None, padding: Any) -> bool:
     """Whether a bias has another type where torch looks at it no sooner than its kernels do: those of
     GPUs add it, those of the CPU refuse it."""
     return (bias is not None and bias.dtype != input.dtype and bias.device == input.device
@@ -225,7 +225,7 @@ def is_bias_left_to_torch(f: Function, input: Tensor, bias: Tensor | None, paddi
             and not (arguments.is_wide(bias, input) and autocast_dtype(input) is not None))
 
 
-def _mixed_types(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None,
+def _mixed_types(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
                  *rest: Any) -> Tensor:
     made = _hand_over(f, input, weight, bias, *rest)
     if not torch.compiler.is_compiling():
@@ -241,7 +241,7 @@ def check_types(input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 # -- the ways that end in the registered operators -------------------------------------------------
 
 
-def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
+def _operator(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
               padding: Any, output_padding: Any, dilation: Any, groups: Any) -> Tensor:
     rest = (stride, padding, output_padding, dilation, groups)
     parsed = parse(f, *rest)
@@ -269,7 +269,7 @@ def _operator(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
     return y if is_batched else y.squeeze(0)
 
 
-def _compiled(f: Function, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
+def _compiled(f: ConvFunction, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
     """Inside torch.compile or export: no graph break on this way."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
     if (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

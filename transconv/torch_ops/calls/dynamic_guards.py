@@ -68,7 +68,7 @@ def note(function: Any, given: Sequence[Tensor | None], used: Sequence[Tensor | 
 
 
 def _entry(others: Call, check: Callable[..., bool], function: Any, numbers: tuple[Any, ...],
-           device: int | None, flags: Flags, aligned: bool, biased: bool, layer: shape_cache.Layer,
+           device: int | None, flags: Flags, aligned: bool, biased: bool, layer: shape_cache.LayerEntry,
            wide: bool) -> Call:
     stride, padding, output_padding, dilation, groups = numbers
     deterministic, tf32 = flags.deterministic, flags.math == "tf32"
@@ -98,7 +98,7 @@ def _entry(others: Call, check: Callable[..., bool], function: Any, numbers: tup
 
 
 def _autocast(others: Call, check: Callable[..., bool], function: Any, numbers: tuple[Any, ...],
-              device: int | None, flags: Flags, aligned: bool, biased: bool, layer: shape_cache.Layer,
+              device: int | None, flags: Flags, aligned: bool, biased: bool, layer: shape_cache.LayerEntry,
               cast: torch.dtype, kind: str, casts: tuple[bool, ...]) -> Call:
     """The same under autocast, whose state the guard covers; ``casts`` says which tensors are cast."""
     stride, padding, output_padding, dilation, groups = numbers

@@ -21,20 +21,30 @@ from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled, Registry
-    from transconv.runtime import Chosen, Question
+    from transconv.conv import CompiledDirection, LayerRegistry
+    from transconv.runtime import ChosenPlan, PlanRequest
 
 LIMIT = 1024  # layers kept; beyond it all are dropped
 
 Order = tuple[int, ...] | None
 
-_layers: dict[Hashable, Registry | str] = {}
+_layers: dict[Hashable, LayerRegistry | str] = {}
 _lock = threading.Lock()
 
 
-def chosen(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence[lower_call.Like],
-           channels_last: bool, device: torch.device, epilogue: str, bias: torch.dtype | None,
-           aligned: bool, flags: lower_call.Flags, mode: str) -> tuple[Chosen[Compiled], Registry]:
+def chosen(
+    prop: Prop,
+    params: Params,
+    dtype: lower_call.Types,
+    tensors: Sequence[lower_call.Like],
+    channels_last: bool,
+    device: torch.device,
+    epilogue: str,
+    bias: torch.dtype | None,
+    aligned: bool,
+    flags: lower_call.Flags,
+    mode: str,
+) -> tuple[ChosenPlan[CompiledDirection], LayerRegistry]:
     """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
     layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
     where there is no plan, or none yet."""
@@ -56,7 +66,7 @@ def chosen(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequenc
     return lower_call.or_unsupported(lambda: registry.choose(sizes, mode), registry.title), found
 
 
-def complete(questions: Container[Question]) -> None:
+def complete(questions: Container[PlanRequest]) -> None:
     """Have the registries that asked nothing but these find all their plans, which are compiled."""
     for registry in list(_layers.values()):
         if not isinstance(registry, str) and all(q in questions for q in registry.questions):
@@ -71,9 +81,9 @@ def forget() -> None:
 
 def _made(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence[lower_call.Like],
           orders: tuple[Order, ...], device: torch.device, epilogue: str, bias: torch.dtype | None,
-          aligned: bool, flags: lower_call.Flags) -> Registry | str:
+          aligned: bool, flags: lower_call.Flags) -> LayerRegistry | str:
     """The registry of a layer, or why it has none."""
-    from transconv.conv import Epilogue, Registry
+    from transconv.conv import Epilogue, LayerRegistry
 
     if knobs.schedule():
         return "TRANSCONV_SCHEDULE names a schedule, for given sizes"
@@ -87,7 +97,7 @@ def _made(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence
     bia = None if bias is None else lower_call.DTYPES[bias]
     try:
         problem = lower_call.describe(dtype, dense[0], dense[1], dense[2], params, flags.math)
-        return Registry(problem, prop, lower_call.target_of(device),
+        return LayerRegistry(problem, prop, lower_call.target_of(device),
                         Epilogue.parse(epilogue, None if bia is kinds[-1] else bia), aligned,
                         flags.deterministic)
     except ProblemError as error:

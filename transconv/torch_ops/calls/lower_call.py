@@ -23,8 +23,8 @@ from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled
-    from transconv.runtime import Question
+    from transconv.conv import CompiledDirection
+    from transconv.runtime import PlanRequest
     from transconv.target import Target
 
 Made = TypeVar("Made")
@@ -161,13 +161,13 @@ def target_of(device: torch.device) -> Target:
 
 
 def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-            deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> Compiled:
+            deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> CompiledDirection:
     """The kernel for one direction; ``bias`` is the type of the epilogue's operand, if it is not the
     result's. Unsupported, with a reason, if there is none, or none yet in this mode."""
     global _many_devices
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
 
-    def plan() -> Compiled:
+    def plan() -> CompiledDirection:
         from transconv.conv import Epilogue, compiler
 
         bia = None if bias is None else DTYPES[bias]
@@ -179,8 +179,8 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
     return or_unsupported(plan, f"{problem} {prop}")
 
 
-def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor],
-           **operands: torch.Tensor) -> Compiled:
+def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torch.Tensor],
+           **operands: torch.Tensor) -> CompiledDirection:
     """The plan, or the one that takes its place: its first result, made here from the operands (by
     name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
     from transconv.runtime import first_run_check
@@ -188,7 +188,7 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
     if first_run_check.is_trusted(compiled, aligned):
         return compiled
 
-    def check() -> Compiled:
+    def check() -> CompiledDirection:
         tensors = {name: t.detach() for name, t in operands.items()}
         with _on(next(iter(tensors.values())).device):
             return first_run_check.run(compiled, {**tensors, compiled.prop.result: result()})
@@ -196,20 +196,20 @@ def proven(compiled: Compiled, aligned: bool, result: Callable[[], torch.Tensor]
     return or_unsupported(check, compiled.workload.title)
 
 
-def first_result(question: Question, device: torch.device) -> None:
+def first_result(question: PlanRequest, device: torch.device) -> None:
     """Load the kernels of a convolution on a GPU and check their first result, as its first call would.
     What fails is left to that call."""
-    from transconv.conv import Compiled, ConvWorkload
+    from transconv.conv import CompiledDirection, ConvWorkload
     from transconv.runtime import first_result, ready
 
     q = question
     if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
         with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
-            plan = ready(q.workload, q.target, None, q.deterministic, Compiled, q.aligned, "now")
+            plan = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, q.aligned, "now")
             first_result(plan, device)
 
 
-def is_loaded(compiled: Compiled, device: torch.device, aligned: bool) -> bool:
+def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) -> bool:
     """Whether a plan's kernels run on a device already, and their results were right."""
     from transconv.runtime import first_run_check
 
@@ -252,7 +252,7 @@ def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epi
 
 
 def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-             deterministic: bool) -> Question:
+             deterministic: bool) -> PlanRequest:
     """The plan request that ``planned`` makes."""
     from transconv.conv import compiler
 
@@ -260,7 +260,7 @@ def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: s
                              deterministic=deterministic)
 
 
-def waits(question: Question) -> str:
+def waits(question: PlanRequest) -> str:
     """Why torch would compute now although there is a plan; empty: its kernels are compiled, or the call
     would wait for them."""
     from transconv.runtime import COMPILING, NEVER, is_ready, state
@@ -278,7 +278,7 @@ def waits(question: Question) -> str:
     return f"compile:failed ({found})" if found else f"{COMPILING} (the first call begins it)"
 
 
-def launch(compiled: Compiled, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
+def launch(compiled: CompiledDirection, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
            **extra: torch.Tensor) -> None:
     """Run a kernel on the tensors' device, whichever is the current one, on its current stream."""
     if _many_devices and src.device.index != torch.cuda.current_device():

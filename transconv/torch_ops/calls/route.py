@@ -20,7 +20,7 @@ from transconv.torch_ops.conversion import aten_convolutions, prepacked_weights
 from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled, Registry
+    from transconv.conv import CompiledDirection, LayerRegistry
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
@@ -80,10 +80,10 @@ class Route:
         self.near, self.far = ("dst", "src") if params.transposed else ("src", "dst")
         # Those of the layer's input, weight and result; None where they are one.
         self.types: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
-        self.compiled: Compiled | None = None
+        self.compiled: CompiledDirection | None = None
         self.halves: prepacked_weights.Halves | None = None  # where it copies the weight first
         self.reason = ""
-        self.registry: Registry | None = None  # where sizes are arguments of its kernel
+        self.registry: LayerRegistry | None = None  # where sizes are arguments of its kernel
         self.whole = False  # of integers, for which another route is found
         # Torch, or a kernel that is not meant for it, computes until this says that another may be there.
         self.over: Callable[[], bool] | None = None
@@ -213,7 +213,7 @@ class Route:
         self.functions.clear()
         self.start = STARTS.get(count, more)(self, self.shape, self.strides, begin, dtype)
 
-    def resized(self, shape: Ints, strides: Ints, compiled: Compiled, begin: Callable[..., None],
+    def resized(self, shape: Ints, strides: Ints, compiled: CompiledDirection, begin: Callable[..., None],
                 device: int, count: int, dtype: torch.dtype) -> Route:
         """The route of a call that differs in its sizes alone, of which ``count`` tensors ``begin`` starts
         the plan. This one counts its calls."""

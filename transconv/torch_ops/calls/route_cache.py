@@ -18,7 +18,7 @@ from transconv.torch_ops import stats
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import call_cache, dynamic_sizes, lower_call, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
-from transconv.torch_ops.calls.call_attributes import Request
+from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ALIGNMENT, Route
 from transconv.torch_ops.calls.select_impl import PASSING, make_backward, make_forward
 from transconv.torch_ops.settings import settings
@@ -31,7 +31,7 @@ _routes: dict[Hashable, Any] = {}
 _waiting: dict[Hashable, tuple[Any, tuple[Callable[[], bool], ...]]] = {}
 
 
-def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor,
+def forward_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None) -> tuple[Hashable, lower_call.Flags, bool]:
     """The key of a forward call, and its flags and alignment."""
     flags = lower_call.flags(x.dtype)
@@ -65,13 +65,13 @@ def _waits(key: Hashable) -> Any:
     return found[0]
 
 
-def add_forward(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor,
+def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
                 b: torch.Tensor | None, flags: lower_call.Flags, aligned: bool, mode: str) -> Any:
     """Make the route of a batched forward call; RuntimeError as torch's if the call is wrong."""
     return add_sized(key, req, x, w, b, flags, aligned, mode)[0]
 
 
-def add_sized(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+def add_sized(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
               flags: lower_call.Flags, aligned: bool, mode: str) -> tuple[Any, Hashable]:
     """``add_forward``, and the key of the layer if the route was made from that of another size."""
     layer = shape_cache.forward_key(req, x, w, b, flags, aligned) if settings.sizes == "any" else None
@@ -84,7 +84,7 @@ def add_sized(key: Hashable, req: Request, x: torch.Tensor, w: torch.Tensor, b: 
     return keep(key, route, [route]), None
 
 
-def forward_route(req: Request, x: torch.Tensor, w: torch.Tensor,
+def forward_route(req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
                   b: torch.Tensor | None, mode: str) -> Any:
     """The route of a batched forward call, found or made."""
     key, flags, aligned = forward_key(req, x, w, b)

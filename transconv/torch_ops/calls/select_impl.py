@@ -25,7 +25,7 @@ from transconv.torch_ops.quantized import integer_conv
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled
+    from transconv.conv import CompiledDirection
 
 PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew
 
@@ -38,7 +38,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
 
     With ``config.sizes = "any"`` the kernel takes sizes as arguments, if one for the layer does; otherwise
     it is made for these sizes, and one for any size, if there is one, answers until it is compiled."""
-    call = _Call(route, near, weight, far, epilogue, aligned, flags, extra)
+    call = _SelectedCall(route, near, weight, far, epilogue, aligned, flags, extra)
     if lower_call.capturing(call.some.device):
         call.captured()
         return
@@ -63,7 +63,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
         route.over = error.over if isinstance(error, Waiting) else None
 
 
-class _Call:
+class _SelectedCall:
     """The tensors and numbers of a call, for which its route gets a kernel."""
 
     def __init__(self, route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
@@ -125,7 +125,7 @@ class _Call:
         raise Unsupported("capture:cold", "a kernel cannot be built while a CUDA graph is captured;"
                                           " call once before capturing")
 
-    def proven(self, plan: Compiled) -> Compiled:
+    def proven(self, plan: CompiledDirection) -> CompiledDirection:
         """The plan or its replacement, after the check of its first result."""
         made = self.some.dtype
         if (types := self.route.types) is not None:

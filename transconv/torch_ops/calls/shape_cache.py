@@ -23,17 +23,17 @@ from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import call_cache, lower_call
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
-from transconv.torch_ops.calls.call_attributes import Request
+from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.dynamic_sizes import LIMIT, order_of
 from transconv.torch_ops.calls.route import Begin, Route
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled
-    from transconv.runtime import Kernels
+    from transconv.conv import CompiledDirection
+    from transconv.runtime import RegisteredPlan
 
 Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
 
-_layers: dict[Hashable, Layer] = {}
+_layers: dict[Hashable, LayerEntry] = {}
 _counting: dict[Route, None] = {}  # each counts the calls of its layer
 _lock = threading.Lock()
 
@@ -46,7 +46,7 @@ class _Direction:
 
     def __init__(self, like: Route, device: torch.device, dtype: torch.dtype, *names: str) -> None:
         self.like, self.device, self.dtype, self.names = like, device, dtype, names
-        self.begins: dict[Kernels[Compiled], Begin] = {}
+        self.begins: dict[RegisteredPlan[CompiledDirection], Begin] = {}
 
     def route(self, sizes: Ints, shape: Ints, strides: Ints) -> Route | None:
         """The route for sizes, whose result has this shape and these strides; None if a plan is missing or
@@ -61,7 +61,7 @@ class _Direction:
         return like.resized(shape, strides, best.plan, begin(sizes), self.device.index, len(self.names),
                             self.dtype)
 
-    def _begin(self, best: Kernels[Compiled]) -> Begin | None:
+    def _begin(self, best: RegisteredPlan[CompiledDirection]) -> Begin | None:
         aligned = self.like.aligned
         if not lower_call.is_loaded(best.plan, self.device, aligned):
             return None
@@ -71,7 +71,7 @@ class _Direction:
         return begin
 
 
-class Layer:
+class LayerEntry:
     """What the calls of a layer share: of its forward pass (``data``), or of its gradients; ``like`` has
     these for one size. ``known``: what its calls run, by shapes and strides. ``lies``, of sizes: shape and
     strides of the layer's input, then those of its result."""
@@ -154,7 +154,7 @@ class Layer:
             for t, order in zip((x, *grads), self.orders, strict=False))
 
 
-def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
+def forward_key(req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
                 flags: lower_call.Flags, aligned: bool) -> Hashable:
     """What calls of a layer share."""
     return (req, x.shape[1], x.stride(1) == 1, x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device,
@@ -163,7 +163,7 @@ def forward_key(req: Request, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor 
 
 def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, key: Sizes,
                  mask: Sequence[bool], flags: lower_call.Flags, aligned: bool) -> Hashable:
-    """What the gradients of a layer's calls share. ``key`` as for ``Layer.backward``."""
+    """What the gradients of a layer's calls share. ``key`` as for ``LayerEntry.backward``."""
     shape, strides, _, steps = key
     return (params, shape[1], strides[1] == 1, steps[1] == 1, x.dtype, x.device, grad.dtype, grad.device,
             w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
@@ -176,7 +176,7 @@ def note_forward(key: Hashable, route: Route, x: torch.Tensor, biased: bool) -> 
     """Keep the layer of a route that the general way made."""
     if key is not None and _serves(route) and not (route.adds_bias or route.copies_bias):
         data = _Direction(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
-        _keep(key, Layer(x, data), route)
+        _keep(key, LayerEntry(x, data), route)
 
 
 def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> None:
@@ -185,7 +185,7 @@ def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> Non
     found = [r for r in (data, weight) if r is not None]
     if key is None or not found or routes.aten or not all(map(_serves, found)):
         return
-    _keep(key, Layer(
+    _keep(key, LayerEntry(
         x, None if data is None else _Direction(data, x.device, x.dtype, "wei", data.far, data.near),
         None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei"),
         routes), *found)
@@ -212,7 +212,7 @@ def _serves(route: Route) -> bool:
     return route.registry is not None and route.over is None and route.types is None
 
 
-def _keep(key: Hashable, layer: Layer, *routes: Route) -> None:
+def _keep(key: Hashable, layer: LayerEntry, *routes: Route) -> None:
     if len(_counting) >= LIMIT:
         forget()
         call_cache.forget()

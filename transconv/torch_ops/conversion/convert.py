@@ -27,7 +27,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Report:
+class ConversionReport:
     """What a conversion did: names of exchanged modules, and why other convolutions were left."""
 
     converted: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ def _is_convolution(module: torch.nn.Module) -> bool:
 
 
 def convert_(model: torch.nn.Module,
-             filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> Report:
+             filter_fn: Callable[[torch.nn.Module, str], bool] | None = None) -> ConversionReport:
     """Let every torch.nn convolution of ``model`` compute with transconv, in place.
 
     Parameters, buffers, hooks, the state dict and the optimizer's references stay the same.
@@ -70,13 +70,13 @@ def convert_(model: torch.nn.Module,
         stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
     speculative_compile.note(model)
     precompile_backward.expect(model)
-    return Report(tuple(converted), skipped)
+    return ConversionReport(tuple(converted), skipped)
 
 
-def revert_(model: torch.nn.Module) -> Report:
+def revert_(model: torch.nn.Module) -> ConversionReport:
     """Undo `convert_`, in place. TypeError for what is no module."""
     module_swap.expect_module(model, "revert_")
-    return Report(tuple([name for name, module in model.named_modules()
+    return ConversionReport(tuple([name for name, module in model.named_modules()
                          if _is_convolution(module) and module_swap.exchange(module, back=True)]))
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transconv.conv import Compiled, ConvProblem, ConvWorkload, Epilogue, Prop, build
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Epilogue, Prop, build
 from transconv.errors import ScheduleError, TransconvError, Unsupported
 from transconv.standalone import (
-    Package,
+    PlanPackage,
     check,
     code_folder,
     described,
@@ -27,7 +27,7 @@ from transconv.version import __version__
 if TYPE_CHECKING:
     import torch
 
-    from transconv.torch_ops.precompile.capture_convs import Call, Part
+    from transconv.torch_ops.precompile.capture_convs import CapturedCall, CapturedTensor
 
 BIAS_BEHIND = "the bias is not added by the kernel: add it to the result"
 
@@ -108,10 +108,10 @@ class _Kernels:
     """The plans so far, each problem once, by the names of their packages."""
 
     target: Target
-    plans: dict[str, Compiled] = field(default_factory=dict)
+    plans: dict[str, CompiledDirection] = field(default_factory=dict)
     known: dict[tuple[ConvProblem, Prop, Epilogue], str] = field(default_factory=dict)
 
-    def use(self, call: Call) -> Use:
+    def use(self, call: CapturedCall) -> Use:
         """The kernels of a call. Raises Unsupported and ScheduleError."""
         names, note = {}, ""
         for part in call.parts:
@@ -121,7 +121,7 @@ class _Kernels:
             names[part.computes] = self.kernel(part, epilogue)
         return Use(call.module, names, note)
 
-    def with_bias(self, call: Call, part: Part) -> tuple[Epilogue, str]:
+    def with_bias(self, call: CapturedCall, part: CapturedTensor) -> tuple[Epilogue, str]:
         """The bias in the kernel, if a kernel adds one of its type."""
         from transconv.torch_ops.calls.lower_call import DTYPES
 
@@ -137,7 +137,7 @@ class _Kernels:
             pass
         return Epilogue(), BIAS_BEHIND
 
-    def kernel(self, part: Part, epilogue: Epilogue) -> str:
+    def kernel(self, part: CapturedTensor, epilogue: Epilogue) -> str:
         """The name of the kernel of a problem. Raises as ``build``."""
         key = (part.problem, part.prop, epilogue)
         if key not in self.known:
@@ -147,7 +147,7 @@ class _Kernels:
         return self.known[key]
 
 
-def _described(package: Package, ahead: bool) -> dict[str, Any]:
+def _described(package: PlanPackage, ahead: bool) -> dict[str, Any]:
     """A kernel's entry in the index."""
     workload = package.plan.workload
     assert isinstance(workload, ConvWorkload)

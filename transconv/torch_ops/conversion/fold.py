@@ -34,7 +34,7 @@ _NORMS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNor
 _ADDITIONS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
-class Tracer(WriteTracer):
+class FoldTracer(WriteTracer):
     """Ends at layers that have fused forms, and at activations."""
 
     def is_leaf_module(self, m: torch.nn.Module, name: str) -> bool:
@@ -58,7 +58,7 @@ def fold(model: torch.nn.Module) -> fx.GraphModule:
         raise RuntimeError("fold needs a model in eval mode: batch norms keep their statistics "
                            "only there; call model.eval() first")
     model = copy.deepcopy(model)
-    traced = Tracer().traced(model)
+    traced = FoldTracer().traced(model)
     graph = traced.graph
     _without_identities(traced)
     uses = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")

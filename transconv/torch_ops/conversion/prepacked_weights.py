@@ -18,12 +18,12 @@ from typing import Any
 import torch
 
 from transconv import knobs
-from transconv.conv import Compiled
+from transconv.conv import CompiledDirection
 from transconv.errors import TensorError
-from transconv.runtime import Apart, Copy
+from transconv.runtime import Copy, WeightPrepack
 
 Tensor = torch.Tensor
-Halves = Apart[Compiled]
+Halves = WeightPrepack[CompiledDirection]
 
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
 
@@ -103,7 +103,7 @@ def copied(weight: Tensor) -> tuple[int, int]:
     return len(made), sum(t.nbytes for t, _ in made)
 
 
-def find(halves: Apart[Any], weight: Tensor) -> tuple[Tensor, ...] | None:
+def find(halves: WeightPrepack[Any], weight: Tensor) -> tuple[Tensor, ...] | None:
     """The copies that ``halves.rest`` takes, in their order; None where they have to be made anew."""
     held = _weights.get(id(weight))
     if held is None or held.ref() is not weight or weight.requires_grad:
@@ -129,7 +129,7 @@ def _used(copy: Tensor, stream: int) -> Tensor:
     return copy
 
 
-def lay_out(halves: Apart[Any], weight: Tensor) -> None:
+def lay_out(halves: WeightPrepack[Any], weight: Tensor) -> None:
     """Make the copies of a weight that was named, for eager calls to find."""
     held = _weights.get(id(weight))
     if held is None or held.ref() is not weight or weight.requires_grad or _captured(weight):

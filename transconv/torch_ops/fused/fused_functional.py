@@ -29,7 +29,7 @@ from transconv.torch_ops.autocast import (
 )
 from transconv.torch_ops.calls import call_cache, dispatch
 from transconv.torch_ops.calls.call_attributes import request
-from transconv.torch_ops.calls.dispatch import Function
+from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused import fused_autograd, fused_route, traced_epilogue
 from transconv.torch_ops.fused.fused_autograd import GRAD_FROM_RESULT
@@ -45,7 +45,7 @@ _seen = call_cache.find
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class FusedFunction(Function):
+class FusedFunction(ConvFunction):
     """One public function with one activation: what is seen again is found by these."""
 
     plain: Callable[..., Tensor]  # our function of the convolution alone
@@ -238,7 +238,7 @@ def broadcasting(kinds: Kinds, input: Tensor, weight: Tensor, bias: Tensor | Non
     return call(f, input, weight, bias, stride, padding, 0, dilation, groups, residual)
 
 
-def _kinds(conv: Function, public: Callable[..., Tensor], general: Callable[..., Tensor]) -> Kinds:
+def _kinds(conv: ConvFunction, public: Callable[..., Tensor], general: Callable[..., Tensor]) -> Kinds:
     assert conv.public is not None
     plain = conv.public
 

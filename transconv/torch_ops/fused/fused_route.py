@@ -17,7 +17,7 @@ from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call, route, route_cache
-from transconv.torch_ops.calls.call_attributes import Request
+from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ALIGNMENT, Route, Run
 from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, refused
 from transconv.torch_ops.precompile import precompile_backward
@@ -111,7 +111,7 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
 Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # input, weight, bias, residual
 
 
-class Found(NamedTuple):
+class FusedRouteMatch(NamedTuple):
     """The route of a call, whether it was known before, and what of its key is not in the tensors."""
 
     route: FusedRoute
@@ -120,7 +120,7 @@ class Found(NamedTuple):
     aligned: bool
 
 
-def find(req: Request, tensors: Tensors, activation: str, mode: str) -> Found:
+def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> FusedRouteMatch:
     """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
     RuntimeError where the tensors do not fit."""
     x, w, b, res = tensors
@@ -131,11 +131,11 @@ def find(req: Request, tensors: Tensors, activation: str, mode: str) -> Found:
         for t in tensors))
     known = route_cache.find(key)
     if known is not None:
-        return Found(known, True, flags, aligned)
+        return FusedRouteMatch(known, True, flags, aligned)
     p = req.resolve(x, w, b)
     check(x, w, res, activation, p)
     made = _made(p, x, w, b, res, activation, flags, aligned, mode)
-    return Found(route_cache.keep(key, made, [made]), False, flags, aligned)
+    return FusedRouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
 
 
 def refuse(activation: str | None) -> NoReturn:

@@ -11,7 +11,7 @@ from transconv.compute import pointwise
 from transconv.torch_ops import arguments, library
 from transconv.torch_ops.autocast import autocast, traced_autocast
 from transconv.torch_ops.calls import dispatch
-from transconv.torch_ops.calls.dispatch import Function
+from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.fused import traced_autograd
 from transconv.torch_ops.fused.traced_route import applied
 from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
@@ -25,7 +25,7 @@ def _text(function: Callable[..., Any]) -> tuple[str, int]:
     return made.text, len(made.names)
 
 
-def traced(f: Function, plain: Callable[..., Tensor], input: Any, weight: Any, bias: Any, stride: Any,
+def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: Any, bias: Any, stride: Any,
            padding: Any, dilation: Any, groups: Any, function: Callable[..., Any],
            operands: Sequence[Any]) -> Tensor:
     """function(conv(input, weight) + bias, *operands) as one operator; operation by operation where

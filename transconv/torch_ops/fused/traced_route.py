@@ -14,7 +14,7 @@ from transconv.ir import DTYPES
 from transconv.runtime import Waiting
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call, route_cache
-from transconv.torch_ops.calls.call_attributes import Request
+from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ALIGNMENT, Route
 from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, settle
 
@@ -88,8 +88,15 @@ def check(operands: Sequence[Tensor], shape: Sequence[int], like: Tensor) -> Non
                                f"{str(t.dtype).removeprefix('torch.')}")
 
 
-def find(req: Request, x: Tensor, w: Tensor, b: Tensor | None, operands: Sequence[Tensor], text: str,
-         mode: str) -> TracedRoute:
+def find(
+    req: CallAttributes,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    operands: Sequence[Tensor],
+    text: str,
+    mode: str,
+) -> TracedRoute:
     """The route of a batched call, found or made. RuntimeError where the tensors do not fit."""
     tensors = (x, w, b, *operands)
     flags = lower_call.flags(x.dtype)

@@ -19,7 +19,7 @@ from transconv.torch_ops.calls.select_impl import like
 
 
 @dataclass(frozen=True)
-class Part:
+class CapturedTensor:
     """A tensor that a call or its backward computes; ``computes`` is ``result``, ``input gradient`` or
     ``weight gradient``."""
 
@@ -29,17 +29,17 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Call:
+class CapturedCall:
     """One call: the module that made it (empty: the model itself), what it computes, and the type of its
     bias; ``why_not``: why no kernel computes it."""
 
     module: str
-    parts: tuple[Part, ...]
+    parts: tuple[CapturedTensor, ...]
     bias: torch.dtype | None = None
     why_not: str = ""
 
 
-def recorded(model: torch.nn.Module, inputs: Sequence[Any], backward: bool) -> list[Call]:
+def recorded(model: torch.nn.Module, inputs: Sequence[Any], backward: bool) -> list[CapturedCall]:
     """Run a model once and return its convolutions in order; with ``backward`` also the gradients of
     tensors that require one. Raises the model's errors."""
     recorder = _Recorder(backward)
@@ -60,7 +60,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, backward: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.backward = backward
-        self.calls: list[Call] = []
+        self.calls: list[CapturedCall] = []
         self.inside: list[str] = []
 
     def leave(self) -> None:
@@ -72,12 +72,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return function(*args, **(kwargs or {}))
 
 
-def _call(module: str, args: Sequence[Any], backward: bool) -> Call:
+def _call(module: str, args: Sequence[Any], backward: bool) -> CapturedCall:
     x, w, b, stride, padding, dilation, transposed, output_padding, groups = args
     # The model may run on another device than its kernels will.
     why = [r for r in lower_call.reasons(x, w) if not r.startswith("device:")]
     if why:
-        return Call(module, (), why_not="; ".join(why))
+        return CapturedCall(module, (), why_not="; ".join(why))
     rank = x.dim() - 2
     numbers = [tuple(n) * rank if len(n) == 1 else tuple(n)
                for n in (stride, padding, dilation, output_padding)]
@@ -85,11 +85,11 @@ def _call(module: str, args: Sequence[Any], backward: bool) -> Call:
     try:
         parts = tuple(_parts(x, w, p, (x.requires_grad, w.requires_grad) if backward else (False, False)))
     except ProblemError as error:
-        return Call(module, (), why_not=str(error))
-    return Call(module, parts, None if b is None else b.dtype)
+        return CapturedCall(module, (), why_not=str(error))
+    return CapturedCall(module, parts, None if b is None else b.dtype)
 
 
-def _parts(x: torch.Tensor, w: torch.Tensor, p: Params, wanted: tuple[bool, bool]) -> list[Part]:
+def _parts(x: torch.Tensor, w: torch.Tensor, p: Params, wanted: tuple[bool, bool]) -> list[CapturedTensor]:
     """The computed tensors, each with the strides of torch's rule for results."""
     channels_last = shapes.channels_last_result(x, w)
     shape = shapes.output_shape(x.shape, w.shape, p)
@@ -102,9 +102,9 @@ def _parts(x: torch.Tensor, w: torch.Tensor, p: Params, wanted: tuple[bool, bool
         return lower_call.describe(x.dtype, near, weight, made(shape), p, math)
 
     forward, back = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
-    parts = [Part("result", problem(like(x), like(w)), forward)]
+    parts = [CapturedTensor("result", problem(like(x), like(w)), forward)]
     if wanted[0]:
-        parts.append(Part("input gradient", problem(made(x.shape), like(w)), back))
+        parts.append(CapturedTensor("input gradient", problem(made(x.shape), like(w)), back))
     if wanted[1]:
-        parts.append(Part("weight gradient", problem(like(x), made(w.shape)), Prop.BWD_W))
+        parts.append(CapturedTensor("weight gradient", problem(like(x), made(w.shape)), Prop.BWD_W))
     return parts

@@ -24,7 +24,7 @@ from transconv.torch_ops.precompile import first_check
 from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
-    from transconv.runtime import Question
+    from transconv.runtime import PlanRequest
     from transconv.torch_ops.calls.route import Route
 
 
@@ -101,11 +101,11 @@ def quietly() -> Iterator[None]:
         lower_call.log.debug("not compiled ahead: %s", error, exc_info=True)
 
 
-def compile_ahead(questions: Iterable[Question], workers: int, hurried: bool = True) -> None:
+def compile_ahead(questions: Iterable[PlanRequest], workers: int, hurried: bool = True) -> None:
     """Hand questions of convolutions to processes, once each; ``hurried``: calls may wait for them."""
-    from transconv.conv import Compiled
+    from transconv.conv import CompiledDirection
 
-    ahead(questions, Compiled, workers, hurried)
+    ahead(questions, CompiledDirection, workers, hurried)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Given:
 
 
 def questions(params: Params, x: Given, w: Given, of_x: bool, of_w: bool, flags: lower_call.Flags,
-              aligned: bool) -> Iterator[Question]:
+              aligned: bool) -> Iterator[PlanRequest]:
     """What the gradients of a call will ask for: that of its input if ``of_x``, of its weight if
     ``of_w``."""
     last, shape = x.is_last or w.is_last, shapes.output_shape(x.shape, w.shape, params)

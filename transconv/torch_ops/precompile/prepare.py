@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
 from transconv.errors import TransconvError
-from transconv.runtime import Prepared, Question, begin_processes, collecting, cores
+from transconv.runtime import PlanRequest, Prepared, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
 from transconv.torch_ops import stats
 from transconv.torch_ops.calls import dynamic_sizes, lower_call, route_cache
@@ -57,7 +57,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
         route_cache.forget(layers=False)
         left = tuple(sorted((why, n) for why, n in counted().fallback.items() if why != "compiling"))
     with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
-        def ended(question: Question, has_plan: bool) -> None:
+        def ended(question: PlanRequest, has_plan: bool) -> None:
             for device in devices if has_plan else ():
                 lower_call.first_result(question, device)
             bar.update()

@@ -33,7 +33,7 @@ from transconv.torch_ops.precompile import pool_sizes, precompile_backward
 from transconv.torch_ops.precompile.precompile_backward import Given
 
 if TYPE_CHECKING:
-    from transconv.runtime import Question
+    from transconv.runtime import PlanRequest
 
 MOST_WRONG = 2  # wrong guesses after which a model is left alone
 # Results are of the input's size. Exact classes, as a subclass may do anything.
@@ -44,11 +44,11 @@ SAME = frozenset((
     nn.ReLU6, nn.Sigmoid, nn.SiLU, nn.Softplus, nn.Tanh))
 
 
-class _Asked(NamedTuple):
+class _LayerCall(NamedTuple):
     """What the call of a layer asks for, and its ``result``; the ``gradients`` of those that train."""
 
-    question: Question
-    gradients: tuple[Question, ...]
+    question: PlanRequest
+    gradients: tuple[PlanRequest, ...]
     result: Given
 
 
@@ -58,7 +58,7 @@ class _Network:
     def __init__(self, model: nn.Module) -> None:
         self.model = weakref.ref(model)
         self.leaves = [weakref.ref(m) for m in model.modules() if next(m.children(), None) is None]
-        self.expected: dict[int, _Asked] = {}
+        self.expected: dict[int, _LayerCall] = {}
         self.given: dict[int, Given] = {}  # the last tensor of so many channels
         self.seen: set[int] = set()
         self.wrong = 0
@@ -104,7 +104,7 @@ class _Network:
         self._forget()
         self.leaves.clear()
 
-    def _following(self, at: int, now: Given, flags: lower_call.Flags) -> Iterator[tuple[int, _Asked]]:
+    def _following(self, at: int, now: Given, flags: lower_call.Flags) -> Iterator[tuple[int, _LayerCall]]:
         """The layers behind one whose result is ``now``, with what their calls will ask for."""
         for place in range(at + 1, len(self.leaves)):
             module = self.leaves[place]()
@@ -132,14 +132,14 @@ class _Network:
                 return
 
 
-def _kernels(question: Question) -> int:
+def _kernels(question: PlanRequest) -> int:
     """How many kernels a plan has at least: one for each stride phase."""
     workload = question.workload
     assert isinstance(workload, ConvWorkload)
     return prod(workload.problem.stride) if workload.prop is Prop.BWD_D else 1
 
 
-def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _Asked:
+def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _LayerCall:
     """What the call of a layer asks for; ``trains``: its input requires a gradient. RuntimeError where
     the input does not fit, or is padded by other than zeros, or the weight is computed anew for each
     call."""
@@ -155,7 +155,7 @@ def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _
                                (y.shape, y.strides), p, flags.math)
     question = lower_call.question(problem, Prop.BWD_D if p.transposed else Prop.FWD, x.device,
                                 "" if bias is None else "bias", True, flags.deterministic)
-    return _Asked(
+    return _LayerCall(
         question, (*precompile_backward.questions(p, x, weight, trains, w.requires_grad, flags, True),), y
     )
 

@@ -20,7 +20,7 @@ from torch import fx
 
 from transconv.torch_ops.conversion.fold import (
     FUSED,
-    Tracer,
+    FoldTracer,
     activation_after,
     norm_after,
     norm_folded,
@@ -51,7 +51,7 @@ def chains(model: torch.nn.Module, found: Mapping[str, torch.nn.Module]) -> dict
     if model.training or not found:
         return {}
     try:
-        traced = Tracer().traced(model)
+        traced = FoldTracer().traced(model)
     except Exception as error:  # what a model's code raises on proxies is not known
         log.debug("nothing is folded: torch.fx cannot trace the model: %s", error)
         return {}

@@ -15,7 +15,7 @@ import torch
 from transconv.target import Target
 from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import dispatch, lower_call
-from transconv.torch_ops.calls.dispatch import Function
+from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.fused import helper_kernels
 from transconv.torch_ops.quantization import int4_weights
 from transconv.torch_ops.quantized import quantized_functional
@@ -25,14 +25,14 @@ Numbers = tuple[Any, ...]
 Given = dict[str, Any]
 
 
-def of_four_bits(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+def of_four_bits(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
                  numbers: Numbers, given: Given) -> Tensor:
     """The convolution of a packed weight, in the input's type, with other words of a quantised call.
     TensorError for scales that do not fit."""
     return _of_written(f, input, int4_weights.floats(weight, scale, input.dtype), bias, numbers, given)
 
 
-def of_bytes(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+def of_bytes(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
              numbers: Numbers, given: Given) -> Tensor:
     """The same of int8 weights with a scale for each output channel."""
     given = {**given, "weight_scale": scale}
@@ -43,7 +43,7 @@ def of_bytes(f: Function, input: Tensor, weight: Tensor, scale: Tensor, bias: Te
     return made
 
 
-def is_written(f: Function, input: Tensor, weight: Tensor, numbers: Numbers) -> bool:
+def is_written(f: ConvFunction, input: Tensor, weight: Tensor, numbers: Numbers) -> bool:
     """Whether a weight of bytes should be written as floats before the product."""
     if not helper_kernels.served(input) or not dispatch.is_plain(input) or input.dim() != f.ndims + 2:
         return False
@@ -66,7 +66,7 @@ def written_us(moved: int, target: Target) -> float:
     return rates.copy_us + moved / (target.bandwidth_gbs * 1e3 * rates.memory_share)
 
 
-def _of_written(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Numbers,
+def _of_written(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Numbers,
                 given: Given) -> Tensor:
     """The convolution of a weight that was made for this call."""
     if f.transposed:

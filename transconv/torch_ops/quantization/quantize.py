@@ -17,7 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.quantization import quantized_modules
 from transconv.torch_ops.quantization.folded_chains import Chain, chains, replaced, with_norm
-from transconv.torch_ops.quantization.schemes import KINDS, Kind, kind_named, ranged
+from transconv.torch_ops.quantization.schemes import KINDS, QuantizationScheme, kind_named, ranged
 
 Tensor = torch.Tensor
 Calibration = Iterable[Any] | Callable[[torch.nn.Module], Any]
@@ -113,7 +113,7 @@ CONFIGS = {"Int8DynamicActivationInt8WeightConfig": "int8",
            "Int8WeightOnlyConfig": "int8_weight_only", "Int4WeightOnlyConfig": "int4_weight_only"}
 
 
-def kind_of(given: Any) -> Kind:
+def kind_of(given: Any) -> QuantizationScheme:
     """A kind by its name, or that of a configuration. ValueError for one that means none."""
     if isinstance(given, str):
         return kind_named(given)
@@ -224,7 +224,9 @@ def _watch(module: Any, seen: _Seen) -> Callable[[], None]:
     return end
 
 
-def _input_of(seen: _Seen | None, how: Kind) -> tuple[str, tuple[Tensor | None, Tensor | None]]:
+def _input_of(
+    seen: _Seen | None, how: QuantizationScheme
+) -> tuple[str, tuple[Tensor | None, Tensor | None]]:
     """Why a module is left, or the scale and the zero point of its inputs."""
     if seen is None:
         return "", (None, None)
@@ -237,7 +239,7 @@ def _input_of(seen: _Seen | None, how: Kind) -> tuple[str, tuple[Tensor | None, 
     return "", ranged(seen.low, seen.high, how)
 
 
-def _quantise(module: Any, how: Kind, scale: Tensor | None, zero: Tensor | None, fast: bool,
+def _quantise(module: Any, how: QuantizationScheme, scale: Tensor | None, zero: Tensor | None, fast: bool,
               activation: str, real: torch.dtype) -> None:
     module_swap.exchange(module, back=True)  # from a class of ours
     module.__class__ = module_swap.exchanged(type(module), quantized_modules.OURS)

@@ -16,13 +16,13 @@ import torch
 from transconv.conv import zero_sums
 from transconv.errors import Unsupported
 from transconv.torch_ops.autocast import autocast_dtype
-from transconv.torch_ops.calls.dispatch import Function
+from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
 from transconv.torch_ops.quantization import int4_weights, integer_weights
 from transconv.torch_ops.quantization.schemes import (
     KINDS,
-    Kind,
+    QuantizationScheme,
     kind_named,
     of_input,
     quantised_weight,
@@ -59,8 +59,15 @@ class Quantised:
         super().__init__(*args, **named)
         self.quantise(kind_named(kind), fast=use_fast_accum)
 
-    def quantise(self: Any, kind: Kind, scale: Tensor | None = None, zero: Tensor | None = None,
-                 fast: bool = False, activation: str = "", real: torch.dtype | None = None) -> None:
+    def quantise(
+        self: Any,
+        kind: QuantizationScheme,
+        scale: Tensor | None = None,
+        zero: Tensor | None = None,
+        fast: bool = False,
+        activation: str = "",
+        real: torch.dtype | None = None,
+    ) -> None:
         """Replace the float weight by quantised buffers, in place. ``scale``, ``zero``: of inputs; None:
         of each input its own. ``activation``: of results, a word of an epilogue; ``real``: the type that
         the weight had. ValueError for fast sums of other kinds than 8-bit floats, and for weights
@@ -139,7 +146,7 @@ class Quantised:
         given: dict[str, Any] = {"activation": self.activation} if self.activation else {}
         if residual is not None:
             given["residual"] = residual
-        f: Function = FUNCTIONS[len(self.kernel_size), self.transposed]
+        f: ConvFunction = FUNCTIONS[len(self.kernel_size), self.transposed]
         if kind.input is None:
             of = integer_weights.of_four_bits if kind.group else integer_weights.of_bytes
             x = input.to(autocast_dtype(input) or input.dtype)
@@ -202,7 +209,7 @@ class Quantised:
         return f"{shown}, kind={self.kind}{own}{fast}{act}"
 
 
-def _called(f: Function, whole: bool, input: Tensor, weight: Tensor, bias: Tensor | None,
+def _called(f: ConvFunction, whole: bool, input: Tensor, weight: Tensor, bias: Tensor | None,
             numbers: tuple[Any, ...], given: dict[str, Any]) -> Tensor:
     """The call; an input that is not of the quantised type (``whole``) is quantised first."""
     if not whole:

@@ -23,7 +23,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Kind:
+class QuantizationScheme:
     """A way to quantise. ``input``: the type that inputs become, None if they stay; ``most``: the largest
     quantised weight; ``group``: input channels with one scale, of weights of 4 bits, else 0."""
 
@@ -57,19 +57,25 @@ class Kind:
 
 
 _i8, _f8 = DTYPES["i8"], DTYPES["f8e4m3"]
-KINDS = {k.name: k for k in (Kind("int8", _i8, _i8, 127), Kind("fp8", _f8, _f8, _f8.largest),
-                             Kind("int8_weight_only", _i8, None, 127),
-                             Kind("int4_weight_only", DTYPES["u8"], None, 7, 32))}
+KINDS = {
+    k.name: k
+    for k in (
+        QuantizationScheme("int8", _i8, _i8, 127),
+        QuantizationScheme("fp8", _f8, _f8, _f8.largest),
+        QuantizationScheme("int8_weight_only", _i8, None, 127),
+        QuantizationScheme("int4_weight_only", DTYPES["u8"], None, 7, 32),
+    )
+}
 """The ways to quantise, by name."""
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> QuantizationScheme:
     """ValueError for an unknown one."""
     if name not in KINDS:
         raise ValueError(f"kind '{name}' is unknown; expected one of: {', '.join(KINDS)}")
     return KINDS[name]
 
 
-def ranged(low: Tensor, high: Tensor, kind: Kind) -> tuple[Tensor, Tensor | None]:
+def ranged(low: Tensor, high: Tensor, kind: QuantizationScheme) -> tuple[Tensor, Tensor | None]:
     """The scale () and the zero point (1,), if inputs have one, for numbers from ``low`` to ``high``: f32
     and s32. 0 has a number of its own."""
     low, high = low.float().clamp(max=0), high.float().clamp(min=0)
@@ -90,7 +96,9 @@ def quantised(x: Tensor, scale: Tensor, zero: Tensor | None, held: DType) -> Ten
     return made.clamp(*held.range).to(getattr(torch, held.torch))
 
 
-def quantised_weight(weight: Tensor, groups: int, transposed: bool, kind: Kind) -> tuple[Tensor, Tensor]:
+def quantised_weight(
+    weight: Tensor, groups: int, transposed: bool, kind: QuantizationScheme
+) -> tuple[Tensor, Tensor]:
     """A weight in the kind's type, with the strides that it has, and its scale for each output channel
     (oc,), f32."""
     wide = weight.detach().float()
@@ -105,7 +113,7 @@ def quantised_weight(weight: Tensor, groups: int, transposed: bool, kind: Kind) 
     return quantised(wide, along, None, kind.weight), scale
 
 
-def of_input(name: str, kind: Kind, scale: Any, zero: Any,
+def of_input(name: str, kind: QuantizationScheme, scale: Any, zero: Any,
               device: torch.device) -> tuple[Tensor | None, Tensor | None]:
     """The quantities of inputs as buffers. TensorError for ones that the kind does not have."""
     if scale is None or kind.input is None:

@@ -68,7 +68,7 @@ def _convolution(operator: Any, types: Any, args: Sequence[Any],
         return _quantised(f, input, weight, bias, numbers)
 
 
-def _quantised(f: dispatch.Function, input: Any, weight: Any, bias: Tensor | None,
+def _quantised(f: dispatch.ConvFunction, input: Any, weight: Any, bias: Tensor | None,
                numbers: tuple[Any, ...]) -> Tensor:
     result = input.dtype
     if not hasattr(input, "qdata"):
@@ -86,7 +86,7 @@ def _quantised(f: dispatch.Function, input: Any, weight: Any, bias: Tensor | Non
     return compute(f, x, w, bias, stride, padding, output_padding, dilation, groups, given)
 
 
-def _scale(f: dispatch.Function, name: str, tensor: Any, axis: int) -> Tensor:
+def _scale(f: dispatch.ConvFunction, name: str, tensor: Any, axis: int) -> Tensor:
     """The scale of all elements (1), or of the channels on ``axis`` (channels,), in 32-bit floats."""
     scale: Tensor = tensor.scale
     if scale.numel() != 1 and (name == "input" or scale.numel() != scale.shape[axis]):
@@ -96,7 +96,7 @@ def _scale(f: dispatch.Function, name: str, tensor: Any, axis: int) -> Tensor:
     return scale.reshape(-1).float()
 
 
-def _widened(f: dispatch.Function, input: Tensor, weight: Tensor, bias: Tensor | None,
+def _widened(f: dispatch.ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None,
              numbers: tuple[Any, ...]) -> Tensor:
     """The convolution of a weight alone in 8 bits, in the input's type."""
     stride, padding, output_padding, dilation, groups = numbers

@@ -12,7 +12,7 @@ from transconv.ir import DTYPES as ROWS
 from transconv.ir import SHORT, DType
 from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.dispatch import Function
+from transconv.torch_ops.calls.dispatch import ConvFunction
 
 if TYPE_CHECKING:
     from transconv.torch_ops.quantized.qparams import Quantities
@@ -80,7 +80,7 @@ def _check_seed(name: str, seed: Any, made: torch.dtype) -> None:
                           f"output_dtype is {made}")
 
 
-def wrong_number(f: Function, stride: Any, padding: Any, output_padding: Any, dilation: Any,
+def wrong_number(f: ConvFunction, stride: Any, padding: Any, output_padding: Any, dilation: Any,
                  groups: Any) -> TensorError:
     """The error of the first of these that is neither an integer nor one for each dimension."""
     for what, value in (("stride", stride), ("padding", padding), ("output_padding", output_padding),

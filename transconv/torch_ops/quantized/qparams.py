@@ -79,19 +79,19 @@ class Reads(NamedTuple):
 
 
 @dataclass(slots=True)
-class Words:
+class QuantizedEpilogue:
     """The epilogue of a call: its text, and what it reads in the order of kernels."""
 
     text: str
     reads: tuple[Reads, ...]
 
     @staticmethod
-    def of(call: Call) -> Words:
+    def of(call: QuantizedCall) -> QuantizedEpilogue:
         """In oneDNN's order. Raises TensorError, which names the argument."""
         return _Writer(call).written()
 
 
-class Call(NamedTuple):
+class QuantizedCall(NamedTuple):
     """A call whose shapes fit. ``name``: of the function; ``channels``: of the input and of the result;
     ``made``: the result's shape and strides."""
 
@@ -106,12 +106,12 @@ class Call(NamedTuple):
 
 
 class _Writer:
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: QuantizedCall) -> None:
         self.call = call
         self.words: list[str] = []
         self.reads: list[Reads] = []
 
-    def written(self) -> Words:
+    def written(self) -> QuantizedEpilogue:
         call, q = self.call, self.call.quantities
         data, along, other = ("src", "per_ic", "per_oc")
         if call.transposed:
@@ -143,7 +143,9 @@ class _Writer:
         if (seed := self.read("seed", "rounding_seed", torch.int32, 1)) is not None:
             self.reads.append(seed)
             self.words.append("stochastic")
-        return Words("+".join([*ahead, *self.words]), (*self.reads, *(z for z in zeros if z is not None)))
+        return QuantizedEpilogue(
+            "+".join([*ahead, *self.words]), (*self.reads, *(z for z in zeros if z is not None))
+        )
 
     def residual(self, given: Tensor) -> None:
         """The word that adds a tensor of the result's shape, which is read as the result lies."""
@@ -203,7 +205,7 @@ _USUAL = Quantities()
 ROWS_OF = {getattr(torch, t.torch): t for t in ROWS.values() if t.torch and not t.within}
 
 
-def _spread(count: int, call: Call) -> tuple[int, ...]:
+def _spread(count: int, call: QuantizedCall) -> tuple[int, ...]:
     """The shape of one value for each channel of the result."""
     return (1, count, *[1] * (call.input.dim() - 2))
 

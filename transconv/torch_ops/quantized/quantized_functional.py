@@ -19,7 +19,7 @@ import torch
 
 from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import dispatch, lower_call
-from transconv.torch_ops.calls.dispatch import Function
+from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.quantized import (
     input_quantization,
     qparam_checks,
@@ -92,9 +92,20 @@ def _way(weight: Any) -> Callable[..., Tensor]:
     return _general if _compiling() else _seen(id(weight), _general)
 
 
-def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
-             output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any],
-             again: bool = True, real: Real | None = None) -> Tensor:
+def _general(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: Any,
+    given: dict[str, Any],
+    again: bool = True,
+    real: Real | None = None,
+) -> Tensor:
     """``again``: whether other calls may have the same weight; ``real``: what was quantised."""
     if _compiling():
         return quantized_operator.call(f, input, weight, bias, stride, padding, output_padding, dilation,
@@ -131,7 +142,7 @@ def _general(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, st
     return route.run(input, weight, bias, given)
 
 
-def of_reals(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
+def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
              given: dict[str, Any]) -> Tensor:
     """A call whose input is quantised first, to the weight's type, with its ``input_scale`` and
     ``input_zero_point``; ``numbers`` in the order of the public function."""
@@ -143,8 +154,18 @@ def of_reals(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, nu
     return way(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
 
-def _of_reals(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
-              output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
+def _of_reals(
+    f: ConvFunction,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+    groups: Any,
+    given: dict[str, Any],
+) -> Tensor:
     zero, held = given.get("input_zero_point"), lower_call.RESULTS[weight.dtype]
     whole = quantise(input, given["input_scale"], zero, held)
     real = None if _compiling() else Real(input, input_quantization.starter(input, zero, held))
@@ -152,7 +173,7 @@ def _of_reals(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, s
                     real=real)
 
 
-def of_new_weight(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
+def of_new_weight(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any,
                   padding: Any, output_padding: Any, dilation: Any, groups: Any,
                   given: dict[str, Any]) -> Tensor:
     """A call whose weight was made for it alone: nothing is remembered of that."""
@@ -160,10 +181,10 @@ def of_new_weight(f: Function, input: Tensor, weight: Tensor, bias: Tensor | Non
                     again=False)
 
 
-def _function(name: str, public: Callable[..., Tensor]) -> Function:
+def _function(name: str, public: Callable[..., Tensor]) -> ConvFunction:
     aten = getattr(torch.nn.functional, name)
     said = f"transconv.quantized.{name}"
-    return Function(said, int(name[-2]), "transpose" in name, aten, _general, public)
+    return ConvFunction(said, int(name[-2]), "transpose" in name, aten, _general, public)
 
 
 _CONV1D, _CONV2D, _CONV3D = (_function(f.__name__, f) for f in (conv1d, conv2d, conv3d))

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from transconv.torch_ops import arguments, transforms
 from transconv.torch_ops.calls import dispatch
 from transconv.torch_ops.calls.call_attributes import request
-from transconv.torch_ops.calls.dispatch import Function
+from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.library import NUMBERS
 from transconv.torch_ops.operators import library, register_fake
 from transconv.torch_ops.quantized import qparam_checks, qparams, quantized_route
@@ -33,7 +33,7 @@ library.define(f"quantized_convolution(Tensor input, Tensor weight, Tensor? bias
 operator: Callable[..., Tensor] = torch.ops.transconv.quantized_convolution.default
 
 
-def call(f: Function, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
+def call(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any,
          output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
     """A call that is traced, as the operator."""
     q = qparams.Quantities.of(f.name, given)

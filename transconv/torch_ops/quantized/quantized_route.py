@@ -17,12 +17,12 @@ from transconv.errors import Unsupported
 from transconv.ir import chances, one_of_two
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call, route, route_cache
-from transconv.torch_ops.calls.call_attributes import Request
+from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ALIGNMENT, Route, Run
 from transconv.torch_ops.calls.select_impl import compile_route, settle
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks, qparams, zero_point_sums
-from transconv.torch_ops.quantized.qparams import Call, Words
+from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue
 from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
@@ -34,7 +34,13 @@ class QuantizedRoute(Route):
 
     __slots__ = ("knows", "made", "reads", "text")
 
-    def __init__(self, params: arguments.Params, shape: arguments.Ints, call: Call, words: Words) -> None:
+    def __init__(
+        self,
+        params: arguments.Params,
+        shape: arguments.Ints,
+        call: QuantizedCall,
+        words: QuantizedEpilogue,
+    ) -> None:
         last = shapes.channels_last_result(call.input, call.weight)
         super().__init__(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last)
         self.text, self.reads = words.text, words.reads
@@ -116,7 +122,7 @@ def _kind(t: Tensor | None) -> Hashable:
     return None if t is None else (t.shape, t.stride(), t.dtype, t.device)
 
 
-def key_of(req: Request, x: Tensor, w: Tensor, bias: Tensor | None,
+def key_of(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None,
            given: Given) -> tuple[Hashable, lower_call.Flags, bool]:
     """The key of a call, its flags and alignment: kinds of tensors, values of numbers."""
     flags = lower_call.flags(x.dtype)
@@ -133,7 +139,7 @@ def key_of(req: Request, x: Tensor, w: Tensor, bias: Tensor | None,
             _kind(bias), *said, flags, aligned), flags, aligned
 
 
-class Found(NamedTuple):
+class QuantizedRouteMatch(NamedTuple):
     """The route of a call, whether it was known before, and what of its key is not in the tensors."""
 
     route: QuantizedRoute
@@ -142,7 +148,9 @@ class Found(NamedTuple):
     aligned: bool
 
 
-def find(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> Found:
+def find(
+    req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
+) -> QuantizedRouteMatch:
     """The route of a call, found or made. Raises TensorError, TypeError and RuntimeError for arguments
     that do not fit, and Unsupported where torch may not compute."""
     key, flags, aligned = key_of(req, x, w, bias, given)
@@ -151,7 +159,7 @@ def find(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) 
     except TypeError:  # a list, say, has no hash, and is no scale
         known = None
     if known is not None:
-        return Found(known, True, flags, aligned)
+        return QuantizedRouteMatch(known, True, flags, aligned)
     made = decided(req, x, w, bias, given)
     given = made.checked(w, given)
     if not (why := _reasons(made, x, w)):
@@ -163,7 +171,7 @@ def find(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) 
             settle(made, [error.reason], error.message)
     else:
         settle(made, why)
-    return Found(route_cache.keep(key, made, [made]), False, flags, aligned)
+    return QuantizedRouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
 
 
 def _reasons(made: QuantizedRoute, x: Tensor, w: Tensor) -> list[str]:
@@ -171,7 +179,9 @@ def _reasons(made: QuantizedRoute, x: Tensor, w: Tensor) -> list[str]:
             or ([] if all(made.shape) else ["shape:empty"]))
 
 
-def decided(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> QuantizedRoute:
+def decided(
+    req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
+) -> QuantizedRoute:
     """A new route of a call whose arguments fit, which has no kernel yet."""
     name = req.name or "transconv::quantized_convolution"
     q = qparams.Quantities.of(name, given)
@@ -181,11 +191,11 @@ def decided(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Give
                                two_sided=not req.name)
     shape = shapes.output_shape(x.shape, w.shape, params)
     strides = shapes.result_strides(shape, shapes.channels_last_result(x, w))
-    call = Call(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
-    return QuantizedRoute(params, shape, call, Words.of(call))
+    call = QuantizedCall(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
+    return QuantizedRoute(params, shape, call, QuantizedEpilogue.of(call))
 
 
-def alone(req: Request, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> Tensor:
+def alone(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> Tensor:
     """The result of torch for tensors that no kernel can read: fakes, and other classes."""
     made = decided(req, x, w, bias, given)
     return made.by_torch(x, w, made.named(made.operands(bias, given)))

@@ -13,7 +13,7 @@ from transconv.errors import ScheduleError
 UNIMPLEMENTED, INVALID = "UNIMPLEMENTED", "INVALID_ARGUMENTS"
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request that is not carried out: its status word, and the reason for people."""
 
     def __init__(self, status: str, reason: str) -> None:
@@ -29,21 +29,24 @@ def post_ops(text: str, ndims: int) -> list[str]:
     for word in words:
         name, *arguments = word.split(":")
         if name == "dw" or name.startswith("dw_k"):
-            raise Refused(INVALID, f"post-op {word}: expected one dw:k3s1p1[:TYPE] of a forward "
+            raise RefusedRequest(INVALID, f"post-op {word}: expected one dw:k3s1p1[:TYPE] of a forward "
                           "convolution, with a window that fits its result")
         if given := [w for a in arguments for w in a.split(".") if w in OTHERS]:
-            raise Refused(UNIMPLEMENTED, f"post-op {word}: no tensor has the type {given[0]}")
+            raise RefusedRequest(UNIMPLEMENTED, f"post-op {word}: no tensor has the type {given[0]}")
         try:
             found = post_op(word)
         except ScheduleError as error:
-            raise Refused(INVALID, str(error)) from error
+            raise RefusedRequest(INVALID, str(error)) from error
         if found is None:
-            raise Refused(INVALID, f"post-op '{word}' is unknown; expected one of {', '.join(known())}")
+            raise RefusedRequest(
+                INVALID, f"post-op '{word}' is unknown; expected one of {', '.join(known())}"
+            )
         if any(o.mask >= 1 << ndims for o in found.operands):
-            raise Refused(INVALID, f"post-op '{word}' has a mask for more than the {ndims} dimensions of "
-                          "the result")
+            raise RefusedRequest(
+                INVALID, f"post-op '{word}' has a mask for more than the {ndims} dimensions of the result"
+            )
     if len(words) > MOST_OPERATIONS:
-        raise Refused(INVALID, f"{len(words)} post-ops; expected at most {MOST_OPERATIONS}")
+        raise RefusedRequest(INVALID, f"{len(words)} post-ops; expected at most {MOST_OPERATIONS}")
     return words
 
 
@@ -62,12 +65,15 @@ def scales(text: str, grouped: bool, forward: bool) -> tuple[list[str], list[str
     for part in filter(None, text.split("+")):
         argument, *words = part.split(":")
         if argument not in ("src", "wei", "dst"):
-            raise Refused(INVALID, f"--attr-scales={part}: scales are of src, wei and dst")
+            raise RefusedRequest(INVALID, f"--attr-scales={part}: scales are of src, wei and dst")
         mask, *rest = words or ["common"]
         along = _scaled_along(part, argument, mask, grouped)
         if along and argument == "wei" and not forward:
-            raise Refused(UNIMPLEMENTED, f"--attr-scales={part}: the channels of these scales are summed, "
-                          "so that no factor of a sum says them")
+            raise RefusedRequest(
+                UNIMPLEMENTED,
+                f"--attr-scales={part}: the channels of these scales are summed, "
+                "so that no factor of a sum says them",
+            )
         number, kind = _scale(part, rest)
         word = f":{kind}:per_oc" if along else f":{number}"
         if argument == "dst":
@@ -85,7 +91,7 @@ def _scaled_along(part: str, argument: str, mask: str, grouped: bool) -> bool:
     if mask in legal[argument]:
         return True
     known = " ".join(("common", *legal[argument]))
-    raise Refused(UNIMPLEMENTED, f"--attr-scales={part}: oneDNN's convolutions have no scales of "
+    raise RefusedRequest(UNIMPLEMENTED, f"--attr-scales={part}: oneDNN's convolutions have no scales of "
                   f"{argument} with the mask {mask}; expected one of {known}")
 
 
@@ -99,12 +105,12 @@ def _scale(part: str, words: list[str]) -> tuple[float, str]:
         except ValueError:
             pass
         if word not in ("f32", "f16", "bf16"):
-            raise Refused(UNIMPLEMENTED if "x" in word or word in OTHERS else INVALID,
+            raise RefusedRequest(UNIMPLEMENTED if "x" in word or word in OTHERS else INVALID,
                           f"--attr-scales={part}: '{word}'; expected a number, and f32, f16 or bf16: "
                           "groups of scales and other types are for oneDNN's matrix products")
         kind = word
     if not number > 0 or number == float("inf"):
-        raise Refused(INVALID, f"--attr-scales={part}: expected a scale that is greater than 0")
+        raise RefusedRequest(INVALID, f"--attr-scales={part}: expected a scale that is greater than 0")
     return number, kind
 
 
@@ -125,13 +131,20 @@ def zero_points(text: str, forward: bool) -> tuple[list[str], list[str]]:
         mask, *rest = words or ["common"]
         along = mask in CHANNELS
         if argument not in ("src", "wei", "dst"):
-            raise Refused(INVALID, f"--attr-zero-points={part}: zero points are of src, wei and dst")
+            raise RefusedRequest(
+                INVALID, f"--attr-zero-points={part}: zero points are of src, wei and dst"
+            )
         if not along and mask not in ("", "common", "0", "host_scalar") or along and argument == "wei":
-            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: oneDNN's convolutions have no zero "
-                          f"points of {argument} with the mask {mask}")
+            raise RefusedRequest(
+                UNIMPLEMENTED,
+                f"--attr-zero-points={part}: oneDNN's convolutions have no zero "
+                f"points of {argument} with the mask {mask}",
+            )
         if any("x" in word for word in rest):
-            raise Refused(UNIMPLEMENTED, f"--attr-zero-points={part}: groups of zero points are for "
-                          "oneDNN's matrix products")
+            raise RefusedRequest(
+                UNIMPLEMENTED,
+                f"--attr-zero-points={part}: groups of zero points are for oneDNN's matrix products",
+            )
         numbers = [word for word in rest if word.lstrip("-").isdecimal()]
         if argument != result:
             ahead.append(f"zero:{argument}{f':{along_data}' if along else ''}")
@@ -163,10 +176,12 @@ def rounding(text: str, result: str) -> list[str]:
     for part in filter(None, text.split("+")):
         argument, _, mode = part.partition(":")
         if argument not in ROUNDED or mode not in ("environment", "stochastic"):
-            raise Refused(INVALID, f"--attr-rounding-mode={part} is unknown; expected one of "
+            raise RefusedRequest(INVALID, f"--attr-rounding-mode={part} is unknown; expected one of "
                           f"{' '.join(ROUNDED)}, and environment or stochastic")
         if mode == "stochastic" and ROUNDED[argument] != result:
-            raise Refused(INVALID, f"--attr-rounding-mode={part}: this direction rounds {result} alone")
+            raise RefusedRequest(
+                INVALID, f"--attr-rounding-mode={part}: this direction rounds {result} alone"
+            )
         words += ["stochastic"] * (mode == "stochastic")
     return words[:1]
 
@@ -175,14 +190,14 @@ def fixed(option: str, value: str) -> None:
     """Raises Refused for a value that no kernel can obey."""
     legal, reason = FIXED[option]
     if value not in legal:
-        raise Refused(UNIMPLEMENTED, f"{reason} (--{option})")
+        raise RefusedRequest(UNIMPLEMENTED, f"{reason} (--{option})")
 
 
 def math_of(fpmath: str) -> str:
     """How f32 is multiplied: ``tf32`` or ``ieee``. Raises Refused."""
     mode, _, integers = fpmath.partition(":")
     if mode not in ("strict", "tf32", "any", "f16", "bf16") or integers not in ("", "true", "false"):
-        raise Refused(INVALID, f"--attr-fpmath={fpmath} is unknown; expected strict, tf32, any, "
+        raise RefusedRequest(INVALID, f"--attr-fpmath={fpmath} is unknown; expected strict, tf32, any, "
                       "bf16 or f16")
     # A mode is a permission: tf32 has at least the digits and the range of both 16-bit types.
     return "ieee" if mode == "strict" else "tf32"

@@ -15,13 +15,13 @@ from dataclasses import replace
 
 from transconv.conv import Descriptor, parse_descriptor, print_descriptor, split
 from transconv.errors import ProblemError
-from transconv.verify.benchdnn.requests import Request
+from transconv.verify.benchdnn.requests import BenchdnnRequest
 
 _WORD = re.compile(r"dw[_:]k(\d+)s(\d+)p(\d+)(?::(\w+))?")
 BETWEEN = {"stag": "dtag", "strides": "", "attr-scales": "", "attr-zero-points": ""}
 
 
-def apart(request: Request) -> Iterator[Request]:
+def apart(request: BenchdnnRequest) -> Iterator[BenchdnnRequest]:
     """The request, or the two that stand for one with a ``dw``. One that cannot be read stays as it is, to
     be refused with the others."""
     words = split(request["attr-post-ops"])
@@ -53,6 +53,6 @@ def apart(request: Request) -> Iterator[Request]:
         **{name: options.get(of, "") for name, of in BETWEEN.items()}})
 
 
-def _with(request: Request, descriptor: str, given: dict[str, str]) -> Request:
+def _with(request: BenchdnnRequest, descriptor: str, given: dict[str, str]) -> BenchdnnRequest:
     options = dict(request.options) | given
     return replace(request, descriptor=descriptor, options=tuple(options.items()))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from transconv.disk_cache import replace_named
-from transconv.verify.benchdnn.requests import Request
+from transconv.verify.benchdnn.requests import BenchdnnRequest
 from transconv.version import __version__
 
 STATUSES = ("PASSED", "SKIPPED", "MISTRUSTED", "UNIMPLEMENTED", "INVALID_ARGUMENTS", "FAILED",
@@ -26,11 +26,11 @@ MOST_TOLD = 3  # failing schedules of one problem that are printed
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RequestOutcome:
     """What came of a request; ``row`` is the worker's (see benchdnn/run.py)."""
 
     place: int
-    request: Request
+    request: BenchdnnRequest
     status: str
     reason: str = ""
     row: dict[str, Any] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class Result:
 
 
 @dataclass(slots=True)
-class Report:
+class BenchdnnReport:
     """The results of a run in the order of the requests, and what had no effect."""
 
     remarks: dict[str, str]
-    results: list[Result] = field(default_factory=list)
+    results: list[RequestOutcome] = field(default_factory=list)
     asked: int = 0  # problems, those that were not reached too
     stopped: int = 0  # the exit code of a run that was stopped
 

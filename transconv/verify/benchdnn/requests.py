@@ -61,7 +61,7 @@ _COMMA = re.compile(r",(?![^(]*\))")  # not inside of strides(8,4,1)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BenchdnnRequest:
     """One problem as it was asked for: the descriptor, one alternative of each option, the mode,
     and where it was read (``file:line``)."""
 
@@ -151,7 +151,7 @@ class Driver:
         """Put the options of problems back; mode, match and engine are the run's and stay."""
         self.options = {name: [default] for name, default in OPTIONS.items()}
 
-    def requests(self, words: Iterable[str]) -> Iterator[Request]:
+    def requests(self, words: Iterable[str]) -> Iterator[BenchdnnRequest]:
         """Everything that the words of a command line ask for, in order. Raises ProblemError with
         file and line for what cannot be read, OSError for a batch file that is not there."""
         for place, word in enumerate(words, start=1):
@@ -179,14 +179,14 @@ class Driver:
             raise ProblemError(f"option '--{name}' is unknown; the options of a problem are "
                                f"{' '.join('--' + n for n in ('batch', 'reset', *OPTIONS))}")
 
-    def ask(self, text: str, where: str) -> Iterator[Request]:
+    def ask(self, text: str, where: str) -> Iterator[BenchdnnRequest]:
         """One request for every combination of the current alternatives."""
         if re.fullmatch(r"-v\d*", text):  # benchdnn's other spelling of --verbose
             return
         if not _SPELLED.fullmatch(text):
             parse_descriptor(text)  # raises; the caller adds file and line
         for values in itertools.product(*self.options.values()):
-            made = Request(text, tuple(zip(self.options, values, strict=True)), self.mode,
+            made = BenchdnnRequest(text, tuple(zip(self.options, values, strict=True)), self.mode,
                            self.engine, where)
             if not self.match or re.search(self.match, shlex.join(made.words())):
                 self._seen += 1

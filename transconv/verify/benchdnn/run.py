@@ -18,8 +18,8 @@ from transconv.verify.benchdnn.job import NEXT
 from transconv.verify.pool import is_fatal
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled
-    from transconv.verify.case import Case
+    from transconv.conv import CompiledDirection
+    from transconv.verify.case import ProblemCase
     from transconv.verify.judgement import Judgement
 
 Row = dict[str, Any]
@@ -36,12 +36,12 @@ def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str =
     import torch
 
     from transconv.target import Target
-    from transconv.verify.case import Case
+    from transconv.verify.case import ProblemCase
     from transconv.verify.machine import executable
 
     start = time.perf_counter()
     try:
-        case = Case(ConvProblem.parse(problem), Prop(prop), epilogue, bia=bia, shift=shift,
+        case = ProblemCase(ConvProblem.parse(problem), Prop(prop), epilogue, bia=bia, shift=shift,
                     deterministic=deterministic, numpy=numpy)
         if target:
             chip = Target.parse(target)
@@ -66,7 +66,7 @@ def _ended(status: str, reason: str, **more: Any) -> Row:
     return {"status": status, "reason": " ".join(reason.split())[:500], **more}
 
 
-def _run(case: Case, mode: str, data: str, schedules: str, seed: int) -> Row:
+def _run(case: ProblemCase, mode: str, data: str, schedules: str, seed: int) -> Row:
     most = REPLAYED if case.numpy else INTERPRETED
     if case.where == "cpu" and mode != "I" and case.problem.macs_padded > most:
         return _ended("SKIPPED", f"too large for the interpreter, which takes {most:.1g} products "
@@ -115,7 +115,7 @@ def _ranked(schedules: str) -> bool:
     return schedules == "all" or schedules.isdecimal()
 
 
-def _plans(case: Case, schedules: str) -> Iterator[Sequence[str]]:
+def _plans(case: ProblemCase, schedules: str) -> Iterator[Sequence[str]]:
     """The schedules of every plan to check; none for the plan that a user gets, which may come from
     a tuning database and is always among them, unless schedules are given."""
     if schedules == "best" or _ranked(schedules):
@@ -126,18 +126,18 @@ def _plans(case: Case, schedules: str) -> Iterator[Sequence[str]]:
         yield tuple(schedules.split(NEXT))
 
 
-def _text(compiled: Compiled) -> str:
+def _text(compiled: CompiledDirection) -> str:
     texts = [str(step.schedule) for step in compiled.steps]
     return texts[0] if len(set(texts)) == 1 else NEXT.join(texts)
 
 
-def _initialise(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:
+def _initialise(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
     from transconv.verify.case import warm
 
     return {"compile_s": warm(compiled)} if case.where == "cuda" else {}
 
 
-def _execute(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:
+def _execute(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
     from transconv.verify.machine import synchronize
 
     case.fill(data.partition("+")[0], seed)
@@ -146,7 +146,7 @@ def _execute(case: Case, compiled: Compiled, data: str, seed: int, first: bool) 
     return {}
 
 
-def _compare(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:
+def _compare(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
     """Judge on the asked data. Of many plans, those after the first share exact data and answer."""
     made: Row = {}
     reasons = []
@@ -168,7 +168,7 @@ def _columns(kind: str, found: Judgement, shared: bool) -> Row:
     return made
 
 
-def _twice(case: Case, compiled: Compiled, data: str, seed: int, first: bool) -> Row:
+def _twice(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
     """Whether two runs on the same random data give the same bits."""
     from transconv.verify.data import poison
     from transconv.verify.machine import synchronize

@@ -27,10 +27,10 @@ from transconv.runtime import build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled
 from transconv.target import Target
 from transconv.verify import any_size
-from transconv.verify.bisect.emitted_kernel import Verdict, in_a_child, no_compiler
+from transconv.verify.bisect.emitted_kernel import EmittedVerdict, in_a_child, no_compiler
 from transconv.verify.bisect.replay import NAMES, Stages, parts_begin
-from transconv.verify.bisect.report import PARTS, Blame, Report, changes
-from transconv.verify.computation import Case
+from transconv.verify.bisect.report import PARTS, BisectReport, Blame, changes
+from transconv.verify.computation import ComputationCase
 from transconv.verify.fuzz.compute_shrinker import smaller
 from transconv.verify.fuzz.compute_trial import ComputeTrial
 
@@ -51,7 +51,7 @@ def blame_compute(compute: Compute, target: Target, schedule: Schedule | None = 
     return search.judge(parts, sizes)
 
 
-class _Search(Report):
+class _Search(BisectReport):
     def __init__(self, compute: Compute, target: Target, schedule: Schedule | None, limit: int, seed: int,
                  switches: Mapping[str, bool], isolated: bool) -> None:
         super().__init__(f"{compute.name}  on {target.name}")
@@ -66,7 +66,9 @@ class _Search(Report):
         else:
             self.sizes = {}
             self.make_small()
-        self.cases = [Case(self.compute.at(**self.sizes), data, self.seed) for data in ("exact", "float")]
+        self.cases = [
+            ComputationCase(self.compute.at(**self.sizes), data, self.seed) for data in ("exact", "float")
+        ]
         self.planned = plan_steps(Alone(self.compute), self.target, self.schedule)
         for schedule in dict.fromkeys(str(s) for _, s in self.planned):
             self.say("schedule", schedule)
@@ -116,7 +118,7 @@ class _Search(Report):
             self.say(form.name, "right")
         return None
 
-    def evaluated(self, computes: Collection[Compute], case: Case) -> str:
+    def evaluated(self, computes: Collection[Compute], case: ComputationCase) -> str:
         """What is wrong with the stores of computations that follow one another."""
         known: dict[str, Array] = dict(case.given)
         for compute in computes:
@@ -144,7 +146,7 @@ class _Search(Report):
         self.say("float data", reason)
         return self.judge_data(launches, wide)
 
-    def judge_data(self, launches: list[Stages], case: Case) -> Blame | None:
+    def judge_data(self, launches: list[Stages], case: ComputationCase) -> Blame | None:
         for stage, name in enumerate(NAMES):
             # The kernel that adds partial sums can only run after the pass that creates them.
             asked = [s for s in launches if stage >= parts_begin(launches) or not any(
@@ -165,14 +167,16 @@ class _Search(Report):
             self.say(name, "right")
         return None
 
-    def culprit(self, asked: list[Stages], changed: list[Stages], stage: int, case: Case) -> Stages:
+    def culprit(
+        self, asked: list[Stages], changed: list[Stages], stage: int, case: ComputationCase
+    ) -> Stages:
         """The launch that is wrong: with all others a stage back, the result is wrong still."""
         for one in changed if stage and stage != parts_begin(asked) else ():
             if self.wrong([s.kernel(stage - (s is not one)) for s in asked], case):
                 return one
         return changed[0]
 
-    def wrong(self, kernels: list[Kernel], case: Case) -> str:
+    def wrong(self, kernels: list[Kernel], case: ComputationCase) -> str:
         """What is wrong with the result of kernels that run one after another."""
         zeroed = {v.tensor.name for c, _ in self.planned for v in c.added}
         zeroed |= {c.c.tensor.name for c, s in self.planned if s.split_k > 1 and s.reduce == "atomic"}
@@ -183,9 +187,9 @@ class _Search(Report):
 
     # -- below the IR ------------------------------------------------------------------------------
 
-    def ask_emitter(self) -> Verdict:
+    def ask_emitter(self) -> EmittedVerdict:
         if any(s.via == "gluon" for _, s in self.planned):
-            return Verdict(False, "not asked: Triton's interpreter does not run Gluon")
+            return EmittedVerdict(False, "not asked: Triton's interpreter does not run Gluon")
         if self.isolated:
             words = [str(self.compute), "--limit", str(1 << 62), "--seed", str(self.seed)]
             words += [f"--sizes={','.join(f'{n}={v}' for n, v in self.sizes.items())}"] * bool(self.sizes)
@@ -194,19 +198,19 @@ class _Search(Report):
 
         return self.launched(executable(self.target, "cpu"), "cpu")
 
-    def ask_compiler(self) -> Verdict:
+    def ask_compiler(self) -> EmittedVerdict:
         why = no_compiler(self.target)
-        return Verdict(False, f"not asked: {why}") if why else self.launched(self.target, "cuda")
+        return EmittedVerdict(False, f"not asked: {why}") if why else self.launched(self.target, "cuda")
 
-    def launched(self, target: Target, device: str) -> Verdict:
+    def launched(self, target: Target, device: str) -> EmittedVerdict:
         try:
             plan = build_compute(self.compute, target, self.schedule)
             wrong = next(filter(None, (c.launched(plan, device).problem for c in self.cases)), "")
         except TransconvError as error:
-            return Verdict(False, f"not asked: {error}")
+            return EmittedVerdict(False, f"not asked: {error}")
         except Exception as error:  # whatever Triton raises about a text
-            return Verdict(True, f"{type(error).__name__}: {error}", self.source())
-        return Verdict(bool(wrong), wrong or "right", plan.source if wrong else "")
+            return EmittedVerdict(True, f"{type(error).__name__}: {error}", self.source())
+        return EmittedVerdict(bool(wrong), wrong or "right", plan.source if wrong else "")
 
     def source(self) -> str:
         try:

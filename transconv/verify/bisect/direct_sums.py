@@ -17,14 +17,14 @@ from transconv.ir import Array, Evaluator, InterpError, Memory, Tensor, View, of
 from transconv.ir import expr as ex
 from transconv.passes import forms
 from transconv.schedule import Scheduled, is_copy
-from transconv.verify.bisect.replay import Question, holder
+from transconv.verify.bisect.replay import ReplayedDirection, holder
 
 PIECE = 1 << 22  # products at a time
 
 Flat = dict[str, Array]  # memory in f64, by the name of a tensor
 
 
-def readings(question: Question) -> list[tuple[str, list[Compute]]]:
+def readings(question: ReplayedDirection) -> list[tuple[str, list[Compute]]]:
     """What is computed, in each of the forms it has before there is a kernel, by stage; those that
     change nothing are left out."""
     asked = [Scheduled(a, c, question.target) for a, c in question.steps() if not sums_parts(a)]
@@ -45,7 +45,7 @@ def sums_parts(compute: Compute) -> bool:
     return any(x.role == "part" for x in compute.axes)
 
 
-def meaning(question: Question, computes: Sequence[Compute]) -> Array:
+def meaning(question: ReplayedDirection, computes: Sequence[Compute]) -> Array:
     """The sums that computations describe when they follow one another, in logical shape. Raises
     InterpError for a coordinate outside of its tensor where the mask lets it through."""
     tensors = {t.name: t for a in computes for t in a.tensors}

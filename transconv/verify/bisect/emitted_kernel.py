@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transconv import knobs
-from transconv.conv import Compiled, compiler
+from transconv.conv import CompiledDirection, compiler
 from transconv.errors import TransconvError
 from transconv.ir import Array, offsets_of
 from transconv.schedule import Schedule
 from transconv.target import Target, detect
-from transconv.verify.bisect.replay import Question
+from transconv.verify.bisect.replay import ReplayedDirection
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ GUARD = 1 << 16  # elements around each tensor: a wrong kernel must not harm thi
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EmittedVerdict:
     """``text``: what was found, in words; ``source``: what is to be read, if it is ``wrong``."""
 
     wrong: bool
@@ -40,11 +40,11 @@ class Verdict:
     source: str = ""
 
 
-def ask_emitter(question: Question, seed: int = 0, isolated: bool = True) -> Verdict:
+def ask_emitter(question: ReplayedDirection, seed: int = 0, isolated: bool = True) -> EmittedVerdict:
     """Run the emitted text under Triton's interpreter; ``isolated``: in a process of its own, which
     a wrong kernel may kill (and which knows nothing of what was changed in this one)."""
     if any(schedule.via == "gluon" for _, schedule in question.steps()):
-        return Verdict(False, "not asked: Triton's interpreter does not run Gluon")
+        return EmittedVerdict(False, "not asked: Triton's interpreter does not run Gluon")
     if isolated or not knobs.interpret():
         return _in_a_child(question, seed)
     from transconv.verify.machine import executable
@@ -53,24 +53,24 @@ def ask_emitter(question: Question, seed: int = 0, isolated: bool = True) -> Ver
         compiled = _compile(question, executable(question.target, "cpu"))
         wrong = _run(compiled, question, "cpu")
     except TransconvError as error:
-        return Verdict(False, f"not asked: {error}")
+        return EmittedVerdict(False, f"not asked: {error}")
     except Exception as error:  # whatever Triton's interpreter raises about a text
-        return Verdict(True, f"{type(error).__name__}: {error}", _source(question))
-    return Verdict(bool(wrong), wrong or "right", compiled.source if wrong else "")
+        return EmittedVerdict(True, f"{type(error).__name__}: {error}", _source(question))
+    return EmittedVerdict(bool(wrong), wrong or "right", compiled.source if wrong else "")
 
 
-def _run(compiled: Compiled, question: Question, device: str) -> str:
+def _run(compiled: CompiledDirection, question: ReplayedDirection, device: str) -> str:
     """What is wrong with a plan's result."""
     got, outside = launch(compiled, question, device)
     return "; ".join(filter(None, [question.wrong(got, 1.0), outside]))
 
 
-def _compile(question: Question, target: Target) -> Compiled:
+def _compile(question: ReplayedDirection, target: Target) -> CompiledDirection:
     return compiler.build(question.problem, question.prop, target, question.schedule,
                           question.epilogue)
 
 
-def _source(question: Question) -> str:
+def _source(question: ReplayedDirection) -> str:
     from transconv.verify.machine import executable
 
     try:
@@ -79,7 +79,7 @@ def _source(question: Question) -> str:
         return str(error)
 
 
-def _in_a_child(question: Question, seed: int) -> Verdict:
+def _in_a_child(question: ReplayedDirection, seed: int) -> EmittedVerdict:
     """The same command with one part of the question, where Triton interprets."""
     words = [str(question.problem), "--prop", str(question.prop), "--limit", str(1 << 62),
              "--seed", str(seed)]
@@ -89,7 +89,7 @@ def _in_a_child(question: Question, seed: int) -> Verdict:
 
 
 def in_a_child(words: Sequence[str], target: Target, schedule: Schedule | None,
-               source: Callable[[], str]) -> Verdict:
+               source: Callable[[], str]) -> EmittedVerdict:
     """What ``bisect`` with some words says of the emitted text where Triton interprets it; ``source``:
     what is to be read if it does not come back."""
     command = [sys.executable, "-m", "transconv", "bisect", *words, "--target", target.name, "--parts",
@@ -100,14 +100,18 @@ def in_a_child(words: Sequence[str], target: Target, schedule: Schedule | None,
         done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_SECONDS,
                               check=False, env=environment)
         if done.returncode < 0:
-            return Verdict(True, f"Triton's interpreter died of signal {-done.returncode}", source())
+            return EmittedVerdict(
+                True, f"Triton's interpreter died of signal {-done.returncode}", source()
+            )
         told = json.loads(done.stdout)
-        return Verdict(told["stage"] == "emit", str(told["verdict"]), str(told["diff"]))
+        return EmittedVerdict(told["stage"] == "emit", str(told["verdict"]), str(told["diff"]))
     except subprocess.TimeoutExpired:
-        return Verdict(False, f"not asked: no answer from Triton's interpreter in {CHILD_SECONDS} s")
+        return EmittedVerdict(
+            False, f"not asked: no answer from Triton's interpreter in {CHILD_SECONDS} s"
+        )
     except (ValueError, KeyError):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return Verdict(False, f"not asked: Triton's interpreter did not start: {last}")
+        return EmittedVerdict(False, f"not asked: Triton's interpreter did not start: {last}")
 
 
 def no_compiler(target: Target) -> str:
@@ -120,35 +124,35 @@ def no_compiler(target: Target) -> str:
     return "" if machine.name == target.name else f"this machine is {machine.name}"
 
 
-def ask_compiler(question: Question, asked: Question) -> Verdict:
+def ask_compiler(question: ReplayedDirection, asked: ReplayedDirection) -> EmittedVerdict:
     """Run the compiled kernel on the GPU: in the small size, then in the size that was asked for."""
     if why := no_compiler(question.target):
-        return Verdict(False, f"not asked: {why}")
+        return EmittedVerdict(False, f"not asked: {why}")
     try:
         compiled = _compile(question, question.target)
         if wrong := _run(compiled, question, "cuda"):
-            return Verdict(True, wrong, compiled.source)
+            return EmittedVerdict(True, wrong, compiled.source)
         if asked.problem == question.problem:
-            return Verdict(False, "right")
+            return EmittedVerdict(False, "right")
         compiled = _compile(replace(asked, schedule=asked.schedule or question.schedule), asked.target)
         wrong = _in_full(asked, compiled)
     except TransconvError as error:
-        return Verdict(False, f"not asked: {error}")
+        return EmittedVerdict(False, f"not asked: {error}")
     except Exception as error:  # Triton's compiler, or the driver
-        return Verdict(True, f"{type(error).__name__}: {error}", _source(question))
+        return EmittedVerdict(True, f"{type(error).__name__}: {error}", _source(question))
     if wrong:
-        return Verdict(True, f"right in the small size, but for {asked.problem} {wrong}",
+        return EmittedVerdict(True, f"right in the small size, but for {asked.problem} {wrong}",
                        compiled.source)
-    return Verdict(False, f"right, for {asked.problem} too")
+    return EmittedVerdict(False, f"right, for {asked.problem} too")
 
 
-def _in_full(asked: Question, compiled: Compiled) -> str:
-    from transconv.verify.case import Case
+def _in_full(asked: ReplayedDirection, compiled: CompiledDirection) -> str:
+    from transconv.verify.case import ProblemCase
 
-    return Case(asked.problem, asked.prop, str(asked.epilogue)).judge(compiled, "exact").reason
+    return ProblemCase(asked.problem, asked.prop, str(asked.epilogue)).judge(compiled, "exact").reason
 
 
-def launch(compiled: Compiled, question: Question, device: str) -> tuple[Array, str]:
+def launch(compiled: CompiledDirection, question: ReplayedDirection, device: str) -> tuple[Array, str]:
     """The result of a plan on the question's data, in logical shape, and what it wrote to beside
     the tensors, in words: each lies in the middle of a longer buffer of NaN."""
     import torch

@@ -46,7 +46,7 @@ class _Values(Evaluator):
 
 
 @dataclass(slots=True)
-class Points:
+class AssignedPoints:
     """Values of the variables and lanes of some expressions, all allowed by the facts."""
 
     at: Values
@@ -54,7 +54,7 @@ class Points:
     valid: Array
 
     @staticmethod
-    def draw(exprs: tuple[Expr, ...], facts: Facts, random: np.random.Generator) -> Points | None:
+    def draw(exprs: tuple[Expr, ...], facts: Facts, random: np.random.Generator) -> AssignedPoints | None:
         """None where no point was found that the facts allow."""
         leaves, conditions = _relevant(exprs, facts)
         spans = [_span(leaf, facts) for leaf in leaves]
@@ -69,12 +69,12 @@ class Points:
                 kept = np.concatenate([kept, found.rows])
             if len(kept) >= DRAWN // 4:
                 break
-        return Points.of(leaves, kept) if len(kept) else None
+        return AssignedPoints.of(leaves, kept) if len(kept) else None
 
     @staticmethod
-    def of(leaves: list[Expr], rows: Array) -> Points:
+    def of(leaves: list[Expr], rows: Array) -> AssignedPoints:
         columns = {leaf: _typed(rows[:, i], leaf) for i, leaf in enumerate(leaves)}
-        return Points(columns, rows, np.ones(len(rows), np.bool_))
+        return AssignedPoints(columns, rows, np.ones(len(rows), np.bool_))
 
     def value(self, e: Expr) -> Array | None:
         """The value at every point; None for an expression that has a value only inside a kernel.
@@ -121,7 +121,7 @@ def _typed(column: Array, leaf: Expr) -> Array:
     return column
 
 
-Test = Callable[[Points], Array | None]
+Test = Callable[[AssignedPoints], Array | None]
 
 
 def _relevant(exprs: tuple[Expr, ...], facts: Facts) -> tuple[list[Expr], list[Test]]:
@@ -148,14 +148,14 @@ def _holds(condition: Expr) -> Test:
 
 
 def _within(e: Expr, low: float, high: float) -> Test:
-    def test(points: Points) -> Array | None:
+    def test(points: AssignedPoints) -> Array | None:
         found = points.value(e)
         return None if found is None else np.asarray((found >= low) & (found <= high))
     return test
 
 
 def _divides(e: Expr, n: int) -> Test:
-    def test(points: Points) -> Array | None:
+    def test(points: AssignedPoints) -> Array | None:
         found = points.value(e)
         return None if found is None else np.asarray(found % n == 0 if n else found == 0)
     return test
@@ -186,13 +186,13 @@ def _column(lo: int, hi: int, random: np.random.Generator) -> Array:
     return np.where(kind == 0, lo + near, np.where(kind == 1, hi - near, drawn))
 
 
-def _allowed(leaves: list[Expr], rows: Array, tests: list[Test]) -> Points | None:
+def _allowed(leaves: list[Expr], rows: Array, tests: list[Test]) -> AssignedPoints | None:
     """The points that pass all tests."""
-    points = Points.of(leaves, rows)
+    points = AssignedPoints.of(leaves, rows)
     keep = np.ones(len(rows), np.bool_)
     for test in tests:
         found = test(points)
         if found is not None:
             keep = keep & found.astype(np.bool_)
     keep = keep & points.valid
-    return Points.of(leaves, rows[keep]) if keep.any() else None
+    return AssignedPoints.of(leaves, rows[keep]) if keep.any() else None

@@ -13,13 +13,13 @@ from math import prod
 from transconv.conv import ConvProblem, Descriptor, print_descriptor
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
-from transconv.verify.bisect.replay import Question
+from transconv.verify.bisect.replay import ReplayedDirection
 
 PRODUCTS = 1 << 24  # multiplications that the interpreter does in seconds, at all stages together
 SLOW = 4  # as long takes one that is not part of a matrix product
 
 
-def products(question: Question) -> int:
+def products(question: ReplayedDirection) -> int:
     """The multiplications of all launches, those of lanes beyond the end of an axis included; what
     is multiplied element by element counts ``SLOW`` times."""
     total = 0
@@ -31,7 +31,7 @@ def products(question: Question) -> int:
     return total
 
 
-def shrunk(question: Question, limit: int = PRODUCTS) -> tuple[Question, str]:
+def shrunk(question: ReplayedDirection, limit: int = PRODUCTS) -> tuple[ReplayedDirection, str]:
     """A question with at most about ``limit`` products, and in words how it differs; the schedule is
     that of the large problem where it is legal. Raises what choosing a schedule raises."""
     schedules = [c for a, c in question.steps() if a.does == "compute"]
@@ -62,7 +62,7 @@ def shrunk(question: Question, limit: int = PRODUCTS) -> tuple[Question, str]:
     return at, remark
 
 
-def _legal_work(question: Question) -> int | None:
+def _legal_work(question: ReplayedDirection) -> int | None:
     """Its products; None where its schedule is not legal."""
     try:
         return products(question) or None
@@ -70,7 +70,7 @@ def _legal_work(question: Question) -> int | None:
         return None
 
 
-def _halved(question: Question, schedule: Schedule) -> Iterator[Question]:
+def _halved(question: ReplayedDirection, schedule: Schedule) -> Iterator[ReplayedDirection]:
     """The problem with one axis halved, that with the most tiles first."""
     p = question.problem
     tiles = {a: b.extent for b in schedule.blocks if len(b.axes) == 1 for a in b.axes}

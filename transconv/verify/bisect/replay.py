@@ -39,7 +39,7 @@ from transconv.verify.bisect.rewrite_rules import rule_of
 
 
 @dataclass(slots=True)
-class Question:
+class ReplayedDirection:
     """One direction of one problem, with its data in logical shape by tensor name, and in f64 the
     ``sums``, the ``answer``, which the epilogue makes of them, and how far it may be ``off`` where the
     epilogue rounds."""
@@ -227,7 +227,7 @@ def as_targets_divide(kernel: Kernel) -> Kernel:
     return rewrite(kernel, towards_zero)
 
 
-def compute(question: Question, launches: Sequence[Stages], stages: Sequence[int],
+def compute(question: ReplayedDirection, launches: Sequence[Stages], stages: Sequence[int],
             seed: int = 0) -> Array:
     """The result, in logical shape, of running each launch at its stage (0 is ``naive``); ``seed``
     says who goes first among the roles of a kernel that has them. Raises InterpError for accesses that

@@ -27,7 +27,7 @@ class Blame:
         return bool(self.stage)
 
 
-class Report:
+class BisectReport:
     """Builds the report, a line for each stage."""
 
     def __init__(self, title: str) -> None:

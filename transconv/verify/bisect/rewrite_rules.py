@@ -19,7 +19,7 @@ import numpy as np
 import transconv.simplify
 from transconv.ir import Array, Expr, readable
 from transconv.simplify import Facts, fixpoint, multiple_of, range_of, witnessed
-from transconv.verify.bisect.points import Points
+from transconv.verify.bisect.points import AssignedPoints
 
 _FOLDER = str(Path(transconv.simplify.__file__).parent)
 
@@ -70,7 +70,7 @@ class Audit:
         if key in self._seen:
             return
         self._seen.add(key)
-        points = Points.draw((before, after), facts, self.random)
+        points = AssignedPoints.draw((before, after), facts, self.random)
         if points is None:
             self.skipped += 1
             return
@@ -89,7 +89,7 @@ class Audit:
                 f"{points.text(wrong)}: {_at(old, wrong)} became {_at(new, wrong)}",
                 points.given(facts), _origin(before, after, facts) if rule != "settle" else "")
 
-    def _analyses(self, e: Expr, values: Array, points: Points, facts: Facts) -> None:
+    def _analyses(self, e: Expr, values: Array, points: AssignedPoints, facts: Facts) -> None:
         """What the simplifier believes of a value."""
         if not e.dtype.is_integer:
             return

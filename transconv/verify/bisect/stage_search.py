@@ -33,12 +33,12 @@ from transconv.verify.bisect.replay import (
     FINAL,
     NAMES,
     NARROW,
-    Question,
+    ReplayedDirection,
     Stages,
     compute,
     differing,
 )
-from transconv.verify.bisect.report import PARTS, Blame, Report, changes
+from transconv.verify.bisect.report import PARTS, BisectReport, Blame, changes
 from transconv.verify.bisect.rewrite_rules import rule_of
 
 
@@ -52,7 +52,7 @@ def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | N
     says which). ``switches`` turn passes on and off; default: as TRANSCONV_PASSES says. Raises
     ScheduleError or Unsupported when there is no kernel to blame.
     """
-    asked = Question(
+    asked = ReplayedDirection(
         ConvProblem.parse(problem) if isinstance(problem, str) else problem, Prop(prop),
         target if isinstance(target, Target) else TARGETS["sm_90"] if not target
         else Target.parse(target),
@@ -61,10 +61,10 @@ def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | N
     return _Trial(asked, seed, limit, running(switches), isolated).judge(parts)
 
 
-class _Trial(Report):
+class _Trial(BisectReport):
     """One search."""
 
-    def __init__(self, asked: Question, seed: int, limit: int,
+    def __init__(self, asked: ReplayedDirection, seed: int, limit: int,
                  switches: Mapping[str, bool], isolated: bool) -> None:
         super().__init__(f"{asked.problem}  {asked.prop}  on {asked.target.name}"
                          + (f"  epilogue {asked.epilogue}" if asked.epilogue else ""))

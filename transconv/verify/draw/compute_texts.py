@@ -17,7 +17,7 @@ from transconv.compute.analysis import statistics
 from transconv.errors import ComputeError
 from transconv.ir import REDUCERS, Layout, Tensor
 from transconv.verify.draw.conv_problems import chance
-from transconv.verify.draw.text_page import EXACT, Page, some, value_of
+from transconv.verify.draw.text_page import EXACT, TextPage, some, value_of
 
 LONG = (2048, 2100, 2560, 3000, 4096)  # elements of a row that has parts
 FILLS = {"max": ("-inf", "-2"), "min": ("inf", "3"), "prod": ("1", "-1"), "sum": ("", "", "", "1")}
@@ -28,12 +28,12 @@ def text(rng: Random) -> str:
     fourth product is one that reads boxes behind its sum."""
     kind = rng.choice((_product, _product, _product, _reduction, _reduction, _chain, _chain, _rows, _rows,
                        _extremes, _adding, _gradient, _long, _statistics))
-    made = kind(Page(rng))
+    made = kind(TextPage(rng))
     shares = (_adding, _gradient, _statistics)  # places, in ways that no kernel may have
     while kind in shares and why_not_lowered(parse(made)):
-        made = kind(Page(rng))
+        made = kind(TextPage(rng))
     if kind is _product and Random(made).randrange(4) == 1:
-        made = _residual(Page(Random(made)))
+        made = _residual(TextPage(Random(made)))
     return _derived(made) if Random(made).randrange(8) == 0 else made
 
 
@@ -49,7 +49,7 @@ def _derived(text: str) -> str:
 # -- the kinds -------------------------------------------------------------------------------------
 
 
-def _product(page: Page) -> str:
+def _product(page: TextPage) -> str:
     rng = page.rng
     kinds = {letter: page.add_axes(letter, rng.choice(numbers), letter == "k") for letter, numbers in (
         ("b", (0, 0, 0, 1, 1, 2)), ("m", (1, 1, 1, 2, 0)), ("n", (1, 1, 1, 2)), ("k", (1, 1, 2, 2)))}
@@ -68,7 +68,7 @@ def _product(page: Page) -> str:
     return _finished(page, "product")
 
 
-def _residual(page: Page) -> str:
+def _residual(page: TextPage) -> str:
     """A product of whole boxes, and maps behind it that read boxes as large as its result, or vectors:
     what a warp-specialized kernel fetches (``behind=box``)."""
     rng, dtype = page.rng, page.rng.choice(("f16", "bf16"))
@@ -92,7 +92,7 @@ def _residual(page: Page) -> str:
     return page.made("residual")
 
 
-def _statistics(page: Page) -> str:
+def _statistics(page: TextPage) -> str:
     """A product, and reductions of its result or of what is computed from it."""
     rng = page.rng
     for letter in "mnk":
@@ -123,7 +123,7 @@ def _prologue(rng: Random, name: str, cast: str) -> str:
     return f"{cast}({value})" if cast else value
 
 
-def _reduction(page: Page) -> str:
+def _reduction(page: TextPage) -> str:
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2, 3)))
     page.add_axes("k", rng.choice((1, 2, 2, 3)), summed=True)
@@ -138,7 +138,7 @@ def _reduction(page: Page) -> str:
     return _finished(page, f"reduced_{op}")
 
 
-def _chain(page: Page) -> str:
+def _chain(page: TextPage) -> str:
     rng = page.rng
     page.add_axes("m", rng.choice((1, 2, 2, 3, 4)))
     names = [page.read("x", list(page.axes), rng.choice(("", "3")))]
@@ -152,7 +152,7 @@ def _chain(page: Page) -> str:
     return page.made("chain")
 
 
-def _rows(page: Page) -> str:
+def _rows(page: TextPage) -> str:
     """Elements of rows that are needed again behind reductions; some of these over other axes."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2)))
@@ -179,7 +179,7 @@ def _rows(page: Page) -> str:
     return page.made("rows")
 
 
-def _long(page: Page) -> str:
+def _long(page: TextPage) -> str:
     """Few rows, so long that they may be split into parts, with the reductions whose parts are
     combined in their own ways: extremes, their places, sums of powers, moments."""
     rng = page.rng
@@ -204,7 +204,7 @@ def _long(page: Page) -> str:
     return page.made("long")
 
 
-def _extremes(page: Page) -> str:
+def _extremes(page: TextPage) -> str:
     """The place of the greatest or the least element, and usually its value."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 1, 2)))
@@ -219,7 +219,7 @@ def _extremes(page: Page) -> str:
     return page.made("extremes")
 
 
-def _adding(page: Page) -> str:
+def _adding(page: TextPage) -> str:
     """Values, or sums, that are added where they share places."""
     rng = page.rng
     page.add_axes("m", rng.choice((1, 2, 2, 3)))
@@ -229,7 +229,7 @@ def _adding(page: Page) -> str:
     return page.made("adding")
 
 
-def _gradient(page: Page) -> str:
+def _gradient(page: TextPage) -> str:
     """The gradient of an operand that was read through a view."""
     page.add_axes("m", page.rng.choice((1, 2, 2, 3)))
     page.readone("x", list(page.axes), "", page.dtype())
@@ -241,7 +241,7 @@ def _gradient(page: Page) -> str:
     return str(transposed(made, x.name, into, given, adds=chance(page.rng, 4)))
 
 
-def _finished(page: Page, name: str) -> str:
+def _finished(page: TextPage, name: str) -> str:
     """The operations on a reduced value ``s``, and its store."""
     rng, names = page.rng, ["s"]
     for extra in ("v", "r")[:rng.choice((0, 0, 1, 1, 2))]:

@@ -30,7 +30,7 @@ FLOATS = ("f16", "f16", "bf16", "bf16", "f32", "f32")
 
 
 @dataclass
-class Page:
+class TextPage:
     """A text as it is written: axes, tensors, and the lines of its steps."""
 
     rng: Random
@@ -119,7 +119,7 @@ def some(rng: Random, axes: list[str]) -> list[str]:
     return [a for a in axes if rng.randrange(3)] or axes[-1:]
 
 
-def coordinates(page: Page, axes: list[str], stored: bool) -> tuple[list[str], list[int]]:
+def coordinates(page: TextPage, axes: list[str], stored: bool) -> tuple[list[str], list[int]]:
     """Coordinates that see the axes, in any order, and the sizes of their dimensions. What is stored
     goes to a place of its own from every point."""
     rng = page.rng
@@ -144,7 +144,7 @@ def coordinates(page: Page, axes: list[str], stored: bool) -> tuple[list[str], l
     return [c for c, _ in made], [n for _, n in made]
 
 
-def one(page: Page, axis: str) -> tuple[str, int]:
+def one(page: TextPage, axis: str) -> tuple[str, int]:
     """The coordinate of one axis, mostly the axis itself."""
     rng, size = page.rng, page.axes[axis]
     way = rng.choice(("plain",) * 8 + ("flip", "shift", "steps", "pad", "short"))
@@ -156,7 +156,7 @@ def one(page: Page, axis: str) -> tuple[str, int]:
             "short": (axis, max(1, size - by))}[way]
 
 
-def elsewhere(page: Page, axis: str) -> tuple[str, int]:
+def elsewhere(page: TextPage, axis: str) -> tuple[str, int]:
     """A coordinate that several points of an axis may share, and that leaves its tensor or does not."""
     rng, size = page.rng, page.axes[axis]
     by, n = rng.randint(0, 3), max(1, size - rng.randint(0, 4))
@@ -169,7 +169,7 @@ def elsewhere(page: Page, axis: str) -> tuple[str, int]:
     return f"{way}({axis} - {by}, {n})", n
 
 
-def window(page: Page, axis: str, tap: str) -> tuple[str, int]:
+def window(page: TextPage, axis: str, tap: str) -> tuple[str, int]:
     """A position of a window: stride, dilation, padding on both sides, flipped or not."""
     rng = page.rng
     stride, dilation, pad = rng.choice((1, 1, 2, 3)), rng.choice((1, 1, 1, 2)), rng.choice((0, 1, 1, 2))
@@ -180,7 +180,7 @@ def window(page: Page, axis: str, tap: str) -> tuple[str, int]:
     return f"{axis}*{stride} + ({seen})*{dilation} - {pad}", size
 
 
-def condition(page: Page, axes: list[str]) -> str:
+def condition(page: TextPage, axes: list[str]) -> str:
     rng = page.rng
     a, b = rng.choice(axes), rng.choice(axes)
     return f" where {rng.choice((f'{a} < {max(1, page.axes[a] - 1)}', f'{a} <= {b}', f'{a} % 2 == 0'))}"
@@ -204,7 +204,7 @@ def strides_of(rng: Random, shape: list[int], stored: bool) -> str:
 # -- values ----------------------------------------------------------------------------------------
 
 
-def value_of(page: Page, names: list[str], exact: bool = False) -> str:
+def value_of(page: TextPage, names: list[str], exact: bool = False) -> str:
     """An expression of some names; operations are those of the table."""
     rng = page.rng
     a, b = rng.choice(names), rng.choice(names)

@@ -136,7 +136,7 @@ def outcome(trial: ComputeTrial, way: str, row: Row) -> Row:
 
 
 def _interpreted(trial: ComputeTrial, plan: Plan) -> str:
-    from transconv.verify.computation import Case, after_every_pass
+    from transconv.verify.computation import ComputationCase, after_every_pass
 
     if not _reads_back(trial.compute):
         return f"its text does not read back: {trial.compute}"
@@ -145,7 +145,9 @@ def _interpreted(trial: ComputeTrial, plan: Plan) -> str:
         if judged.problem:
             return f"{_at(first)}after {stage}: {judged.problem}"
     for sizes in others:
-        judged = Case(trial.compute.at(**sizes)).interpreted(*(s.kernel.at(sizes) for s in plan.steps))
+        judged = ComputationCase(trial.compute.at(**sizes)).interpreted(
+            *(s.kernel.at(sizes) for s in plan.steps)
+        )
         if judged.problem:
             return f"{_at(sizes)}after the last pass: {judged.problem}"
     return ""
@@ -155,14 +157,14 @@ def _launched(trial: ComputeTrial, plan: Plan, way: str, row: Row) -> str:
     """On exact and on float data: two launches, of which the second takes another way to the driver."""
     import torch
 
-    from transconv.verify.computation import Case
+    from transconv.verify.computation import ComputationCase
 
     device = "cuda" if way == "device" else "cpu"
     if way == "device":
         row["device"] = torch.cuda.get_device_name()
     for sizes in trial.sizes():
         for data in ("exact", "float"):
-            judged = Case(trial.compute.at(**sizes), data).launched(plan, device)
+            judged = ComputationCase(trial.compute.at(**sizes), data).launched(plan, device)
             if judged.problem:
                 return f"{_at(sizes)}{data} data: {judged.problem}"
     return ""
@@ -174,12 +176,12 @@ def _at(sizes: dict[str, int]) -> str:
 
 def _reads_back(compute: Compute) -> bool:
     """Whether the printed text parses back to the same computation."""
-    from transconv.verify.computation import Case
+    from transconv.verify.computation import ComputationCase
 
     again = parse(str(compute))
     if compute.named:
         return again == compute
-    told = (Case(c).answers for c in (compute, again))
+    told = (ComputationCase(c).answers for c in (compute, again))
     return all(np.array_equal(a.value, b.value, equal_nan=True)
                for a, b in zip(*(x.values() for x in told), strict=True))
 

@@ -34,7 +34,7 @@ FEW_KERNELS, MANY_KERNELS = 2, 6  # stride phases that are kernels: rare above, 
 
 
 @dataclass(frozen=True)
-class Trial:
+class ConvTrial:
     """One question. ``schedule`` is None where the heuristic chooses; ``shift``: elements between
     a multiple of 16 bytes and the first of every tensor; ``passes``: switched against default;
     ``values``: which numbers the tensors hold, of scales and zero points too."""
@@ -63,7 +63,7 @@ class Trial:
         return " ".join([*(f"--{k}={v}" for k, v in options.items() if v), shape])
 
     @staticmethod
-    def parse(line: str) -> Trial:
+    def parse(line: str) -> ConvTrial:
         """Read a line. Raises ProblemError or ScheduleError, one sentence."""
         said: dict[str, str] = {}
         shapes = []
@@ -86,7 +86,7 @@ class Trial:
         text = f"{shapes[0]} dt={said.get('dt', 'f32')} tag={':'.join(tags)}"
         text += f" math={said['math']}" if "math" in said else ""
         schedule = said.get("schedule", "").replace("+", " ")
-        return Trial(ConvProblem.parse(text), ways[0], said.get("target", "sm_90"),
+        return ConvTrial(ConvProblem.parse(text), ways[0], said.get("target", "sm_90"),
                      Schedule.parse(schedule) if schedule else None, said.get("epilogue", ""),
                      _switches(said.get("passes", "")), int(said.get("shift", "0")),
                      int(said.get("values", "0")))
@@ -185,7 +185,7 @@ def layout_kind(p: ConvProblem, name: str) -> str:
     ) else "order"
 
 
-def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool = False) -> Trial:
+def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool = False) -> ConvTrial:
     """Trial ``number`` of a seed: the same for everybody. ``small``: of those with a type of 8 bits."""
     rng = Random(f"transconv {seed} {number}")
     while True:
@@ -198,10 +198,10 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool 
             break
     zeros = post_op_lists.zeros(rng, problem, prop)
     after = post_op_lists.quantised(rng, prop) if small else post_op_lists.epilogue(rng, prop)
-    trial = Trial(problem, prop, target, None, after,
+    trial = ConvTrial(problem, prop, target, None, after,
                   tuple(sorted(conv_problems.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)
     schedule = legal_schedules.schedule(rng, trial.computes, trial.chip)
     last = ["stochastic"] if problem.specs[prop.result].dtype in SHORT and chance(rng, 12) else []
     words = "+".join([*zeros, *filter(None, [trial.epilogue]), *last])  # the schedule is the product's
-    return Trial.parse(str(replace(trial, schedule=schedule, epilogue=words)))
+    return ConvTrial.parse(str(replace(trial, schedule=schedule, epilogue=words)))

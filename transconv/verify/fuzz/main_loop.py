@@ -30,7 +30,7 @@ from transconv.verify.fuzz.conv_trial import draw_trial
 from transconv.verify.fuzz.shrinker import shrink
 from transconv.verify.fuzz.tally import Tally
 from transconv.verify.fuzz.trial_run import GOOD, Row, work
-from transconv.verify.pool import Group, Pool, Task
+from transconv.verify.pool import Pool, Task, WorkerTask
 from transconv.verify.stopping import code, terminable
 
 REPEAT = "python -m transconv fuzz --line='{line}'"
@@ -38,7 +38,7 @@ EVERY_S = 15.0  # between two reports of how far it is
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FuzzPlan:
     """What to do. ``number`` trials from ``first`` on, each at most ``limit_s`` seconds; no trial
     starts after ``budget_s``. ``share``: of interpreted trials, those in Triton's interpreter.
     ``lines`` are run before, and with ``known`` the corpus. ``shrunk``: failures made simpler.
@@ -56,7 +56,7 @@ class Plan:
     shrunk: int = 4
     known: bool = True
     lines: tuple[str, ...] = ()
-    kind: trial_kinds.Kind = trial_kinds.CONVOLUTIONS
+    kind: trial_kinds.TrialKind = trial_kinds.CONVOLUTIONS
     sets: int = 1
 
     def way(self, number: int) -> str:
@@ -83,7 +83,7 @@ class Plan:
 class Campaign:
     """One run of the fuzzer. ``say`` prints a line; the report is kept in ``json_file``."""
 
-    def __init__(self, plan: Plan, json_file: Path | None = None) -> None:
+    def __init__(self, plan: FuzzPlan, json_file: Path | None = None) -> None:
         self.plan, self.json_file = plan, json_file
         self.tally = Tally()
         self.started = self.told = time.monotonic()
@@ -113,7 +113,7 @@ class Campaign:
     def rows(self, tasks: Iterable[Task], folder: str) -> Generator[Row, None, None]:
         """A row for every task that ran; a worker that was lost makes one too. Those of drawn trials
         have numbers."""
-        group = Group(self.plan.kind.worker, self.plan.jobs)
+        group = WorkerTask(self.plan.kind.worker, self.plan.jobs)
         pool = Pool({"fuzz": group}, start="fork")
         given = (Task(t.group, {**t.payload, "scratch": folder}, t.limit_s) for t in tasks)
         for task, row in pool.run(given, self.left()):
@@ -228,7 +228,7 @@ def _is_writable(folder: Path) -> bool:
         return False
 
 
-def fuzz(plan: Plan, json_file: Path | None = None) -> int:
+def fuzz(plan: FuzzPlan, json_file: Path | None = None) -> int:
     """Run a plan; 0 if nothing failed, 1 if something did, 130 or 143 if Ctrl-C or SIGTERM ended it
     early. Prints as it goes."""
     if plan.interpreted:
@@ -252,4 +252,4 @@ def fuzz(plan: Plan, json_file: Path | None = None) -> int:
     return stopped or (0 if tally.ok else 1)
 
 
-__all__ = ["Campaign", "Plan", "Tally", "fuzz", "work"]
+__all__ = ["Campaign", "FuzzPlan", "Tally", "fuzz", "work"]

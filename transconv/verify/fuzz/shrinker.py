@@ -16,7 +16,7 @@ from transconv.errors import TransconvError
 from transconv.ir import Layout, LayoutBlock
 from transconv.schedule import Block, Schedule
 from transconv.verify.draw import legal_schedules
-from transconv.verify.fuzz.conv_trial import Trial
+from transconv.verify.fuzz.conv_trial import ConvTrial
 
 T = TypeVar("T")
 BATCH = 16  # trials asked about at once
@@ -52,11 +52,11 @@ def shrink(trial: T, fails: Callable[[Sequence[T]], int | None], simpler: Callab
             return trial, asked
 
 
-def simpler(trial: Trial) -> Iterator[Trial]:
+def simpler(trial: ConvTrial) -> Iterator[ConvTrial]:
     """Legal trials that differ from this one in one respect."""
     for made in _ways(trial):
         try:
-            known = Trial.parse(str(made))
+            known = ConvTrial.parse(str(made))
             legal = [a for a in known.computes if all(x.size for x in a.axes)]
             if known != trial and (known.schedule is None or (
                     legal and legal_schedules.is_legal(known.schedule, legal, known.chip))):
@@ -65,7 +65,7 @@ def simpler(trial: Trial) -> Iterator[Trial]:
             continue
 
 
-def _ways(trial: Trial) -> Iterator[Trial]:
+def _ways(trial: ConvTrial) -> Iterator[ConvTrial]:
     if trial.shift:
         yield replace(trial, shift=0)
     if trial.passes:
@@ -111,7 +111,7 @@ def _with(made: T, name: str, value: Any) -> T:
     return replace(made, **changes)  # type: ignore[type-var]
 
 
-def _on(trial: Trial, problem: ConvProblem) -> Iterator[Trial]:
+def _on(trial: ConvTrial, problem: ConvProblem) -> Iterator[ConvTrial]:
     """The trial for another problem; blocks forget axes that are gone. Nothing where the epilogue cannot
     follow, such as one that rounds at random, to f32."""
     made = replace(trial, problem=problem)

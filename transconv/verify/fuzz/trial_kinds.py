@@ -8,9 +8,9 @@ from typing import Any
 
 from transconv.verify.fuzz import compute_shrinker, compute_trial, conv_trial, shrinker
 from transconv.verify.fuzz.compute_trial import ComputeTrial
-from transconv.verify.fuzz.conv_trial import Trial
+from transconv.verify.fuzz.conv_trial import ConvTrial
 
-Either = Trial | ComputeTrial
+Either = ConvTrial | ComputeTrial
 
 
 def drawn(seed: int | str, number: int, target: str = "sm_90", computes: bool = False,
@@ -23,7 +23,7 @@ def drawn(seed: int | str, number: int, target: str = "sm_90", computes: bool = 
 
 def read(line: str) -> Either:
     """The trial of a line. Raises a TransconvError, one sentence."""
-    return (ComputeTrial if compute_trial.LINE.fullmatch(line.strip()) else Trial).parse(line)
+    return (ComputeTrial if compute_trial.LINE.fullmatch(line.strip()) else ConvTrial).parse(line)
 
 
 def simpler(trial: Either) -> Iterator[Either]:
@@ -32,7 +32,7 @@ def simpler(trial: Either) -> Iterator[Either]:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrialKind:
     """A kind of trials. ``worker``: the function that runs one, ``module:name``; ``drawn``: the trial of a
     seed, a number and a chip; ``read``: that of a line; ``simpler``: those that differ in one respect;
     ``asked``: the worker's words for drawn trials; ``corpus``: whether trials that have failed before run
@@ -48,10 +48,10 @@ class Kind:
     shown: Callable[[Any], str] = lambda trial: ""
 
 
-CONVOLUTIONS = Kind(
+CONVOLUTIONS = TrialKind(
     "transconv.verify.fuzz.trial_run:work", drawn, read, simpler, "convolutions", corpus=True
 )
-COMPUTES = Kind(
+COMPUTES = TrialKind(
     "transconv.verify.fuzz.trial_run:work",
     lambda s, n, t: drawn(s, n, t, True),
     read,
@@ -60,7 +60,7 @@ COMPUTES = Kind(
     (("computes", True),),
     True,
 )
-SMALL_TYPES = Kind(
+SMALL_TYPES = TrialKind(
     "transconv.verify.fuzz.trial_run:work",
     lambda s, n, t: drawn(s, n, t, small=True),
     read,

@@ -24,12 +24,12 @@ from transconv.schedule import Schedule, Scheduled, k_steps, programs
 from transconv.selection.proposals import heuristics
 from transconv.verify.fuzz import trial_kinds
 from transconv.verify.fuzz.compute_trial import ComputeTrial, outcome
-from transconv.verify.fuzz.conv_trial import Trial
+from transconv.verify.fuzz.conv_trial import ConvTrial
 from transconv.verify.fuzz.worker import prepare
 from transconv.verify.pool import is_fatal
 
 if TYPE_CHECKING:
-    from transconv.conv import Compiled
+    from transconv.conv import CompiledDirection
     from transconv.runtime import Plan
     from transconv.verify.data import Guarded
 
@@ -90,7 +90,7 @@ def of_error(error: Exception) -> Row:
             "reason": " ".join(f"{name}: {error}".split())[:600]}
 
 
-def _outcome(trial: Trial, way: str, seed: int, row: Row, sets: int) -> Row:
+def _outcome(trial: ConvTrial, way: str, seed: int, row: Row, sets: int) -> Row:
     """Compile, run and judge."""
     from transconv.verify.machine import executable
 
@@ -118,13 +118,13 @@ def _outcome(trial: Trial, way: str, seed: int, row: Row, sets: int) -> Row:
     return {**found, "nonzero": row["nonzero"]}
 
 
-def _others(trial: Trial, sets: int, slow: bool) -> Iterator[Trial]:
+def _others(trial: ConvTrial, sets: int, slow: bool) -> Iterator[ConvTrial]:
     """The same kernels' other problems: other scales, zero points and operands of post-ops."""
     if sets > 1 and not slow and is_of_values(trial):
         yield from (replace(trial, values=trial.values + n) for n in range(1, sets))
 
 
-def is_of_values(trial: Trial) -> bool:
+def is_of_values(trial: ConvTrial) -> bool:
     """Whether other values may show what the first do not: there are zero points or operands of post-ops,
     and what they make is rounded or saturates in the result."""
     from transconv.verify.epilogue_data import epilogue_operands
@@ -135,7 +135,7 @@ def is_of_values(trial: Trial) -> bool:
         bool(after.zeros) or after.random or result.bits < trial.problem.acc.bits)
 
 
-def _run(trial: Trial, compiled: Compiled, tensors: Tensors, way: str, row: Row, data: str,
+def _run(trial: ConvTrial, compiled: CompiledDirection, tensors: Tensors, way: str, row: Row, data: str,
          launches: Sequence[str] = LAUNCHES) -> Row:
     """Launch and judge."""
     if way == "numpy":
@@ -154,7 +154,7 @@ def interpreted_steps(compiled: Plan) -> int:
                for seen in [Scheduled(s.compute, s.schedule, compiled.target).grouped])
 
 
-def _filled(trial: Trial, seed: int, data: str) -> Tensors:
+def _filled(trial: ConvTrial, seed: int, data: str) -> Tensors:
     """The tensors on the CPU, guarded: operands with data of a kind, the result poisoned."""
     import torch
 
@@ -179,7 +179,7 @@ def _filled(trial: Trial, seed: int, data: str) -> Tensors:
     return tensors
 
 
-def _judged(trial: Trial, compiled: Compiled, tensors: Tensors, data: str) -> Row:
+def _judged(trial: ConvTrial, compiled: CompiledDirection, tensors: Tensors, data: str) -> Row:
     """Compare with the answer in f64, and check that nothing else was written."""
     from transconv.verify.case import longest_chain
     from transconv.verify.data import poison
@@ -207,11 +207,11 @@ def _arguments(tensors: Tensors) -> dict[str, Any]:
     return {name: t.memory[t.start:t.start + max(1, t.layout.span)] for name, t in tensors.items()}
 
 
-def _launch(compiled: Compiled, tensors: Tensors) -> None:
+def _launch(compiled: CompiledDirection, tensors: Tensors) -> None:
     compiled.launch(**_arguments(tensors))
 
 
-def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row, data: str,
+def _on_device(trial: ConvTrial, compiled: CompiledDirection, tensors: Tensors, row: Row, data: str,
                launches: Sequence[str]) -> Row:
     """On the GPU: the first time through Triton's dispatcher, which compiles, then as a kept kernel."""
     import torch
@@ -239,7 +239,7 @@ def _on_device(trial: Trial, compiled: Compiled, tensors: Tensors, row: Row, dat
     return found
 
 
-def _interpreted(trial: Trial, compiled: Compiled, tensors: Tensors, data: str) -> Row:
+def _interpreted(trial: ConvTrial, compiled: CompiledDirection, tensors: Tensors, data: str) -> Row:
     """The final kernels, one after another, with NumPy; the rules of the IR are checked first."""
     from transconv.ir import InterpError
     from transconv.verify.interpret import interpret

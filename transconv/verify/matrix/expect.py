@@ -34,7 +34,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class KernelFacts:
     """What the rules ask about a kernel. ``left``, ``right``: rows and columns of the tile as the
     matrix unit sees it; ``lane_bytes``: what a lane can take at once of an operand that is gathered,
     0 if none is; ``steps`` of the loop; ``bits`` of an operand's element."""
@@ -72,7 +72,7 @@ class Facts:
         return self.bits == 32 and self.precision == "ieee"
 
 
-def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) -> Facts:
+def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) -> KernelFacts:
     """The facts of one kernel."""
     work = count(schedule, compute, target)
     # Asynchronous matrix units take f32 from shared memory along K only; other rows are transposed
@@ -81,7 +81,7 @@ def facts(schedule: Schedule, compute: Compute, target: Target, precision: str) 
     gathered = [_at_once(view, schedule, compute, target.warp_size, along_k)
                 for view, word in ((compute.a, schedule.a), (compute.b, schedule.b))
                 if view is not None and word == "gather"]
-    return Facts(
+    return KernelFacts(
         target.backend, target.features, target.warp_size,
         schedule.unit == "mma" and compute.b is not None,
         precision if precision in target.precisions else "ieee", work.bits, work.left, work.right,
@@ -114,7 +114,7 @@ def _at_once(view: View, schedule: Schedule, compute: Compute, lanes: int,
 class Rule:
     """``words`` must occur where ``holds``; ``reason`` is told when none does."""
 
-    holds: Callable[[Facts], bool]
+    holds: Callable[[KernelFacts], bool]
     words: tuple[str, ...]
     reason: str
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transconv.target import TARGETS, Target
 from transconv.verify.matrix.cases import CASES
-from transconv.verify.matrix.record import Row, place
+from transconv.verify.matrix.record import ResourceRow, place
 
 KINDS: tuple[tuple[str, str], ...] = (
     ("HGMMA", "asynchronous matrix unit of sm_90"),
@@ -74,13 +74,13 @@ golden problem names one that is legal there.
 """
 
 
-def page(rows: Iterable[Row], kernels: str = "targets_kernels.md") -> str:
+def page(rows: Iterable[ResourceRow], kernels: str = "targets_kernels.md") -> str:
     """The page of all chips in Markdown; ``kernels`` is the page of kernels that it leads to."""
     ordered = sorted(rows, key=place)
     return "\n".join([HEAD, _kinds(), _problems(), _summary(ordered, _versions(ordered), kernels)])
 
 
-def page_of_kernels(rows: Iterable[Row]) -> str:
+def page_of_kernels(rows: Iterable[ResourceRow]) -> str:
     """The page of every kernel in Markdown, a table for each chip."""
     ordered = sorted(rows, key=place)
     return "\n".join([HEAD_OF_KERNELS, *(_chip(TARGETS[name], list(group), _versions(ordered))
@@ -92,7 +92,7 @@ def beside(path: Path) -> Path:
     return path.with_name(f"{path.stem}_kernels{path.suffix}")
 
 
-def _versions(rows: Iterable[Row]) -> list[str]:
+def _versions(rows: Iterable[ResourceRow]) -> list[str]:
     return sorted({r.triton for r in rows}, key=lambda v: [int(n) for n in v.split(".")])
 
 
@@ -111,7 +111,7 @@ def _problems() -> str:
     return "## Golden problems\n\n" + _table(["name", "problem", "forward epilogue", ""], rows)
 
 
-def _summary(rows: list[Row], versions: list[str], kernels: str) -> str:
+def _summary(rows: list[ResourceRow], versions: list[str], kernels: str) -> str:
     """Per chip and Triton: how many kernels, how many spill, and the most that one takes."""
     made: list[list[object]] = []
     for name, group in groupby(rows, key=lambda r: r.target):
@@ -130,7 +130,7 @@ def _summary(rows: list[Row], versions: list[str], kernels: str) -> str:
     return "## All chips\n\n" + _table(head, made)
 
 
-def _chip(target: Target, rows: list[Row], versions: list[str]) -> str:
+def _chip(target: Target, rows: list[ResourceRow], versions: list[str]) -> str:
     """One line per kernel; what two versions of Triton take stands side by side."""
     shown = [v for v in versions if any(r.triton == v for r in rows)]
     head = ["problem", "kernel", *(f"{what} {v}" for what in ("registers", "spilt", "shared")
@@ -154,5 +154,5 @@ def _short(schedule: str) -> str:
     return schedule.replace(" a=gather b=gather |", "").replace("|", "/").strip("/ ")
 
 
-def _number(row: Row | None, what: str) -> object:
+def _number(row: ResourceRow | None, what: str) -> object:
     return "-" if row is None else getattr(row, what)

@@ -26,7 +26,7 @@ Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResourceRow:
     """What one kernel takes: ``registers`` and ``spill_bytes`` per thread, ``shared_bytes`` per
     program. The stride phases of a direction are one row, that of the most of each; ``words`` are
     the telling instructions of all."""
@@ -46,7 +46,7 @@ class Row:
     def key(self) -> Key:
         return self.triton, self.target, self.case, self.kernel
 
-    def join(self, other: Row) -> Row:
+    def join(self, other: ResourceRow) -> ResourceRow:
         """The most of two phases."""
         heavier = max(self, other, key=lambda r: (r.spill_bytes, r.registers))
         words = dict.fromkeys([*self.words.split(), *other.words.split()])
@@ -56,14 +56,23 @@ class Row:
             serialised=self.serialised or other.serialised, words=" ".join(words))
 
 
-def rows_of(triton: str, planned: Sequence[Planned], answers: Sequence[Answer]) -> list[Row]:
+def rows_of(triton: str, planned: Sequence[Planned], answers: Sequence[Answer]) -> list[ResourceRow]:
     """The rows of what was compiled, in the order of the plan."""
-    rows: dict[Key, Row] = {}
+    rows: dict[Key, ResourceRow] = {}
     for p, a in zip(planned, answers, strict=True):
         if isinstance(a, Resources):
-            row = Row(triton, p.target, p.case, without_phase(p.kernel), a.registers, a.spill_bytes,
-                      a.shared_bytes, a.serialised,
-                      " ".join(w for w in a.words if w not in COMMON), p.schedule)
+            row = ResourceRow(
+                triton,
+                p.target,
+                p.case,
+                without_phase(p.kernel),
+                a.registers,
+                a.spill_bytes,
+                a.shared_bytes,
+                a.serialised,
+                " ".join(w for w in a.words if w not in COMMON),
+                p.schedule,
+            )
             rows[row.key] = rows[row.key].join(row) if row.key in rows else row
     return list(rows.values())
 
@@ -86,7 +95,7 @@ def flaws(planned: Planned, answer: Answer) -> list[str]:
     return found
 
 
-def overruns(row: Row, recorded: Row | None) -> list[str]:
+def overruns(row: ResourceRow, recorded: ResourceRow | None) -> list[str]:
     """How a kernel exceeds its budget, in sentences."""
     if recorded is None:
         return [f"{row.kernel} is not in the record; --update puts it there"]
@@ -104,16 +113,16 @@ def overruns(row: Row, recorded: Row | None) -> list[str]:
     return found
 
 
-def read(path: Path) -> dict[Key, Row]:
+def read(path: Path) -> dict[Key, ResourceRow]:
     """A record; nothing if there is no such file. Raises ValueError for one of other columns."""
     if not path.exists():
         return {}
     lines = csv.DictReader(io.StringIO(read_named(path, "a record of the compile matrix"), newline=""))
-    names = [f.name for f in fields(Row)]
+    names = [f.name for f in fields(ResourceRow)]
     if lines.fieldnames != names:
         raise ValueError(f"{path} is no record: its columns are {lines.fieldnames}, expected {names}")
     try:
-        rows = [Row(line["triton"], line["target"], line["case"], line["kernel"],
+        rows = [ResourceRow(line["triton"], line["target"], line["case"], line["kernel"],
                     int(line["registers"]), int(line["spill_bytes"]), int(line["shared_bytes"]),
                     line["serialised"] == "1", line["words"], line["schedule"]) for line in lines]
     except (TypeError, ValueError, csv.Error) as error:
@@ -121,16 +130,16 @@ def read(path: Path) -> dict[Key, Row]:
     return {r.key: r for r in rows}
 
 
-def write(path: Path, rows: Iterable[Row]) -> None:
+def write(path: Path, rows: Iterable[ResourceRow]) -> None:
     """Write a record, sorted, so that a change of one kernel is a change of one line."""
     with path.open("w", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
-        lines.writerow(f.name for f in fields(Row))
+        lines.writerow(f.name for f in fields(ResourceRow))
         for row in sorted(rows, key=place):
             lines.writerow(int(v) if isinstance(v, bool) else v for v in astuple(row))
 
 
-def place(row: Row) -> tuple[object, ...]:
+def place(row: ResourceRow) -> tuple[object, ...]:
     """Where a row stands: chips in the order of their records, the rest by name."""
     names = list(TARGETS)
     at = names.index(row.target) if row.target in names else len(names)

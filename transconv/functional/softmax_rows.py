@@ -12,9 +12,9 @@ from transconv.compute import library
 from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import (
-    Function,
     Made,
     Numbers,
+    PublicFunction,
     Specs,
     Values,
     as_first,
@@ -29,7 +29,7 @@ Ints = int | tuple[int, ...]
 
 
 def _exponential(make: Any) -> Any:
-    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+    def formula(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
         x, dim = given[0], numbers[0]
         if dim is None:
             raise Unsupported("dim:implicit", "expected dim=...")
@@ -57,12 +57,19 @@ def _widened(t: Tensor) -> Tensor:
     return t.float() if t.dtype.itemsize == 2 else t
 
 
-SOFTMAX = declare(Function("softmax", lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
+SOFTMAX = declare(PublicFunction("softmax", lambda x, dim, dtype, _: F.softmax(x, dim, dtype=dtype),
                            _exponential(library.softmax), autocast="f32", again=_softmax_again,
                            shapes=as_first))
-LOG_SOFTMAX = declare(Function("log_softmax", lambda x, dim, dtype, _: F.log_softmax(x, dim, dtype=dtype),
-                               _exponential(library.log_softmax), autocast="f32",
-                               again=_log_softmax_again, shapes=as_first))
+LOG_SOFTMAX = declare(
+    PublicFunction(
+        "log_softmax",
+        lambda x, dim, dtype, _: F.log_softmax(x, dim, dtype=dtype),
+        _exponential(library.log_softmax),
+        autocast="f32",
+        again=_log_softmax_again,
+        shapes=as_first,
+    )
+)
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
@@ -85,7 +92,7 @@ def _narrow(input: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     return None if dtype is input.dtype else input.dtype
 
 
-def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     p, dim, eps = numbers
     if p != 2:
         raise Unsupported("norm:order", f"p={p}; only p=2 has a kernel")
@@ -94,8 +101,15 @@ def _normalize(given: Specs, made: Made, numbers: Numbers, saves: bool) -> libra
     return library.normalize(x, dims(dim, len(x.shape)), eps, made[0])
 
 
-NORMALIZE = declare(Function("normalize", lambda x, p, dim, eps, **out: F.normalize(x, p, dim, eps, **out),
-                             _normalize, autocast="f32", shapes=as_first))
+NORMALIZE = declare(
+    PublicFunction(
+        "normalize",
+        lambda x, p, dim, eps, **out: F.normalize(x, p, dim, eps, **out),
+        _normalize,
+        autocast="f32",
+        shapes=as_first,
+    )
+)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12,
@@ -105,7 +119,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12,
     return call(NORMALIZE, (input,), (p, dim, eps), out)  # type: ignore[no-any-return]
 
 
-def _rows(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.Formula:
+def _rows(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
     x, t = given
     assert x is not None and t is not None
     dim = min(1, len(x.shape) - 1)
@@ -120,7 +134,7 @@ def _of_rows(given: Specs, numbers: Numbers) -> Sequence[tuple[int, ...]]:
     return (t.shape,)
 
 
-CROSS_ENTROPY = declare(Function(
+CROSS_ENTROPY = declare(PublicFunction(
     "cross_entropy", lambda x, t, ignore: F.cross_entropy(x, t, ignore_index=ignore, reduction="none"),
     _rows, whole=(False, True), autocast="f32", shapes=_of_rows))
 
