@@ -134,7 +134,7 @@ def test_what_there_is_no_room_for_is_not_waited_for(mode: str, monkeypatch: pyt
     made.most = 5
     monkeypatch.setattr(registries, "compiles", lambda target: True)
     monkeypatch.setattr(registries, "planned", lambda q, kind: of[q.workload.text])
-    monkeypatch.setattr(registries, "Kernels", lambda q, plan: SimpleNamespace(plan=plan))
+    monkeypatch.setattr(registries, "RegisteredPlan", lambda q, plan: SimpleNamespace(plan=plan))
     monkeypatch.setattr(registries, "ready", lambda w, *_: of.pop(w.text))
     assert made._look(mode) == ("", []) and made.is_settled()
     assert [*of.values()] == plans[2:] and "more than 5" in str([*made.failed.values()])

@@ -163,7 +163,7 @@ def test_tables_and_report(tmp_path: Path) -> None:
     other = {**sides, "torch.nchw": side("right", 40.0), "torch.nhwc": side("right", 60.0)}
     about = {"small": 0, "device": "NVIDIA_H200", "torch": "2.11", "triton": "3.6", "commit": "abc"}
     path = tmp_path / f"{issues.short('NVIDIA_H200')}_issues.csv"
-    table = issues.Table(path, issues.COLUMNS, issues.KEY)
+    table = issues.CsvTable(path, issues.COLUMNS, issues.KEY)
     for made in (issues.row(case, sides), issues.row(BY_NAME["pytorch#18631 fwd"], other)):
         table.add(made | about)
     lines = issues_table(table.rows).splitlines()

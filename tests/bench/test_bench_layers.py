@@ -20,7 +20,7 @@ ROW = {"name": "x", "n": 2, "cin": 8, "cout": 12, "groups": 2, "in_size": [9, 7]
        "transposed": False, "epilogue": "bn_relu", "bias": False, "tier": "core", "tags": ["t"]}
 
 
-def one(**changes: object) -> layers.Layer:
+def one(**changes: object) -> layers.ListedLayer:
     return layers.from_json({"schema": layers.SCHEMA, "layers": [{**ROW, **changes}]})[0]
 
 
@@ -69,7 +69,7 @@ def test_dtypes_and_layouts_of_a_layer() -> None:
     (1, 64, 64, "dense"), (2, 64, 64, "dense"), (4, 64, 64, "grouped"), (64, 64, 64, "depthwise"),
     (64, 64, 128, "depthwise"), (1, 3, 64, "first"), (1, 64, 3, "last")])
 def test_kinds(g: int, ic: int, oc: int, kind: str) -> None:
-    assert layers.Layer("", ConvProblem.make(1, ic, oc, (8, 8), (3, 3), g=g)).kind == kind
+    assert layers.ListedLayer("", ConvProblem.make(1, ic, oc, (8, 8), (3, 3), g=g)).kind == kind
 
 
 def test_equal_shapes_of_a_list_are_one_layer(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_the_tables_are_current() -> None:
 
 def test_what_a_rank_receives() -> None:
     """A 3x3 kernel on two ranks: a row of the input, one of the gradient; 8 channels, 16 columns."""
-    line = scaling.Line(16, 16, 3, 1, 1, 1)
+    line = scaling.SpatialAxis(16, 16, 3, 1, 1, 1)
     problem = scaling.ConvProblem.make(1, 8, 8, (16, 16), 3, pad=1)
     assert [s.receives for s in scaling.along(line, 2)] == [(1, 1)]
     assert scaling.cost(problem, (2, 1)) == scaling.Cost(3 * 8 * 16 * 9 * 8 * 8, 2 * 8 * 16 * 2)
