@@ -74,6 +74,15 @@ def test_values_are_the_same(case: tuple[dict[Expr, Range], Expr]) -> None:
             assert (int(found) if e.dtype is not boolean else found == sympy.true) == value(e, at)
 
 
+def test_relations_that_sympy_divides_come_back() -> None:
+    """SymPy makes ``x < x/2 + y/2`` of ``2*x < x + y``, and refused to come back with fractions."""
+    for e in (select(x + x < x + y, x + y, x), x * 6 <= x * 3 + y * 2, eq(x * 4, x * 2 + y * 3),
+              select(x * 3 < y * 3 + x, x, y)):
+        back = from_sympy(to_sympy(e))
+        for at in points({x: Range(-3, 3), y: Range(-4, 4)}):
+            assert value(back, at) == value(e, at), (str(e), str(back))
+
+
 def test_symbols_have_the_facts() -> None:
     facts = Facts(ranges={x: Range(1, 7), y: Range(None, 0)}, multiples={y: 4})
     assert to_sympy(x, facts).is_positive

@@ -166,7 +166,7 @@ def from_sympy(e: sympy.Basic) -> Expr:
         return Neg(from_sympy(sympy.floor(-e.args[0])))
     if isinstance(e, sympy.Piecewise):
         return _chosen(e)
-    args = e.args
+    args = _without_fractions(e) if isinstance(e, sympy.core.relational.Relational) else e.args
     if isinstance(e, (sympy.Add, sympy.Mul)):
         args = sorted(args, key=lambda x: x.is_Integer)  # constants behind
     parts = [from_sympy(x) for x in args]
@@ -187,6 +187,17 @@ def from_sympy(e: sympy.Basic) -> Expr:
         if isinstance(e, kind):
             return functools.reduce(made, parts)
     raise Unsupported(f"SymPy's `{e}` has no form here: {name} is no arithmetic of integers or conditions")
+
+
+def _without_fractions(e: Any) -> tuple[Any, ...]:
+    """The sides of a relation times their common denominator: SymPy divides ``2*a < a + b`` by 2."""
+    import sympy
+
+    sides = [sympy.fraction(sympy.together(x)) for x in e.args]
+    common = functools.reduce(sympy.lcm, [under for _, under in sides])
+    if common == 1 or not common.is_Integer:
+        return tuple(e.args)
+    return tuple(sympy.expand(over * (common / under)) for over, under in sides)
 
 
 def _division(e: Any) -> Expr:
