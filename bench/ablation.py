@@ -2,7 +2,8 @@
 
 For each layer and direction the schedule that selection chooses is the base. Each variant is checked
 on exact data and timed in turn with the base in one process. A pass that leaves the kernel's text as
-it is earns nothing, and is not timed. Written are ``ablation.csv`` and ``ablation.md``.
+it is earns nothing, and is not timed. ``--graphs`` times whole models without each pass instead
+(bench/ablation_graphs.py). Written are ``ablation.csv``, ``ablation_graphs.csv`` and ``ablation.md``.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from bench import environment, layers
+from bench import ablation_graphs, environment, layers
 from bench.ablation_table import document
 from bench.check import verdict
+from bench.graph_models import MODELS
 from transconv import knobs
 from transconv.cli.arguments import ranges
 from transconv.conv import ConvProblem, ConvWorkload, Prop
@@ -195,6 +197,9 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--limit", type=ranges.limit, default=60, help="seconds for one variant")
     made.add_argument("--time-budget", type=ranges.seconds, default=540)
     made.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one pair")
+    made.add_argument("--graphs", type=ranges.some_of(*MODELS), default=None, help="models of bench graphs")
+    made.add_argument("--together", type=ranges.processes, default=8,
+                      help="graphs that are compiled at the same time")
     made.add_argument("--cache", default="", help="folder of compiled kernels")
     made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
 
@@ -204,9 +209,13 @@ def main(options: Namespace) -> int:
     out = Path(options.out)
     table = CsvTable(out / "ablation.csv", COLUMNS, KEY)
     versions = environment.versions()
-    if options.lists != ["none"]:
-        run(table, options, versions)
-    text = document(table.rows)
+    if options.graphs:
+        graphs = ablation_graphs.run(options)
+    else:
+        graphs = CsvTable(out / "ablation_graphs.csv", ablation_graphs.COLUMNS, ablation_graphs.KEY)
+        if options.lists != ["none"]:
+            run(table, options, versions)
+    text = document(table.rows, graphs.rows)
     for path in filter(None, (out / "ablation.md", options.docs and Path(options.docs))):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

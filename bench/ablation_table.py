@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from bench import ablation_graphs
 from bench.tables import geometric_mean, markdown
 from transconv.conv import DIRECTIONS
 from transconv.passes import PIPELINE
@@ -70,8 +71,8 @@ def refusals(rows: Sequence[Row]) -> str:
     return markdown(["variant", "times", "for example"], lines)
 
 
-def document(rows: Sequence[Row]) -> str:
-    """The whole page, Markdown."""
+def document(rows: Sequence[Row], graphs: Sequence[Row] = ()) -> str:
+    """The whole page, Markdown; ``graphs``: rows of bench/ablation_graphs.py."""
     if not rows:
         return "# Ablation\n\nNothing was measured.\n"
     found = [sorted({r[c] for r in rows}) for c in ("device", "torch", "triton", "commit")]
@@ -87,6 +88,10 @@ def document(rows: Sequence[Row]) -> str:
     for what, phrase in PHRASES.items():
         if any(r["what"] == what for r in rows):
             parts.append(f"**{phrase}**\n\n{summary(rows, what)}")
+    if graphs:
+        parts.append("**Whole models**: the GPU's time of a call without the pass, over the time with all;"
+                     " differences below 0.02 are in the noise. Rows:"
+                     " bench/results/h200_ablation_graphs.csv.\n\n" + ablation_graphs.document(graphs))
     parts.append(f"## Layer by layer\n\n{layers(rows)}")
     if any(r["verdict"] == "refused" for r in rows):
         parts.append(f"## Not legal\n\n{refusals(rows)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import ablation, ablation_table, trials
+from bench import ablation, ablation_graphs, ablation_table, trials
 from bench.__main__ import main
 from transconv.conv import ConvWorkload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -133,3 +133,14 @@ def test_trials_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().out
     assert (tmp_path / "t.md").read_text() in text
     assert "1.00 / 1.00 / 1.00 |" in text and "from `log.csv`" in text
+
+
+def test_whole_models_are_beside_their_base() -> None:
+    rows = [{"model": model, "variant": variant, "gpu_ms": ms} for model, variant, ms in (
+        ("a", "as chosen", "2.0"), ("a", "-cse", "3.0"), ("b", "as chosen", "1.0"), ("b", "-cse", ""))]
+    lines = [[c.strip() for c in line.strip("|").split("|")]
+             for line in ablation_graphs.document(rows).splitlines()]
+    assert lines[0] == ["variant", "mean", "a", "b"] and lines[2][2:] == ["2.00", "1.00"]
+    assert lines[3] == ["`-cse`", "1.500", "1.50", "-"]
+    assert "**Whole models**" in ablation_table.document([row("-cse", 1.0)], rows)
+    assert ablation_graphs.variants()[0] == "as chosen" and "-cse" in ablation_graphs.variants()
