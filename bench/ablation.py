@@ -197,7 +197,7 @@ def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("--limit", type=ranges.limit, default=60, help="seconds for one variant")
     made.add_argument("--time-budget", type=ranges.seconds, default=540)
     made.add_argument("--budget-ms", type=ranges.milliseconds, default=60, help="timing of one pair")
-    made.add_argument("--graphs", type=ranges.some_of(*MODELS), default=None, help="models of bench graphs")
+    made.add_argument("--graphs", type=ranges.some_of(*MODELS), default=None, help="models")
     made.add_argument("--together", type=ranges.processes, default=8,
                       help="graphs that are compiled at the same time")
     made.add_argument("--cache", default="", help="folder of compiled kernels")
