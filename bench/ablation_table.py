@@ -18,6 +18,14 @@ from transconv.tuning.table import Row, number
 
 PHRASES = {"pass": "Passes (- switched off, + switched on)", "word": "Words of the schedule"}
 
+STAYS = {
+    "lets": "shorter texts for people; Triton finds the same itself",
+    "cse": "shorter texts for people; Triton finds the same itself",
+    "edges": "kernels for any sizes that keep rows in registers; with fixed sizes there is nothing to do",
+    "upright": "chips without warp-specialized kernels (via=tl): sm_80, sm_89, AMD, Intel",
+    "quads": "8-bit integers on the units that multiply four bytes at a time (dp4a)",
+}  # passes that may earn nothing on a Hopper GPU: what needs them
+
 
 def is_nothing(row: Row) -> bool:
     """Whether a right row differs from its base by less than the noise."""
@@ -88,6 +96,8 @@ def document(rows: Sequence[Row], graphs: Sequence[Row] = ()) -> str:
     for what, phrase in PHRASES.items():
         if any(r["what"] == what for r in rows):
             parts.append(f"**{phrase}**\n\n{summary(rows, what)}")
+    parts.append("**Passes that stay though they may earn nothing above**\n\n"
+                 + markdown(["pass", "what needs it"], [[f"`{n}`", why] for n, why in STAYS.items()]))
     if graphs:
         parts.append("**Whole models**: the GPU's time of a call without the pass, over the time with all;"
                      " differences below 0.02 are in the noise. Rows:"

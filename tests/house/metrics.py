@@ -12,12 +12,14 @@ import functools
 import json
 import re
 import statistics
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.house.source import (
+    ROOT,
     circles,
     file_graph,
     floors,
@@ -135,6 +137,7 @@ def written_functions() -> list[str]:
 # No noun: what a file's name may not be. Nouns of the field that end alike are listed behind it.
 NO_NOUN = re.compile(r"(ed|en|ing|ly)$|^(behind|apart|ahead|whole|alike|own|such|told|kept|held|made|lost|"
                      r"out|over|more|less|once|again|back|away|around|late|early|sooner|upright|beside)$")
+FRESH = 300  # commits for which an ablation stands
 NOUNS = frozenset((
     "packing tiling streaming sharding padding indexing folding lowering merging timing tuning pooling "
     "scheduling sampling batching reading binding rounding upsampling broadcasting tracing inlining "
@@ -224,6 +227,17 @@ def table(measured: bool) -> str:
     return "\n".join(rows)
 
 
+def stale_ablation() -> str:
+    """A warning where docs/ablation.md was measured more than ``FRESH`` commits ago; else nothing."""
+    found = re.search(r"commit (\w+)", (ROOT / "docs" / "ablation.md").read_text(encoding="utf-8"))
+    done = subprocess.run(["git", "-C", str(ROOT), "rev-list", "--count", f"{found[1]}..HEAD"],
+                          capture_output=True, text=True) if found else None
+    if done is None or done.returncode:
+        return "docs/ablation.md: its commit is not in this repository"
+    behind = int(done.stdout)
+    return f"docs/ablation.md: measured {behind} commits ago" if behind > FRESH else ""
+
+
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.house.metrics", description=__doc__)
     parser.add_argument("--limits", action="store_true", help="print the limits alone")
@@ -232,6 +246,8 @@ def main(words: list[str] | None = None) -> None:
     if given.lower:
         lower_limits()
     print(table(measured=not given.limits))
+    if not given.limits and (warning := stale_ablation()):
+        print(warning)
 
 
 if __name__ == "__main__":
