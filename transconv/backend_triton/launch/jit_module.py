@@ -13,6 +13,8 @@ from typing import Any
 from transconv.disk_cache import fields
 from transconv.disk_cache import files as keep
 
+LONGEST = 1 << 20  # bytes of a copy that is compared
+
 
 def load(source: str, function: str, path: Path | None = None) -> Any:
     """Execute a module's text and return its JIT function of the given name."""
@@ -32,7 +34,7 @@ def write(source: str, name: str) -> Path | None:
     if folder is None:
         return None
     path = folder / f"{name}.py"
-    if keep.read_text(path, len(source) * 4) == source or keep.keep_text(
+    if keep.read_text(path, max(len(source) * 4, LONGEST)) == source or keep.keep_text(
             path, source, lasting=False):
         return path
     return None
