@@ -13,7 +13,7 @@ import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from typing import Any, cast
 
 from transconv.ir import Expr, RowTable, why_not_name
 
@@ -126,7 +126,7 @@ def named(function: TorchFunction) -> Callable[..., Any]:
     for part in rest:
         path = f"{path}.{part}"
         found = getattr(found, part, None) or importlib.import_module(path)
-    return found  # type: ignore[no-any-return]
+    return cast(Callable[..., Any], found)
 
 
 # The expression of each activation.

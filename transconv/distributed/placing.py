@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -106,8 +106,8 @@ def dealt(local: Tensor, mesh: Any, places: Sequence[Placement], shape: Sequence
     key = mesh, tuple(places), tuple(shape), tuple(stride), local.dtype
     spec = _specs.get(key)
     if spec is not None and spec.mesh is mesh:  # an equal one may have groups that are no more
-        made: Any = DTensor
-        return made(local, copy(spec), requires_grad=False)  # type: ignore[no-any-return]
+        made: Callable[..., DTensor] = DTensor
+        return made(local, copy(spec), requires_grad=False)
     first = DTensor.from_local(local, mesh, places, shape=torch.Size(shape), stride=tuple(stride))
     if len(_specs) >= MOST:
         _specs.clear()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import sympy  # type: ignore[import-untyped]
+import sympy
 import torch
 from torch import fx
 from torch.utils._sympy import functions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -111,8 +111,7 @@ def _whole(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[...
         return gm.forward
     from torch._inductor.compile_fx import compile_fx
 
-    found: Any = compile_fx(gm, list(inputs))
-    return found  # type: ignore[no-any-return]
+    return cast(Callable[..., Any], compile_fx(gm, list(inputs)))
 
 
 Chosen = tuple["_Way | FirstCall", dict[str, int], dict[str, "int | float"]]

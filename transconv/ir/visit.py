@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.node import Node, field_names
@@ -12,6 +12,7 @@ from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 T = TypeVar("T", bound=Node)
+N = TypeVar("N", bound=Node)
 
 
 def walk(root: Node) -> Iterator[Node]:
@@ -70,12 +71,19 @@ class Mutator:
         """Requirements of sizes are not rebuilt."""
         return at
 
-    def generic(self, at: Node) -> Any:
-        """The node with mutated children; the node itself if none changed."""
+    def rebuilt(self, root: T) -> T:
+        """What becomes of a root whose class stays, as that of a kernel does."""
+        made = self.mutate(root)
+        assert isinstance(made, type(root))
+        return made
+
+    def generic(self, at: N) -> N:
+        """The node with mutated children; the node itself if none changed. A ``Seq`` of one statement is
+        that statement."""
         if isinstance(at, Seq):
             parts = [self.mutate(s) for s in at.stmts]
             unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))
-            return at if unchanged else seq(*parts)
+            return at if unchanged else cast(N, seq(*parts))
         changes: dict[str, Any] = {}
         for name in field_names(type(at)):
             old = getattr(at, name)
@@ -139,11 +147,11 @@ def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
     """Apply ``rule`` to every expression of a tree, children first."""
 
     class _Rule(ExprMutator):
-        def generic(self, at: Node) -> Any:
+        def generic(self, at: N) -> N:
             made = super().generic(at)
-            return rule(made) if isinstance(made, Expr) else made
+            return cast(N, rule(made)) if isinstance(made, Expr) else made
 
-    return _Rule().mutate(root)  # type: ignore[no-any-return]
+    return cast(T, _Rule().mutate(root))
 
 
 def find(root: Node, kind: type[T]) -> list[T]:

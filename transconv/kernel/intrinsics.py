@@ -81,13 +81,13 @@ class Intrinsic:
         none. Refuses what is neither."""
         words = {"chip": chip} if self.asks_for_chip else {}
         try:
-            made = self.python(*arguments, **words)
+            made: Callable[..., Any] | None = self.python(*arguments, **words)
         except TypeError as error:
             raise Refusal(f"the intrinsic {self.name}, which fails for such arguments ({error})") from None
         if made is not None and not callable(made):
             raise Refusal(f"{made!r}, which the intrinsic {self.name} returns",
                           "a function of the builder and the arguments, or None")
-        return made  # type: ignore[no-any-return]
+        return made
 
 
 def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callable[..., Any]], Any]:

@@ -75,7 +75,8 @@ class ScopedMutator(Mutator):
 
     def bound(self, e: Expr) -> Expr:
         """The new start, or end, of a loop."""
-        return self.mutate(e)  # type: ignore[no-any-return]
+        made: Expr = self.mutate(e)
+        return made
 
     def learn(self, s: Stmt | None) -> None:
         """Add the facts and definitions that a statement gives to those after it."""

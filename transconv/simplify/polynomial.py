@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from transconv.ir import Add, Cast, Const, DType, Expr, Mul, Neg, Sub, index, index64
 
 if TYPE_CHECKING:
-    from sympy.polys.rings import PolyElement, PolyRing  # type: ignore[import-untyped]
+    from sympy.polys.rings import PolyElement, PolyRing
 
 # The factors of a product of atoms, in a fixed order; a power repeats its atom.
 Mono = tuple[Expr, ...]
@@ -26,8 +26,8 @@ Exponents = tuple[int, ...]
 def ring_of(atoms: int) -> PolyRing:
     """SymPy's ring of polynomials with so many generators, in lexicographic order. There are as many rings
     as the longest sum has atoms."""
-    from sympy.polys.domains import ZZ  # type: ignore[import-untyped]
-    from sympy.polys.orderings import lex  # type: ignore[import-untyped]
+    from sympy.polys.domains import ZZ
+    from sympy.polys.orderings import lex
     from sympy.polys.rings import PolyRing
 
     return PolyRing([f"x{i}" for i in range(atoms)], ZZ, lex)

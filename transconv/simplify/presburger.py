@@ -322,9 +322,9 @@ def _sign(x: float) -> int:
 def _has_integer_solution(equations: list[Polynomial]) -> bool:
     """Whether linear equations p == 0 have a solution in integers: their matrix has the same invariant
     factors with and without the constants."""
-    from sympy.polys.domains import ZZ  # type: ignore[import-untyped]
-    from sympy.polys.matrices import DomainMatrix  # type: ignore[import-untyped]
-    from sympy.polys.matrices.normalforms import invariant_factors  # type: ignore[import-untyped]
+    from sympy.polys.domains import ZZ
+    from sympy.polys.matrices import DomainMatrix
+    from sympy.polys.matrices.normalforms import invariant_factors
 
     unknowns = list(dict.fromkeys(m for p in equations for m, _ in p.terms))
     rows = [[ZZ(p.coefficient(m)) for m in unknowns] for p in equations]

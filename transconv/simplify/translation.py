@@ -67,7 +67,7 @@ from transconv.simplify.facts import NO_FACTS, Facts
 from transconv.simplify.ranges import range_of
 
 if TYPE_CHECKING:
-    import sympy  # type: ignore[import-untyped]
+    import sympy
 
 BITS: dict[str, type[Binary]] = {"bits_and": And, "bits_or": Or, "bits_xor": Xor, "shl": Shl, "shr": Shr}
 _BITS = {kind: name for name, kind in BITS.items()}

@@ -4,6 +4,7 @@ operand lacks lanes of the other operand.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isinf, isnan
 
 from transconv.ir import (
@@ -82,9 +83,9 @@ class ArithmeticSpeller:
                    for x in walk(e))
 
     def spell(self, e: Expr) -> tuple[str, int]:
-        method = getattr(self, f"spell_{type(e).__name__}", None)
+        method: Callable[[Expr], tuple[str, int]] | None = getattr(self, f"spell_{type(e).__name__}", None)
         if method is not None:
-            return method(e)  # type: ignore[no-any-return]
+            return method(e)
         assert isinstance(e, Binary) and type(e) in LEVEL, f"no spelling for {type(e).__name__}"
         if isinstance(e, Add) and isinstance(e.a, Neg) and e.dtype.is_integer:
             return self.binary(Sub(e.b, e.a.x))  # -th + oh_m reads oh_m - th

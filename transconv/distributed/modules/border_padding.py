@@ -7,7 +7,7 @@ from the ranks that own them: there are no other padded rows. It convolves them 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,8 +86,7 @@ def convolution(module: Any, x: DTensor) -> DTensor:
     n = len(module.kernel_size)
     if x.dim() == n + 1:
         one: Any = x.unsqueeze(0)
-        alone: Any = convolution(module, one).squeeze(0)
-        return alone  # type: ignore[no-any-return]
+        return cast(DTensor, convolution(module, one).squeeze(0))
     mesh, lines = x.device_mesh, _lines(module, x)
     places = [p if isinstance(p, Shard) and p.dim != 1 else Replicate() for p in x.placements]
     last = suggests_channels_last(x.shape, x.stride())

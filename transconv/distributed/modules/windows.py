@@ -7,7 +7,7 @@ Batch and instance norms are group norms of an image seen otherwise, whose momen
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -59,8 +59,7 @@ def pool(module: Any, x: DTensor) -> DTensor:
     n = _ndims(module)
     if x.dim() == n + 1:
         one: Any = x.unsqueeze(0)
-        alone: Any = pool(module, one).squeeze(0)
-        return alone  # type: ignore[no-any-return]
+        return cast(DTensor, pool(module, one).squeeze(0))
     mesh = x.device_mesh
     kernel, stride, padding, dilation = (_spread(getattr(module, name, 1), n) for name in (
         "kernel_size", "stride", "padding", "dilation"))
@@ -117,7 +116,7 @@ def instance_norm(module: Any, x: DTensor) -> DTensor:
     seen = x.unsqueeze(0) if x.dim() == _ndims(module) + 1 else x
     with torch.autocast(x.device.type, enabled=False):  # which leaves the type to instance norms
         made: Any = F.group_norm(seen, seen.shape[1], module.weight, module.bias, module.eps)
-    return made.squeeze(0) if seen is not x else made  # type: ignore[no-any-return]
+    return cast(DTensor, made.squeeze(0) if seen is not x else made)
 
 
 def batch_norm(module: Any, x: DTensor) -> DTensor:
@@ -130,8 +129,7 @@ def batch_norm(module: Any, x: DTensor) -> DTensor:
         shift = -module.running_mean * scale
         shift = shift if bias is None else shift + bias
         ones = [1] * (x.dim() - 2)
-        made: Any = (x * scale.view(1, -1, *ones) + shift.view(1, -1, *ones)).to(x.dtype)
-        return made  # type: ignore[no-any-return]
+        return cast(DTensor, (x * scale.view(1, -1, *ones) + shift.view(1, -1, *ones)).to(x.dtype))
     channels = x.shape[1]
     count = x.numel() // channels
     if count < 2:
@@ -147,8 +145,7 @@ def batch_norm(module: Any, x: DTensor) -> DTensor:
             variance = (rstd[0].square().reciprocal() - module.eps) * (count / max(1, count - 1))
             module.running_mean.lerp_(mean[0].to(module.running_mean.dtype), share)
             module.running_var.lerp_(variance.to(module.running_var.dtype), share)
-    turned: Any = result.squeeze(0).transpose(0, 1)
-    return turned  # type: ignore[no-any-return]
+    return cast(DTensor, result.squeeze(0).transpose(0, 1))
 
 
 _MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)

@@ -163,7 +163,8 @@ class Calls(Blocks):
         if names and names[0] not in self.carried and any(names[0] in e for e in self.entered):
             self.through(acc, acc)
         if len(names) == 1 and self.accumulated(names[0], acc, term):
-            return self.env[names[0]]  # type: ignore[no-any-return]
+            summed: Tile = self.env[names[0]]
+            return summed
         made = named(self.b, "add", acc, self.whole(term))
         self.through(acc, made)
         return self.latest(acc) if names else made

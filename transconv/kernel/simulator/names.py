@@ -9,7 +9,7 @@ import builtins
 import math
 from collections.abc import Callable
 from types import CellType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def seen_by_tiles(function: Called, order: Order, known: dict[Any, Any] | None =
                 cell.cell_contents = seen(old.cell_contents, order, known)
             except ValueError:  # bound later in the function around it
                 continue
-    return known[id(function)]  # type: ignore[no-any-return]
+    return cast(Called, known[id(function)])
 
 
 def _names(code: Any) -> set[str]:

@@ -103,7 +103,9 @@ class SimulatedOperand:
         made: Any = self.wrapped(self.part())
         low, high = clipped(made.dtype, low, high)
         made = made if low is None else np.maximum(made, low)
-        return made if high is None else np.minimum(made, high)  # type: ignore[no-any-return]
+        made = made if high is None else np.minimum(made, high)
+        assert isinstance(made, Masked)
+        return made
 
     def __iter__(self) -> Any:
         raise Refusal("a loop over elements", "range(...), functions of whole tiles", "x.sum()")

@@ -95,7 +95,7 @@ class _Short:
                     r is not None and (r in self.gone or var not in free_vars(self.values[r]))
                     for r in self.readers[var]):
                 self.gone.add(var)
-        return _Placed(self).mutate(self.kernel)  # type: ignore[no-any-return]
+        return _Placed(self).rebuilt(self.kernel)
 
     def sum_of(self, var: Var, value: Reduce) -> Expr | None:
         """The elements, combined in their order; None if the reduction stays."""

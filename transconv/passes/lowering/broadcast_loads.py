@@ -40,7 +40,7 @@ def widen(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
         return kernel
     summed = {r for r in compute.operands
               if compute.factors or compute.names.rooted[r.var] & {*compute.reduced}}
-    return _Widen({r.view.tensor for r in summed}).mutate(kernel)  # type: ignore[no-any-return]
+    return _Widen({r.view.tensor for r in summed}).rebuilt(kernel)
 
 
 class _Widen(Mutator):

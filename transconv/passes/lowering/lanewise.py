@@ -25,6 +25,7 @@ With ``late=1`` the accumulator has the lanes of K as well, and they are added o
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from transconv.ir import (
     ZERO,
@@ -87,10 +88,10 @@ class _Vectorise(Mutator):
         self.tiles = Reducing(bool(schedule.late))
         self.of_lanes: dict[Var, Var] = {}  # accumulator -> the one that has the lanes of K as well
 
-    def mutate(self, at: Node) -> Node | None:
+    def mutate(self, at: Node) -> Any:
         if isinstance(at, Expr):
             return substitute(at, self.lanes)
-        return super().mutate(at)  # type: ignore[no-any-return]
+        return super().mutate(at)
 
     def mutate_For(self, loop: For) -> Stmt | None:
         if loop.kind == "dealt":
@@ -99,11 +100,11 @@ class _Vectorise(Mutator):
         if loop.kind != "tile":
             if loop.stop == 1 and loop.until is None and loop.kind != "grid":
                 self.tiles.told[loop.var] = ZERO
-            return self.generic(loop)  # type: ignore[no-any-return]
+            return self.generic(loop)
         self.around.append(self.lanes[loop.var])
-        body = self.mutate(loop.body)
+        body: Stmt | None = self.mutate(loop.body)
         self.around.pop()
-        return body  # type: ignore[return-value]
+        return body
 
     def mutate_Let(self, let: Let) -> Stmt:
         value = substitute(let.value, self.lanes)
@@ -126,7 +127,7 @@ class _Vectorise(Mutator):
     def mutate_Seq(self, at: Seq) -> Stmt:
         made: list[Stmt | None] = []
         for s in at.stmts:
-            made.append(self.mutate(s))  # type: ignore[arg-type]
+            made.append(self.mutate(s))
             made += [self.added(u) for x in at.stmts if isinstance(x, Alloc) and self.late
                      for u in find(s, Update) if u.var is x.var]
         return seq(*made)

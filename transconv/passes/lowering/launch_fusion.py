@@ -211,7 +211,7 @@ class _Done:
     def continued(self, loop: For, start: Expr, programs: int, consumer: int) -> For:
         """A consumer's tiles of the next phase, and the steps that were fetched before each."""
         ahead = (self.tiles + consumer) % 2  # how many tiles the other consumer has first
-        return _Later(self.steps).mutate(  # type: ignore[no-any-return]
+        return _Later(self.steps).rebuilt(
             replace(loop, start=start + ahead * programs))
 
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from transconv.ir import (
     Add,
@@ -74,10 +75,10 @@ class _Final(ScopedMutator):
         self.upcast16 = upcast16
         self.cast: dict[Node, Expr] = {}
 
-    def mutate(self, at: Node) -> Node | None:
+    def mutate(self, at: Node) -> Any:
         if isinstance(at, Expr):
-            return _Spelled(self, self.cast).mutate(at)  # type: ignore[no-any-return]
-        return super().mutate(at)  # type: ignore[no-any-return]
+            return _Spelled(self, self.cast).mutate(at)
+        return super().mutate(at)
 
     def told(self, before: Stmt, after: Stmt | None) -> Stmt | None:
         """What was there: of a division that is spelled as a call, no range is known."""
@@ -99,14 +100,14 @@ class _Final(ScopedMutator):
 
     def mutate_Store(self, at: Store) -> Stmt:
         offset, value, mask = (self.mutate(e) for e in (at.offset, at.value, at.mask))
-        return Store(at.tensor, offset, value, mask)  # type: ignore[arg-type]
+        return Store(at.tensor, offset, value, mask)
 
     def mutate_Update(self, at: Update) -> Stmt:
-        return Update(at.var, self.mutate(at.value))  # type: ignore[arg-type]
+        return Update(at.var, self.mutate(at.value))
 
     def mutate_FuncCall(self, at: FuncCall) -> Stmt:
         args = [self.mutate(a) if isinstance(a, Expr) else a for a in at.args]
-        return FuncCall(at.func, tuple(args))  # type: ignore[arg-type]
+        return FuncCall(at.func, tuple(args))
 
 
 class _Spelled(ExprMutator):
@@ -122,7 +123,7 @@ class _Spelled(ExprMutator):
         made = self.generic(at)
         if self.scope.upcast16 and at.type is bf16 and made.x.dtype is f64:
             return Cast(Cast(made.x, f32), bf16)
-        return made  # type: ignore[no-any-return]
+        return made
 
     def mutate_And(self, at: And) -> Expr:
         return one_value(self.generic(at))
@@ -137,7 +138,7 @@ class _Spelled(ExprMutator):
                  of_any: Callable[[Expr, Expr], Expr]) -> Expr:
         """``positive(a, b)`` for a divisor that is not negative, else ``of_any(a, b)``."""
         if not at.dtype.is_integer:
-            return self.generic(at)  # type: ignore[no-any-return]
+            return self.generic(at)
         low = self.interval(at.b).lo
         made = (of_any if low is None or low < 0 else positive)(at.a, at.b)
         return made if made.dtype is at.dtype else Cast(made, at.dtype)

@@ -105,7 +105,7 @@ def split_sums(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
         return kernel
     shared: Kernel = _Share(schedule.split_k, loop, schedule.via == "gluon").mutate(kernel)
     if schedule.reduce == "atomic":
-        return _Atomic().mutate(shared)  # type: ignore[no-any-return]
+        return _Atomic().rebuilt(shared)
     parts = workspace(compute, schedule.split_k)
     acc = stream_k.accumulator(kernel)
     made: Kernel = _Partials(parts, compute.c, acc, find(shared, Store)).mutate(shared)
@@ -130,7 +130,7 @@ class _Share(Mutator):
             body = self.mutate(substitute(loop.body, {loop.var: tile}))
             return replace(loop, stop=loop.stop * self.split, body=seq(*lets, body))
         if loop.var is not STEP:
-            return self.generic(loop)  # type: ignore[no-any-return]
+            return self.generic(loop)
         turn = Var("turn")
         body = loop.body
         until = None

@@ -181,7 +181,7 @@ class _Tile(Mutator):
 
     def mutate_For(self, loop: For) -> Stmt:
         if loop.var is not STEP:
-            return self.generic(loop)  # type: ignore[no-any-return]
+            return self.generic(loop)
         return replace(loop, var=Var("turn"), body=seq(Let(STEP, BEGIN + Var("turn")), loop.body),
                        until=END - BEGIN)
 

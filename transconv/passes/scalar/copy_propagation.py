@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from transconv.ir import (
     ASSUME,
@@ -81,10 +82,10 @@ class _Lets(Mutator):
         self.uses, self.held = uses, held
         self.values: dict[Node, Expr] = {}
 
-    def mutate(self, at: Node) -> Node | None:
+    def mutate(self, at: Node) -> Any:
         if isinstance(at, Expr):
             return substitute(at, self.values)
-        return super().mutate(at)  # type: ignore[no-any-return]
+        return super().mutate(at)
 
     def mutate_Let(self, let: Let) -> Stmt | None:
         value = substitute(let.value, self.values)
@@ -103,4 +104,4 @@ class _Lets(Mutator):
             assert isinstance(condition, Expr)
             if not free_vars(condition) or not all(self.uses[v] for v in free_vars(condition)):
                 return None
-        return self.generic(call)  # type: ignore[no-any-return]
+        return self.generic(call)

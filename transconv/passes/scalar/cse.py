@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from transconv.ir import (
     ZERO,
@@ -82,10 +82,10 @@ class _Cse(Mutator):
         self.names = names
         self.known: dict[Node, Expr] = {}
 
-    def mutate(self, at: Node) -> Node | None:
+    def mutate(self, at: Node) -> Any:
         if isinstance(at, Expr):
             return substitute(at, self.known)
-        return super().mutate(at)  # type: ignore[no-any-return]
+        return super().mutate(at)
 
     def mutate_Seq(self, at: Seq) -> Stmt:
         before = dict(self.known)
@@ -96,7 +96,7 @@ class _Cse(Mutator):
                 var = Var(self.fresh(e), e.dtype)
                 made.append(Let(var, substitute(e, self.known)))
                 self.known[e] = var
-            made.append(self.mutate(s))  # type: ignore[arg-type]
+            made.append(self.mutate(s))
             self.forget(s)
         self.known = before
         result = seq(*made)
@@ -131,7 +131,7 @@ class _Cse(Mutator):
         self.forget(loop)
         made = self.generic(loop)
         self.known = before
-        return made  # type: ignore[no-any-return]
+        return made
 
     def forget(self, s: Stmt) -> None:
         """Drop the values that mention what a statement assigns: they have another value behind it."""

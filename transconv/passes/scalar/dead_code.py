@@ -49,9 +49,9 @@ def drop_dead_sums(kernel: Kernel) -> Kernel:
     nothing = {s.var for s in lets} - read
     if not nothing:
         return kernel
-    made = _Dead(nothing).mutate(kernel)
+    made = _Dead(nothing).rebuilt(kernel)
     mentions = Counter(at for at in walk(made) if isinstance(at, Var))  # a let mentions its variable once
-    return _Unnamed({v for v in nothing if mentions[v] == 1}).mutate(made)  # type: ignore[no-any-return]
+    return _Unnamed({v for v in nothing if mentions[v] == 1}).rebuilt(made)
 
 
 def _never_read(e: Expr) -> bool:

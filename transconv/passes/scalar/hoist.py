@@ -59,7 +59,7 @@ from transconv.ir import (
 def hoist(kernel: Kernel) -> Kernel:
     """Move loop-invariant lets, addends and conditions in front of the serial loops."""
     names = {v.name for v in bound_vars(kernel)}
-    return _Hoist(names, kernel.sizes is not None).mutate(kernel)  # type: ignore[no-any-return]
+    return _Hoist(names, kernel.sizes is not None).rebuilt(kernel)
 
 
 class _Hoist(Mutator):

@@ -60,7 +60,7 @@ def edges(kernel: Kernel, schedule: Schedule) -> Kernel:
     """Divide what is loaded and summed in two, if positions are written out and sizes are arguments."""
     if kernel.sizes is None or not schedule.regs:
         return kernel
-    return _Edges(kernel).mutate(kernel)  # type: ignore[no-any-return]
+    return _Edges(kernel).rebuilt(kernel)
 
 
 class _Edges(ScopedMutator):

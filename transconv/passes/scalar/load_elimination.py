@@ -21,6 +21,8 @@ was loaded under a weaker mask is then not loaded again:
 
 from __future__ import annotations
 
+from typing import Any
+
 from transconv.ir import (
     Const,
     Expr,
@@ -63,10 +65,10 @@ class _Reuse(ScopedMutator):
         self.implied: dict[tuple[Expr, Expr], bool] = {}
         self.names: dict[Node, Expr] = {}
 
-    def mutate(self, at: Node) -> Node | None:
+    def mutate(self, at: Node) -> Any:
         if isinstance(at, Expr):
             return substitute(at, self.names)
-        return super().mutate(at)  # type: ignore[no-any-return]
+        return super().mutate(at)
 
     def mutate_Let(self, let: Let) -> Stmt | None:
         value = substitute(let.value, self.names)

@@ -184,10 +184,11 @@ class _Simplify(ScopedMutator):
     def mutate_Alloc(self, at: Alloc) -> Node:
         return at
 
-    def mutate_If(self, at: If) -> Node:
+    def mutate_If(self, at: If) -> Stmt | None:
         cond = simplify(self.whole(at.cond), self.facts)
         if cond is TRUE:
-            return self.mutate(at.then)  # type: ignore[no-any-return]
+            made: Stmt | None = self.mutate(at.then)
+            return made
         other = self.mutate(at.other) if at.other is not None else None
         return If(at.cond, self.mutate(at.then), other)
 

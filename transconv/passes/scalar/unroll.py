@@ -46,7 +46,7 @@ def unroll(kernel: Kernel) -> Kernel:
     """Write out loops of kind ``unroll`` and ``jam``, and serial loops of one iteration. A loop of kind
     ``unroll`` becomes serial if its bounds are not numbers, or if it has more than ``LONGEST`` iterations,
     which would take long to compile."""
-    return _Unroll().mutate(kernel)  # type: ignore[no-any-return]
+    return _Unroll().rebuilt(kernel)
 
 
 def _iterations(loop: For) -> range | None:

@@ -53,7 +53,7 @@ def upright(kernel: Kernel, schedule: Schedule) -> Kernel:
     if not schedule.swap or schedule.via != "tl" or schedule.c == "box":
         return kernel
     names = VariableNames(kernel, taken={x.name for x in find(kernel, Lane)})
-    return _Upright(names).mutate(kernel)  # type: ignore[no-any-return]
+    return _Upright(names).rebuilt(kernel)
 
 
 class _Upright(Mutator):
