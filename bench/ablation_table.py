@@ -20,7 +20,7 @@ PHRASES = {"pass": "Passes (- switched off, + switched on)", "word": "Words of t
 
 STAYS = {
     "lets": "shorter texts for people; Triton finds the same itself",
-    "cse": "shorter texts for people; Triton finds the same itself",
+    "cse": "kernels for any sizes, each of whose divisions takes some twenty instructions",
     "edges": "kernels for any sizes that keep rows in registers; with fixed sizes there is nothing to do",
     "upright": "chips without warp-specialized kernels (via=tl): sm_80, sm_89, AMD, Intel",
     "quads": "8-bit integers on the units that multiply four bytes at a time (dp4a)",

@@ -196,6 +196,24 @@ def test_the_error_function_is_off_by_less_than_two_units() -> None:
     assert (np.abs(got[known] - want[known]) < 2 * units).all()
 
 
+@pytest.mark.parametrize("name, function", [("sin", np.sin), ("cos", np.cos)])
+@pytest.mark.parametrize("numbers", ["quarters", "far", "ends"])
+def test_circular_functions_of_numbers_of_any_size(name: str, function: np.ufunc, numbers: str) -> None:
+    """Where a quarter of a circle ends the result is near 0; beyond 2**16 digits of 2/pi are chosen."""
+    random = np.random.default_rng(2)
+    x = {"quarters": (np.pi / 2 * random.integers(1, 41_000, N)).astype(np.float32),
+         "far": np.ldexp(random.uniform(1, 2, N), random.integers(15, 128, N)).astype(np.float32),
+         "ends": np.resize(np.array([0, -0.0, 65536, 65537, 105615, 3.4e38, 1e-40, np.inf, np.nan],
+                                    np.float32), N)}[numbers]
+    x[::2] *= -1
+    with np.errstate(invalid="ignore"):
+        want, got = function(x.astype(np.float64)), emitted(called(name), x)
+    known = ~np.isnan(want)
+    np.testing.assert_array_equal(np.isnan(got), ~known)
+    units = np.spacing(np.abs(want[known]).astype(np.float32))
+    assert (np.abs(got[known] - want[known]) < 2.5 * units).all()
+
+
 @pytest.mark.parametrize("divisor", [3.0, 0.1, 1.9999999, 7.0e-5, 0.0338, 1e30, 1e-38, 3e-39, -1e-45,
                                      2.0**-64, 5e-20, 2.0**127, -3.4e38, 0.0, np.inf, np.nan])
 def test_quotients_are_rounded_once(divisor: float) -> None:
