@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from transconv.ir.dtype import DType, f32, i32
-from transconv.ir.functions.circular import CIRCULAR, COS, SIN, turned
+from transconv.ir.functions.circular import COS, SIN
 from transconv.ir.functions.fma import multiply_add
 from transconv.ir.functions.packed_bytes import (
     BYTES,
@@ -284,10 +284,8 @@ CALLS: dict[str, Callee] = {
     "log2": _same("log2", np.log2),
     "sqrt": _same("sqrt", np.sqrt),
     "rsqrt": _same("rsqrt", lambda x: 1 / np.sqrt(x)),
-    "sin": Callee(1, np.sin, "sin", "sin", helper=SIN, needs=("circular",), instructions=72.0, off=5.0),
-    "cos": Callee(1, np.cos, "cos", "cos", helper=COS, needs=("circular",), instructions=72.0, off=5.0),
-    "circular": Callee(2, turned, "circular", "circular", helper=CIRCULAR, floats=(32,), takes=(f32, i32),
-                       instructions=72.0, off=5.0),
+    "sin": Callee(1, np.sin, "sin", "sin", helper=SIN, off=5.0, instructions=24.0),
+    "cos": Callee(1, np.cos, "cos", "cos", helper=COS, off=5.0, instructions=24.0),
     "tanh": Callee(1, np.tanh, "tanh", "tanh", helper=TANH, off=9.0, inside=2.0,
                    instructions=26.0),
     "expm1": Callee(1, np.expm1, "expm1", "expm1", helper=EXPM1, off=6.0, inside=2.0, flushes=True,
