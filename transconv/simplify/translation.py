@@ -26,6 +26,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from math import lcm
 from typing import TYPE_CHECKING, Any
 
 from transconv.errors import Unsupported
@@ -191,13 +192,11 @@ def from_sympy(e: sympy.Basic) -> Expr:
 
 def _without_fractions(e: Any) -> tuple[Any, ...]:
     """The sides of a relation times their common denominator: SymPy divides ``2*a < a + b`` by 2."""
-    import sympy
-
-    sides = [sympy.fraction(sympy.together(x)) for x in e.args]
-    common = functools.reduce(sympy.lcm, [under for _, under in sides])
-    if common == 1 or not common.is_Integer:
+    sides = [x.as_numer_denom() for x in e.args]
+    if all(under == 1 for _, under in sides) or not all(under.is_Integer for _, under in sides):
         return tuple(e.args)
-    return tuple(sympy.expand(over * (common / under)) for over, under in sides)
+    common = lcm(*(int(under) for _, under in sides))
+    return tuple((over * (common // int(under))).expand() for over, under in sides)
 
 
 def _division(e: Any) -> Expr:
