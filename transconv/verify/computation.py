@@ -9,7 +9,7 @@ them (compute/semantics/error_bounds.py), and as a whole as limits.py says.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -37,14 +37,16 @@ from transconv.ir import (
     Tensor,
     find,
     free_vars,
+    offsets_of,
     run,
     verify,
 )
 from transconv.passes import levels, lower
 from transconv.runtime import Plan
-from transconv.verify.data import torch_dtype
+from transconv.verify.data import Guarded, poison, torch_dtype
 from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS
 
+GUARD = 1 << 12  # elements around a tensor, of which there are many small ones
 # What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
 # of many ones is one.
 EXACT = {"sum": (-1, 0, 1), "prod": (-1, 1), "max": range(-99, 100), "min": range(-99, 100)}
@@ -102,23 +104,54 @@ class ComputationCase:
                  for a in self.compute.roots(d.coord)}
         return not along.isdisjoint(self.compute.reduced)
 
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The tensors of a call."""
+        return self.compute.tensors
+
+    def flat(self, tensor: Tensor, size: int = 0, zero: bool = False) -> Array:
+        """A tensor's memory: what is given at its elements, or ``zero``; NaN elsewhere."""
+        made = np.full(size or tensor.layout.span, 0 if zero else unset(tensor), tensor.dtype.numpy)
+        if tensor.name in self.given:
+            made[offsets_of(tensor)] = self.given[tensor.name]
+        return made
+
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
-        """What is read, and NaN where something is to be stored."""
-        return {t.name: _laid_out(t, self.given.get(t.name), device) for t in self.compute.tensors}
+        """What kernels are given."""
+        return {name: t.argument for name, t in self.guarded(device).items()}
+
+    def guarded(self, device: str) -> dict[str, Guarded]:
+        """What is read, sealed, and NaN where something is to be stored, between guards."""
+        made = {t.name: Guarded.make(t.layout, t.shape, device, guard=GUARD) for t in self.held}
+        for t in self.held:
+            memory = made[t.name].span
+            values = torch.from_numpy(self.flat(t)).to(memory.dtype).to(device)
+            places = torch.from_numpy(np.unique(offsets_of(t))).to(device)
+            bits = poison(memory.dtype)[0]  # torch does not select among 8-bit floats
+            memory.view(bits)[places] = values.view(bits)[places]
+            if t.name in self.given:
+                made[t.name].seal()
+        return made
 
     def launched(self, plan: Plan, device: str) -> Judged:
-        tensors = self.tensors(device)
-        plan.check(tensors)
-        plan.run(dict(tensors))  # some indices are out of bounds on purpose; run unchecked
-        return self.judged({name: tensors[name].double().cpu().numpy() for name in self.answers})
+        """What the emitted kernels make of it; they may write nothing but results."""
+        tensors = self.guarded(device)
+        given = {name: t.argument for name, t in tensors.items()}
+        plan.check(given)
+        plan.run(dict(given))  # some indices are out of bounds on purpose; run unchecked
+        found = self.judged({name: tensors[name].view.double().cpu().numpy() for name in self.answers},
+                            launched=True)
+        cleared = {s.zero.name for s in plan.steps if s.zero is not None}  # between elements, too
+        outside = [f"wrote outside of {name}" if name in self.answers else f"changed {name}"
+                   for name, t in tensors.items() if not t.intact(between=name not in cleared)]
+        return replace(found, problem="; ".join(filter(None, [found.problem, *outside])))
 
-    def judged(self, got: dict[str, Array]) -> Judged:
-        """Compare stored tensors with the answer."""
+    def judged(self, got: Mapping[str, Array], launched: bool = False) -> Judged:
+        """Compare stored tensors with the answer; ``launched``: of emitted kernels."""
         worst, wrong = 0.0, ""
         for name, answer in self.answers.items():
-            tensor = next(t for t in self.compute.tensors if t.name == name)
-            want, bound = self._bound(answer, tensor)
-            want = np.where(np.isnan(answer.value), unset(tensor), want)
+            tensor = next(t for t in self.held if t.name == name)
+            want, bound = self._bound(answer, tensor, launched)
             same = (want == got[name]) | (np.isnan(want) & np.isnan(got[name]))
             with np.errstate(invalid="ignore"):  # infinities, of which only like ones are equal
                 apart = np.where(same, 0.0, np.abs(got[name] - want))
@@ -160,9 +193,10 @@ class ComputationCase:
         read = [r.view.tensor for r in self.compute.operands]
         return tensor.dtype.digits >= 24 and min(prod(t.shape) for t in (tensor, *read)) >= MANY
 
-    def _bound(self, answer: Answer, tensor: Tensor) -> tuple[Array, Array]:
+    def _bound(self, answer: Answer, tensor: Tensor, launched: bool) -> tuple[Array, Array]:
         """The answer in the tensor's type, and how far from it a result may be."""
         want = torch.from_numpy(answer.value).to(torch_dtype(tensor.dtype)).double().numpy()
+        want = np.where(np.isnan(answer.value), unset(tensor), want)
         if self.data == "exact" and self.is_exact:
             return want, np.zeros_like(want)
         return want, allowed(want, answer.error, tensor.dtype)
@@ -187,22 +221,24 @@ class ComputationCase:
             isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value) for c in find(v, Const))
             for v in values)
 
-    def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = ()) -> Judged:
+    def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = (), seed: int = 0) -> Judged:
         """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
-        plan run one after another. What is neither given nor ``zeroed`` holds NaN before."""
-        seen = sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)
-        memory = {t.name: np.full(t.layout.span, 0 if t.name in zeroed else unset(t), t.dtype.numpy)
-                  for t in seen}  # as the kernel that does not see it as planes has it
-        for t in self.compute.tensors:
-            flat = np.full(t.layout.span, 0 if t.name in zeroed else unset(t), t.dtype.numpy)
-            if t.name in self.given:
-                flat[_places(t)] = self.given[t.name]
-            memory[t.name] = flat
-        done = Memory(memory)
+        plan run one after another. What is neither given nor ``zeroed`` holds NaN before. ``seed`` says who
+        goes first among the roles of a kernel that has them."""
+        seen = {t.name: t for t in sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)}
+        held = {t.name: t for t in self.held}  # says where elements lie, which boxes see otherwise
+        done = Memory({name: self.flat(t, zero=name in zeroed) for name, t in (seen | held).items()})
         for kernel in kernels:
-            done = run(kernel, done)
-        return self.judged({t.name: done.buffers[t.name][_places(t)].astype(np.float64)
-                            for t in self.compute.tensors if t.name in self.answers})
+            for t in kernel.params:  # parts of several sums lie in one workspace, each in its own way
+                if t.parts_of and len(done.buffers[t.name]) != t.layout.span:
+                    done = Memory(done.buffers | {t.name: self.flat(t)})
+            done.new_launch()
+            run(kernel, done, seed=seed)
+        # A result that no kernel stores is in its copy: what would have added parts to it is not run.
+        copies = {t.copy_of: t for t in seen.values() if t.copy_of}
+        lies = {n: held[n] if n in seen else copies.get(n, held[n]) for n in self.answers}
+        return self.judged({n: done.buffers[t.name][offsets_of(t)].astype(np.float64)
+                            for n, t in lies.items()})
 
 
 def after_every_pass(compute: Compute, plan: Plan,
@@ -244,26 +280,8 @@ def indexed(compute: Compute, tensor: Tensor) -> list[int]:
             if read & free_vars(d.coord)]
 
 
-def _places(tensor: Tensor) -> Array:
-    strides = tensor.layout.strides()
-    assert strides is not None, f"{tensor.name} has a blocked layout"
-    grid = np.indices(tensor.shape) if tensor.shape else np.zeros((0,), np.int64)
-    return np.asarray(tensor.layout.offset + sum(
-        (g * s for g, s in zip(grid, strides, strict=True)), np.zeros(tensor.shape, np.int64)))
-
-
 def _as_memory_has_it(tensor: Tensor, values: Array) -> Array:
     """The same number wherever elements share a place."""
-    places, flat = _places(tensor), np.zeros(tensor.layout.span, values.dtype)
+    places, flat = offsets_of(tensor), np.zeros(tensor.layout.span, values.dtype)
     flat[places] = values
     return np.asarray(flat[places])
-
-
-def _laid_out(tensor: Tensor, values: Array | None, device: str) -> torch.Tensor:
-    strides = tensor.layout.strides()
-    assert strides is not None, f"{tensor.name} has a blocked layout"
-    flat = np.full(tensor.layout.span, unset(tensor))
-    if values is not None:
-        flat[_places(tensor)] = values
-    memory = torch.from_numpy(flat).to(torch_dtype(tensor.dtype)).to(device)
-    return memory.as_strided(tensor.shape, strides, tensor.layout.offset)

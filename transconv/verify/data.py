@@ -79,11 +79,13 @@ class Guarded:
     sealed: int | None = None  # a sum over the bits of an operand, see ``seal``
 
     @staticmethod
-    def make(layout: Layout, shape: Sequence[int], device: str, shift: int = 0) -> Guarded:
-        """``shift`` puts the tensor that many elements off a multiple of 16 bytes."""
-        memory = torch.empty((max(1, layout.span) + 2 * GUARD + shift,),
+    def make(layout: Layout, shape: Sequence[int], device: str, shift: int = 0,
+             guard: int = GUARD) -> Guarded:
+        """``shift`` puts the tensor that many elements off a multiple of 16 bytes; ``guard``: elements on
+        either side."""
+        memory = torch.empty((max(1, layout.span) + 2 * guard + shift,),
                              dtype=torch_dtype(layout.dtype), device=device)
-        made = Guarded(memory, layout, tuple(shape), GUARD + shift)
+        made = Guarded(memory, layout, tuple(shape), guard + shift)
         made.poison()
         return made
 
@@ -97,11 +99,14 @@ class Guarded:
         return whole[tuple(slice(n) for n in self.shape)]
 
     @property
+    def span(self) -> torch.Tensor:
+        """Memory from the first place of the tensor to its last."""
+        return self.memory[self.start:self.start + max(1, self.layout.span)]
+
+    @property
     def argument(self) -> torch.Tensor:
         """What a kernel is given: the view, or where shape and strides do not say it all, memory."""
-        if self.layout.strides() is None or self.layout.offset:
-            return self.memory[self.start:self.start + max(1, self.layout.span)]
-        return self.view
+        return self.span if self.layout.strides() is None or self.layout.offset else self.view
 
     def _blocks(self, memory: torch.Tensor) -> torch.Tensor:
         """One dimension for each block: dimension by dimension, the outermost block first."""
@@ -149,8 +154,8 @@ class Guarded:
     def _sum(self) -> int:
         return int(self.memory.view(poison(self.memory.dtype)[0]).sum(dtype=torch.int64))
 
-    def intact(self) -> bool:
-        """Whether nothing was written but elements of the tensor: before it, after it, and between
+    def intact(self, between: bool = True) -> bool:
+        """Whether nothing was written but elements of the tensor: before it, after it, and ``between``
         its elements there still is poison; a sealed one holds what it held."""
         bits, pattern = poison(self.memory.dtype)
         memory = self.memory.view(bits)
@@ -158,7 +163,7 @@ class Guarded:
         whole = (memory[:self.start] == pattern).all() & (memory[end:] == pattern).all()
         if not bool(whole) or self.sealed not in (None, self._sum()):
             return False
-        if self.layout.is_dense or self.sealed is not None:
+        if self.layout.is_dense or self.sealed is not None or not between:
             return True
         rest = memory.clone()
         self._blocks(rest).fill_(pattern)
