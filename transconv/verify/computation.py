@@ -85,18 +85,18 @@ class ComputationCase:
     def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
         if sizes := indexed(self.compute, tensor):
             near = draw.integers(-1, max(sizes) + 1, tensor.shape)  # a few are outside
-            return _as_memory_has_it(tensor, near)
+            return as_memory_has_it(tensor, near)
         if tensor.dtype.kind == "int":
             low, high = (max(-128, tensor.dtype.limits[0]), min(255, tensor.dtype.limits[1]))
-            return _as_memory_has_it(tensor, draw.integers(low, high, tensor.shape, endpoint=True) * 1.0)
+            return as_memory_has_it(tensor, draw.integers(low, high, tensor.shape, endpoint=True) * 1.0)
         if self.data == "exact":
             drawn = draw.choice(EXACT.get(self.op, EXACT["sum"]), tensor.shape).astype(np.float64)
-            return _as_memory_has_it(tensor, drawn)
+            return as_memory_has_it(tensor, drawn)
         drawn = draw.standard_normal(tensor.shape)
         if self.op == "prod" and self._in_rows(tensor):  # a product of many of them would be nothing
             drawn = np.copysign(np.exp(drawn / self.row**0.5), draw.standard_normal(tensor.shape))
         made = torch.from_numpy(drawn).to(torch_dtype(tensor.dtype))
-        return _as_memory_has_it(tensor, made.double().numpy())
+        return as_memory_has_it(tensor, made.double().numpy())
 
     def _in_rows(self, tensor: Tensor) -> bool:
         """Whether a tensor's elements are read along the axes that are reduced."""
@@ -223,9 +223,10 @@ class ComputationCase:
 
     def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = (), seed: int = 0) -> Judged:
         """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
-        plan run one after another. What is neither given nor ``zeroed`` holds NaN before. ``seed`` says who
-        goes first among the roles of a kernel that has them."""
-        seen = {t.name: t for t in sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)}
+        plan run one after another. What is neither given nor ``zeroed`` holds NaN before. ``seed`` says
+        who goes first among the roles of a kernel that has them."""
+        params = sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)
+        seen = {t.name: t for t in params}
         held = {t.name: t for t in self.held}  # says where elements lie, which boxes see otherwise
         done = Memory({name: self.flat(t, zero=name in zeroed) for name, t in (seen | held).items()})
         for kernel in kernels:
@@ -280,7 +281,7 @@ def indexed(compute: Compute, tensor: Tensor) -> list[int]:
             if read & free_vars(d.coord)]
 
 
-def _as_memory_has_it(tensor: Tensor, values: Array) -> Array:
+def as_memory_has_it(tensor: Tensor, values: Array) -> Array:
     """The same number wherever elements share a place."""
     places, flat = offsets_of(tensor), np.zeros(tensor.layout.span, values.dtype)
     flat[places] = values

@@ -1,6 +1,6 @@
-"""Replaces a problem too large to interpret by a smaller one of the same kind.
+"""Replaces a workload too large to interpret by a smaller one of the same kind.
 
-Sizes are halved, the axis with the most tiles first, while the schedule stays legal: the small problem
+Sizes are halved, the axis with the most tiles first, while the schedule stays legal: the small workload
 then has the same stages, masks and tails as the large one.
 """
 
@@ -10,20 +10,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
 
-from transconv.conv import ConvProblem, Descriptor, print_descriptor
-from transconv.errors import TransconvError
+from transconv.compute import Alone
+from transconv.conv import ConvProblem, ConvWorkload, Descriptor, print_descriptor
+from transconv.errors import ComputeError, TransconvError
 from transconv.schedule import Schedule
-from transconv.verify.bisect.replay import ReplayedDirection
+from transconv.verify.bisect.subject import BisectSubject
+from transconv.verify.fuzz.compute_shrinker import smaller
+from transconv.verify.fuzz.compute_trial import ComputeTrial
 
 PRODUCTS = 1 << 24  # multiplications that the interpreter does in seconds, at all stages together
 SLOW = 4  # as long takes one that is not part of a matrix product
 
 
-def products(question: ReplayedDirection) -> int:
+def products(subject: BisectSubject) -> int:
     """The multiplications of all launches, those of lanes beyond the end of an axis included; what
     is multiplied element by element counts ``SLOW`` times."""
     total = 0
-    for compute, schedule in question.steps():
+    for compute, schedule in subject.steps():
+        compute = compute.at(**subject.sizes)
         work = prod(x.size for x in compute.axes if schedule.block_of(x.name) is None)
         for block in schedule.blocks:
             work *= -(-prod(compute.size(a) for a in block.axes) // block.extent) * block.extent
@@ -31,48 +35,64 @@ def products(question: ReplayedDirection) -> int:
     return total
 
 
-def shrunk(question: ReplayedDirection, limit: int = PRODUCTS) -> tuple[ReplayedDirection, str]:
-    """A question with at most about ``limit`` products, and in words how it differs; the schedule is
-    that of the large problem where it is legal. Raises what choosing a schedule raises."""
-    schedules = [c for a, c in question.steps() if a.does == "compute"]
-    if not schedules or products(question) <= limit:
-        return question, ""
-    at = replace(question, schedule=question.schedule or (
+def shrunk(subject: BisectSubject, limit: int = PRODUCTS) -> tuple[BisectSubject, str]:
+    """A subject with at most about ``limit`` products, and in words how it differs; the schedule is
+    that of the large workload where it is legal. Raises what choosing a schedule raises, ComputeError for
+    a computation that cannot be made small."""
+    schedules = [s for c, s in subject.steps() if c.does == "compute"]
+    if subject.sizes or not schedules or products(subject) <= limit:
+        return subject, ""
+    at = replace(subject, schedule=subject.schedule or (
         schedules[0] if len({*schedules}) == 1 else None))
     work = _legal_work(at)
     if work is None:
-        at = replace(question, schedule=None)
+        at = replace(subject, schedule=None)
         work = products(at)
     kept = at.schedule is not None
     while work > limit:
         near = list(_halved(at, schedules[0]))
         tried = near if at.schedule is None else [*near, *(replace(q, schedule=None) for q in near)]
-        for smaller in tried:
-            less = _legal_work(smaller)
+        for small in tried:
+            less = _legal_work(small)
             if less is not None and less < work:
-                at, work = smaller, less
+                at, work = small, less
                 break
         else:
             break
-    if at.problem == question.problem:
+    if work > limit and isinstance(at.workload, Alone):
+        raise ComputeError(f"{at.workload.title} has {work} products, and none that is smaller has a "
+                           f"schedule; expected at most {limit}, smaller axes, or a --limit")
+    if at.workload == subject.workload:
         return at, ""
-    remark = f"shrunk to {at.problem}, a size for the interpreter"
+    remark = f"shrunk to {_sizes(at)}, a size for the interpreter"
     if kept and at.schedule is None:
         remark += f"; {schedules[0]} is not legal there, heuristics choose anew"
     return at, remark
 
 
-def _legal_work(question: ReplayedDirection) -> int | None:
+def _sizes(subject: BisectSubject) -> str:
+    if isinstance(subject.workload, Alone):
+        return " ".join(f"{x.name}={x.size}" for x in subject.workload.compute.axes)
+    return str(subject.workload)
+
+
+def _legal_work(subject: BisectSubject) -> int | None:
     """Its products; None where its schedule is not legal."""
     try:
-        return products(question) or None
+        return products(subject) or None
     except TransconvError:
         return None
 
 
-def _halved(question: ReplayedDirection, schedule: Schedule) -> Iterator[ReplayedDirection]:
-    """The problem with one axis halved, that with the most tiles first."""
-    p = question.problem
+def _halved(subject: BisectSubject, schedule: Schedule) -> Iterator[BisectSubject]:
+    """The workload with one axis halved, that with the most tiles, or the longest, first."""
+    workload = subject.workload
+    if isinstance(workload, Alone):
+        trial = ComputeTrial(str(workload.compute), subject.target.name, str(subject.schedule or ""))
+        yield from (replace(subject, workload=Alone(t.compute)) for t in smaller(trial))
+        return
+    assert isinstance(workload, ConvWorkload)
+    p = workload.problem
     tiles = {a: b.extent for b in schedule.blocks if len(b.axes) == 1 for a in b.axes}
 
     def extent(*names: str) -> int:
@@ -90,7 +110,7 @@ def _halved(question: ReplayedDirection, schedule: Schedule) -> Iterator[Replaye
         rounded = -(-(size // 2) // step) * step
         for new in dict.fromkeys((rounded, -(-size // 2))):
             if 1 <= new < size and (made := _resized(p, what, new)) is not None:
-                yield replace(question, problem=made)
+                yield replace(subject, workload=replace(workload, problem=made))
 
 
 def _resized(p: ConvProblem, what: str, size: int) -> ConvProblem | None:
