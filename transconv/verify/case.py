@@ -30,7 +30,7 @@ from transconv.runtime import Choose, Plan, first_run_check
 from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
 from transconv.target import Target, detect
-from transconv.verify.data import GUARD, Guarded, allocate, fill, torch_dtype
+from transconv.verify.data import GUARD, Guarded, allocate, fill, strayed, torch_dtype
 from transconv.verify.epilogue_data import epilogue_operands, epilogue_values
 from transconv.verify.judgement import Judgement, judge
 from transconv.verify.machine import device, synchronize
@@ -43,7 +43,7 @@ class ProblemCase:
 
     ``bia`` is the bias's element type (default: the result's); ``shift`` puts every tensor that
     many elements off a multiple of 16 bytes; ``extra`` is what the epilogue reads; ``numpy`` runs
-    kernels in the interpreter of the IR instead of Triton's.
+    kernels in the interpreter of the IR instead of Triton's; ``guard``: elements around each tensor.
     """
 
     problem: ConvProblem
@@ -60,6 +60,7 @@ class ProblemCase:
     shift: int = 0
     deterministic: bool = False
     numpy: bool = False
+    guard: int = GUARD
     beside: dict[str, Guarded] = field(default_factory=dict)  # the epilogue's tensors
     read: dict[str, Tensor] = field(default_factory=dict)  # what they are in the IR
 
@@ -140,7 +141,7 @@ class ProblemCase:
         if schedule or known or blocked or self.where == "cpu":  # verdicts are on what a GPU runs
             return compiled
         self.fill("float", seed)
-        return first_run_check.run(compiled, {n: t.view for n, t in self._all().items()})
+        return first_run_check.run(compiled, {n: t.view for n, t in self.held.items()})
 
     def _operands(self) -> list[torch.Tensor]:
         """The operands of the product, without zero points."""
@@ -152,15 +153,17 @@ class ProblemCase:
     def _result(self) -> DType:
         return self.problem.specs[self.prop.result].dtype
 
-    def _all(self) -> dict[str, Guarded]:
+    @property
+    def held(self) -> dict[str, Guarded]:
+        """All tensors."""
         return self.tensors | self.beside
 
     def fill(self, mode: str, seed: int = 0) -> None:
         """New operands (``exact`` or ``float``), and a poisoned result."""
         if not self.tensors:
-            self.tensors = allocate(self.problem, self.where, self.shift)
+            self.tensors = allocate(self.problem, self.where, self.shift, self.guard)
             read = epilogue_operands(self.problem, self.prop, self.after)
-            self.beside = {name: Guarded.make(t.layout, t.shape, self.where, self.shift)
+            self.beside = {name: Guarded.make(t.layout, t.shape, self.where, self.shift, self.guard)
                            for name, t in read.items()}
             self.read = read
         fill(self.tensors, self.problem, self.prop, mode, seed)
@@ -183,31 +186,37 @@ class ProblemCase:
         if self.numpy:
             from transconv.verify.interpret import interpret
 
-            interpret(compiled, self._all())
+            interpret(compiled, self.held)
             return
-        compiled.launch(**{name: t.argument for name, t in self._all().items()})
+        compiled.launch(**{name: t.argument for name, t in self.held.items()})
 
-    def intact(self) -> bool:
-        """Whether nothing but the result was written."""
-        return all(t.intact() for t in self._all().values())
+    def strayed(self, compiled: CompiledDirection) -> list[str]:
+        """What was written beside the result, in words."""
+        cleared = {s.zero.name for s in compiled.steps if s.zero is not None}
+        return strayed(self.held, (self.prop.result,), cleared)
 
     def judge(self, compiled: CompiledDirection, mode: str, seed: int = 0) -> Judgement:
         """Run on fresh data and compare; nothing but the result may be written."""
         self.fill(mode, seed)
         self.launch(compiled)
-        synchronize()
+        return self.judged(compiled, mode)
+
+    def judged(self, compiled: CompiledDirection, mode: str) -> Judgement:
+        """Compare what a launch has stored."""
+        if self.where == "cuda":
+            synchronize()
         a, b = self._operands()
         got = self.tensors[self.prop.result].view
         found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
                       longest_chain(compiled))
-        return self._guarded(found)
+        return self._guarded(found, compiled)
 
-    def _guarded(self, found: Judgement) -> Judgement:
-        if not self.intact():
-            found.reason = "; ".join(filter(None, [found.reason, "wrote outside the result"]))
+    def _guarded(self, found: Judgement, compiled: CompiledDirection) -> Judgement:
+        reasons = [found.reason, *self.strayed(compiled)]
         # The interpreter of the IR runs kernels alone: what a plan does beside them is not seen there.
         if not self.numpy and not self.tensors[self.prop.result].is_padded_with_zeros:
-            found.reason = "; ".join(filter(None, [found.reason, "what pads the result is not 0"]))
+            reasons.append("what pads the result is not 0")
+        found.reason = "; ".join(filter(None, reasons))
         return found
 
     def same(self, compiled: CompiledDirection, seed: int = 0) -> Judgement:
@@ -234,7 +243,7 @@ class ProblemCase:
         told = Judgement(max_err=float("nan") if wrong else 0.0)
         if wrong:
             told.reason = f"{wrong} of {self.answer.numel()} elements are wrong"
-        return self._guarded(told)
+        return self._guarded(told, compiled)
 
     def release(self) -> None:
         """Give the tensors back."""

@@ -43,7 +43,7 @@ from transconv.ir import (
 )
 from transconv.passes import levels, lower
 from transconv.runtime import Plan
-from transconv.verify.data import Guarded, poison, torch_dtype
+from transconv.verify.data import Guarded, poison, strayed, torch_dtype
 from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS
 
 GUARD = 1 << 12  # elements around a tensor, of which there are many small ones
@@ -141,9 +141,7 @@ class ComputationCase:
         plan.run(dict(given))  # some indices are out of bounds on purpose; run unchecked
         found = self.judged({name: tensors[name].view.double().cpu().numpy() for name in self.answers},
                             launched=True)
-        cleared = {s.zero.name for s in plan.steps if s.zero is not None}  # between elements, too
-        outside = [f"wrote outside of {name}" if name in self.answers else f"changed {name}"
-                   for name, t in tensors.items() if not t.intact(between=name not in cleared)]
+        outside = strayed(tensors, self.answers, {s.zero.name for s in plan.steps if s.zero is not None})
         return replace(found, problem="; ".join(filter(None, [found.problem, *outside])))
 
     def judged(self, got: Mapping[str, Array], launched: bool = False) -> Judged:

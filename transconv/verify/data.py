@@ -8,7 +8,7 @@ What no element maps to, and the result before a run, holds a NaN that no arithm
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -170,6 +170,14 @@ class Guarded:
         return bool((rest == pattern).all())
 
 
+def strayed(tensors: Mapping[str, Guarded], results: Collection[str],
+            cleared: Collection[str] = ()) -> list[str]:
+    """What was written that is no element of a result, in words; ``cleared``: tensors that a plan fills with
+    zeros before, between their elements, too."""
+    return [f"wrote outside of {name}" if name in results else f"changed {name}"
+            for name, t in tensors.items() if not t.intact(between=name not in cleared)]
+
+
 def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: float,
                  generator: torch.Generator) -> torch.Tensor:
     """Integers from 1 to ``most`` of either sign, a given share of them kept, the others 0."""
@@ -224,7 +232,7 @@ def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, see
     tensors[prop.result].poison()
 
 
-def allocate(p: ConvProblem, device: str, shift: int = 0) -> dict[str, Guarded]:
+def allocate(p: ConvProblem, device: str, shift: int = 0, guard: int = GUARD) -> dict[str, Guarded]:
     """The three tensors of a problem, poisoned, each ``shift`` elements off alignment."""
-    return {name: Guarded.make(getattr(p, name).layout, shape, device, shift)
+    return {name: Guarded.make(getattr(p, name).layout, shape, device, shift, guard)
             for name, shape in p.shapes.items()}

@@ -185,8 +185,7 @@ def _twice(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int,
     unwritten = int(result.view.isnan().sum())
     reasons = [f"{wrong} elements differ between two runs"] if wrong else []
     reasons += [f"{unwritten} elements are NaN"] if unwritten else []
-    reasons += [] if case.intact() else ["wrote outside the result"]
-    return {"reason": "; ".join(reasons)}
+    return {"reason": "; ".join([*reasons, *case.strayed(compiled)])}
 
 
 _STEPS = {"I": _initialise, "R": _execute, "C": _compare, "B": _twice}
