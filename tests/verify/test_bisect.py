@@ -37,7 +37,7 @@ from transconv.verify.bisect.stage_search import blame, blame_compute
 from transconv.verify.bisect.subject import BisectSubject, evaluated
 from transconv.verify.bisect.workload_shrinker import PRODUCTS, products, shrunk
 from transconv.verify.fuzz.compute_trial import ComputeTrial
-from transconv.verify.fuzz.trial_kinds import read
+from transconv.verify.fuzz.trial_run import read
 
 SM90 = TARGETS["sm_90"]
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))

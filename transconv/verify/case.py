@@ -181,14 +181,19 @@ class ProblemCase:
             self.beside[TABLE].put(made)
             self.beside[TABLE].seal()
 
-    def launch(self, compiled: CompiledDirection) -> None:
-        """Raises InterpError where the interpreter of the IR finds a fault."""
+    def launch(self, compiled: CompiledDirection, device: str = "") -> None:
+        """``device``: where the tensors are meanwhile, with all that is around them. Raises InterpError
+        where the interpreter of the IR finds a fault."""
         if self.numpy:
             from transconv.verify.interpret import interpret
 
             interpret(compiled, self.held)
             return
+        for t in self.held.values() if device else ():
+            t.memory = t.memory.to(device)
         compiled.launch(**{name: t.argument for name, t in self.held.items()})
+        for t in self.held.values() if device else ():
+            t.memory = t.memory.to(self.where)
 
     def strayed(self, compiled: CompiledDirection) -> list[str]:
         """What was written beside the result, in words."""

@@ -172,8 +172,8 @@ class Guarded:
 
 def strayed(tensors: Mapping[str, Guarded], results: Collection[str],
             cleared: Collection[str] = ()) -> list[str]:
-    """What was written that is no element of a result, in words; ``cleared``: tensors that a plan fills with
-    zeros before, between their elements, too."""
+    """What was written that is no element of a result, in words; ``cleared``: tensors that a plan fills
+    with zeros before, between their elements, too."""
     return [f"wrote outside of {name}" if name in results else f"changed {name}"
             for name, t in tensors.items() if not t.intact(between=name not in cleared)]
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from math import prod
 
 from transconv.compute import Alone
-from transconv.conv import ConvProblem, ConvWorkload, Descriptor, print_descriptor
+from transconv.conv import ConvProblem, ConvWorkload
 from transconv.errors import ComputeError, TransconvError
 from transconv.schedule import Schedule
 from transconv.verify.bisect.subject import BisectSubject
-from transconv.verify.fuzz.compute_shrinker import smaller
-from transconv.verify.fuzz.compute_trial import ComputeTrial
+from transconv.verify.fuzz.compute_trial import ComputeTrial, smaller
+from transconv.verify.fuzz.shrinker import resized
 
 PRODUCTS = 1 << 24  # multiplications that the interpreter does in seconds, at all stages together
 SLOW = 4  # as long takes one that is not part of a matrix product
@@ -109,31 +109,17 @@ def _halved(subject: BisectSubject, schedule: Schedule) -> Iterator[BisectSubjec
     for _, what, size, step in sorted(sizes, key=lambda s: -s[0]):
         rounded = -(-(size // 2) // step) * step
         for new in dict.fromkeys((rounded, -(-size // 2))):
-            if 1 <= new < size and (made := _resized(p, what, new)) is not None:
+            for made in _resized(p, what, new) if 1 <= new < size else ():
                 yield replace(subject, workload=replace(workload, problem=made))
 
 
-def _resized(p: ConvProblem, what: str, size: int) -> ConvProblem | None:
+def _resized(p: ConvProblem, what: str, size: int) -> Iterator[ConvProblem]:
     """The problem with another size along one axis; the same padding, types and memory order."""
-    mb, g, icg, ocg, i, o = p.mb, p.g, p.icg, p.ocg, list(p.i), list(p.o)
-    if what == "mb":
-        mb = size
-    elif what == "g":
-        g = size
-    elif what == "ic":
-        icg = size
-    elif what == "oc":
-        ocg = size
-    else:
-        x = int(what[1:])
-        i[x] -= (o[x] - size) * p.stride[x]
-        o[x] = size
-    if min(i) < 1:
-        return None
-    shape = print_descriptor(Descriptor(mb, g, g * icg, g * ocg, tuple(i), tuple(o), p.k, p.stride,
-                                        p.dilation, p.pad_lo, ""))
-    words = [w for w in str(p).split() if w.startswith(("dt=", "tag=", "math="))]
-    try:
-        return ConvProblem.parse(" ".join([shape, *words]))
-    except TransconvError:  # a layout of explicit strides has no other size
-        return None
+    if what == "g":
+        return resized(p, g=size, ic=size * p.icg, oc=size * p.ocg)
+    if what in ("mb", "ic", "oc"):
+        return resized(p, **{what: size if what == "mb" else p.g * size})
+    x, i, o = int(what[1:]), list(p.i), list(p.o)
+    i[x] -= (o[x] - size) * p.stride[x]
+    o[x] = size
+    return resized(p, i=tuple(i), o=tuple(o)) if min(i) > 0 else iter(())
