@@ -143,7 +143,7 @@ class ProblemCase:
         self.fill("float", seed)
         return first_run_check.run(compiled, {n: t.view for n, t in self.held.items()})
 
-    def _operands(self) -> list[torch.Tensor]:
+    def operands(self) -> list[torch.Tensor]:
         """The operands of the product, without zero points."""
         held = {n: self.tensors[n].view for n in self.prop.operands}
         whole = without_zeros(held | self.extra, self.after.zeros)
@@ -210,7 +210,7 @@ class ProblemCase:
         """Compare what a launch has stored."""
         if self.where == "cuda":
             synchronize()
-        a, b = self._operands()
+        a, b = self.operands()
         got = self.tensors[self.prop.result].view
         found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
                       longest_chain(compiled))
@@ -234,7 +234,7 @@ class ProblemCase:
             self.fill("exact", seed)
         result = self.tensors[self.prop.result]
         if self.answer is None or self.answered != seed:
-            a, b = self._operands()
+            a, b = self.operands()
             found = [once_stored(after(want, at, self.epilogue, self.extra), at, self.problem, self.prop,
                                  self.after, self.extra)
                      for at, want in pieces(self.problem, self.prop, a, b)]

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from transconv.compute import Alone, Answer, Compute, Workload, execute, with_error
-from transconv.conv import CompiledDirection, ConvWorkload, without_zeros
+from transconv.conv import CompiledDirection, ConvWorkload
 from transconv.errors import ScheduleError
 from transconv.ir import Array, Tensor, convert, offsets_of
 from transconv.runtime import Plan, build, plan_steps
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
-from transconv.verify.computation import ComputationCase, as_memory_has_it, unset
-from transconv.verify.data import density, whole_values
+from transconv.verify.case import ProblemCase
+from transconv.verify.computation import ComputationCase, unset
 from transconv.verify.oracle import convolve, given_to, once_stored
 
 
@@ -48,7 +48,7 @@ class BisectSubject:
     def cases(self, seed: int = 0) -> list[ComputationCase]:
         """Data, the exact ones first."""
         if isinstance(self.workload, ConvWorkload):
-            return [OracleCase(self.workload, seed)]
+            return [OracleCase(self.workload, self.target, seed)]
         assert isinstance(self.workload, Alone)
         compute = self.workload.compute.at(**self.sizes)
         return [ComputationCase(compute, data, seed) for data in ("exact", "float")]
@@ -99,35 +99,17 @@ def _holders(computes: Sequence[Compute], case: ComputationCase) -> Iterator[tup
 class OracleCase(ComputationCase):
     """A direction of a convolution with small whole numbers, and the answer of the oracle in f64."""
 
-    def __init__(self, workload: ConvWorkload, seed: int = 0) -> None:
-        import torch
-
+    def __init__(self, workload: ConvWorkload, target: Target, seed: int = 0) -> None:
+        p, prop, after = workload.problem, workload.prop, workload.epilogue
         self.workload, self.compute = workload, workload.computations[-1]
         self.data, self.seed = "exact", seed
-        p, prop, after, random = (workload.problem, workload.prop, workload.epilogue,
-                                  np.random.default_rng(seed))
-        self.given, share = {}, density(p, prop)
-        for name in prop.operands:
-            if p.specs[name].dtype.kind == "int":
-                generator = torch.Generator().manual_seed(int(random.integers(1 << 30)))
-                whole = whole_values(p, prop, name, p.shapes[name], generator)
-                self.given[name] = whole.double().numpy()
-                continue
-            drawn = random.integers(-2, 3, p.shapes[name]).astype(np.float64)
-            self.given[name] = drawn * (random.random(drawn.shape) < share)
-            share = 1.0
-        for tensor in workload.tensors[len(p.specs):]:
-            least = max(-8, tensor.dtype.limits[0]) if tensor.dtype.kind == "int" else -8
-            self.given[tensor.name] = random.integers(least, 9, tensor.shape).astype(np.float64)
-        for tensor in self.held:
-            if tensor.name in self.given:
-                self.given[tensor.name] = as_memory_has_it(tensor, self.given[tensor.name])
-        given = {n: torch.from_numpy(v) for n, v in self.given.items()}
-        multiplied = without_zeros(given, after.zeros)
-        sums = convolve(p, prop, *(multiplied[n] for n in prop.operands))
+        case = ProblemCase(p, prop, str(after), "cpu", target=target)
+        case.fill("exact", seed)
+        self.extra = case.extra
+        self.given = {n: t.view.double().numpy() for n, t in case.held.items() if n != prop.result}
         function, eps = after.function, 2.0 ** -(23 if p.acc.bits == 32 else 52)
-        answer, off = with_error(function, given_to(after, sums, slice(None), given), {}, eps,
-                                 not function.is_exact)
+        values = given_to(after, convolve(p, prop, *case.operands()), slice(None), self.extra)
+        answer, off = with_error(function, values, {}, eps, not function.is_exact)
         self.answers = {prop.result: Answer(answer.numpy(), off.expand(answer.shape).numpy())}
 
     @property
@@ -139,9 +121,8 @@ class OracleCase(ComputationCase):
         import torch
 
         w = self.workload
-        extra = {n: torch.from_numpy(v) for n, v in self.given.items()}
         want = once_stored(torch.from_numpy(answer.value), slice(None), w.problem, w.prop, w.epilogue,
-                           extra).numpy()
+                           self.extra).numpy()
         spacings = 1.0 * launched if w.epilogue.function.is_exact else 4.0
         spacing = tensor.dtype.spacing * (4 if tensor.dtype.bits > 16 else 1)  # as wide as sums: some more
         return want, np.nan_to_num(spacings * spacing * np.maximum(1.0, np.abs(want)) + answer.error)
