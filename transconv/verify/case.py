@@ -1,14 +1,17 @@
-"""One direction of one problem on this machine: the plan, its tensors, and the check of the result.
+"""A workload on this machine: its plans, its tensors, and the check of results; one direction of a
+convolution (computations have verify/computation.py).
 
-Runs in worker processes or in the caller's; problems are passed as text.
+Runs in worker processes or in the caller's; workloads are passed as text.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -18,6 +21,7 @@ from transconv.conv import (
     TABLE,
     CompiledDirection,
     ConvProblem,
+    ConvWorkload,
     Epilogue,
     Prop,
     compiler,
@@ -30,16 +34,66 @@ from transconv.runtime import Choose, Plan, first_run_check
 from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
 from transconv.target import Target, detect
-from transconv.verify.data import GUARD, Guarded, allocate, fill, strayed, torch_dtype
-from transconv.verify.epilogue_data import epilogue_operands, epilogue_values
+from transconv.verify.data import (
+    GUARD,
+    Guarded,
+    allocate,
+    fill,
+    random_tensor,
+    strayed,
+    torch_dtype,
+)
+from transconv.verify.epilogue_data import epilogue_operands, epilogue_tensors, epilogue_values
 from transconv.verify.judgement import Judgement, judge
 from transconv.verify.machine import device, synchronize
 from transconv.verify.oracle import after, approximates, once_stored, pieces
 
+Call = Callable[[], object]
+
+
+class Case(ABC):
+    """A workload with tensors on this machine; plans for many schedules share them. ``where``: ``cuda`` or
+    ``cpu``."""
+
+    __slots__ = ()
+    where: str
+
+    @property
+    @abstractmethod
+    def footprint(self) -> int:
+        """Bytes that a call moves at least."""
+
+    @abstractmethod
+    def plan(self, schedule: str = "") -> Plan:
+        """Raises ScheduleError or Unsupported, which are refusals, not failures."""
+
+    @abstractmethod
+    def same(self, plan: Any) -> Judgement:
+        """Whether a plan's result on exact data is the answer."""
+
+    @abstractmethod
+    def drawn(self) -> dict[str, torch.Tensor]:
+        """Tensors of random data."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the tensors back."""
+
+    def make(self, plan: Plan) -> Callable[[int], Call]:
+        """The plan on tensors of random data, a new set for each index."""
+        def of(index: int) -> Call:
+            tensors, result = self.drawn(), plan.workload.result
+
+            def call() -> torch.Tensor:
+                plan.launch(**tensors)
+                return tensors[result]
+            return call
+        return of
+
 
 @dataclass(slots=True)
-class ProblemCase:
-    """A problem with its tensors; plans for other schedules share them.
+class ProblemCase(Case):
+    """A direction of a problem with its tensors. ``open``: the sizes that are arguments of its kernels.
 
     ``bia`` is the bias's element type (default: the result's); ``shift`` puts every tensor that
     many elements off a multiple of 16 bytes; ``extra`` is what the epilogue reads; ``numpy`` runs
@@ -61,6 +115,7 @@ class ProblemCase:
     deterministic: bool = False
     numpy: bool = False
     guard: int = GUARD
+    open: frozenset[str] = frozenset()
     beside: dict[str, Guarded] = field(default_factory=dict)  # the epilogue's tensors
     read: dict[str, Tensor] = field(default_factory=dict)  # what they are in the IR
 
@@ -69,14 +124,28 @@ class ProblemCase:
         return Epilogue.parse(self.epilogue, DTYPES[self.bia] if self.bia else None)
 
     def plan(self, schedule: str | Schedule | None = "") -> CompiledDirection:
-        """The plan that the passes make in this process. Raises ScheduleError or Unsupported, which are
-        refusals, not failures."""
+        """The plan that the passes make in this process, at the problem's sizes. Raises ScheduleError or
+        Unsupported, which are refusals, not failures."""
         asked = compiler.question(self.problem, self.prop, self.target, self.after,
                                   aligned=not self.shift, deterministic=self.deterministic)
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule) if schedule else None
-        return runtime.plan(asked.workload, asked.target, schedule, asked.deterministic, CompiledDirection,
+        p, workload = self.problem, asked.workload
+        if self.open:
+            workload = ConvWorkload(p, self.prop, self.after, self.open)
+        made = runtime.plan(workload, asked.target, schedule, asked.deterministic, CompiledDirection,
                             keeps=False)
+        return made.at(dict(zip(made.required.sizes.names, (p.mb, *p.i), strict=True))) if (
+            self.open and made.required) else made
+
+    @property
+    def footprint(self) -> int:
+        return self.problem.bytes_moved()
+
+    def drawn(self) -> dict[str, torch.Tensor]:
+        p = self.problem
+        tensors = {n: random_tensor(p.shapes[n], s.layout, self.where) for n, s in p.specs.items()}
+        return tensors | epilogue_tensors(p, self.prop, self.epilogue, "float", self.where)
 
     def plan_of(self, schedules: Sequence[str]) -> CompiledDirection:
         """The plan whose kernels have these schedules, in the order that the compiler asks for them
@@ -251,7 +320,6 @@ class ProblemCase:
         return self._guarded(told, compiled)
 
     def release(self) -> None:
-        """Give the tensors back."""
         self.tensors, self.extra, self.beside, self.answer = {}, {}, {}, None
         self.filled = ("", 0)
 

@@ -9,23 +9,28 @@ them (compute/semantics/error_bounds.py), and as a whole as limits.py says.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
 import torch
 
 from transconv.compute import (
+    Alone,
     Answer,
     Compute,
     Read,
     Reduction,
     allowed,
+    examine,
     execute,
     is_tf32,
+    parse,
     rounds_once,
     share_of,
 )
+from transconv.conv import ConvProblem, Prop, marked
 from transconv.ir import (
     Array,
     Call,
@@ -42,10 +47,16 @@ from transconv.ir import (
     verify,
 )
 from transconv.passes import levels, lower
-from transconv.runtime import Plan
-from transconv.verify.data import Guarded, poison, strayed, torch_dtype
+from transconv.runtime import Plan, plan
+from transconv.schedule import Schedule
+from transconv.target import detect
+from transconv.verify.case import Case, ProblemCase
+from transconv.verify.data import Guarded, poison, random_tensor, strayed, strides_of, torch_dtype
+from transconv.verify.judgement import Judgement
 from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS
+from transconv.verify.machine import device, synchronize
 
+WHOLE = 1 << 22  # points of which every element is checked; of more, samples are
 GUARD = 1 << 12  # elements around a tensor, of which there are many small ones
 # What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
 # of many ones is one.
@@ -61,26 +72,85 @@ class Judged:
     problem: str = ""
 
 
+def case_of(text: str, direction: str = "", behind: str = "") -> Case:
+    """The case of a workload that is passed as text: a convolution's problem, direction and epilogue, or a
+    computation. Raises ProblemError, ComputeError."""
+    if text.startswith("compute "):
+        return ComputationCase(parse(text))
+    plain, names = marked(text)
+    return ProblemCase(ConvProblem.parse(plain), Prop(direction), behind, open=names)
+
+
 @dataclass
-class ComputationCase:
+class ComputationCase(Case):
     """A computation with data, and its answer."""
 
     compute: Compute
     data: str = "exact"
     seed: int = 0
-    given: dict[str, Array] = field(init=False)
-    answers: dict[str, Answer] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def given(self) -> dict[str, Array]:
+        """What is read, by name, in logical shape."""
         draw = np.random.default_rng(self.seed)
         stored = {w.view.tensor.name for w in self.compute.writes}
-        self.given = {t.name: self._values(draw, t) for t in self.compute.tensors
-                      if t.name not in stored}
+        return {t.name: self._values(draw, t) for t in self.compute.tensors if t.name not in stored}
+
+    @cached_property
+    def answers(self) -> dict[str, Answer]:
+        """What is to be stored."""
         rounded = self.data != "exact" or not self.is_exact
         # One thread may add up a row, and its roundings may all go one way: a quarter of a place for each
         # term on average.
         share = max(share_of(self.compute), self.row * 2.0**-26)
-        self.answers = execute(self.compute, self.given, share if rounded else 0.0)
+        return execute(self.compute, self.given, share if rounded else 0.0)
+
+    # -- on this machine, with many schedules --------------------------------------------------------
+
+    @cached_property
+    def where(self) -> str:  # type: ignore[override]
+        return device()
+
+    @property
+    def footprint(self) -> int:
+        return sum(t.layout.span * t.dtype.bytes for t in self.compute.tensors)
+
+    def plan(self, schedule: str = "") -> Plan:
+        said = Schedule.parse(schedule) if schedule else None
+        return plan(Alone(self.compute), detect(), said, False, Plan)
+
+    def same(self, plan: Plan) -> Judgement:
+        """Every element, or those of sampled points where there are many."""
+        if prod(x.size for x in self.compute.axes) <= WHOLE:
+            judged = self.launched(plan, self.where)
+            return Judgement(max_err=judged.max_error, reason=judged.problem)
+        tensors = {t.name: self._random(t, exact=True) for t in self.compute.tensors}
+        for name in plan.workload.results:
+            if tensors[name].is_floating_point():
+                tensors[name].fill_(float("nan"))
+        plan.launch(**tensors)
+        synchronize()
+        found = examine(self.compute, tensors)
+        return Judgement(max_err=float("nan") if found.reason else 0.0, reason=found.reason)
+
+    def drawn(self) -> dict[str, torch.Tensor]:
+        return {t.name: self._random(t) for t in self.compute.tensors}
+
+    def release(self) -> None:
+        for name in ("given", "answers"):
+            self.__dict__.pop(name, None)
+
+    def _random(self, tensor: Tensor, exact: bool = False) -> torch.Tensor:
+        """Random values; indices lie inside of what they are indices of."""
+        dtype = torch_dtype(tensor.dtype)
+        if tensor.dtype.kind == "float" and not exact:
+            return random_tensor(tensor.shape, tensor.layout, self.where)
+        sizes = indexed(self.compute, tensor)
+        low, high = (0, min(sizes)) if sizes else (-1 if dtype.is_signed else 0, 2)
+        made = torch.empty_strided(tensor.shape, strides_of(tensor.layout), dtype=dtype, device=self.where)
+        return made.copy_(torch.randint(low, max(high, low + 1), tensor.shape, device=self.where))
+
+    # -- data and judgements -------------------------------------------------------------------------
 
     def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
         if sizes := indexed(self.compute, tensor):

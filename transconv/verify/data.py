@@ -232,6 +232,25 @@ def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, see
     tensors[prop.result].poison()
 
 
+def random_tensor(shape: tuple[int, ...], layout: Layout, where: str) -> torch.Tensor:
+    """Normally distributed values in a strided layout, of integers a sixteenth of the range wide. Raises
+    ValueError for a blocked one."""
+    dtype = torch_dtype(layout.dtype)
+    made = torch.empty_strided(shape, strides_of(layout), dtype=dtype, device=where)
+    if layout.dtype.kind == "int":
+        low, high = layout.dtype.limits
+        drawn = torch.randn(shape, device=where) * ((high - low) / 16) + (low + high + 1) / 2
+        return made.copy_(drawn.clamp_(low, high).round_())
+    return made.normal_() if dtype.itemsize > 1 else made.copy_(torch.randn(shape, device=where))
+
+
+def strides_of(layout: Layout) -> tuple[int, ...]:
+    strides = layout.strides()
+    if strides is None:
+        raise ValueError(f"the layout {layout} is blocked; expected one with strides")
+    return strides
+
+
 def allocate(p: ConvProblem, device: str, shift: int = 0, guard: int = GUARD) -> dict[str, Guarded]:
     """The three tensors of a problem, poisoned, each ``shift`` elements off alignment."""
     return {name: Guarded.make(getattr(p, name).layout, shape, device, shift, guard)

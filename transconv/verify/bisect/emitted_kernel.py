@@ -17,6 +17,7 @@ from transconv.errors import TransconvError
 from transconv.runtime import Plan
 from transconv.target import Target, detect
 from transconv.verify.bisect.subject import BisectSubject
+from transconv.verify.computation import case_of
 
 CHILD_SECONDS = 300
 
@@ -118,6 +119,4 @@ def ask_compiler(small: BisectSubject, asked: BisectSubject, seed: int = 0) -> E
 
 
 def _in_full(asked: BisectSubject, plan: Plan) -> str:
-    from transconv.verify.timed import timed
-
-    return timed(asked.workload.text, asked.workload.direction, asked.workload.behind).same(plan).reason
+    return case_of(asked.workload.text, asked.workload.direction, asked.workload.behind).same(plan).reason
