@@ -52,11 +52,14 @@ Call = Callable[[], object]
 
 
 class Case(ABC):
-    """A workload with tensors on this machine; plans for many schedules share them. ``where``: ``cuda`` or
-    ``cpu``."""
+    """A workload with tensors on this machine; plans for many schedules share them."""
 
     __slots__ = ()
-    where: str
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """``cuda`` or ``cpu``."""
 
     @property
     @abstractmethod

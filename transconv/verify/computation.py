@@ -108,7 +108,7 @@ class ComputationCase(Case):
     # -- on this machine, with many schedules --------------------------------------------------------
 
     @cached_property
-    def where(self) -> str:  # type: ignore[override]
+    def where(self) -> str:
         return device()
 
     @property
