@@ -16,8 +16,7 @@ from transconv.conv import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.tuning.timing import Call, Make
 from transconv.verify.case import ProblemCase
-from transconv.verify.data import random_tensor
-from transconv.verify.epilogue_data import epilogue_tensors
+from transconv.verify.data import epilogue_tensors, random_tensor
 
 
 def baseline_calls(case: ProblemCase, names: list[str]) -> dict[str, Make]:

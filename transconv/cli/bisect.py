@@ -11,8 +11,7 @@ from transconv.cli import computations
 from transconv.cli.arguments import options, ranges
 from transconv.compute import Compute
 from transconv.verify import any_size
-from transconv.verify.bisect.report import PARTS, Blame
-from transconv.verify.bisect.stage_search import blame, blame_compute
+from transconv.verify.bisect.stage_search import PARTS, Blame, blame, blame_compute
 from transconv.verify.bisect.workload_shrinker import PRODUCTS
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from transconv import runtime
@@ -29,7 +30,7 @@ from transconv.conv import (
     zero_sums,
 )
 from transconv.errors import ScheduleError
-from transconv.ir import DTYPES, DType, Tensor
+from transconv.ir import DTYPES, DType, Memory, Tensor, offsets_of, run, verify
 from transconv.runtime import Choose, Plan, first_run_check
 from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
@@ -38,12 +39,16 @@ from transconv.verify.data import (
     GUARD,
     Guarded,
     allocate,
+    epilogue_operands,
+    epilogue_tensors,
+    epilogue_values,
     fill,
+    poison,
     random_tensor,
     strayed,
     torch_dtype,
+    unset,
 )
-from transconv.verify.epilogue_data import epilogue_operands, epilogue_tensors, epilogue_values
 from transconv.verify.judgement import Judgement, judge
 from transconv.verify.machine import device, synchronize
 from transconv.verify.oracle import after, approximates, once_stored, pieces
@@ -257,8 +262,6 @@ class ProblemCase(Case):
         """``device``: where the tensors are meanwhile, with all that is around them. Raises InterpError
         where the interpreter of the IR finds a fault."""
         if self.numpy:
-            from transconv.verify.interpret import interpret
-
             interpret(compiled, self.held)
             return
         for t in self.held.values() if device else ():
@@ -325,6 +328,48 @@ class ProblemCase(Case):
     def release(self) -> None:
         self.tensors, self.extra, self.beside, self.answer = {}, {}, {}, None
         self.filled = ("", 0)
+
+
+def interpret(compiled: CompiledDirection, tensors: Mapping[str, Guarded]) -> None:
+    """Run the final kernels of a plan in place on tensors of the CPU, in NumPy, for any chip: explicit
+    kernels too, which Triton's interpreter cannot read. The rules of the IR are checked first. Raises
+    InterpError for accesses that are errors on any target, VerifyError for a kernel that breaks a rule."""
+    memory = Memory({name: _numpy(t.span) for name, t in tensors.items()})
+    for step in compiled.steps:
+        if not step.launcher.grid:
+            continue
+        for tensor in step.kernel.params:
+            space = compiled.workspaces.get(tensor.name)
+            if space is not None:  # several kernels use it, some as planes of a copy
+                span = (space if tensor.copy_of else tensor).layout.span
+                room = memory.buffers.get(tensor.name)
+                if room is None or len(room) != span:  # each kernel has its own layout of the partial sums
+                    fresh = np.full(span, unset(tensor.dtype), tensor.dtype.numpy)
+                    memory = Memory({**memory.buffers, tensor.name: fresh})
+        verify(step.kernel, "explicit")
+        if step.zero is not None:
+            memory.buffers[step.zero.name][offsets_of(step.zero)] = 0
+        memory.new_launch()
+        run(step.kernel, memory)
+    for name, guarded in tensors.items():
+        _keep(guarded.span, memory.buffers[name])
+
+
+def _numpy(memory: torch.Tensor) -> Any:
+    """A copy as the interpreter holds it: bf16 and 8-bit floats live in f32."""
+    held = memory.dtype is torch.bfloat16 or memory.is_floating_point() and memory.itemsize == 1
+    return (memory.float() if held else memory).numpy().copy()
+
+
+def _keep(place: torch.Tensor, made: Any) -> None:
+    """Take over what is no NaN: the poison keeps its pattern where nothing was written."""
+    values = torch.from_numpy(np.ascontiguousarray(made))
+    if not place.is_floating_point():
+        place.copy_(values)
+        return
+    written = ~values.isnan()
+    bits = poison(place.dtype)[0]  # torch does not select among 8-bit floats
+    place.view(bits)[written] = values.to(place.dtype).view(bits)[written]
 
 
 def longest_chain(compiled: CompiledDirection) -> int:

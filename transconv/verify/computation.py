@@ -51,7 +51,15 @@ from transconv.runtime import Plan, plan
 from transconv.schedule import Schedule
 from transconv.target import detect
 from transconv.verify.case import Case, ProblemCase
-from transconv.verify.data import Guarded, poison, random_tensor, strayed, strides_of, torch_dtype
+from transconv.verify.data import (
+    Guarded,
+    poison,
+    random_tensor,
+    strayed,
+    strides_of,
+    torch_dtype,
+    unset,
+)
 from transconv.verify.judgement import Judgement
 from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS
 from transconv.verify.machine import device, synchronize
@@ -181,7 +189,7 @@ class ComputationCase(Case):
 
     def flat(self, tensor: Tensor, size: int = 0, zero: bool = False) -> Array:
         """A tensor's memory: what is given at its elements, or ``zero``; NaN elsewhere."""
-        made = np.full(size or tensor.layout.span, 0 if zero else unset(tensor), tensor.dtype.numpy)
+        made = np.full(size or tensor.layout.span, 0 if zero else unset(tensor.dtype), tensor.dtype.numpy)
         if tensor.name in self.given:
             made[offsets_of(tensor)] = self.given[tensor.name]
         return made
@@ -264,7 +272,7 @@ class ComputationCase(Case):
     def _bound(self, answer: Answer, tensor: Tensor, launched: bool) -> tuple[Array, Array]:
         """The answer in the tensor's type, and how far from it a result may be."""
         want = torch.from_numpy(answer.value).to(torch_dtype(tensor.dtype)).double().numpy()
-        want = np.where(np.isnan(answer.value), unset(tensor), want)
+        want = np.where(np.isnan(answer.value), unset(tensor.dtype), want)
         if self.data == "exact" and self.is_exact:
             return want, np.zeros_like(want)
         return want, allowed(want, answer.error, tensor.dtype)
@@ -335,11 +343,6 @@ def after_every_pass(compute: Compute, plan: Plan,
     last = ComputationCase(numbers, "float").interpreted(*(stage[-1][1].at(sizes or {}) for stage in made),
                                               zeroed=zeroed)
     return [*found, (stages[-1], last)]
-
-
-def unset(tensor: Tensor) -> float | int:
-    """What stands for nothing: NaN, or the least whole number, which is no index of anything."""
-    return tensor.dtype.limits[0] if tensor.dtype.kind == "int" else float("nan")
 
 
 def indexed(compute: Compute, tensor: Tensor) -> list[int]:

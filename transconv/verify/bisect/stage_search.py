@@ -16,13 +16,14 @@ every rewrite of the simplifier is checked at random points, which names the rul
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transconv.compute import Alone, Compute, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.errors import ProblemError
-from transconv.ir import InterpError, Kernel, Roles, find
+from transconv.ir import InterpError, Kernel, Roles, find, readable
 from transconv.passes import EMIT, TOGETHER, forms, running, together
 from transconv.schedule import Schedule, Scheduled, is_copy
 from transconv.target import TARGETS, Target
@@ -30,11 +31,29 @@ from transconv.verify import any_size
 from transconv.verify.bisect.emitted_kernel import EmittedVerdict, ask_compiler, ask_emitter
 from transconv.verify.bisect.index_widths import overflow
 from transconv.verify.bisect.replay import FINAL, NAMES, NARROW, Stages, parts_begin
-from transconv.verify.bisect.report import PARTS, BisectReport, Blame, changes
 from transconv.verify.bisect.rewrite_rules import rule_of
 from transconv.verify.bisect.subject import BisectSubject, evaluated
 from transconv.verify.bisect.workload_shrinker import PRODUCTS, shrunk
 from transconv.verify.computation import ComputationCase
+
+PARTS = ("ir", "emitter", "compiler")
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The result. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or empty
+    if all stages that could be asked are right; ``rule``: of the simplifier, if one is unsound;
+    ``diff``: of the kernel's text before and after the stage; ``text``: the whole report;
+    ``verdict``: on the last stage that was asked, in words."""
+
+    stage: str
+    rule: str
+    diff: str
+    text: str
+    verdict: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.stage)
 
 
 def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | None = None,
@@ -73,6 +92,33 @@ def blame_workload(asked: BisectSubject, seed: int = 0, limit: int = PRODUCTS,
     small.
     """
     return _StageSearch(asked, seed, limit, running(switches), isolated).judge(parts)
+
+
+class BisectReport:
+    """Builds the report, a line for each stage."""
+
+    def __init__(self, title: str) -> None:
+        self.lines = [title]
+        self.verdict = ""
+
+    def say(self, stage: str, verdict: str) -> None:
+        """Add a line."""
+        self.verdict = verdict
+        self.lines.append(f"  {stage:<11} {verdict}")
+
+    def guilty(self, stage: str, reason: str, rule: str = "", diff: str = "") -> Blame:
+        """Record the first wrong stage, which ends the search."""
+        self.say(stage, f"WRONG: {reason}")
+        return self.end(stage, rule, diff)
+
+    def end(self, stage: str, rule: str = "", diff: str = "") -> Blame:
+        """The whole report; ``stage`` is empty where none is wrong."""
+        verdict = self.verdict
+        if rule:
+            self.say("", f"by a rule of the simplifier, {rule}")
+        tail = ["", *diff.splitlines()] if diff else []
+        name = rule.partition(":")[0].partition(" (")[0]
+        return Blame(stage, name, diff, "\n".join([*self.lines, *tail]), verdict)
 
 
 class _StageSearch(BisectReport):
@@ -238,3 +284,10 @@ class _StageSearch(BisectReport):
         who = "" if stage == EMIT.name else (
             "; the Gluon emitter, Triton or ptxas" if explicit else "; Triton or ptxas")
         return self.guilty(stage, verdict.text + who, diff=verdict.source)
+
+
+def changes(before: Kernel | None, after: Kernel, earlier: str, later: str) -> str:
+    """The statements that changed, as a unified diff."""
+    old = readable(before).splitlines() if before is not None else []
+    return "\n".join(difflib.unified_diff(old, readable(after).splitlines(), earlier, later,
+                                          lineterm="", n=1))

@@ -19,7 +19,8 @@ from transconv.runtime import Plan, build, plan_steps
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
-from transconv.verify.computation import ComputationCase, unset
+from transconv.verify.computation import ComputationCase
+from transconv.verify.data import unset
 from transconv.verify.oracle import convolve, given_to, once_stored
 
 
@@ -72,7 +73,7 @@ def evaluated(computes: Sequence[Compute], case: ComputationCase) -> dict[str, A
     seen = {t.name: t for c in computes for t in c.tensors} | {t.name: t for t in case.held}
     places = {t: offsets_of(t) for c in computes for t in (*c.tensors, *case.held)}
     spans = {n: max(int(at.max(initial=0)) + 1 for t, at in places.items() if t.name == n) for n in seen}
-    memory = {n: np.full(spans[n], unset(t), np.float64) for n, t in seen.items()}
+    memory = {n: np.full(spans[n], unset(t.dtype), np.float64) for n, t in seen.items()}
     for name, values in case.given.items():
         memory[name][places[seen[name]]] = values
     for compute in computes:

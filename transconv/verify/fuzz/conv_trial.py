@@ -41,9 +41,9 @@ from transconv.schedule import Block, Schedule, Scheduled, k_steps, programs
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
+from transconv.verify.data import epilogue_operands
 from transconv.verify.draw import conv_problems, legal_schedules, post_op_lists
 from transconv.verify.draw.conv_problems import chance
-from transconv.verify.epilogue_data import epilogue_operands
 from transconv.verify.fuzz import shrinker
 from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
 from transconv.verify.machine import executable
