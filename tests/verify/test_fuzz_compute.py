@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,11 @@ from tests.verify import planted
 from transconv.__main__ import main
 from transconv.compute import END, Reduction, parse
 from transconv.errors import ProblemError
+from transconv.runtime import Plan
 from transconv.schedule import Schedule
 from transconv.schedule.words import by_name
 from transconv.target.records import TARGETS
+from transconv.verify.computation import ComputationCase
 from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
 from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
 from transconv.verify.fuzz.main_loop import repeated
@@ -145,3 +148,23 @@ def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:
             "read x = X[m, k]\n read w = W[k, n]\n let s = sum(x*w; k)\n"
             "store C[m, n] = hardswish(s)*2 - s")
     assert ComputeTrial(text, "sm_90", "m:16 n:16 k:16 | mma | stages=2 warps=2").problem() == ""
+
+
+@pytest.mark.parametrize(("what", "reason"), [
+    ("before", "wrote outside of Y"), ("between", "wrote outside of Y"), ("operand", "changed X")])
+def test_what_is_written_beside_results_is_seen(what: str, reason: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the result and between its elements, and in an operand."""
+    case = ComputationCase(parse(TEXT.replace(" axes", " tensor Y f32 [21] strides(2)\n axes")))
+    honest = Plan.run
+
+    def run(plan: Plan, tensors: dict[str, Any]) -> None:
+        honest(plan, tensors)
+        name, at = {"before": ("Y", -1), "between": ("Y", 1), "operand": ("X", 0)}[what]
+        held = tensors[name]
+        held.as_strided((1,), (1,), held.storage_offset() + at).fill_(7.0)
+
+    plan = case.plan("m:8 k:16 | fma")
+    assert case.launched(plan, case.where).problem == ""
+    monkeypatch.setattr(Plan, "run", run)
+    assert case.launched(plan, case.where).problem == reason
