@@ -30,7 +30,7 @@ INTERPRETED, REPLAYED = 1 << 29, 1 << 25
 def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str = "C",
          data: str = "exact+float", shift: int = 0, schedules: str = "best", deterministic: bool = False,
          seed: int = 0, target: str = "", numpy: bool = False) -> Row:
-    """One job (see driver_job.Job). The row has ``status`` and ``reason``; ``schedule``, ``kernels``,
+    """One job (see benchdnn/job.py). The row has ``status`` and ``reason``; ``schedule``, ``kernels``,
     ``plans`` (how many were checked), ``rejected`` (better schedules that were known to be wrong);
     ``failures`` as (schedule, reason); the worst errors; ``seconds``."""
     import torch
