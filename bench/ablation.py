@@ -146,10 +146,10 @@ def measure(problem: str, prop: str, base: str, schedule: str, passes: str,
             budget_ms: float) -> Row:
     """Check a variant on exact data, time it in turn with the base."""
     from transconv.errors import ScheduleError, Unsupported
-    from transconv.tuning.measure import case_of
+    from transconv.tuning.measure import kept_case
     from transconv.tuning.timing import Clock
 
-    case = case_of(problem, prop, "")
+    case = kept_case(problem, prop, "")
     job = _job(problem, prop)
     try:
         plain, made = _build(job, base, ""), _build(job, schedule, passes)

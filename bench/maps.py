@@ -28,7 +28,7 @@ from transconv.selection import spread
 from transconv.selection.proposals import heuristics
 from transconv.target import detect
 from transconv.tuning.timing import Clock
-from transconv.verify.timed import random_tensor
+from transconv.verify.data import random_tensor
 
 SIDES = ("us", "copy_us", "torch_us", "inductor_us", "torch_other_us", "inductor_other_us")
 COLUMNS = ("case", *SIDES, "limit_us", "of_limit", "kernels_us", "spread", "error", "schedule",

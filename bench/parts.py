@@ -17,8 +17,9 @@ import torch
 from bench.environment import expect_gpu, versions
 from bench.schedules import GIVEN, asked, which, writing
 from transconv.errors import TransconvError
+from transconv.verify.case import Call
+from transconv.verify.computation import case_of
 from transconv.verify.machine import synchronize
-from transconv.verify.timed import Call, timed
 
 COLUMNS = (*GIVEN, "call", "kernel", "us", "device", "torch", "triton", "commit")
 TAIL = re.compile(r"_[0-9a-f]{8}$")  # of a kernel's name: what tells equal names apart
@@ -51,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
 
 def measured(row: dict[str, str], calls: int) -> dict[str, float]:
     """The median microseconds of each kernel of a call; on a CPU the computations, without times."""
-    case = timed(row["problem"], row["direction"], row["behind"])
+    case = case_of(row["problem"], row["direction"], row["behind"])
     plan = case.plan(row["schedule"])
     call = case.make(plan)(0)
     call()

@@ -77,7 +77,6 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
     from transconv.tuning.timing import Clock
     from transconv.verify.case import ProblemCase
     from transconv.verify.judgement import Judgement
-    from transconv.verify.timed import OfProblem
 
     case = ProblemCase(ConvProblem.parse(problem), Prop(prop), epilogue)
     found: Row = {}
@@ -93,7 +92,7 @@ def measure(problem: str, prop: str, epilogue: str = "", baselines: str = "",
                      "max_err": judged.max_err, "config": str(compiled.schedule),
                      "why": compiled.why, "kernels": len(compiled.steps),
                      "rejected": compiled.rejected}
-            calls = {"ours": OfProblem(case).make(compiled)}
+            calls = {"ours": case.make(compiled)}
         case.release()
     calls |= baseline_calls(case, [b for b in baselines.split(",") if b])
     found |= Clock(case.where, budget_ms).compare(calls, case.problem.bytes_moved())

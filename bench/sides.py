@@ -1,4 +1,4 @@
-"""torch's side of a comparison as calls on numbered sets of tensors (ours: transconv.verify.timed).
+"""torch's side of a comparison as calls on numbered sets of tensors (ours: transconv.verify.case).
 
 Every side gets random data of the same distribution in its own layout; a set is made at its first
 use, so that only short calls, which rotate through many sets, have more than one.
@@ -16,8 +16,7 @@ from transconv.conv import ConvProblem, Prop
 from transconv.ir import Layout
 from transconv.tuning.timing import Call, Make
 from transconv.verify.case import ProblemCase
-from transconv.verify.epilogue_data import epilogue_tensors
-from transconv.verify.timed import random_tensor
+from transconv.verify.data import epilogue_tensors, random_tensor
 
 
 def baseline_calls(case: ProblemCase, names: list[str]) -> dict[str, Make]:

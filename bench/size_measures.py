@@ -29,7 +29,6 @@ from transconv.tuning.table import Row
 from transconv.tuning.timing import Clock
 from transconv.verify.case import ProblemCase
 from transconv.verify.machine import device, synchronize
-from transconv.verify.timed import OfProblem
 
 LATER = 4  # calls of a size after the first
 _registries: dict[tuple[str, str, str], LayerRegistry] = {}
@@ -153,12 +152,12 @@ def _device_times(subject: Subject, registry: LayerRegistry, p: ConvProblem, bes
     case = ProblemCase(p, subject.prop)
     sides, found = {}, {}
     try:
-        sides["us"] = OfProblem(case).make(registry.choose((p.mb, *p.i), "now").plan)
+        sides["us"] = case.make(registry.choose((p.mb, *p.i), "now").plan)
     except TransconvError:
         return {}
     if beside:
         plan = case.plan()
-        sides["exact_us"], found["exact_schedule"] = OfProblem(case).make(plan), str(plan.schedule)
+        sides["exact_us"], found["exact_schedule"] = case.make(plan), str(plan.schedule)
     if device() == "cuda":
         def torchs(benchmark: bool) -> Any:
             def make(index: int) -> Any:

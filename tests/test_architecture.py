@@ -63,9 +63,8 @@ LATE = (
     "backend_triton/launch/bound_start.py",
 )
 # Files above the compiler that import torch at the top, because they are about tensors.
-TENSORS = ("verify/data.py", "verify/oracle.py", "verify/judgement.py", "verify/epilogue_data.py",
-           "verify/machine.py", "verify/case.py", "verify/computation.py", "verify/timed.py",
-           "tuning/timing.py")
+TENSORS = ("verify/data.py", "verify/oracle.py", "verify/judgement.py", "verify/machine.py",
+           "verify/case.py", "verify/computation.py", "tuning/timing.py")
 SOURCES = sources()
 
 

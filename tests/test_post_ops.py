@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import exp, log1p
 
+import numpy as np
 import pytest
 import torch
 
@@ -184,15 +185,15 @@ def test_any_size() -> None:
 def test_bisection_knows_chains() -> None:
     """Tensors of integers, values that are no numbers, and roundings that cancel, at every stage."""
     from transconv.target import Target
-    from transconv.verify.bisect.replay import ReplayedDirection, Stages, compute
+    from transconv.verify.bisect.replay import NAMES, Stages
+    from transconv.verify.bisect.subject import BisectSubject
 
     chain = "mul:f32:per_oc+sum:0.5:2+relu:0.1+add:u8:per_dim_01+pow:1:0.5+select:bf16.per_oc:per_tensor"
-    asked = ReplayedDirection(P, Prop.FWD, Target.parse("sm_90"), None, Epilogue.parse(chain))
-    asked.fill(1)
+    asked = BisectSubject(ConvWorkload(P, Prop.FWD, Epilogue.parse(chain)), Target.parse("sm_90"))
+    (case,) = asked.cases(1)
     stages = [Stages.of(c, s, asked.target, "ieee", {}) for c, s in asked.steps()]
-    last = len(stages[0].kernels) - 1
-    for stage in (0, last):
-        assert asked.wrong(compute(asked, stages, [stage])) == ""
-    off = asked.answer.copy()
-    off[0, 0, 0, 0] += 1
-    assert "1 of 300 elements of dst are wrong" in asked.wrong(off)
+    for stage in (0, len(NAMES) - 1):
+        assert case.interpreted(*(s.seen(stage) for s in stages)).problem == ""
+    off = case.answers["dst"].value.copy()
+    off[tuple(np.argwhere(np.isfinite(off))[0])] += 1
+    assert "1 of 300 elements are wrong" in case.judged({"dst": off}).problem

@@ -19,7 +19,7 @@ from transconv.selection.tuning_db import record, store
 from transconv.target import Target
 from transconv.tuning import measure
 from transconv.tuning.session import Limits, Session, TuningJob, log_of, of_log
-from transconv.verify import timed
+from transconv.verify import computation
 
 pytestmark = pytest.mark.usefixtures("nothing_known")
 SM90 = Target.parse("sm_90")
@@ -140,7 +140,7 @@ def test_the_command_makes_a_job_of_every_kernel(
 @pytest.mark.parametrize("whole", [1 << 22, 0])
 def test_a_trial_is_checked_and_timed(whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter; all elements, or those of samples."""
-    monkeypatch.setattr(timed, "WHOLE", whole)
+    monkeypatch.setattr(computation, "WHOLE", whole)
     monkeypatch.setattr(measure, "_cases", measure._cases.__class__())
     schedule = "n:8 k:32 | fma"
     assert measure.compile_trial(SMALL, "", "", schedule)["kernels"] == 1

@@ -33,8 +33,7 @@ from transconv.runtime import forget
 from transconv.schedule import Schedule, finishes
 from transconv.schedule.legality import words
 from transconv.selection.proposals.split_rows import spread
-from transconv.verify.bisect.computation import blame_compute
-from transconv.verify.bisect.report import Blame
+from transconv.verify.bisect.stage_search import Blame, blame_compute
 
 VARIANCE = """compute variance
     axes   n=3 p=4 | k=8

@@ -18,13 +18,13 @@ from transconv.__main__ import main
 from transconv.backend_triton import CompileJob, Resources, compile_offline
 from transconv.errors import ProblemError
 from transconv.kernel.functions import FUNCTIONS
-from transconv.kernel_trials import KERNELS, KernelTrial
-from transconv.kernel_trials.draw import draw_trial
-from transconv.kernel_trials.run import loaded, work
+from transconv.kernel_trials import KernelTrial
+from transconv.kernel_trials.draw import draw_trial, work
+from transconv.kernel_trials.trial import loaded
 from transconv.target import Target
 from transconv.verify.fuzz.main_loop import kind_of, repeated
 from transconv.verify.fuzz.shrinker import shrink
-from transconv.verify.fuzz.worker import without_kernels
+from transconv.verify.fuzz.trial_run import without_kernels
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -206,7 +206,7 @@ def test_a_failure_becomes_a_short_program(monkeypatch: pytest.MonkeyPatch,
     def fails(tried: Sequence[KernelTrial]) -> int | None:
         return next((n for n, t in enumerate(tried) if kind_of(work(line=str(t))) == kind), None)
 
-    simple, _ = shrink(begin, fails, KERNELS.simpler)
+    simple, _ = shrink(begin, fails)
     assert len(simple.lines) <= 6 and "for k" not in str(simple) and sum(simple.work) <= 3
     assert work(line=str(simple))["status"] == "failed"
     compile(simple.program(), "program", "exec")
@@ -216,7 +216,7 @@ def test_a_failure_becomes_a_short_program(monkeypatch: pytest.MonkeyPatch,
 def test_simpler_trials_are_trials() -> None:
     for number in range(4):
         trial = draw_trial("u", number)
-        found = list(itertools.islice(KERNELS.simpler(trial), 20))
+        found = list(itertools.islice(trial.simpler(), 20))
         assert found and all(KernelTrial.parse(str(t)) == t != trial for t in found)
 
 

@@ -18,9 +18,10 @@ from tests.strategies import problems
 from tests.verify import planted
 from transconv import ir, knobs
 from transconv.__main__ import main, parser
-from transconv.conv import Epilogue
+from transconv.compute import parse
+from transconv.conv import ConvWorkload, Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.errors import ScheduleError
+from transconv.errors import ComputeError, ScheduleError
 from transconv.ir import Const, FloorDiv, Kernel, Layout, Let, Mod, Store, Tensor, Var, eq
 from transconv.ir.interp.kernel import run
 from transconv.passes.lowering.launch_fusion import together
@@ -29,12 +30,14 @@ from transconv.schedule.schedule import Schedule
 from transconv.simplify import Facts, fixpoint, simplify
 from transconv.target.records import TARGETS
 from transconv.verify.bisect import emitted_kernel, stage_search
-from transconv.verify.bisect.direct_sums import meaning
 from transconv.verify.bisect.points import AssignedPoints
-from transconv.verify.bisect.problem_shrinker import PRODUCTS, products, shrunk
-from transconv.verify.bisect.replay import NAMES, ReplayedDirection, as_targets_divide, differing
+from transconv.verify.bisect.replay import NAMES, as_targets_divide
 from transconv.verify.bisect.rewrite_rules import Unsound, audited
-from transconv.verify.bisect.stage_search import blame
+from transconv.verify.bisect.stage_search import blame, blame_compute
+from transconv.verify.bisect.subject import BisectSubject, evaluated
+from transconv.verify.bisect.workload_shrinker import PRODUCTS, products, shrunk
+from transconv.verify.fuzz.compute_trial import ComputeTrial
+from transconv.verify.fuzz.trial_run import read
 
 SM90 = TARGETS["sm_90"]
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
@@ -42,14 +45,14 @@ FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthC
 
 def question(
     text: str, prop: Prop = Prop.FWD, schedule: str = "", epilogue: str = ""
-) -> ReplayedDirection:
-    return ReplayedDirection(
-        ConvProblem.parse(text),
-        prop,
-        SM90,
-        Schedule.parse(schedule) if schedule else None,
-        Epilogue.parse(epilogue),
-    )
+) -> BisectSubject:
+    workload = ConvWorkload(ConvProblem.parse(text), prop, Epilogue.parse(epilogue))
+    return BisectSubject(workload, SM90, Schedule.parse(schedule) if schedule else None)
+
+
+def problem_of(asked: BisectSubject) -> ConvProblem:
+    assert isinstance(asked.workload, ConvWorkload)
+    return asked.workload.problem
 
 
 # -- what is right ---------------------------------------------------------------------------------
@@ -73,6 +76,42 @@ def test_right_kernels_are_right_at_every_stage(p: ConvProblem, prop: Prop, seed
 def test_epilogues_sums_and_phases(text: str, prop: Prop, schedule: str, epilogue: str) -> None:
     found = blame(text, prop, SM90, schedule, epilogue, parts=("ir",))
     assert not found, found.text
+
+
+@pytest.mark.parametrize("line", [
+    "--dir=FWD_D --dt=f32:f32:f32 --stag=32n@240_8c@0_30w@1 --wtag=owi --dtag=nwc "
+    "mb32ic8iw30oc17ow12kw3sw3pw3",
+    "--dir=BWD_W --dt=i8:bf16:u8 --schedule=g:4+ic:8+oc:8+fma --epilogue=stochastic "
+    "g4mb5ic12ih3oc12oh3kh1",
+    "--schedule=m:8+k:2+fma compute extremes ;; tensor I i32 [19] ;; axes m=16 k=16 ;; "
+    "read x = X[m, k] ;; let at = argmax(x; k) ;; store I[m + 3] = at"])
+def test_memory_and_rounding_have_a_say_in_what_is_right(line: str) -> None:
+    """Operands whose elements share a place, results rounded at random, integers that are not stored."""
+    trial = read(line)
+    found = (blame_compute(trial.compute, SM90, Schedule.parse(trial.schedule), parts=("ir",))
+             if isinstance(trial, ComputeTrial) else
+             blame(trial.problem, trial.prop, SM90, trial.schedule, trial.epilogue, parts=("ir",)))
+    assert not found and "compute     right" in found.text, found.text
+
+
+def test_a_computation_is_made_small_or_refused() -> None:
+    text = "compute rows\n axes m=4096 k=4096\n read x = X[m, k]\n store Y[m] = sum(x; k)"
+    asked = parse(text), SM90, Schedule.parse("m:8 k:16 | fma")
+    found = blame_compute(*asked, limit=1 << 16, parts=("ir",))
+    assert not found and "shrunk to m=" in found.text, found.text
+    with pytest.raises(ComputeError, match="none that is smaller has a schedule"):
+        blame_compute(*asked, limit=16)
+
+
+def test_an_index_of_a_computation_that_overflows_is_seen() -> None:
+    """At the size that was asked for, which is too large to interpret."""
+    bug = next(b for b in planted.PASSES if b.what.startswith("indices beyond 32 bits"))
+    text = "compute rows\n axes m=70000 k=65536\n read x = X[m, k]\n store Y[m, k] = x*2"
+    asked = parse(text), SM90, Schedule.parse("k:1024 | fma")
+    assert not blame_compute(*asked, limit=1 << 18, parts=("ir",))
+    with planted.planted_pass(bug):
+        found = blame_compute(*asked, limit=1 << 18, parts=("ir",))
+    assert found.stage == "narrow" and "does not fit into its type" in found.verdict, found.text
 
 
 def test_the_emitted_text_is_asked_in_a_process_of_its_own() -> None:
@@ -119,8 +158,8 @@ def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
     """On a machine with the GPU, which is made up here: in the small size, then in full."""
     monkeypatch.setattr(emitted_kernel, "detect", lambda: SM90)
     monkeypatch.setenv(knobs.interpret.name, "0")
-    monkeypatch.setattr(emitted_kernel, "_run", lambda compiled, asked, device: small)
-    monkeypatch.setattr(emitted_kernel, "_in_full", lambda asked, compiled: full)
+    monkeypatch.setattr(emitted_kernel, "_run", lambda plan, asked, device, seed: small)
+    monkeypatch.setattr(emitted_kernel, "_in_full", lambda asked, plan: full)
     roles = "a=box b=box | via=gluon stages=3"
     found = blame("mb256ic32ih8oc64oh8kh3ph1 dt=f16 tag=axb", "fwd", SM90,
                   "mb:1 oh:8 ow:8 oc:64 ic:16 | " + (roles if via == "gluon" else ""), limit=1 << 22,
@@ -137,13 +176,13 @@ def test_the_compiler_is_asked_last(small: str, full: str, via: str, told: str,
 @FEW
 @given(problems(), st.sampled_from(list(Prop)))
 def test_the_meaning_of_a_compute(p: ConvProblem, prop: Prop) -> None:
-    asked = ReplayedDirection(p, prop, SM90, None, Epilogue())
-    asked.fill(1)
+    asked = BisectSubject(ConvWorkload(p, prop), SM90)
+    (case,) = asked.cases(1)
     computes = [a for a, _ in asked.steps() if not any(x.role == "part" for x in a.axes)]
-    made = meaning(asked, computes)
-    assert not differing("it", made, asked.sums)
-    made.flat[-1] += 1
-    assert "1 of" in differing("it", made, asked.sums)
+    made = evaluated(computes, case)
+    assert not case.judged(made).problem
+    made[prop.result].flat[-1] += 1
+    assert "1 of" in case.judged(made).problem
 
 
 def test_targets_divide_towards_zero() -> None:
@@ -175,7 +214,7 @@ LARGE = [
 def test_large_problems_shrink(text: str, prop: Prop) -> None:
     asked = question(text, prop)
     small, remark = shrunk(asked)
-    p, q = asked.problem, small.problem
+    p, q = problem_of(asked), problem_of(small)
     assert products(small) <= PRODUCTS < products(asked)
     assert f"shrunk to {q}" in remark
     assert (q.k, q.stride, q.dilation, q.pad_lo, q.dtypes) == (
@@ -194,7 +233,7 @@ def test_small_problems_and_given_schedules_stay() -> None:
                      schedule="mb:1 oh:4 ow:8 oc:64 ic:64 | a=box b=box swap=1")
     small, remark = shrunk(asked)
     assert small.schedule == asked.schedule and "anew" not in remark
-    assert small.problem.o[0] % 4 == 0 and small.problem.o[1] % 8 == 0  # boxes still divide
+    assert problem_of(small).o[0] % 4 == 0 and problem_of(small).o[1] % 8 == 0  # boxes still divide
     assert shrunk(asked, limit=1 << 60) == (asked, "")
 
 

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from transconv import knobs
+from transconv.conv import CompiledDirection
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ProblemError, ScheduleError
@@ -28,14 +29,15 @@ from transconv.schedule.word import Word
 from transconv.schedule.words import by_name, register, unregister, words
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
+from transconv.verify.case import ProblemCase
 from transconv.verify.draw import conv_problems, legal_schedules
-from transconv.verify.fuzz import main_loop, trial_run
+from transconv.verify.fuzz import conv_trial, main_loop, trial_run
 from transconv.verify.fuzz.conv_trial import ConvTrial, draw_trial
 from transconv.verify.fuzz.corpus import Entry, corpus, read
-from transconv.verify.fuzz.shrinker import shrink, simpler
-from transconv.verify.fuzz.tally import Tally
-from transconv.verify.fuzz.trial_kinds import SMALL_TYPES
-from transconv.verify.fuzz.trial_run import GOOD, work
+from transconv.verify.fuzz.main_loop import Tally
+from transconv.verify.fuzz.shrinker import shrink
+from transconv.verify.fuzz.trial import GOOD
+from transconv.verify.fuzz.trial_run import SMALL_TYPES, work
 
 ROOT = Path(__file__).parents[2]
 RIGHT = "--dir=FWD_D --config=oh.ow:16+oc:16+ic:16+mma mb1ic8ih5oc8oh5kh3ph1"
@@ -208,25 +210,24 @@ def test_a_new_word_is_drawn_by_itself() -> None:
     ("guard", "wrote outside of dst"), ("gap", "wrote outside of dst"), ("operand", "changed src")])
 def test_what_is_wrong_is_seen(what: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong element, one that is not written, a write before, after, between, or to an operand."""
-    honest = trial_run._judged
+    honest = ProblemCase.judged
 
-    def tampered(trial: ConvTrial, compiled: object, tensors: dict[str, object], data: str) -> object:
-        dst, src = tensors["dst"], tensors["src"]
+    def tampered(case: ProblemCase, compiled: CompiledDirection, data: str) -> object:
+        dst, src = case.tensors["dst"], case.tensors["src"]
         if what == "value":
-            dst.view[0, 1, 2, 3] += 1  # type: ignore[attr-defined]
+            dst.view[0, 1, 2, 3] += 1
         elif what == "nothing":
-            dst.poison()  # type: ignore[attr-defined]
+            dst.poison()
         elif what == "operand":
-            src.memory[src.start + 1] += 1  # type: ignore[attr-defined]
+            src.memory[src.start + 1] += 1
         else:
-            place = dst.start - 1 if what == "guard" else dst.start + 5  # type: ignore[attr-defined]
-            dst.memory[place] = 1.0  # type: ignore[attr-defined]
-        return honest(trial, compiled, tensors, data)  # type: ignore[arg-type]
+            dst.memory[dst.start - 1 if what == "guard" else dst.start + 5] = 1.0
+        return honest(case, compiled, data)
 
     line = f"{RIGHT} --stag=nchw --wtag=oihw --dtag=" + (
         "strides(400_48_8_1)" if what == "gap" else "nchw")
     assert work(line=line)["status"] == "passed"
-    monkeypatch.setattr(trial_run, "_judged", tampered)
+    monkeypatch.setattr(ProblemCase, "judged", tampered)
     row = work(line=line)
     assert row["status"] == "failed" and reason in row["reason"]
 
@@ -243,7 +244,7 @@ def test_shrinking_keeps_what_fails() -> None:
     def fails(trials: object) -> int | None:
         return next((n for n, t in enumerate(trials) if t.problem.k[-1] >= 3), None)  # type: ignore
 
-    simple, asked = shrink(trial, fails, simpler, most=1500)
+    simple, asked = shrink(trial, fails, most=1500)
     p = simple.problem
     assert p.k == (3,) and (p.mb, p.ic, p.oc, p.g) == (1, 1, 1, 1) and p.o == (1,)
     assert not simple.epilogue and not simple.passes and not simple.shift and asked <= 1500 + 16
@@ -252,7 +253,7 @@ def test_shrinking_keeps_what_fails() -> None:
 
 def test_simpler_trials_are_trials() -> None:
     for trial in drawn_trials()[:6]:
-        for simple in simpler(trial):
+        for simple in trial.simpler():
             assert ConvTrial.parse(str(simple)) == simple != trial
 
 
@@ -440,16 +441,18 @@ def test_sets_of_scales_and_zero_points_are_problems_of_their_own(monkeypatch: p
     assert work(line=RIGHT, sets=3)["problems"] == 1  # nothing but its operands could differ
     wide = QUANTISED.replace("s8:s8:s8", "s8:s8:f32").replace("zero:src+", "")
     assert work(line=wide, sets=3)["problems"] == 1  # a result that neither rounds nor saturates
-    first, second = (trial_run._filled(ConvTrial.parse(line), 7, "exact") for line in (
-        QUANTISED, QUANTISED.replace("--dt", "--values=1 --dt")))
-    assert all(not torch.equal(first[n].view, second[n].view) for n in first if n != "dst")
-    honest = trial_run._interpreted
+    seen: list[dict[str, Any]] = []
+    honest = conv_trial.judged
 
-    def wrong(trial: ConvTrial, *rest: Any) -> dict[str, Any]:
-        found = honest(trial, *rest)
-        return found | ({"status": "failed", "reason": "planted"} if trial.values == 2 else {})
+    def wrong(trial: ConvTrial, case: ProblemCase, *rest: Any) -> str:
+        found = honest(trial, case, *rest)
+        seen.append({n: t.view.clone() for n, t in case.held.items() if n != "dst"})
+        return "planted" if trial.values == 2 else found
 
-    monkeypatch.setattr(trial_run, "_interpreted", wrong)
+    monkeypatch.setattr(conv_trial, "judged", wrong)
+    assert work(line=QUANTISED.replace("--dt", "--values=1 --dt"))["status"] == "passed"
+    assert work(line=QUANTISED)["status"] == "passed"
+    assert all(not torch.equal(seen[0][n], seen[2][n]) for n in seen[0])  # both of exact data
     row = work(line=QUANTISED, sets=4)
     assert row["status"] == "failed" and ConvTrial.parse(row["line"]).values == 2 and row["problems"] == 2
     assert work(line=row["line"])["status"] == "failed"
@@ -459,7 +462,7 @@ def test_workers_on_a_device_share_what_starts_kernels(monkeypatch: pytest.Monke
     """A C compiler makes it; kernels of as many arguments have the same."""
     asked: list[str] = []
     monkeypatch.setattr(trial_run, "prepare", lambda scratch, launchers="": asked.append(launchers))
-    monkeypatch.setattr(trial_run, "_on_device", lambda *given: {"status": "passed", "nonzero": 1.0})
+    monkeypatch.setattr(conv_trial, "judged", lambda *given: "")
     for way in ("device", "numpy"):
         assert work(line=RIGHT, way=way)["status"] == "passed"
     assert asked == ["triton", ""]
@@ -471,5 +474,5 @@ def test_trials_of_small_types_alone() -> None:
     known = {t.name for trial in made for t in trial.problem.dtypes}
     assert known >= {"i8", "u8", "i32", "f8e4m3", "f8e5m2"}
     assert all(SMALL_TYPES.read(str(trial)) == trial for trial in made)
-    row = work(3, 0, small=True)
+    row = work(3, 0, kind="small-types")
     assert row["status"] in GOOD and row["line"] == str(made[0])

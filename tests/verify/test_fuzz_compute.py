@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,16 @@ from tests.verify import planted
 from transconv.__main__ import main
 from transconv.compute import END, Reduction, parse
 from transconv.errors import ProblemError
+from transconv.runtime import Plan
 from transconv.schedule import Schedule
 from transconv.schedule.words import by_name
 from transconv.target.records import TARGETS
+from transconv.verify.computation import ComputationCase
 from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
-from transconv.verify.fuzz.compute_shrinker import simpler
 from transconv.verify.fuzz.compute_trial import ComputeTrial, draw_trial
 from transconv.verify.fuzz.main_loop import repeated
 from transconv.verify.fuzz.shrinker import shrink
-from transconv.verify.fuzz.trial_kinds import read
-from transconv.verify.fuzz.trial_run import work
+from transconv.verify.fuzz.trial_run import read, work
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def drawn() -> list[ComputeTrial]:
 
 def test_trials() -> None:
     """`python -m transconv fuzz --computes` runs more."""
-    bad = [row for n in range(10) if (row := work("3", n, computes=True))["status"] != "passed"]
+    bad = [row for n in range(10) if (row := work("3", n, kind="computes"))["status"] != "passed"]
     assert not bad, "\n".join(f"{r['reason']}\n{repeated(r)}" for r in bad)
 
 
@@ -121,7 +122,7 @@ def test_shrinking_keeps_what_fails() -> None:
         return next((n for n, t in enumerate(tried) if t.compute.size("k") >= 3 and any(
             isinstance(s, Reduction) and s.op == "max" for s in t.compute.steps)), None)
 
-    simple, asked = shrink(trial, fails, simpler, most=1000)
+    simple, asked = shrink(trial, fails, most=1000)
     assert simple.schedule == "" and asked < 1000
     lines = [line.strip() for line in simple.text.split(END)]
     assert lines[:2] == ["compute rows", "axes m=1 k=3"] and len(lines) <= 5 + ("y" in simple.text)
@@ -130,7 +131,7 @@ def test_shrinking_keeps_what_fails() -> None:
 
 def test_simpler_trials_are_trials() -> None:
     for trial in drawn()[:3]:
-        found = list(itertools.islice(simpler(trial), 12))
+        found = list(itertools.islice(trial.simpler(), 12))
         assert found and all(parse(t.text) and t != trial for t in found)
 
 
@@ -138,7 +139,7 @@ def test_sizes_that_are_arguments_become_numbers() -> None:
     trial = next(t for t in drawn() if t.compute.named)
     assert trial.compute.named is not None
     names = trial.compute.named.names
-    assert any(t.compute.named is None or len(t.compute.named.names) < len(names) for t in simpler(trial))
+    assert any(t.compute.named is None or len(t.compute.named.names) < len(names) for t in trial.simpler())
 
 
 def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:
@@ -147,3 +148,23 @@ def test_what_is_behind_a_sum_may_make_its_error_larger() -> None:
             "read x = X[m, k]\n read w = W[k, n]\n let s = sum(x*w; k)\n"
             "store C[m, n] = hardswish(s)*2 - s")
     assert ComputeTrial(text, "sm_90", "m:16 n:16 k:16 | mma | stages=2 warps=2").problem() == ""
+
+
+@pytest.mark.parametrize(("what", "reason"), [
+    ("before", "wrote outside of Y"), ("between", "wrote outside of Y"), ("operand", "changed X")])
+def test_what_is_written_beside_results_is_seen(what: str, reason: str,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the result and between its elements, and in an operand."""
+    case = ComputationCase(parse(TEXT.replace(" axes", " tensor Y f32 [21] strides(2)\n axes")))
+    honest = Plan.run
+
+    def run(plan: Plan, tensors: dict[str, Any]) -> None:
+        honest(plan, tensors)
+        name, at = {"before": ("Y", -1), "between": ("Y", 1), "operand": ("X", 0)}[what]
+        held = tensors[name]
+        held.as_strided((1,), (1,), held.storage_offset() + at).fill_(7.0)
+
+    plan = case.plan("m:8 k:16 | fma")
+    assert case.launched(plan, case.where).problem == ""
+    monkeypatch.setattr(Plan, "run", run)
+    assert case.launched(plan, case.where).problem == reason

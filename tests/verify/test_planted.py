@@ -8,15 +8,15 @@ import pytest
 from tests.verify import planted, planted_rules
 from tests.verify.planted import Bug
 from transconv import knobs
-from transconv.conv import Epilogue
+from transconv.conv import ConvWorkload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.passes import pipeline
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import comparison, division, fixpoint
 from transconv.target.records import TARGETS
 from transconv.verify.bisect.emitted_kernel import ask_emitter
-from transconv.verify.bisect.replay import ReplayedDirection
 from transconv.verify.bisect.stage_search import blame
+from transconv.verify.bisect.subject import BisectSubject
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
@@ -145,9 +145,8 @@ def test_the_bug_shows_when_the_kernel_runs(bug: Bug, monkeypatch: pytest.Monkey
     """What is blamed is what a check would have seen: the emitted kernel is wrong, or fails."""
     words = ",".join(f"{'+' if on else '-'}{name}" for name, on in bug.switches.items())
     monkeypatch.setenv("TRANSCONV_PASSES", words)
-    question = ReplayedDirection(ConvProblem.parse(bug.problem), bug.prop, TARGETS["sm_90"],
-                        Schedule.parse(bug.schedule) if bug.schedule else None, Epilogue())
-    question.fill()
+    question = BisectSubject(ConvWorkload(ConvProblem.parse(bug.problem), bug.prop), TARGETS["sm_90"],
+                             Schedule.parse(bug.schedule) if bug.schedule else None)
     with planted.planted_pass(bug):
         verdict = ask_emitter(question, isolated=False)
         # With TRANSCONV_VERIFY=1 some are refused before they run.

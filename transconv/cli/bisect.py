@@ -11,10 +11,8 @@ from transconv.cli import computations
 from transconv.cli.arguments import options, ranges
 from transconv.compute import Compute
 from transconv.verify import any_size
-from transconv.verify.bisect.computation import blame_compute
-from transconv.verify.bisect.problem_shrinker import PRODUCTS
-from transconv.verify.bisect.report import PARTS, Blame
-from transconv.verify.bisect.stage_search import blame
+from transconv.verify.bisect.stage_search import PARTS, Blame, blame, blame_compute
+from transconv.verify.bisect.workload_shrinker import PRODUCTS
 
 
 def add_to(verbs: object) -> None:

@@ -71,7 +71,7 @@ def run(words: argparse.Namespace) -> int:
     from transconv.target import Target
     from transconv.verify.fuzz.corpus import lines_of, read
     from transconv.verify.fuzz.main_loop import FuzzPlan, fuzz
-    from transconv.verify.fuzz.trial_kinds import COMPUTES, CONVOLUTIONS, SMALL_TYPES
+    from transconv.verify.fuzz.trial_run import COMPUTES, CONVOLUTIONS, SMALL_TYPES
 
     Target.parse(words.target)
     kind = COMPUTES if words.computes else SMALL_TYPES if words.small_types else CONVOLUTIONS

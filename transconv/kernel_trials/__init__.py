@@ -4,7 +4,7 @@ In: a seed and a number, or a line. Out: whether the simulator, Triton's interpr
 the IR and the GPU say what plain NumPy does. Knows: the kernel API, and the fuzzer of verify.
 """
 
-from transconv.kernel_trials.kind import KERNELS
+from transconv.kernel_trials.draw import KERNELS
 from transconv.kernel_trials.trial import KernelTrial
 
 __all__ = ["KERNELS", "KernelTrial"]

@@ -10,12 +10,35 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from transconv.errors import ProblemError
 
+FUNCTIONS = {"mixed": """@kernel.func
+def mixed(a, b):
+    if a.dtype == b.dtype:
+        return np.where(a > b, a - b, b)
+    return np.maximum(a, b)""", "own": """@kernel.func(inline=False)
+def own(a, b):
+    return np.where(a > b, a * 0.5, b - 1.0)""", "scoped": """def scoped(x):
+    pass
+
+
+@kernel.func(scoped, scope=WorkGroup)
+def scoped_of_group(group, x):
+    return x + group.id()[0]
+
+
+@kernel.func(scoped, scope=SubGroup)
+def scoped_of_sub_group(sg, x):
+    return x - sg.subgroup_id()
+
+
+@kernel.func(scoped, scope=WorkItem)
+def scoped_of_item(item, x):
+    return x * 2.0 + item.local_id()[0]"""}
+IMPORTED = ("Group", "SubGroup", "WorkGroup", "WorkItem", "atomic_ref", "create_mapping", "kernel")
 LONGEST = 1 << 16  # characters
 PYTHON = ("abs", "all", "any", "bool", "float", "int", "len", "max", "min", "range", "round", "sum")
 LANGUAGE = ("atomic_ref", "create_mapping", "group", "np")
@@ -34,10 +57,10 @@ PARTS = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop, ast
          ast.arg)
 
 
-def check(text: str, functions: Sequence[str], others: Sequence[str]) -> None:
+def check(text: str) -> None:
     """Raise ProblemError, one sentence, unless a text is one function whose statements compute with its
-    arguments. ``functions``: those that it may call; ``others``: what else its module knows. A name that
-    nobody knows is an error when it runs: simpler programs lack the statement that made it."""
+    arguments. A name that nobody knows is an error when it runs: simpler programs lack the statement that
+    made it."""
     if len(text) > LONGEST:
         raise ProblemError(f"a trial of {len(text)} characters; expected at most {LONGEST}")
     try:
@@ -53,8 +76,8 @@ def check(text: str, functions: Sequence[str], others: Sequence[str]) -> None:
     own = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
     own |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     own |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
-    refused = {*dir(builtins), *others} - {*functions, *PYTHON, *LANGUAGE}
-    if taken := own & {*refused, *PYTHON, *LANGUAGE, *functions}:
+    refused = {*dir(builtins), *IMPORTED, "drawn"} - {*FUNCTIONS, *PYTHON, *LANGUAGE}
+    if taken := own & {*refused, *PYTHON, *LANGUAGE, *FUNCTIONS}:
         raise ProblemError(f"'{min(taken)}' in a trial of a kernel means something else; expected a name "
                            "of its own")
     for node in nodes:

@@ -11,17 +11,32 @@ import functools
 import operator
 from collections.abc import Callable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from transconv.kernel_trials.grammar import IMPORTED
 from transconv.kernel_trials.numpy_tiles import Array, Elements, data_of, of, plain
-from transconv.kernel_trials.trial import IMPORTED, KernelTrial
 
 SCOPES = ("WorkGroup", "SubGroup", "WorkItem")
 
 
-def answered(trial: KernelTrial, arrays: dict[str, Array]) -> None:
+class DrawnProgram(Protocol):
+    """What is run: ``work`` in groups of ``group``, in sub-groups of ``sub``; ``whole``: whether the
+    statements of ``kernel`` say the same of all groups."""
+
+    @property
+    def work(self) -> tuple[int, ...]: ...
+    @property
+    def group(self) -> tuple[int, ...]: ...
+    @property
+    def sub(self) -> int: ...
+    @property
+    def whole(self) -> bool: ...
+    def kernel(self) -> str: ...
+
+
+def answered(trial: DrawnProgram, arrays: dict[str, Array]) -> None:
     """Store to the arrays of a trial what its statements say. Where they say the same of all groups, all
     of the work is one."""
     run = _FunctionRun(trial)
@@ -42,7 +57,7 @@ def answered(trial: KernelTrial, arrays: dict[str, Array]) -> None:
 class _FunctionRun:
     """The decorators of functions, and the bodies of that with several."""
 
-    def __init__(self, trial: KernelTrial) -> None:
+    def __init__(self, trial: DrawnProgram) -> None:
         self.trial, self.bodies = trial, dict[str, Any]()
         self.scope = "WorkGroup"
         self.here: Any = None
@@ -76,7 +91,7 @@ class _FunctionRun:
 class _Group:
     """A group: where it is, loads, stores and new tiles."""
 
-    def __init__(self, run: _FunctionRun, trial: KernelTrial, ids: tuple[int, ...],
+    def __init__(self, run: _FunctionRun, trial: DrawnProgram, ids: tuple[int, ...],
                  shape: tuple[int, ...]) -> None:
         self.ids, self.shape, self.work_shape = ids, shape, trial.work
         self.workitems = run.each("WorkItem", lambda: (_Item(self, p) for p in np.ndindex(*shape)))

@@ -14,7 +14,7 @@ from transconv.errors import ScheduleError, Unsupported
 
 if TYPE_CHECKING:
     from transconv.runtime import Plan
-    from transconv.verify.timed import TimedWorkload
+    from transconv.verify.case import Case
 
 Found = dict[str, Any]
 
@@ -25,12 +25,12 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
     """Generate a plan's kernels and compile them into Triton's cache: seconds for each. A refusal is
     not reported here, because the measuring process meets it again and reports it."""
     from transconv.verify.case import warm
+    from transconv.verify.computation import case_of
     from transconv.verify.machine import device
-    from transconv.verify.timed import timed
 
     start = time.perf_counter()
     try:
-        compiled = timed(text, direction, behind).plan(schedule)
+        compiled = case_of(text, direction, behind).plan(schedule)
     except (ScheduleError, Unsupported):
         return {}
     found: Found = {"lower_s": time.perf_counter() - start, "kernels": len(compiled.steps)}
@@ -41,7 +41,7 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
 
 # -- in the process that has the GPU ---------------------------------------------------------------
 
-_cases: OrderedDict[tuple[str, str, str], TimedWorkload] = OrderedDict()
+_cases: OrderedDict[tuple[str, str, str], Case] = OrderedDict()
 _clocks: list[Any] = []
 
 
@@ -49,7 +49,7 @@ def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "
                   budget_ms: float = 30.0) -> Found:
     """Check a schedule on exact data, then time it on random data. ``verdict``: right, wrong or refused,
     with a reason."""
-    case = case_of(text, direction, behind)
+    case = kept_case(text, direction, behind)
     try:
         compiled = case.plan(schedule)
     except (Unsupported, ScheduleError) as refusal:
@@ -66,15 +66,15 @@ def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "
     return found
 
 
-def case_of(text: str, direction: str, behind: str) -> TimedWorkload:
+def kept_case(text: str, direction: str, behind: str) -> Case:
     """A workload with its tensors, kept from an earlier trial or new."""
-    from transconv.verify.timed import timed
+    from transconv.verify.computation import case_of
 
     key = (text, direction, behind)
     if key in _cases:
         _cases.move_to_end(key)
         return _cases[key]
-    made = timed(*key)
+    made = case_of(*key)
     room = _room(made.where)
     while _cases and _weight(made) + sum(map(_weight, _cases.values())) > room:
         _cases.popitem(last=False)[1].release()
@@ -83,7 +83,7 @@ def case_of(text: str, direction: str, behind: str) -> TimedWorkload:
     return made
 
 
-def _weight(case: TimedWorkload) -> float:
+def _weight(case: Case) -> float:
     """Bytes that stay allocated: tensors, the answer, and the timed sets."""
     return 4.0 * case.footprint
 

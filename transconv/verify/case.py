@@ -1,15 +1,19 @@
-"""One direction of one problem on this machine: the plan, its tensors, and the check of the result.
+"""A workload on this machine: its plans, its tensors, and the check of results; one direction of a
+convolution (computations have verify/computation.py).
 
-Runs in worker processes or in the caller's; problems are passed as text.
+Runs in worker processes or in the caller's; workloads are passed as text.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import torch
 
 from transconv import runtime
@@ -18,6 +22,7 @@ from transconv.conv import (
     TABLE,
     CompiledDirection,
     ConvProblem,
+    ConvWorkload,
     Epilogue,
     Prop,
     compiler,
@@ -25,25 +30,82 @@ from transconv.conv import (
     zero_sums,
 )
 from transconv.errors import ScheduleError
-from transconv.ir import DTYPES, DType, Tensor
+from transconv.ir import DTYPES, DType, Memory, Tensor, offsets_of, run, verify
 from transconv.runtime import Choose, Plan, first_run_check
 from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
 from transconv.target import Target, detect
-from transconv.verify.data import GUARD, Guarded, allocate, fill, torch_dtype
-from transconv.verify.epilogue_data import epilogue_operands, epilogue_values
+from transconv.verify.data import (
+    GUARD,
+    Guarded,
+    allocate,
+    epilogue_operands,
+    epilogue_tensors,
+    epilogue_values,
+    fill,
+    poison,
+    random_tensor,
+    strayed,
+    torch_dtype,
+    unset,
+)
 from transconv.verify.judgement import Judgement, judge
 from transconv.verify.machine import device, synchronize
 from transconv.verify.oracle import after, approximates, once_stored, pieces
 
+Call = Callable[[], object]
+
+
+class Case(ABC):
+    """A workload with tensors on this machine; plans for many schedules share them."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """``cuda`` or ``cpu``."""
+
+    @property
+    @abstractmethod
+    def footprint(self) -> int:
+        """Bytes that a call moves at least."""
+
+    @abstractmethod
+    def plan(self, schedule: str = "") -> Plan:
+        """Raises ScheduleError or Unsupported, which are refusals, not failures."""
+
+    @abstractmethod
+    def same(self, plan: Any) -> Judgement:
+        """Whether a plan's result on exact data is the answer."""
+
+    @abstractmethod
+    def drawn(self) -> dict[str, torch.Tensor]:
+        """Tensors of random data."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give the tensors back."""
+
+    def make(self, plan: Plan) -> Callable[[int], Call]:
+        """The plan on tensors of random data, a new set for each index."""
+        def of(index: int) -> Call:
+            tensors, result = self.drawn(), plan.workload.result
+
+            def call() -> torch.Tensor:
+                plan.launch(**tensors)
+                return tensors[result]
+            return call
+        return of
+
 
 @dataclass(slots=True)
-class ProblemCase:
-    """A problem with its tensors; plans for other schedules share them.
+class ProblemCase(Case):
+    """A direction of a problem with its tensors. ``open``: the sizes that are arguments of its kernels.
 
     ``bia`` is the bias's element type (default: the result's); ``shift`` puts every tensor that
     many elements off a multiple of 16 bytes; ``extra`` is what the epilogue reads; ``numpy`` runs
-    kernels in the interpreter of the IR instead of Triton's.
+    kernels in the interpreter of the IR instead of Triton's; ``guard``: elements around each tensor.
     """
 
     problem: ConvProblem
@@ -60,6 +122,8 @@ class ProblemCase:
     shift: int = 0
     deterministic: bool = False
     numpy: bool = False
+    guard: int = GUARD
+    open: frozenset[str] = frozenset()
     beside: dict[str, Guarded] = field(default_factory=dict)  # the epilogue's tensors
     read: dict[str, Tensor] = field(default_factory=dict)  # what they are in the IR
 
@@ -68,14 +132,28 @@ class ProblemCase:
         return Epilogue.parse(self.epilogue, DTYPES[self.bia] if self.bia else None)
 
     def plan(self, schedule: str | Schedule | None = "") -> CompiledDirection:
-        """The plan that the passes make in this process. Raises ScheduleError or Unsupported, which are
-        refusals, not failures."""
+        """The plan that the passes make in this process, at the problem's sizes. Raises ScheduleError or
+        Unsupported, which are refusals, not failures."""
         asked = compiler.question(self.problem, self.prop, self.target, self.after,
                                   aligned=not self.shift, deterministic=self.deterministic)
         if isinstance(schedule, str):
             schedule = Schedule.parse(schedule) if schedule else None
-        return runtime.plan(asked.workload, asked.target, schedule, asked.deterministic, CompiledDirection,
+        p, workload = self.problem, asked.workload
+        if self.open:
+            workload = ConvWorkload(p, self.prop, self.after, self.open)
+        made = runtime.plan(workload, asked.target, schedule, asked.deterministic, CompiledDirection,
                             keeps=False)
+        return made.at(dict(zip(made.required.sizes.names, (p.mb, *p.i), strict=True))) if (
+            self.open and made.required) else made
+
+    @property
+    def footprint(self) -> int:
+        return self.problem.bytes_moved()
+
+    def drawn(self) -> dict[str, torch.Tensor]:
+        p = self.problem
+        tensors = {n: random_tensor(p.shapes[n], s.layout, self.where) for n, s in p.specs.items()}
+        return tensors | epilogue_tensors(p, self.prop, self.epilogue, "float", self.where)
 
     def plan_of(self, schedules: Sequence[str]) -> CompiledDirection:
         """The plan whose kernels have these schedules, in the order that the compiler asks for them
@@ -140,9 +218,9 @@ class ProblemCase:
         if schedule or known or blocked or self.where == "cpu":  # verdicts are on what a GPU runs
             return compiled
         self.fill("float", seed)
-        return first_run_check.run(compiled, {n: t.view for n, t in self._all().items()})
+        return first_run_check.run(compiled, {n: t.view for n, t in self.held.items()})
 
-    def _operands(self) -> list[torch.Tensor]:
+    def operands(self) -> list[torch.Tensor]:
         """The operands of the product, without zero points."""
         held = {n: self.tensors[n].view for n in self.prop.operands}
         whole = without_zeros(held | self.extra, self.after.zeros)
@@ -152,15 +230,17 @@ class ProblemCase:
     def _result(self) -> DType:
         return self.problem.specs[self.prop.result].dtype
 
-    def _all(self) -> dict[str, Guarded]:
+    @property
+    def held(self) -> dict[str, Guarded]:
+        """All tensors."""
         return self.tensors | self.beside
 
     def fill(self, mode: str, seed: int = 0) -> None:
         """New operands (``exact`` or ``float``), and a poisoned result."""
         if not self.tensors:
-            self.tensors = allocate(self.problem, self.where, self.shift)
+            self.tensors = allocate(self.problem, self.where, self.shift, self.guard)
             read = epilogue_operands(self.problem, self.prop, self.after)
-            self.beside = {name: Guarded.make(t.layout, t.shape, self.where, self.shift)
+            self.beside = {name: Guarded.make(t.layout, t.shape, self.where, self.shift, self.guard)
                            for name, t in read.items()}
             self.read = read
         fill(self.tensors, self.problem, self.prop, mode, seed)
@@ -178,36 +258,45 @@ class ProblemCase:
             self.beside[TABLE].put(made)
             self.beside[TABLE].seal()
 
-    def launch(self, compiled: CompiledDirection) -> None:
-        """Raises InterpError where the interpreter of the IR finds a fault."""
+    def launch(self, compiled: CompiledDirection, device: str = "") -> None:
+        """``device``: where the tensors are meanwhile, with all that is around them. Raises InterpError
+        where the interpreter of the IR finds a fault."""
         if self.numpy:
-            from transconv.verify.interpret import interpret
-
-            interpret(compiled, self._all())
+            interpret(compiled, self.held)
             return
-        compiled.launch(**{name: t.argument for name, t in self._all().items()})
+        for t in self.held.values() if device else ():
+            t.memory = t.memory.to(device)
+        compiled.launch(**{name: t.argument for name, t in self.held.items()})
+        for t in self.held.values() if device else ():
+            t.memory = t.memory.to(self.where)
 
-    def intact(self) -> bool:
-        """Whether nothing but the result was written."""
-        return all(t.intact() for t in self._all().values())
+    def strayed(self, compiled: CompiledDirection) -> list[str]:
+        """What was written beside the result, in words."""
+        cleared = {s.zero.name for s in compiled.steps if s.zero is not None}
+        return strayed(self.held, (self.prop.result,), cleared)
 
     def judge(self, compiled: CompiledDirection, mode: str, seed: int = 0) -> Judgement:
         """Run on fresh data and compare; nothing but the result may be written."""
         self.fill(mode, seed)
         self.launch(compiled)
-        synchronize()
-        a, b = self._operands()
+        return self.judged(compiled, mode)
+
+    def judged(self, compiled: CompiledDirection, mode: str) -> Judgement:
+        """Compare what a launch has stored."""
+        if self.where == "cuda":
+            synchronize()
+        a, b = self.operands()
         got = self.tensors[self.prop.result].view
         found = judge(self.problem, self.prop, a, b, got, mode, self.epilogue, self.extra,
                       longest_chain(compiled))
-        return self._guarded(found)
+        return self._guarded(found, compiled)
 
-    def _guarded(self, found: Judgement) -> Judgement:
-        if not self.intact():
-            found.reason = "; ".join(filter(None, [found.reason, "wrote outside the result"]))
+    def _guarded(self, found: Judgement, compiled: CompiledDirection) -> Judgement:
+        reasons = [found.reason, *self.strayed(compiled)]
         # The interpreter of the IR runs kernels alone: what a plan does beside them is not seen there.
         if not self.numpy and not self.tensors[self.prop.result].is_padded_with_zeros:
-            found.reason = "; ".join(filter(None, [found.reason, "what pads the result is not 0"]))
+            reasons.append("what pads the result is not 0")
+        found.reason = "; ".join(filter(None, reasons))
         return found
 
     def same(self, compiled: CompiledDirection, seed: int = 0) -> Judgement:
@@ -220,7 +309,7 @@ class ProblemCase:
             self.fill("exact", seed)
         result = self.tensors[self.prop.result]
         if self.answer is None or self.answered != seed:
-            a, b = self._operands()
+            a, b = self.operands()
             found = [once_stored(after(want, at, self.epilogue, self.extra), at, self.problem, self.prop,
                                  self.after, self.extra)
                      for at, want in pieces(self.problem, self.prop, a, b)]
@@ -234,12 +323,53 @@ class ProblemCase:
         told = Judgement(max_err=float("nan") if wrong else 0.0)
         if wrong:
             told.reason = f"{wrong} of {self.answer.numel()} elements are wrong"
-        return self._guarded(told)
+        return self._guarded(told, compiled)
 
     def release(self) -> None:
-        """Give the tensors back."""
         self.tensors, self.extra, self.beside, self.answer = {}, {}, {}, None
         self.filled = ("", 0)
+
+
+def interpret(compiled: CompiledDirection, tensors: Mapping[str, Guarded]) -> None:
+    """Run the final kernels of a plan in place on tensors of the CPU, in NumPy, for any chip: explicit
+    kernels too, which Triton's interpreter cannot read. The rules of the IR are checked first. Raises
+    InterpError for accesses that are errors on any target, VerifyError for a kernel that breaks a rule."""
+    memory = Memory({name: _numpy(t.span) for name, t in tensors.items()})
+    for step in compiled.steps:
+        if not step.launcher.grid:
+            continue
+        for tensor in step.kernel.params:
+            space = compiled.workspaces.get(tensor.name)
+            if space is not None:  # several kernels use it, some as planes of a copy
+                span = (space if tensor.copy_of else tensor).layout.span
+                room = memory.buffers.get(tensor.name)
+                if room is None or len(room) != span:  # each kernel has its own layout of the partial sums
+                    fresh = np.full(span, unset(tensor.dtype), tensor.dtype.numpy)
+                    memory = Memory({**memory.buffers, tensor.name: fresh})
+        verify(step.kernel, "explicit")
+        if step.zero is not None:
+            memory.buffers[step.zero.name][offsets_of(step.zero)] = 0
+        memory.new_launch()
+        run(step.kernel, memory)
+    for name, guarded in tensors.items():
+        _keep(guarded.span, memory.buffers[name])
+
+
+def _numpy(memory: torch.Tensor) -> Any:
+    """A copy as the interpreter holds it: bf16 and 8-bit floats live in f32."""
+    held = memory.dtype is torch.bfloat16 or memory.is_floating_point() and memory.itemsize == 1
+    return (memory.float() if held else memory).numpy().copy()
+
+
+def _keep(place: torch.Tensor, made: Any) -> None:
+    """Take over what is no NaN: the poison keeps its pattern where nothing was written."""
+    values = torch.from_numpy(np.ascontiguousarray(made))
+    if not place.is_floating_point():
+        place.copy_(values)
+        return
+    written = ~values.isnan()
+    bits = poison(place.dtype)[0]  # torch does not select among 8-bit floats
+    place.view(bits)[written] = values.to(place.dtype).view(bits)[written]
 
 
 def longest_chain(compiled: CompiledDirection) -> int:

@@ -9,23 +9,28 @@ them (compute/semantics/error_bounds.py), and as a whole as limits.py says.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 
 import numpy as np
 import torch
 
 from transconv.compute import (
+    Alone,
     Answer,
     Compute,
     Read,
     Reduction,
     allowed,
+    examine,
     execute,
     is_tf32,
+    parse,
     rounds_once,
     share_of,
 )
+from transconv.conv import ConvProblem, Prop, marked
 from transconv.ir import (
     Array,
     Call,
@@ -37,14 +42,30 @@ from transconv.ir import (
     Tensor,
     find,
     free_vars,
+    offsets_of,
     run,
     verify,
 )
 from transconv.passes import levels, lower
-from transconv.runtime import Plan
-from transconv.verify.data import torch_dtype
+from transconv.runtime import Plan, plan
+from transconv.schedule import Schedule
+from transconv.target import detect
+from transconv.verify.case import Case, ProblemCase
+from transconv.verify.data import (
+    Guarded,
+    poison,
+    random_tensor,
+    strayed,
+    strides_of,
+    torch_dtype,
+    unset,
+)
+from transconv.verify.judgement import Judgement
 from transconv.verify.limits import FEW, MANY, NEAREST_TF32, NEIGHBOURS
+from transconv.verify.machine import device, synchronize
 
+WHOLE = 1 << 22  # points of which every element is checked; of more, samples are
+GUARD = 1 << 12  # elements around a tensor, of which there are many small ones
 # What is drawn from by reduction: a product of zeros tells little, one of twos overflows, and the greatest
 # of many ones is one.
 EXACT = {"sum": (-1, 0, 1), "prod": (-1, 1), "max": range(-99, 100), "min": range(-99, 100)}
@@ -59,42 +80,101 @@ class Judged:
     problem: str = ""
 
 
+def case_of(text: str, direction: str = "", behind: str = "") -> Case:
+    """The case of a workload that is passed as text: a convolution's problem, direction and epilogue, or a
+    computation. Raises ProblemError, ComputeError."""
+    if text.startswith("compute "):
+        return ComputationCase(parse(text))
+    plain, names = marked(text)
+    return ProblemCase(ConvProblem.parse(plain), Prop(direction), behind, open=names)
+
+
 @dataclass
-class ComputationCase:
+class ComputationCase(Case):
     """A computation with data, and its answer."""
 
     compute: Compute
     data: str = "exact"
     seed: int = 0
-    given: dict[str, Array] = field(init=False)
-    answers: dict[str, Answer] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def given(self) -> dict[str, Array]:
+        """What is read, by name, in logical shape."""
         draw = np.random.default_rng(self.seed)
         stored = {w.view.tensor.name for w in self.compute.writes}
-        self.given = {t.name: self._values(draw, t) for t in self.compute.tensors
-                      if t.name not in stored}
+        return {t.name: self._values(draw, t) for t in self.compute.tensors if t.name not in stored}
+
+    @cached_property
+    def answers(self) -> dict[str, Answer]:
+        """What is to be stored."""
         rounded = self.data != "exact" or not self.is_exact
         # One thread may add up a row, and its roundings may all go one way: a quarter of a place for each
         # term on average.
         share = max(share_of(self.compute), self.row * 2.0**-26)
-        self.answers = execute(self.compute, self.given, share if rounded else 0.0)
+        return execute(self.compute, self.given, share if rounded else 0.0)
+
+    # -- on this machine, with many schedules --------------------------------------------------------
+
+    @cached_property
+    def where(self) -> str:
+        return device()
+
+    @property
+    def footprint(self) -> int:
+        return sum(t.layout.span * t.dtype.bytes for t in self.compute.tensors)
+
+    def plan(self, schedule: str = "") -> Plan:
+        said = Schedule.parse(schedule) if schedule else None
+        return plan(Alone(self.compute), detect(), said, False, Plan)
+
+    def same(self, plan: Plan) -> Judgement:
+        """Every element, or those of sampled points where there are many."""
+        if prod(x.size for x in self.compute.axes) <= WHOLE:
+            judged = self.launched(plan, self.where)
+            return Judgement(max_err=judged.max_error, reason=judged.problem)
+        tensors = {t.name: self._random(t, exact=True) for t in self.compute.tensors}
+        for name in plan.workload.results:
+            if tensors[name].is_floating_point():
+                tensors[name].fill_(float("nan"))
+        plan.launch(**tensors)
+        synchronize()
+        found = examine(self.compute, tensors)
+        return Judgement(max_err=float("nan") if found.reason else 0.0, reason=found.reason)
+
+    def drawn(self) -> dict[str, torch.Tensor]:
+        return {t.name: self._random(t) for t in self.compute.tensors}
+
+    def release(self) -> None:
+        for name in ("given", "answers"):
+            self.__dict__.pop(name, None)
+
+    def _random(self, tensor: Tensor, exact: bool = False) -> torch.Tensor:
+        """Random values; indices lie inside of what they are indices of."""
+        dtype = torch_dtype(tensor.dtype)
+        if tensor.dtype.kind == "float" and not exact:
+            return random_tensor(tensor.shape, tensor.layout, self.where)
+        sizes = indexed(self.compute, tensor)
+        low, high = (0, min(sizes)) if sizes else (-1 if dtype.is_signed else 0, 2)
+        made = torch.empty_strided(tensor.shape, strides_of(tensor.layout), dtype=dtype, device=self.where)
+        return made.copy_(torch.randint(low, max(high, low + 1), tensor.shape, device=self.where))
+
+    # -- data and judgements -------------------------------------------------------------------------
 
     def _values(self, draw: np.random.Generator, tensor: Tensor) -> Array:
         if sizes := indexed(self.compute, tensor):
             near = draw.integers(-1, max(sizes) + 1, tensor.shape)  # a few are outside
-            return _as_memory_has_it(tensor, near)
+            return as_memory_has_it(tensor, near)
         if tensor.dtype.kind == "int":
             low, high = (max(-128, tensor.dtype.limits[0]), min(255, tensor.dtype.limits[1]))
-            return _as_memory_has_it(tensor, draw.integers(low, high, tensor.shape, endpoint=True) * 1.0)
+            return as_memory_has_it(tensor, draw.integers(low, high, tensor.shape, endpoint=True) * 1.0)
         if self.data == "exact":
             drawn = draw.choice(EXACT.get(self.op, EXACT["sum"]), tensor.shape).astype(np.float64)
-            return _as_memory_has_it(tensor, drawn)
+            return as_memory_has_it(tensor, drawn)
         drawn = draw.standard_normal(tensor.shape)
         if self.op == "prod" and self._in_rows(tensor):  # a product of many of them would be nothing
             drawn = np.copysign(np.exp(drawn / self.row**0.5), draw.standard_normal(tensor.shape))
         made = torch.from_numpy(drawn).to(torch_dtype(tensor.dtype))
-        return _as_memory_has_it(tensor, made.double().numpy())
+        return as_memory_has_it(tensor, made.double().numpy())
 
     def _in_rows(self, tensor: Tensor) -> bool:
         """Whether a tensor's elements are read along the axes that are reduced."""
@@ -102,23 +182,52 @@ class ComputationCase:
                  for a in self.compute.roots(d.coord)}
         return not along.isdisjoint(self.compute.reduced)
 
+    @property
+    def held(self) -> tuple[Tensor, ...]:
+        """The tensors of a call."""
+        return self.compute.tensors
+
+    def flat(self, tensor: Tensor, size: int = 0, zero: bool = False) -> Array:
+        """A tensor's memory: what is given at its elements, or ``zero``; NaN elsewhere."""
+        made = np.full(size or tensor.layout.span, 0 if zero else unset(tensor.dtype), tensor.dtype.numpy)
+        if tensor.name in self.given:
+            made[offsets_of(tensor)] = self.given[tensor.name]
+        return made
+
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
-        """What is read, and NaN where something is to be stored."""
-        return {t.name: _laid_out(t, self.given.get(t.name), device) for t in self.compute.tensors}
+        """What kernels are given."""
+        return {name: t.argument for name, t in self.guarded(device).items()}
+
+    def guarded(self, device: str) -> dict[str, Guarded]:
+        """What is read, sealed, and NaN where something is to be stored, between guards."""
+        made = {t.name: Guarded.make(t.layout, t.shape, device, guard=GUARD) for t in self.held}
+        for t in self.held:
+            memory = made[t.name].span
+            values = torch.from_numpy(self.flat(t)).to(memory.dtype).to(device)
+            places = torch.from_numpy(np.unique(offsets_of(t))).to(device)
+            bits = poison(memory.dtype)[0]  # torch does not select among 8-bit floats
+            memory.view(bits)[places] = values.view(bits)[places]
+            if t.name in self.given:
+                made[t.name].seal()
+        return made
 
     def launched(self, plan: Plan, device: str) -> Judged:
-        tensors = self.tensors(device)
-        plan.check(tensors)
-        plan.run(dict(tensors))  # some indices are out of bounds on purpose; run unchecked
-        return self.judged({name: tensors[name].double().cpu().numpy() for name in self.answers})
+        """What the emitted kernels make of it; they may write nothing but results."""
+        tensors = self.guarded(device)
+        given = {name: t.argument for name, t in tensors.items()}
+        plan.check(given)
+        plan.run(dict(given))  # some indices are out of bounds on purpose; run unchecked
+        found = self.judged({name: tensors[name].view.double().cpu().numpy() for name in self.answers},
+                            launched=True)
+        outside = strayed(tensors, self.answers, {s.zero.name for s in plan.steps if s.zero is not None})
+        return replace(found, problem="; ".join(filter(None, [found.problem, *outside])))
 
-    def judged(self, got: dict[str, Array]) -> Judged:
-        """Compare stored tensors with the answer."""
+    def judged(self, got: Mapping[str, Array], launched: bool = False) -> Judged:
+        """Compare stored tensors with the answer; ``launched``: of emitted kernels."""
         worst, wrong = 0.0, ""
         for name, answer in self.answers.items():
-            tensor = next(t for t in self.compute.tensors if t.name == name)
-            want, bound = self._bound(answer, tensor)
-            want = np.where(np.isnan(answer.value), unset(tensor), want)
+            tensor = next(t for t in self.held if t.name == name)
+            want, bound = self._bound(answer, tensor, launched)
             same = (want == got[name]) | (np.isnan(want) & np.isnan(got[name]))
             with np.errstate(invalid="ignore"):  # infinities, of which only like ones are equal
                 apart = np.where(same, 0.0, np.abs(got[name] - want))
@@ -160,9 +269,10 @@ class ComputationCase:
         read = [r.view.tensor for r in self.compute.operands]
         return tensor.dtype.digits >= 24 and min(prod(t.shape) for t in (tensor, *read)) >= MANY
 
-    def _bound(self, answer: Answer, tensor: Tensor) -> tuple[Array, Array]:
+    def _bound(self, answer: Answer, tensor: Tensor, launched: bool) -> tuple[Array, Array]:
         """The answer in the tensor's type, and how far from it a result may be."""
         want = torch.from_numpy(answer.value).to(torch_dtype(tensor.dtype)).double().numpy()
+        want = np.where(np.isnan(answer.value), unset(tensor.dtype), want)
         if self.data == "exact" and self.is_exact:
             return want, np.zeros_like(want)
         return want, allowed(want, answer.error, tensor.dtype)
@@ -187,22 +297,25 @@ class ComputationCase:
             isinstance(c.value, float) and c.value % 1 and np.isfinite(c.value) for c in find(v, Const))
             for v in values)
 
-    def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = ()) -> Judged:
+    def interpreted(self, *kernels: Kernel, zeroed: Collection[str] = (), seed: int = 0) -> Judged:
         """The same by the IR's own interpreter, which finds what is read out of bounds; the kernels of a
-        plan run one after another. What is neither given nor ``zeroed`` holds NaN before."""
-        seen = sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)
-        memory = {t.name: np.full(t.layout.span, 0 if t.name in zeroed else unset(t), t.dtype.numpy)
-                  for t in seen}  # as the kernel that does not see it as planes has it
-        for t in self.compute.tensors:
-            flat = np.full(t.layout.span, 0 if t.name in zeroed else unset(t), t.dtype.numpy)
-            if t.name in self.given:
-                flat[_places(t)] = self.given[t.name]
-            memory[t.name] = flat
-        done = Memory(memory)
+        plan run one after another. What is neither given nor ``zeroed`` holds NaN before. ``seed`` says
+        who goes first among the roles of a kernel that has them."""
+        params = sorted((t for k in kernels for t in k.params), key=lambda t: not t.planes)
+        seen = {t.name: t for t in params}
+        held = {t.name: t for t in self.held}  # says where elements lie, which boxes see otherwise
+        done = Memory({name: self.flat(t, zero=name in zeroed) for name, t in (seen | held).items()})
         for kernel in kernels:
-            done = run(kernel, done)
-        return self.judged({t.name: done.buffers[t.name][_places(t)].astype(np.float64)
-                            for t in self.compute.tensors if t.name in self.answers})
+            for t in kernel.params:  # parts of several sums lie in one workspace, each in its own way
+                if t.parts_of and len(done.buffers[t.name]) != t.layout.span:
+                    done = Memory(done.buffers | {t.name: self.flat(t)})
+            done.new_launch()
+            run(kernel, done, seed=seed)
+        # A result that no kernel stores is in its copy: what would have added parts to it is not run.
+        copies = {t.copy_of: t for t in seen.values() if t.copy_of}
+        lies = {n: held[n] if n in seen else copies.get(n, held[n]) for n in self.answers}
+        return self.judged({n: done.buffers[t.name][offsets_of(t)].astype(np.float64)
+                            for n, t in lies.items()})
 
 
 def after_every_pass(compute: Compute, plan: Plan,
@@ -232,11 +345,6 @@ def after_every_pass(compute: Compute, plan: Plan,
     return [*found, (stages[-1], last)]
 
 
-def unset(tensor: Tensor) -> float | int:
-    """What stands for nothing: NaN, or the least whole number, which is no index of anything."""
-    return tensor.dtype.limits[0] if tensor.dtype.kind == "int" else float("nan")
-
-
 def indexed(compute: Compute, tensor: Tensor) -> list[int]:
     """The sizes of the dimensions that elements of a tensor are coordinates along."""
     read = compute.names.indices & {r.var for r in compute.reads if r.view.tensor is tensor}
@@ -244,26 +352,8 @@ def indexed(compute: Compute, tensor: Tensor) -> list[int]:
             if read & free_vars(d.coord)]
 
 
-def _places(tensor: Tensor) -> Array:
-    strides = tensor.layout.strides()
-    assert strides is not None, f"{tensor.name} has a blocked layout"
-    grid = np.indices(tensor.shape) if tensor.shape else np.zeros((0,), np.int64)
-    return np.asarray(tensor.layout.offset + sum(
-        (g * s for g, s in zip(grid, strides, strict=True)), np.zeros(tensor.shape, np.int64)))
-
-
-def _as_memory_has_it(tensor: Tensor, values: Array) -> Array:
+def as_memory_has_it(tensor: Tensor, values: Array) -> Array:
     """The same number wherever elements share a place."""
-    places, flat = _places(tensor), np.zeros(tensor.layout.span, values.dtype)
+    places, flat = offsets_of(tensor), np.zeros(tensor.layout.span, values.dtype)
     flat[places] = values
     return np.asarray(flat[places])
-
-
-def _laid_out(tensor: Tensor, values: Array | None, device: str) -> torch.Tensor:
-    strides = tensor.layout.strides()
-    assert strides is not None, f"{tensor.name} has a blocked layout"
-    flat = np.full(tensor.layout.span, unset(tensor))
-    if values is not None:
-        flat[_places(tensor)] = values
-    memory = torch.from_numpy(flat).to(torch_dtype(tensor.dtype)).to(device)
-    return memory.as_strided(tensor.shape, strides, tensor.layout.offset)

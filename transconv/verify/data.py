@@ -8,14 +8,14 @@ What no element maps to, and the result before a run, holds a NaN that no arithm
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
 
-from transconv.conv import ConvProblem, Prop
-from transconv.ir import DTYPES, DType, Layout
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
+from transconv.ir import DTYPES, DType, Layout, Tensor
 
 GUARD = 1 << 15  # elements on either side: 64 KiB of 16-bit ones
 PAYLOAD = 0x5A5A5A5A5A5A5A5A
@@ -24,6 +24,11 @@ PAYLOAD = 0x5A5A5A5A5A5A5A5A
 def torch_dtype(dtype: DType) -> torch.dtype:
     found: torch.dtype = getattr(torch, dtype.torch)
     return found
+
+
+def unset(dtype: DType) -> float | int:
+    """What stands for nothing: NaN, or the least integer, which is no index of anything."""
+    return dtype.limits[0] if dtype.kind == "int" else float("nan")
 
 
 def most(dtype: DType) -> int:
@@ -79,11 +84,13 @@ class Guarded:
     sealed: int | None = None  # a sum over the bits of an operand, see ``seal``
 
     @staticmethod
-    def make(layout: Layout, shape: Sequence[int], device: str, shift: int = 0) -> Guarded:
-        """``shift`` puts the tensor that many elements off a multiple of 16 bytes."""
-        memory = torch.empty((max(1, layout.span) + 2 * GUARD + shift,),
+    def make(layout: Layout, shape: Sequence[int], device: str, shift: int = 0,
+             guard: int = GUARD) -> Guarded:
+        """``shift`` puts the tensor that many elements off a multiple of 16 bytes; ``guard``: elements on
+        either side."""
+        memory = torch.empty((max(1, layout.span) + 2 * guard + shift,),
                              dtype=torch_dtype(layout.dtype), device=device)
-        made = Guarded(memory, layout, tuple(shape), GUARD + shift)
+        made = Guarded(memory, layout, tuple(shape), guard + shift)
         made.poison()
         return made
 
@@ -97,11 +104,14 @@ class Guarded:
         return whole[tuple(slice(n) for n in self.shape)]
 
     @property
+    def span(self) -> torch.Tensor:
+        """Memory from the first place of the tensor to its last."""
+        return self.memory[self.start:self.start + max(1, self.layout.span)]
+
+    @property
     def argument(self) -> torch.Tensor:
         """What a kernel is given: the view, or where shape and strides do not say it all, memory."""
-        if self.layout.strides() is None or self.layout.offset:
-            return self.memory[self.start:self.start + max(1, self.layout.span)]
-        return self.view
+        return self.span if self.layout.strides() is None or self.layout.offset else self.view
 
     def _blocks(self, memory: torch.Tensor) -> torch.Tensor:
         """One dimension for each block: dimension by dimension, the outermost block first."""
@@ -149,8 +159,8 @@ class Guarded:
     def _sum(self) -> int:
         return int(self.memory.view(poison(self.memory.dtype)[0]).sum(dtype=torch.int64))
 
-    def intact(self) -> bool:
-        """Whether nothing was written but elements of the tensor: before it, after it, and between
+    def intact(self, between: bool = True) -> bool:
+        """Whether nothing was written but elements of the tensor: before it, after it, and ``between``
         its elements there still is poison; a sealed one holds what it held."""
         bits, pattern = poison(self.memory.dtype)
         memory = self.memory.view(bits)
@@ -158,11 +168,19 @@ class Guarded:
         whole = (memory[:self.start] == pattern).all() & (memory[end:] == pattern).all()
         if not bool(whole) or self.sealed not in (None, self._sum()):
             return False
-        if self.layout.is_dense or self.sealed is not None:
+        if self.layout.is_dense or self.sealed is not None or not between:
             return True
         rest = memory.clone()
         self._blocks(rest).fill_(pattern)
         return bool((rest == pattern).all())
+
+
+def strayed(tensors: Mapping[str, Guarded], results: Collection[str],
+            cleared: Collection[str] = ()) -> list[str]:
+    """What was written that is no element of a result, in words; ``cleared``: tensors that a plan fills
+    with zeros before, between their elements, too."""
+    return [f"wrote outside of {name}" if name in results else f"changed {name}"
+            for name, t in tensors.items() if not t.intact(between=name not in cleared)]
 
 
 def exact_values(shape: Sequence[int], dtype: torch.dtype, most: int, share: float,
@@ -219,7 +237,59 @@ def fill(tensors: dict[str, Guarded], p: ConvProblem, prop: Prop, mode: str, see
     tensors[prop.result].poison()
 
 
-def allocate(p: ConvProblem, device: str, shift: int = 0) -> dict[str, Guarded]:
+def random_tensor(shape: tuple[int, ...], layout: Layout, where: str) -> torch.Tensor:
+    """Normally distributed values in a strided layout, of integers a sixteenth of the range wide. Raises
+    ValueError for a blocked one."""
+    dtype = torch_dtype(layout.dtype)
+    made = torch.empty_strided(shape, strides_of(layout), dtype=dtype, device=where)
+    if layout.dtype.kind == "int":
+        low, high = layout.dtype.limits
+        drawn = torch.randn(shape, device=where) * ((high - low) / 16) + (low + high + 1) / 2
+        return made.copy_(drawn.clamp_(low, high).round_())
+    return made.normal_() if dtype.itemsize > 1 else made.copy_(torch.randn(shape, device=where))
+
+
+def strides_of(layout: Layout) -> tuple[int, ...]:
+    strides = layout.strides()
+    if strides is None:
+        raise ValueError(f"the layout {layout} is blocked; expected one with strides")
+    return strides
+
+
+def allocate(p: ConvProblem, device: str, shift: int = 0, guard: int = GUARD) -> dict[str, Guarded]:
     """The three tensors of a problem, poisoned, each ``shift`` elements off alignment."""
-    return {name: Guarded.make(getattr(p, name).layout, shape, device, shift)
+    return {name: Guarded.make(getattr(p, name).layout, shape, device, shift, guard)
             for name, shape in p.shapes.items()}
+
+
+# -- what an epilogue reads beside the operands --------------------------------------------------------
+
+
+def epilogue_operands(p: ConvProblem, prop: Prop, epilogue: Epilogue) -> dict[str, Tensor]:
+    """The tensors that an epilogue reads, by name."""
+    workload = ConvWorkload(p, prop, epilogue)
+    return {t.name: t for t in workload.tensors[len(p.specs):]}
+
+
+def epilogue_values(tensor: Tensor, mode: str, where: str, seed: int = 0,
+                    halves: bool = False) -> torch.Tensor:
+    """For a bias, a residual and others: integers up to 8 in size, or normally distributed. ``halves``:
+    floats are halves of these integers, which a result of integers rounds."""
+    generator = torch.Generator(where).manual_seed(seed)
+    whole = tensor.dtype.kind == "int"
+    if mode == "exact" or whole:
+        least = max(-8, tensor.dtype.limits[0]) if whole else -8
+        drawn = torch.randint(least, 9, tensor.shape, device=where, generator=generator)
+        return drawn / 2 if halves and not whole else drawn
+    return torch.randn(tensor.shape, device=where, generator=generator)
+
+
+def epilogue_tensors(p: ConvProblem, prop: Prop, epilogue: str, mode: str,
+                     where: str) -> dict[str, torch.Tensor]:
+    """What an epilogue reads, without guards: for timing."""
+    made = {}
+    for name, tensor in epilogue_operands(p, prop, Epilogue.parse(epilogue)).items():
+        like = torch.empty_strided(tensor.shape, tensor.layout.strides() or (),
+                                   dtype=torch_dtype(tensor.dtype), device=where)
+        made[name] = like.copy_(epilogue_values(tensor, mode, where))
+    return made

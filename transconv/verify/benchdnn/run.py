@@ -30,7 +30,7 @@ INTERPRETED, REPLAYED = 1 << 29, 1 << 25
 def work(problem: str, prop: str, epilogue: str = "", bia: str = "", mode: str = "C",
          data: str = "exact+float", shift: int = 0, schedules: str = "best", deterministic: bool = False,
          seed: int = 0, target: str = "", numpy: bool = False) -> Row:
-    """One job (see driver_job.Job). The row has ``status`` and ``reason``; ``schedule``, ``kernels``,
+    """One job (see benchdnn/job.py). The row has ``status`` and ``reason``; ``schedule``, ``kernels``,
     ``plans`` (how many were checked), ``rejected`` (better schedules that were known to be wrong);
     ``failures`` as (schedule, reason); the worst errors; ``seconds``."""
     import torch
@@ -185,8 +185,7 @@ def _twice(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int,
     unwritten = int(result.view.isnan().sum())
     reasons = [f"{wrong} elements differ between two runs"] if wrong else []
     reasons += [f"{unwritten} elements are NaN"] if unwritten else []
-    reasons += [] if case.intact() else ["wrote outside the result"]
-    return {"reason": "; ".join(reasons)}
+    return {"reason": "; ".join([*reasons, *case.strayed(compiled)])}
 
 
 _STEPS = {"I": _initialise, "R": _execute, "C": _compare, "B": _twice}

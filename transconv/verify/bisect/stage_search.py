@@ -1,121 +1,250 @@
-"""Finds the first stage that makes a problem's kernel wrong.
+"""Finds the first stage that makes the kernels of a workload wrong.
 
 Asked one after the other, each against the same answer, until one disagrees:
 
-    compute          its views, evaluated as they stand
+    compute          its views, evaluated as they stand, one computation after another: how a text was
+                     split into kernels, and its rows into parts
     merging, packing the views of merged groups, and those of the copies and of what reads them
-    naive ... final  the kernel after every pass, in the interpreter of the IR
+    naive ... final  the kernels after every pass, in the interpreter of the IR
     emit             the emitted text, under Triton's interpreter
     compiler         the compiled kernel on the GPU: Triton or ptxas
 
-A pass that is to blame is run once more while every rewrite of the simplifier is checked at random
-points, which names the rule, where one is unsound.
+The answer is the oracle's for a convolution, the f64 evaluation of the text for a computation, of which
+float data are looked at where exact ones show nothing. A pass that is to blame is run once more while
+every rewrite of the simplifier is checked at random points, which names the rule, where one is unsound.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+import difflib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from transconv.compute import Compute, describe
-from transconv.conv import ConvProblem, Epilogue, Prop, computes
+from transconv.compute import Alone, Compute, describe
+from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.errors import ProblemError
-from transconv.ir import InterpError
+from transconv.ir import InterpError, Kernel, Roles, find, readable
 from transconv.passes import EMIT, TOGETHER, forms, running, together
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, Scheduled, is_copy
 from transconv.target import TARGETS, Target
-from transconv.verify.bisect.direct_sums import meaning, readings
-from transconv.verify.bisect.emitted_kernel import ask_compiler, ask_emitter
+from transconv.verify import any_size
+from transconv.verify.bisect.emitted_kernel import EmittedVerdict, ask_compiler, ask_emitter
 from transconv.verify.bisect.index_widths import overflow
-from transconv.verify.bisect.problem_shrinker import PRODUCTS, shrunk
-from transconv.verify.bisect.replay import (
-    BLOCKWISE,
-    FINAL,
-    NAMES,
-    NARROW,
-    ReplayedDirection,
-    Stages,
-    compute,
-    differing,
-)
-from transconv.verify.bisect.report import PARTS, BisectReport, Blame, changes
+from transconv.verify.bisect.replay import FINAL, NAMES, NARROW, Stages, parts_begin
 from transconv.verify.bisect.rewrite_rules import rule_of
+from transconv.verify.bisect.subject import BisectSubject, evaluated
+from transconv.verify.bisect.workload_shrinker import PRODUCTS, shrunk
+from transconv.verify.computation import ComputationCase
+
+PARTS = ("ir", "emitter", "compiler")
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The result. ``stage``: ``compute``, ``naive``, a pass, ``emit``, ``compiler``, or empty
+    if all stages that could be asked are right; ``rule``: of the simplifier, if one is unsound;
+    ``diff``: of the kernel's text before and after the stage; ``text``: the whole report;
+    ``verdict``: on the last stage that was asked, in words."""
+
+    stage: str
+    rule: str
+    diff: str
+    text: str
+    verdict: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.stage)
 
 
 def blame(problem: ConvProblem | str, prop: Prop | str, target: Target | str | None = None,
           schedule: Schedule | str | None = None, epilogue: Epilogue | str = "", *, seed: int = 0,
           limit: int = PRODUCTS, parts: Collection[str] = PARTS,
           switches: Mapping[str, bool] | None = None, isolated: bool = True) -> Blame:
-    """Find the first stage that changes what a direction of a problem means.
+    """Find the first stage that changes what a direction of a problem means; see ``blame_workload``."""
+    problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
+    after = Epilogue.parse(epilogue) if isinstance(epilogue, str) else epilogue
+    asked = BisectSubject(
+        ConvWorkload(problem, Prop(prop), after),
+        target if isinstance(target, Target) else TARGETS["sm_90"] if not target else Target.parse(target),
+        Schedule.parse(schedule) if isinstance(schedule, str) and schedule else schedule or None)
+    return blame_workload(asked, seed, limit, parts, switches, isolated)
 
-    A problem with more than ``limit`` multiplications is looked at in a smaller size (the report
-    says which). ``switches`` turn passes on and off; default: as TRANSCONV_PASSES says. Raises
-    ScheduleError or Unsupported when there is no kernel to blame.
+
+def blame_compute(compute: Compute, target: Target, schedule: Schedule | None = None, *, seed: int = 0,
+                  limit: int = PRODUCTS, parts: Collection[str] = PARTS,
+                  switches: Mapping[str, bool] | None = None, sizes: Mapping[str, int] | None = None,
+                  isolated: bool = True) -> Blame:
+    """Find the first stage that changes what a computation means; see ``blame_workload``. ``sizes``: where
+    they are arguments; default: the least that are allowed."""
+    at = dict(sizes or any_size.edges(compute)[0]) if compute.named else {}
+    asked = BisectSubject(Alone(compute), target, schedule, at)
+    return blame_workload(asked, seed, limit, parts, switches, isolated)
+
+
+def blame_workload(asked: BisectSubject, seed: int = 0, limit: int = PRODUCTS,
+                   parts: Collection[str] = PARTS, switches: Mapping[str, bool] | None = None,
+                   isolated: bool = True) -> Blame:
+    """Find the first stage that changes what a workload means.
+
+    One with more than ``limit`` multiplications is looked at in a smaller size (the report says which).
+    ``switches`` turn passes on and off; default: as TRANSCONV_PASSES says. Raises ScheduleError or
+    Unsupported when there is no kernel to blame, ComputeError for a computation that cannot be made
+    small.
     """
-    asked = ReplayedDirection(
-        ConvProblem.parse(problem) if isinstance(problem, str) else problem, Prop(prop),
-        target if isinstance(target, Target) else TARGETS["sm_90"] if not target
-        else Target.parse(target),
-        Schedule.parse(schedule) if isinstance(schedule, str) and schedule else schedule or None,
-        Epilogue.parse(epilogue) if isinstance(epilogue, str) else epilogue)
-    return _Trial(asked, seed, limit, running(switches), isolated).judge(parts)
+    return _StageSearch(asked, seed, limit, running(switches), isolated).judge(parts)
 
 
-class _Trial(BisectReport):
+class BisectReport:
+    """Builds the report, a line for each stage."""
+
+    def __init__(self, title: str) -> None:
+        self.lines = [title]
+        self.verdict = ""
+
+    def say(self, stage: str, verdict: str) -> None:
+        """Add a line."""
+        self.verdict = verdict
+        self.lines.append(f"  {stage:<11} {verdict}")
+
+    def guilty(self, stage: str, reason: str, rule: str = "", diff: str = "") -> Blame:
+        """Record the first wrong stage, which ends the search."""
+        self.say(stage, f"WRONG: {reason}")
+        return self.end(stage, rule, diff)
+
+    def end(self, stage: str, rule: str = "", diff: str = "") -> Blame:
+        """The whole report; ``stage`` is empty where none is wrong."""
+        verdict = self.verdict
+        if rule:
+            self.say("", f"by a rule of the simplifier, {rule}")
+        tail = ["", *diff.splitlines()] if diff else []
+        name = rule.partition(":")[0].partition(" (")[0]
+        return Blame(stage, name, diff, "\n".join([*self.lines, *tail]), verdict)
+
+
+class _StageSearch(BisectReport):
     """One search."""
 
-    def __init__(self, asked: ReplayedDirection, seed: int, limit: int,
-                 switches: Mapping[str, bool], isolated: bool) -> None:
-        super().__init__(f"{asked.problem}  {asked.prop}  on {asked.target.name}"
-                         + (f"  epilogue {asked.epilogue}" if asked.epilogue else ""))
-        self.isolated = isolated
-        self.asked, self.seed, self.limit, self.switches = asked, seed, limit, switches
+    def __init__(self, asked: BisectSubject, seed: int, limit: int, switches: Mapping[str, bool],
+                 isolated: bool) -> None:
+        about = [asked.workload.title, f"on {asked.target.name}"]
+        super().__init__("  ".join(about))
+        self.asked, self.seed, self.limit = asked, seed, limit
+        self.switches, self.isolated = switches, isolated
 
     def judge(self, parts: Collection[str]) -> Blame:
         self.small, remark = shrunk(self.asked, self.limit)
+        if self.asked.sizes:
+            self.say("sizes", " ".join(f"{n}={v}" for n, v in self.asked.sizes.items()))
         if remark:
             self.say("size", remark)
-        if not self.small.steps():
-            raise ProblemError(f"{self.asked.problem} {self.asked.prop} has no element to compute")
-        self.small.fill(self.seed)
+        self.planned = self.small.steps()
+        if not self.planned:
+            raise ProblemError(f"{self.asked.workload.title} has no element to compute")
+        self.cases = self.small.cases(self.seed)
         if "ir" in parts and (found := self.judge_ir()):
             return found
-        if "emitter" in parts and (found := self.judge_emitter()):
+        if "emitter" in parts and (found := self.judge_verdict(
+                EMIT.name, ask_emitter(self.small, self.seed, self.isolated))):
             return found
-        if "compiler" in parts and (found := self.judge_compiler()):
+        if "compiler" in parts and (found := self.judge_verdict(
+                "compiler", ask_compiler(self.small, self.asked, self.seed))):
             return found
         return self.end("")
 
     # -- the IR ------------------------------------------------------------------------------------
 
     def judge_ir(self) -> Blame | None:
-        small = self.small
-        steps = small.steps()
-        for schedule in dict.fromkeys(str(c) for _, c in steps):
+        for schedule in dict.fromkeys(str(s) for _, s in self.planned):
             self.say("schedule", schedule)
-        for name, described in readings(small):
-            if found := self.judge_meaning(name, described):
-                return found
-        launches = [Stages.of(a, c, small.target, small.problem.math, self.switches)
-                    for a, c in steps]
-        for stage, name in enumerate(NAMES):
-            if found := self.judge_stage(launches, stage, name):
-                return found
-        return self.judge_together(launches) or self.judge_widths()
+        if found := self.judge_meaning():
+            return found
+        launches = self.staged(self.small)
+        exact, *others = self.cases
+        if found := self.judge_stages(launches, exact):
+            return found
+        for case in others:
+            if reason := self.wrong(launches, [len(NAMES) - 1] * len(launches), case):
+                self.say(f"{case.data} data", reason)
+                if found := self.judge_stages(launches, case):
+                    return found
+        return self.judge_together(launches) or self.judge_widths(launches)
 
-    def judge_meaning(self, name: str, made: list[Compute]) -> Blame | None:
-        """What computations describe, before there is a kernel."""
-        try:
-            reason = differing(self.small.result, meaning(self.small, made), self.small.sums)
-        except InterpError as error:
-            reason = str(error)
-        if reason:
-            asked = self.asked
-            rule = "" if name != forms()[0].name else rule_of(
-                lambda: computes(asked.problem, asked.prop, asked.epilogue), self.seed)
-            return self.guilty(name, reason, rule, "\n".join(map(describe, made)))
-        self.say(name, "right")
+    def staged(self, subject: BisectSubject) -> list[Stages]:
+        """The kernels of a subject after every pass."""
+        math = subject.workload.math
+        return [Stages.of(c, s, subject.target, math, self.switches) for c, s in subject.steps()]
+
+    def judge_meaning(self) -> Blame | None:
+        """What the computations of the kernels mean, before there is a kernel; forms that change nothing
+        are left out."""
+        asked = [Scheduled(c, s, self.small.target) for c, s in self.planned
+                 if not any(x.role == "part" for x in c.axes)]  # what adds the parts of another one's sum
+        mains = [s for s in asked if not is_copy(s.compute)]
+        before: list[Compute] = []
+        for form in forms():
+            made = [form.of(s) for s in mains]
+            if made == before:
+                continue
+            packed = any(t.copy_of for c in made for t in c.tensors)
+            before, computes = made, [form.of(s) for s in asked] if packed else made
+            numbers = [c.at(**self.small.sizes) for c in computes]
+            try:
+                reason = next(filter(None, (
+                    case.judged(evaluated(numbers, case)).problem for case in self.cases)), "")
+            except InterpError as error:
+                reason = str(error)
+            if reason:
+                rule = rule_of(self.asked.made_anew, self.seed) if form is forms()[0] else ""
+                return self.guilty(form.name, reason, rule, "\n".join(map(describe, computes)))
+            self.say(form.name, "right")
         return None
+
+    def judge_stages(self, launches: list[Stages], case: ComputationCase) -> Blame | None:
+        for stage, name in enumerate(NAMES):
+            # The kernel that adds partial sums can only run after the pass that creates them.
+            asked = [s for s in launches if stage >= parts_begin(launches) or not any(
+                x.role == "part" for x in s.compute.axes)]
+            failed = next((s for s in asked if s.failed == name), None)
+            if failed is not None:
+                return self.guilty(name, failed.reason, failed.rule_of(stage, self.seed))
+            changed = [s for s in asked if not stage or s.kernel(stage) is not s.kernel(stage - 1)]
+            if not changed and stage != FINAL:
+                self.say(name, "unchanged")
+                continue
+            reason = self.wrong(asked, [stage] * len(asked), case)
+            if not reason:
+                self.say(name, "right")
+                continue
+            one = self.culprit(asked, changed or asked, stage, case)
+            before = one.kernel(stage - 1) if stage else None
+            return self.guilty(name, reason, one.rule_of(stage, self.seed),
+                               changes(before, one.kernel(stage), NAMES[stage - 1] if stage else "", name))
+        return None
+
+    def culprit(self, asked: list[Stages], changed: list[Stages], stage: int,
+                case: ComputationCase) -> Stages:
+        """The launch that is wrong: with all others a stage back, the result is wrong still."""
+        if len(changed) > 1 and stage and stage != parts_begin(asked):
+            for one in changed:
+                if self.wrong(asked, [stage - (s is not one) for s in asked], case):
+                    return one
+        return changed[0]
+
+    def wrong(self, launches: Sequence[Stages], stages: Sequence[int], case: ComputationCase) -> str:
+        """What is wrong with the result of launches that follow one another, each at its stage."""
+        zeroed = {v.tensor.name for c, _ in self.planned for v in c.added}
+        zeroed |= {c.c.tensor.name for c, s in self.planned if s.split_k > 1 and s.reduce == "atomic"}
+        sizes = self.small.sizes
+        kernels: list[Kernel] = [s.seen(n).at(sizes) for s, n in zip(launches, stages, strict=True)]
+        orders = 3 if any(find(k, Roles) for k in kernels) else 1  # of events
+        for seed in range(orders):
+            try:
+                reason = case.interpreted(*kernels, zeroed=zeroed, seed=seed).problem
+            except InterpError as error:
+                reason = str(error)
+            if reason:
+                return reason
+        return ""
 
     def judge_together(self, launches: list[Stages]) -> Blame | None:
         """The stride phases as one launch, where they become one."""
@@ -130,74 +259,35 @@ class _Trial(BisectReport):
         others = [s for s in launches if s not in phases]
         order = [*(s for s in others if s.compute.does == "pack"), whole,
                  *(s for s in others if s.compute.does != "pack")]
-        if reason := self.result(order, [last] * len(order)):
+        if reason := self.wrong(order, [last] * len(order), self.cases[0]):
             return self.guilty(TOGETHER.name, reason, diff=changes(
                 phases[0].kernel(last), joined, NAMES[last], TOGETHER.name))
         self.say(TOGETHER.name, "right")
         return None
 
-    def judge_widths(self) -> Blame | None:
+    def judge_widths(self, launches: list[Stages]) -> Blame | None:
         """Whether indices fit into their types at the size that was asked for."""
-        for a, c in self.asked.steps():
-            made = Stages.of(a, c, self.asked.target, self.asked.problem.math, self.switches)
+        if self.asked.sizes:
+            return None
+        for made in launches if self.small == self.asked else self.staged(self.asked):
             if not made.failed and (reason := overflow(made.kernel(NARROW), self.seed)):
                 return self.guilty("narrow", f"at the size that was asked for, {reason}")
         return None
 
-    def judge_stage(self, launches: list[Stages], stage: int, name: str) -> Blame | None:
-        failed = next((s for s in launches if s.failed == name), None)
-        if failed is not None:
-            return self.guilty(name, failed.reason, failed.rule_of(stage, self.seed))
-        before = [s.kernel(stage - 1) if stage else None for s in launches]
-        same = all(s.kernel(stage) is old for s, old in zip(launches, before, strict=True))
-        if same and stage != FINAL:
-            self.say(name, "unchanged")
-            return None
-        reason = self.result(launches, [stage] * len(launches))
-        if not reason:
-            self.say(name, "right")
-            return None
-        culprit = self.culprit(launches, stage)
-        return self.guilty(name, reason, culprit.rule_of(stage, self.seed),
-                           changes(before[launches.index(culprit)], culprit.kernel(stage),
-                                   NAMES[stage - 1] if stage else "", name))
-
-    def result(self, launches: list[Stages], stages: list[int]) -> str:
-        """What is wrong with the result of the launches, each at its stage."""
-        orders = max(s.orders(n) for s, n in zip(launches, stages, strict=True))
-        for seed in range(orders):
-            try:
-                reason = self.small.wrong(compute(self.small, launches, stages, seed))
-            except InterpError as error:
-                reason = str(error)
-            if reason:
-                return reason
-        return ""
-
-    def culprit(self, launches: list[Stages], stage: int) -> Stages:
-        """The launch that is wrong: with all others a stage back, the result is wrong still."""
-        changed = [i for i, s in enumerate(launches)
-                   if not stage or s.kernel(stage) is not s.kernel(stage - 1)]
-        if len(changed) > 1 and (stage > BLOCKWISE or 0 < stage < BLOCKWISE):
-            for i in changed:
-                if self.result(launches, [stage - (j != i) for j in range(len(launches))]):
-                    return launches[i]
-        return launches[changed[0] if changed else 0]
-
     # -- below the IR ------------------------------------------------------------------------------
 
-    def judge_emitter(self) -> Blame | None:
-        verdict = ask_emitter(self.small, self.seed, self.isolated)
-        if verdict.wrong:
-            return self.guilty(EMIT.name, verdict.text, diff=verdict.source)
-        self.say(EMIT.name, verdict.text)
-        return None
+    def judge_verdict(self, stage: str, verdict: EmittedVerdict) -> Blame | None:
+        if not verdict.wrong:
+            self.say(stage, verdict.text)
+            return None
+        explicit = any(schedule.via == "gluon" for _, schedule in self.planned)
+        who = "" if stage == EMIT.name else (
+            "; the Gluon emitter, Triton or ptxas" if explicit else "; Triton or ptxas")
+        return self.guilty(stage, verdict.text + who, diff=verdict.source)
 
-    def judge_compiler(self) -> Blame | None:
-        verdict = ask_compiler(self.small, self.asked)
-        if verdict.wrong:
-            explicit = any(schedule.via == "gluon" for _, schedule in self.small.steps())
-            who = "the Gluon emitter, Triton or ptxas" if explicit else "Triton or ptxas"
-            return self.guilty("compiler", f"{verdict.text}; {who}", diff=verdict.source)
-        self.say("compiler", verdict.text)
-        return None
+
+def changes(before: Kernel | None, after: Kernel, earlier: str, later: str) -> str:
+    """The statements that changed, as a unified diff."""
+    old = readable(before).splitlines() if before is not None else []
+    return "\n".join(difflib.unified_diff(old, readable(after).splitlines(), earlier, later,
+                                          lineterm="", n=1))

@@ -14,35 +14,36 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from random import Random
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transconv.compute import Alone, Compute, kernels, one_line, parse
-from transconv.errors import ProblemError, ScheduleError
-from transconv.ir import InterpError, VerifyError
-from transconv.runtime import build_compute, plan_steps
-from transconv.schedule import Schedule
+from transconv.compute import END, Alone, Compute, kernels, one_line, parse
+from transconv.errors import ProblemError, ScheduleError, TransconvError
+from transconv.runtime import Plan, build_compute, plan_steps
+from transconv.schedule import Block, Schedule
 from transconv.target import Target
 from transconv.verify import any_size
+from transconv.verify.computation import ComputationCase, after_every_pass
 from transconv.verify.draw import compute_texts, dynamic_texts, legal_schedules
 from transconv.verify.draw.conv_problems import chance
+from transconv.verify.fuzz import shrinker
+from transconv.verify.fuzz.conv_trial import interpreted_steps
+from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
+from transconv.verify.machine import executable
 
-if TYPE_CHECKING:
-    from transconv.runtime import Plan
-
-Row = dict[str, Any]
 TARGETS = ("sm_90", "sm_90", "sm_80", "gfx942")
 SIZES = 3  # at which one kernel is run that takes them as arguments
 TRIES = 6  # to complete words without a tile
+Lines = list[str]
+NAME = r"[A-Za-z_]\w*"
 LINE = re.compile(r"((?:--(?:target|schedule)=\S+\s+)*)(compute\s.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class ComputeTrial:
+class ComputeTrial(Trial):
     """A computation's text, and what its kernel is made for. Without a schedule the best is taken."""
 
     text: str
@@ -74,7 +75,6 @@ class ComputeTrial:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the trial is about, to count by."""
         c = self.compute
         found = {"computation": c.name, "chip": self.target, "math": c.math,
                  "dtype": ":".join(sorted({t.dtype.name for t in c.tensors})),
@@ -102,6 +102,27 @@ class ComputeTrial:
         words += [f"--schedule={self.schedule}"] if self.schedule else []
         return shlex.join([*words, self.text])
 
+    def simpler(self) -> Iterator[ComputeTrial]:
+        return simpler(self)
+
+    def run(self, run: TrialRun) -> str:
+        """Compile, run and judge; in the interpreter of the IR after every pass."""
+        started = time.perf_counter()
+        chip = Target.parse(self.target)
+        try:
+            plan = self.plan(executable(chip, "cpu") if run.way == "triton" else chip)
+        except ScheduleError:  # such as the matrix unit that rounds, which no interpreter has
+            if run.way != "triton":
+                raise
+            plan = None
+        if run.way == "triton" and (plan is None or interpreted_steps(plan) > MOST_STEPS
+                                    or any(s.schedule.via != "tl" for s in plan.steps)):
+            run.interpret()
+            plan = self.plan()
+        assert plan is not None
+        run.row |= {"kernels": len(plan.steps), "generate_s": round(time.perf_counter() - started, 4)}
+        return _interpreted(self, plan) if run.way == "numpy" else _launched(self, plan, run.device)
+
     def problem(self) -> str:
         """What is wrong, and after which pass; empty if nothing is, or if no kernel can do the
         computation."""
@@ -111,33 +132,7 @@ class ComputeTrial:
             return f"{type(error).__name__}: {error}"
 
 
-def outcome(trial: ComputeTrial, way: str, row: Row) -> Row:
-    """Compile, run and judge: ``numpy`` after every pass, ``triton`` and ``device`` the emitted text."""
-    from transconv.verify.fuzz.trial_run import MOST_STEPS, interpreted_steps
-    from transconv.verify.machine import executable
-
-    started = time.perf_counter()
-    chip = Target.parse(trial.target)
-    try:
-        plan = trial.plan(executable(chip, "cpu") if way == "triton" else chip)
-    except ScheduleError:  # such as the matrix unit that rounds, which no interpreter has
-        if way != "triton":
-            raise
-        plan = None
-    if plan is None or way == "triton" and interpreted_steps(plan) > MOST_STEPS:
-        way, plan = "numpy", trial.plan()
-        row["way"] = way
-    row["kernels"], row["generate_s"] = len(plan.steps), round(time.perf_counter() - started, 4)
-    try:
-        reason = _interpreted(trial, plan) if way == "numpy" else _launched(trial, plan, way, row)
-    except (InterpError, VerifyError) as fault:
-        reason = f"{type(fault).__name__}: {fault}"
-    return {"status": "failed" if reason else "passed", "reason": " ".join(reason.split())[:600]}
-
-
 def _interpreted(trial: ComputeTrial, plan: Plan) -> str:
-    from transconv.verify.computation import ComputationCase, after_every_pass
-
     if not _reads_back(trial.compute):
         return f"its text does not read back: {trial.compute}"
     first, *others = trial.sizes()
@@ -153,15 +148,8 @@ def _interpreted(trial: ComputeTrial, plan: Plan) -> str:
     return ""
 
 
-def _launched(trial: ComputeTrial, plan: Plan, way: str, row: Row) -> str:
+def _launched(trial: ComputeTrial, plan: Plan, device: str) -> str:
     """On exact and on float data: two launches, of which the second takes another way to the driver."""
-    import torch
-
-    from transconv.verify.computation import ComputationCase
-
-    device = "cuda" if way == "device" else "cpu"
-    if way == "device":
-        row["device"] = torch.cuda.get_device_name()
     for sizes in trial.sizes():
         for data in ("exact", "float"):
             judged = ComputationCase(trial.compute.at(**sizes), data).launched(plan, device)
@@ -176,8 +164,6 @@ def _at(sizes: dict[str, int]) -> str:
 
 def _reads_back(compute: Compute) -> bool:
     """Whether the printed text parses back to the same computation."""
-    from transconv.verify.computation import ComputationCase
-
     again = parse(str(compute))
     if compute.named:
         return again == compute
@@ -219,3 +205,139 @@ def completes(schedule: Schedule, compute: Compute, target: Target) -> bool:
     except ScheduleError:
         return False
     return True
+
+
+# -- simpler trials ----------------------------------------------------------------------------------
+
+
+def simpler(trial: ComputeTrial) -> Iterator[ComputeTrial]:
+    """Legal trials that differ from this one in one respect."""
+    lines = [line.strip() for line in one_line(trial.text).split(END)]
+    for made in _ways(trial, lines):
+        try:
+            if made != trial and _is_legal(made):
+                yield made
+        except (TransconvError, ValueError):  # no such computation
+            continue
+
+
+def smaller(trial: ComputeTrial) -> Iterator[ComputeTrial]:
+    """Legal trials that have half of the largest axis that can be halved."""
+    lines = str(trial.compute).splitlines()
+    lines = [line.strip() for line in lines]
+    for name, size in sorted(trial.compute.sizes.items(), key=lambda x: -x[1]):
+        for made in _axes(lines, name, [size // 2]) if size > 1 else ():
+            try:
+                if _is_legal(found := _on(trial, made)):
+                    yield found
+            except (TransconvError, ValueError):
+                continue
+
+
+def _is_legal(trial: ComputeTrial) -> bool:
+    compute, target = trial.compute, Target.parse(trial.target)
+    if not trial.schedule or not all(x.size for x in compute.axes):
+        return not trial.schedule
+    schedule = Schedule.parse(trial.schedule)
+    if (schedule.red or schedule.row) and not schedule.blocks:
+        return completes(schedule, compute, target)
+    return kernels(compute) == (compute,) and legal_schedules.is_legal(schedule, [compute], target)
+
+
+def _ways(trial: ComputeTrial, lines: Lines) -> Iterator[ComputeTrial]:
+    if trial.schedule:
+        yield replace(trial, schedule="")
+        said = Schedule.parse(trial.schedule)
+        yield from (replace(trial, schedule=str(s)) for s in shrinker.schedules(said))
+    yield from (_on(trial, made) for ways in (_fewer, _numbers, _values, _coordinates, _shorter)
+                for made in ways(lines))
+
+
+def _on(trial: ComputeTrial, lines: Lines) -> ComputeTrial:
+    """The trial of another text; blocks forget axes that are gone."""
+    made = replace(trial, text=f" {END} ".join(lines))
+    if not trial.schedule:
+        return made
+    known = {x for line in lines if line.startswith("axes ") for x in re.findall(rf"({NAME})=", line)}
+    schedule = Schedule.parse(trial.schedule)
+    kept = [(tuple(a for a in b.axes if a in known), b.extent) for b in schedule.blocks]
+    order = ".".join(a for a in schedule.order.split(".") if a in known)
+    return replace(made, schedule=str(replace(
+        schedule, blocks=tuple(Block(axes, n) for axes, n in kept if axes), order=order)))
+
+
+def _fewer(lines: Lines) -> Iterator[Lines]:
+    """Without a line, a condition, a fill, a way to multiply."""
+    for at, line in enumerate(lines):
+        before, after = lines[:at], lines[at + 1:]
+        if not line.startswith(("compute ", "axes ", "sizes ")):
+            yield before + after
+        for part in (r" math=\w+", r" where [^=]*?(?= \+?= | else |$)", r" where .*?(?= else |$)",
+                     r" else \S+", r" strides\([\d,]*\)"):
+            if (shorter := re.sub(part, "", line)) != line and "where(" not in re.findall(part, line):
+                yield [*before, shorter, *after]
+        if line.startswith("tensor "):
+            yield [*before, re.sub(rf"^(tensor {NAME}) \w+", r"\1 f32", line), *after]
+
+
+def _numbers(lines: Lines) -> Iterator[Lines]:
+    """A number in place of a size that is an argument; a condition less."""
+    at = next((i for i, line in enumerate(lines) if line.startswith("sizes ")), None)
+    if at is None:
+        return
+    words = [w.strip() for w in lines[at].removeprefix("sizes ").split(",")]
+    for word in words:
+        found = re.match(rf"({NAME})=(\d+)", word)
+        gone = rf"\b{found[1]}\b" if found else re.escape(word)  # a size, and what is asked of it
+        rest = [w for w in words if not re.search(gone, w)]
+        others = [*lines[:at], *([f"sizes {', '.join(rest)}"] if rest else []), *lines[at + 1:]]
+        if found is None:
+            yield others
+            continue
+        yield [re.sub(rf"\b{found[1]}\b", found[2], line) for line in others]
+
+
+def _values(lines: Lines) -> Iterator[Lines]:
+    """A name, or a part, in place of a value."""
+    known: list[str] = []
+    for at, line in enumerate(lines):
+        word, _, rest = line.partition(" ")
+        if word in ("let", "store"):
+            target, equals, value = re.split(r"(?<![=<>!])(\s\+?=)(?!=)", line, maxsplit=1)
+            inner = [*known, *re.findall(r"\(([^();]+)\)", value), *re.split(r" [-+*/] ", value.strip())]
+            for other in dict.fromkeys(p.strip() for p in inner):
+                if other != value.strip() and len(other) < len(value):
+                    yield [*lines[:at], f"{target}{equals} {other}", *lines[at + 1:]]
+        if word in ("let", "read"):
+            known.append(rest.partition("=")[0].strip())
+
+
+def _coordinates(lines: Lines) -> Iterator[Lines]:
+    """An axis, or the first position, in place of what is computed of it."""
+    for at, line in enumerate(lines):
+        found = re.search(r"\[(.*)\]", line) if line.startswith(("read ", "store ")) else None
+        if found is None:
+            continue
+        parts = re.split(r",\s*(?![^()]*\))", found[1])
+        for i, part in enumerate(parts):
+            for other in (*dict.fromkeys(re.findall(NAME, part)), "0"):
+                if other != part.strip():
+                    changed = ", ".join((*parts[:i], other, *parts[i + 1:]))
+                    yield [*lines[:at], line.replace(found[0], f"[{changed}]", 1), *lines[at + 1:]]
+
+
+def _shorter(lines: Lines) -> Iterator[Lines]:
+    at = next(i for i, line in enumerate(lines) if line.startswith("axes "))
+    for name, size in re.findall(rf"({NAME})=(\d+)", lines[at]):
+        yield from _axes(lines, name, shrinker.less(int(size)))
+
+
+def _axes(lines: Lines, name: str, sizes: list[int]) -> Iterator[Lines]:
+    """An axis of other sizes, with the dimensions that are as large, and alone."""
+    at = next(i for i, line in enumerate(lines) if line.startswith("axes "))
+    size = next(n for a, n in re.findall(rf"({NAME})=(\d+)", lines[at]) if a == name)
+    for n in sizes:
+        made = [*lines[:at], re.sub(rf"\b{name}={size}\b", f"{name}={n}", lines[at]), *lines[at + 1:]]
+        yield [re.sub(rf"(?<![\w.]){size}(?=[\],])", str(n), line)
+               if line.startswith("tensor ") else line for line in made]
+        yield made

@@ -14,27 +14,51 @@ It has no blanks inside of words: blanks of a schedule are written ``+``, commas
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import cycle
 from random import Random
 
 from transconv import knobs
 from transconv.compute import Compute
-from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, computes, for_weights
-from transconv.errors import ProblemError
+from transconv.conv import (
+    CompiledDirection,
+    ConvProblem,
+    ConvWorkload,
+    Epilogue,
+    Prop,
+    compiler,
+    computes,
+    for_weights,
+)
+from transconv.errors import ProblemError, TransconvError
 from transconv.ir import SHORT
 from transconv.passes import passes
-from transconv.schedule import Schedule
+from transconv.runtime import Plan
+from transconv.schedule import Block, Schedule, Scheduled, k_steps, programs
+from transconv.selection.proposals import heuristics
 from transconv.target import Target
+from transconv.verify.case import ProblemCase
+from transconv.verify.data import epilogue_operands
 from transconv.verify.draw import conv_problems, legal_schedules, post_op_lists
 from transconv.verify.draw.conv_problems import chance
+from transconv.verify.fuzz import shrinker
+from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
+from transconv.verify.machine import executable
 
 DIRECTIONS = {Prop.FWD: "FWD_D", Prop.BWD_D: "BWD_D", Prop.BWD_W: "BWD_W"}
+GUARD = 1 << 12  # elements on either side: fewer than a check has, there are many small tensors
+SETS_APART = 7919  # between the seeds of two sets of values
+MOST_STEPS_TWICE = 100  # of loops in Triton's interpreter, of trials that it runs on float data, too
+LAUNCHES = ("first", "second")  # through Triton's dispatcher, which compiles, then as a kept kernel
+DATA = ("exact", "float")
 FEW_KERNELS, MANY_KERNELS = 2, 6  # stride phases that are kernels: rare above, very rare
 
 
 @dataclass(frozen=True)
-class ConvTrial:
+class ConvTrial(Trial):
     """One question. ``schedule`` is None where the heuristic chooses; ``shift``: elements between
     a multiple of 16 bytes and the first of every tensor; ``passes``: switched against default;
     ``values``: which numbers the tensors hold, of scales and zero points too."""
@@ -104,8 +128,23 @@ class ConvTrial:
         return without_boxes(made) if self.shift else made
 
     @property
+    def switches(self) -> tuple[tuple[str, bool], ...]:
+        return self.passes
+
+    def run(self, run: TrialRun) -> str:
+        return _ran(self, run)
+
+    def simpler(self) -> Iterator[ConvTrial]:
+        return simpler(self)
+
+    def case(self, way: str) -> ProblemCase:
+        """Its tensors on the CPU, between guards."""
+        return ProblemCase(self.problem, self.prop, self.epilogue, "cpu", target=self.chip,
+                           shift=self.shift, numpy=way == "numpy", guard=GUARD)
+
+    @property
     def facts(self) -> dict[str, str]:
-        """What the trial is about, to count by: a word for each dimension of the drawing."""
+        """A word for each dimension of the drawing."""
         p = self.problem
         orders = {layout_kind(p, name) for name in p.specs}
         found = {"direction": self.prop.value, "axes": f"{p.ndims}D",
@@ -205,3 +244,127 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool 
     last = ["stochastic"] if problem.specs[prop.result].dtype in SHORT and chance(rng, 12) else []
     words = "+".join([*zeros, *filter(None, [trial.epilogue]), *last])  # the schedule is the product's
     return ConvTrial.parse(str(replace(trial, schedule=schedule, epilogue=words)))
+
+
+# -- simpler trials ----------------------------------------------------------------------------------
+
+
+def simpler(trial: ConvTrial) -> Iterator[ConvTrial]:
+    """Legal trials that differ from this one in one respect."""
+    for made in _ways(trial):
+        try:
+            known = ConvTrial.parse(str(made))
+            legal = [a for a in known.computes if all(x.size for x in a.axes)]
+            if known != trial and (known.schedule is None or (
+                    legal and legal_schedules.is_legal(known.schedule, legal, known.chip))):
+                yield known
+        except (TransconvError, ValueError):  # no such problem
+            continue
+
+
+def _ways(trial: ConvTrial) -> Iterator[ConvTrial]:
+    if trial.shift:
+        yield replace(trial, shift=0)
+    if trial.passes:
+        yield replace(trial, passes=())
+        for one in trial.passes:
+            yield replace(trial, passes=tuple(p for p in trial.passes if p != one))
+    ops = Epilogue.parse(trial.epilogue).ops
+    if ops:
+        yield replace(trial, epilogue="")
+    for at in range(len(ops)):
+        yield replace(trial, epilogue="+".join(ops[:at] + ops[at + 1:]))
+    if trial.schedule is not None:
+        yield from (replace(trial, schedule=c) for c in shrinker.schedules(trial.schedule))
+    for problem in shrinker.problems(trial.problem):
+        yield from _on(trial, problem)
+
+
+def _on(trial: ConvTrial, problem: ConvProblem) -> Iterator[ConvTrial]:
+    """The trial for another problem; blocks forget axes that are gone. Nothing where the epilogue cannot
+    follow, such as one that rounds at random, to f32."""
+    made = replace(trial, problem=problem)
+    if trial.schedule is None:
+        yield made
+        return
+    try:
+        known = {x.name for a in made.computes[:1] for x in a.axes}
+    except TransconvError:
+        return
+    blocks = []
+    for block in trial.schedule.blocks:
+        if kept := tuple(a for a in block.axes if a in known):
+            blocks.append(Block(kept, block.extent))
+    order = ".".join(a for a in trial.schedule.order.split(".") if a in known)
+    yield replace(made, schedule=replace(trial.schedule, blocks=tuple(blocks), order=order))
+
+
+# -- runs --------------------------------------------------------------------------------------------
+
+
+def _ran(trial: ConvTrial, run: TrialRun) -> str:
+    """Compile, run and judge. Data are whole numbers, so that results are compared bit for bit, and then
+    random, to find roundings that should not be there."""
+    started, row = time.perf_counter(), run.row
+    if run.way == "triton" and trial.schedule is not None and trial.schedule.via != "tl":
+        run.interpret()  # Triton's interpreter cannot read explicit kernels
+    chip = executable(trial.chip, "cpu") if run.way == "triton" else trial.chip
+    compiled = compiler.build(trial.problem, trial.prop, chip, trial.schedule,
+                              Epilogue.parse(trial.epilogue), heuristics.default)
+    row["kernels"], row["generate_s"] = len(compiled.steps), round(time.perf_counter() - started, 4)
+    steps = interpreted_steps(compiled) if run.way == "triton" else 0
+    if steps > MOST_STEPS:
+        run.interpret()
+    slow = MOST_STEPS_TWICE < steps <= MOST_STEPS
+    case = trial.case(run.way)
+    for data in DATA[:1] if slow else DATA:
+        if reason := judged(trial, case, compiled, run, data, LAUNCHES):
+            return reason
+    row["problems"] = 1
+    for other, data in zip(_others(trial, run.sets, slow), cycle(DATA)):
+        if reason := judged(other, case, compiled, run, data, LAUNCHES[1:]):
+            row["line"] = str(other)
+            return reason
+        row["problems"] += 1
+    return ""
+
+
+def judged(trial: ConvTrial, case: ProblemCase, compiled: CompiledDirection, run: TrialRun, data: str,
+           launches: Sequence[str]) -> str:
+    """What is wrong with the results of data of one kind."""
+    case.fill(data, run.number + SETS_APART * trial.values)
+    for launch in launches if run.way == "device" else ("",):
+        if launch and launch != launches[0]:
+            case.tensors[trial.prop.result].poison()
+        started = time.perf_counter()
+        case.launch(compiled, run.device)
+        if launch == "first" and data == "exact":
+            run.row["compile_s"] = round(time.perf_counter() - started, 4)
+        found = case.judged(compiled, data)
+        run.row.setdefault("nonzero", round(found.nonzero, 3))  # the share in the exact data
+        if found.reason:
+            return f"{data} data: {f'{launch} launch: ' if launch else ''}{found.reason}"
+    return ""
+
+
+def _others(trial: ConvTrial, sets: int, slow: bool) -> Iterator[ConvTrial]:
+    """The same kernels' other problems: other scales, zero points and operands of post-ops."""
+    if sets > 1 and not slow and is_of_values(trial):
+        yield from (replace(trial, values=trial.values + n) for n in range(1, sets))
+
+
+def is_of_values(trial: ConvTrial) -> bool:
+    """Whether other values may show what the first do not: there are zero points or operands of post-ops,
+    and what they make is rounded or saturates in the result."""
+    after = Epilogue.parse(trial.epilogue)
+    result = trial.problem.specs[trial.prop.result].dtype
+    return bool(epilogue_operands(trial.problem, trial.prop, after)) and (
+        bool(after.zeros) or after.random or result.bits < trial.problem.acc.bits)
+
+
+def interpreted_steps(compiled: Plan) -> int:
+    """How often Triton's interpreter goes through the body of a loop, program by program."""
+    return sum(max(s.launcher.grid, programs(s.schedule, seen))
+               * max(1, k_steps(s.schedule, seen) // s.schedule.split_k)
+               for s in compiled.steps
+               for seen in [Scheduled(s.compute, s.schedule, compiled.target).grouped])

@@ -14,7 +14,7 @@ from typing import Any
 
 from transconv.disk_cache import read_named
 from transconv.errors import ProblemError, TransconvError
-from transconv.verify.fuzz import trial_kinds
+from transconv.verify.fuzz import trial_run
 
 FOLDER = Path(__file__).parent / "corpus"
 
@@ -35,7 +35,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def read(path: Path, trial: Callable[[str], Any] = trial_kinds.read) -> Iterator[Entry]:
+def read(path: Path, trial: Callable[[str], Any] = trial_run.read) -> Iterator[Entry]:
     """The trials of a file; ``trial``: reads a line. Raises ProblemError naming file and line, OSError."""
     for number, line in lines_of(path):
         try:

@@ -16,20 +16,21 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 from transconv import knobs
 from transconv.disk_cache import replace_named
 from transconv.verify.benchdnn.report import packages
-from transconv.verify.fuzz import corpus, trial_kinds
+from transconv.verify.fuzz import corpus
 from transconv.verify.fuzz.conv_trial import draw_trial
 from transconv.verify.fuzz.shrinker import shrink
-from transconv.verify.fuzz.tally import Tally
-from transconv.verify.fuzz.trial_run import GOOD, Row, work
+from transconv.verify.fuzz.trial import GOOD, Row, Trial, TrialKind
+from transconv.verify.fuzz.trial_run import CONVOLUTIONS, KINDS
 from transconv.verify.pool import Pool, Task, WorkerTask
 from transconv.verify.stopping import code, terminable
 
@@ -56,7 +57,7 @@ class FuzzPlan:
     shrunk: int = 4
     known: bool = True
     lines: tuple[str, ...] = ()
-    kind: trial_kinds.TrialKind = trial_kinds.CONVOLUTIONS
+    kind: TrialKind = CONVOLUTIONS
     sets: int = 1
 
     def way(self, number: int) -> str:
@@ -73,11 +74,91 @@ class FuzzPlan:
             for way in ("numpy", "triton") if self.interpreted else ("device",):
                 yield self._task({"line": line, "way": way, "number": at})
         for n in range(self.first, self.first + self.number):
-            yield self._task({"seed": self.seed, "number": n, "way": self.way(n), **dict(self.kind.asked),
+            yield self._task({"seed": self.seed, "number": n, "way": self.way(n),
                               **({"sets": self.sets} if self.sets > 1 else {})})
 
     def _task(self, payload: Row) -> Task:
-        return Task("fuzz", {"target": self.target, **payload}, self.limit_s)
+        kind = {"kind": self.kind.name} if self.kind.name in KINDS else {}
+        return Task("fuzz", {"target": self.target, **kind, **payload}, self.limit_s)
+
+
+@dataclass(slots=True)
+class Tally:
+    """The outcomes of trials: rows of those that did not pass, and counts of all by their properties."""
+
+    asked: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    facts: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
+    bad: list[Row] = field(default_factory=list)
+    large: list[Row] = field(default_factory=list)  # trials that exceed a resource of the device
+    ended: set[int] = field(default_factory=set)  # numbers of drawn trials
+    refusals: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+    spent: Counter[str] = field(default_factory=Counter)
+    silent: int = 0  # answers of mostly zeros
+    problems: int = 0  # of trials with several sets of scales and zero points, each
+
+    def add(self, row: Row) -> None:
+        status = row["status"]
+        self.asked += 1
+        self.problems += row.get("problems", 1)
+        self.statuses[status] += 1
+        asked = {**row["facts"], "way": row["way"], "device": row.get("device", "none")}
+        for name, word in asked.items():
+            self.facts.setdefault(name, {}).setdefault(word, Counter())[status] += 1
+        for name in ("seconds", "generate_s", "compile_s"):
+            self.spent[name] += row.get(name, 0.0)
+        self.spent["kernels"] += row.get("kernels", 0)
+        self.silent += status == "passed" and row.get("nonzero", 1.0) < 0.3
+        if "number" in row:
+            self.ended.add(row["number"])
+        if status not in GOOD:
+            self.bad.append(row)
+        elif status != "passed":
+            self.refusals[row["reason"][:160]] += 1
+            if status == "resources":
+                self.large.append({"line": row["line"], "reason": row["reason"]})
+
+    @property
+    def ok(self) -> bool:
+        return not self.bad
+
+    def describe(self) -> list[str]:
+        """The last lines of a run."""
+        said = ", ".join(f"{n} {word}" for word, n in self.statuses.most_common())
+        per = self.spent["seconds"] / max(1, self.asked)
+        parts = [f"{self.spent[name] / max(1, self.asked) * 1e3:.0f} ms {what}" for name, what in
+                 (("generate_s", "to generate"), ("compile_s", "to compile and start"))
+                 if self.spent[name]]
+        several = f" of {self.problems} problems" if self.problems > self.asked else ""
+        rates = f"{self.rate:.1f}/s" + (f", {self.problems / self.seconds:.0f} problems/s"
+                                       if several and self.seconds else "")
+        lines = [f"{self.asked} trials{several} in {self.seconds:.0f} s ({rates}): "
+                 f"{said or 'none'}",
+                 f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
+                 + (f", of them {', '.join(parts)}" if parts else "")
+                 + f"; {self.silent} answers were mostly zeros"]
+        lines += [f"  {n} times {reason}" for reason, n in self.refusals.most_common(5)]
+        return lines
+
+    @property
+    def rate(self) -> float:
+        return self.asked / self.seconds if self.seconds else 0.0
+
+    def next(self, first: int) -> int:
+        """The first number of a drawn trial, from ``first`` on, that has not ended."""
+        return next(n for n in count(first) if n not in self.ended)
+
+    def to_json(self) -> dict[str, object]:
+        """Everything worth keeping: counts by dimension and status, lines of what is not good."""
+        return {"asked": self.asked, "problems": self.problems, "seconds": round(self.seconds, 1),
+                "per second": round(self.rate, 2),
+                "statuses": dict(self.statuses), "mostly zeros": self.silent,
+                "spent": {k: round(v, 1) for k, v in self.spent.items()},
+                "counts": {name: {word: dict(c) for word, c in sorted(words.items())}
+                           for name, words in sorted(self.facts.items())},
+                "refusals": dict(self.refusals.most_common(50)), "out of resources": self.large,
+                "not good": self.bad}
 
 
 class Campaign:
@@ -163,18 +244,18 @@ class Campaign:
         """Find a simpler trial that fails in the same way; it is added to the row."""
         kind = kind_of(row)
 
-        def fails(tried: Sequence[Any]) -> int | None:
+        def fails(tried: Sequence[Trial]) -> int | None:
             tasks = [Task("fuzz", {"line": str(t), "way": row["way"], "number": at},
                           min(self.plan.limit_s, 30.0)) for at, t in enumerate(tried)]
             places = {str(t): at for at, t in enumerate(tried)}
             bad = [places[r["line"]] for r in self.rows(tasks, folder) if kind_of(r) == kind]
             return min(bad, default=None)
 
-        simple, asked = shrink(self.plan.kind.read(row["line"]), fails, self.plan.kind.simpler)
+        simple, asked = shrink(self.plan.kind.read(row["line"]), fails)
         row["shrunk"] = str(simple)
         self.say(f"the simplest of {asked} trials that also {kind}:\n    "
                  f"{repeated({**row, 'line': str(simple)})}")
-        if program := self.plan.kind.shown(simple):
+        if program := simple.program():
             self.say("as a program:\n" + program)
 
 
@@ -251,5 +332,3 @@ def fuzz(plan: FuzzPlan, json_file: Path | None = None) -> int:
         print(row.get("shrunk", row["line"]), file=sys.stderr if tally.asked > 1 else sys.stdout)
     return stopped or (0 if tally.ok else 1)
 
-
-__all__ = ["Campaign", "FuzzPlan", "Tally", "fuzz", "work"]

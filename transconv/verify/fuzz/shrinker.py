@@ -11,27 +11,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from transconv.conv import ConvProblem, Epilogue
+from transconv.conv import ConvProblem
 from transconv.errors import TransconvError
 from transconv.ir import Layout, LayoutBlock
 from transconv.schedule import Block, Schedule
-from transconv.verify.draw import legal_schedules
-from transconv.verify.fuzz.conv_trial import ConvTrial
+from transconv.verify.fuzz.trial import Trial
 
 T = TypeVar("T")
 BATCH = 16  # trials asked about at once
 SPATIAL = ("i", "o", "k", "stride", "dilation", "pad_lo")
 
 
-def shrink(trial: T, fails: Callable[[Sequence[T]], int | None], simpler: Callable[[T], Iterator[T]],
-           most: int = 600) -> tuple[T, int]:
+def shrink(trial: Trial, fails: Callable[[Sequence[Any]], int | None], most: int = 600) -> tuple[Any, int]:
     """The simplest trial found with at most ``most`` questions, and how many were asked. ``fails``: the
-    first of some trials that fails as before; ``simpler``: trials that differ in one respect."""
+    first of some trials that fails as before."""
     asked, seen = 0, {str(trial)}
     while True:
         found = False
-        queue: list[T] = []
-        ways = simpler(trial)
+        queue: list[Trial] = []
+        ways = trial.simpler()
         while not found and asked < most:
             queue = []
             for way in ways:
@@ -50,37 +48,6 @@ def shrink(trial: T, fails: Callable[[Sequence[T]], int | None], simpler: Callab
                 seen.difference_update(map(str, queue[first + 1:]))
         if not found:
             return trial, asked
-
-
-def simpler(trial: ConvTrial) -> Iterator[ConvTrial]:
-    """Legal trials that differ from this one in one respect."""
-    for made in _ways(trial):
-        try:
-            known = ConvTrial.parse(str(made))
-            legal = [a for a in known.computes if all(x.size for x in a.axes)]
-            if known != trial and (known.schedule is None or (
-                    legal and legal_schedules.is_legal(known.schedule, legal, known.chip))):
-                yield known
-        except (TransconvError, ValueError):  # no such problem
-            continue
-
-
-def _ways(trial: ConvTrial) -> Iterator[ConvTrial]:
-    if trial.shift:
-        yield replace(trial, shift=0)
-    if trial.passes:
-        yield replace(trial, passes=())
-        for one in trial.passes:
-            yield replace(trial, passes=tuple(p for p in trial.passes if p != one))
-    ops = Epilogue.parse(trial.epilogue).ops
-    if ops:
-        yield replace(trial, epilogue="")
-    for at in range(len(ops)):
-        yield replace(trial, epilogue="+".join(ops[:at] + ops[at + 1:]))
-    if trial.schedule is not None:
-        yield from (replace(trial, schedule=c) for c in schedules(trial.schedule))
-    for problem in (*_types_and_layouts(trial.problem), *_sizes(trial.problem)):
-        yield from _on(trial, problem)
 
 
 def schedules(schedule: Schedule) -> Iterator[Schedule]:
@@ -111,23 +78,10 @@ def _with(made: T, name: str, value: Any) -> T:
     return replace(made, **changes)  # type: ignore[type-var]
 
 
-def _on(trial: ConvTrial, problem: ConvProblem) -> Iterator[ConvTrial]:
-    """The trial for another problem; blocks forget axes that are gone. Nothing where the epilogue cannot
-    follow, such as one that rounds at random, to f32."""
-    made = replace(trial, problem=problem)
-    if trial.schedule is None:
-        yield made
-        return
-    try:
-        known = {x.name for a in made.computes[:1] for x in a.axes}
-    except TransconvError:
-        return
-    blocks = []
-    for block in trial.schedule.blocks:
-        if kept := tuple(a for a in block.axes if a in known):
-            blocks.append(Block(kept, block.extent))
-    order = ".".join(a for a in trial.schedule.order.split(".") if a in known)
-    yield replace(made, schedule=replace(trial.schedule, blocks=tuple(blocks), order=order))
+def problems(p: ConvProblem) -> Iterator[ConvProblem]:
+    """Problems that differ from this one in one respect."""
+    yield from _types_and_layouts(p)
+    yield from _sizes(p)
 
 
 def _types_and_layouts(p: ConvProblem) -> Iterator[ConvProblem]:
@@ -147,17 +101,17 @@ def _types_and_layouts(p: ConvProblem) -> Iterator[ConvProblem]:
 def _sizes(p: ConvProblem) -> Iterator[ConvProblem]:
     """Problems with one size smaller, layouts alike."""
     for x in range(p.ndims) if p.ndims > 1 else ():
-        yield from _resized(p, dropped=x)
+        yield from resized(p, dropped=x)
     for mb in less(p.mb):
-        yield from _resized(p, mb=mb)
+        yield from resized(p, mb=mb)
     if p.g > 1:
-        yield from _resized(p, g=1, ic=p.icg, oc=p.ocg)
+        yield from resized(p, g=1, ic=p.icg, oc=p.ocg)
     for g in less(p.g):
-        yield from _resized(p, g=g, ic=g * p.icg, oc=g * p.ocg)
+        yield from resized(p, g=g, ic=g * p.icg, oc=g * p.ocg)
     for c in less(p.icg):
-        yield from _resized(p, ic=p.g * c)
+        yield from resized(p, ic=p.g * c)
     for c in less(p.ocg):
-        yield from _resized(p, oc=p.g * c)
+        yield from resized(p, oc=p.g * c)
     for x in range(p.ndims):
         yield from _along(p, x)
 
@@ -169,7 +123,7 @@ def _along(p: ConvProblem, x: int) -> Iterator[ConvProblem]:
         for name, value in values.items():
             old = getattr(p, name)
             sizes[name] = (*old[:x], max(int(name != "pad_lo"), value), *old[x + 1:])
-        yield from _resized(p, **sizes)
+        yield from resized(p, **sizes)
 
     for o in less(p.o[x]):
         yield from made(o=o, i=p.i[x] - (p.o[x] - o) * p.stride[x])
@@ -192,7 +146,7 @@ def less(size: int) -> list[int]:
     return [n for n in dict.fromkeys((1, size // 2, size - 1)) if 0 < n < size]
 
 
-def _resized(p: ConvProblem, dropped: int | None = None, **sizes: Any) -> Iterator[ConvProblem]:
+def resized(p: ConvProblem, dropped: int | None = None, **sizes: Any) -> Iterator[ConvProblem]:
     """The problem with other sizes, or without a spatial axis; nothing if there is none such."""
     spatial: dict[str, tuple[int, ...]] = {n: sizes.get(n, getattr(p, n)) for n in SPATIAL}
     if dropped is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transconv.kernel_trials.page import TrialPage
+from transconv.kernel_trials.draw_tiles import TrialPage
 from transconv.kernel_trials.trial import Drawn
 from transconv.verify.draw.conv_problems import chance
 
