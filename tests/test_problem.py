@@ -321,3 +321,12 @@ def test_precision_of_f32_is_no_part_of_other_types() -> None:
         text = f"mb2ic8ih5oc8oh5kh3ph1 dt={types}"
         plain, told = (ConvProblem.parse(t) for t in (text, f"{text} math=ieee"))
         assert (plain != told) == kept == ("math=ieee" in str(told))
+
+
+def test_a_weight_tag_of_groups_may_name_them() -> None:
+    """``goihw`` where there are groups; of one group only where the caller says so."""
+    several, one = (ConvProblem.parse(f"g{g}mb1ic4ih5oc4oh3kh3ph0") for g in (2, 1))
+    assert several.with_layout("nhwc:goihw:nhwc") == several.with_layout("nhwc:oihw:nhwc")
+    assert one.with_layout("nhwc:goihw:nhwc", grouped=True) == one.with_layout("nhwc:oihw:nhwc")
+    with pytest.raises(ProblemError):
+        one.with_layout("nhwc:goihw:nhwc")

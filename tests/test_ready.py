@@ -405,3 +405,22 @@ def test_what_is_compiled_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path
     (place / "__grp__f.json").write_text("{}")
     assert compile_records.is_there("k", True)
     compile_records.forget()
+
+
+def test_a_plan_is_there_when_all_of_its_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    question: Any = SimpleNamespace(aligned=True)
+    for ready in ((True,), (True, True), (True, False), (False, True), (False,)):
+        plan = SimpleNamespace(steps=[SimpleNamespace(launcher=SimpleNamespace(
+            is_ready=lambda _, one=one: one)) for one in ready])
+        monkeypatch.setattr(async_compile, "planned", lambda *_, plan=plan: plan)
+        assert async_compile.there(question, CompiledDirection) is (plan if all(ready) else None)
+    monkeypatch.setattr(async_compile, "planned", lambda *_: None)
+    assert async_compile.there(question, CompiledDirection) is None
+
+
+def test_the_child_looks_for_cycles_sometimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[None] = []
+    monkeypatch.setattr(compile_child.gc, "collect", lambda: looked.append(None))
+    for _ in range(3 * compile_child.COLLECT):
+        compile_child._look_for_cycles()
+    assert len(looked) == 3

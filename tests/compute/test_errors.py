@@ -8,7 +8,7 @@ import torch
 
 from transconv.compute import OPS, Compute, examine, execute, is_tf32, parse, rounds_once, share_of
 from transconv.compute.semantics.error_bounds import SUMMED, TF32
-from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f16, f32
+from transconv.ir import Const, Div, DType, Evaluator, Expr, Memory, Mul, Var, bf16, f16, f32, find
 from transconv.verify.computation import ComputationCase
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
@@ -282,3 +282,14 @@ def test_a_product_among_several_kernels_is_as_exact_as_one_alone() -> None:
     alone = parse("compute rows\n axes m=32 n=13 k=5\n read x = X[m, n, k]\n let s = sum(x; n)\n"
                   "store Y[m] = sum(s; k)")
     assert share_of(alone) == SUMMED and not is_tf32(alone)
+
+
+def test_numbers_that_change_nothing_leave_no_operation() -> None:
+    """A product with 1, a quotient by 1 and a sum with 0 are left out of every row of one operand."""
+    x = Var("x", f32)
+    for row in OPS.values():
+        if row.arity == 1:
+            made = row(x)
+            ones = [e for e in find(made, (Mul, Div)) if isinstance(e.b, Const) and e.b.value == 1
+                    or isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1]
+            assert not ones, (row.name, str(made))

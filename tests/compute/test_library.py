@@ -266,7 +266,7 @@ def test_every_pass_keeps_the_meaning(name: str) -> None:
         assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5), (3, 0, 5), (0, 4), (2, 0, 0, 3), (1, 1, 4), ()])
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5), (3, 0, 5), (0, 4), (2, 0, 0, 3), (1, 4), ()])
 def test_a_tensor_like_another_lies_as_torchs(shape: tuple[int, ...]) -> None:
     whole = min(shape, default=2) > 1  # torch's order of dims without a place of their own is another
     for order in itertools.permutations(range(len(shape))) if whole else [(*range(len(shape)),)]:
