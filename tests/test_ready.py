@@ -424,3 +424,11 @@ def test_the_child_looks_for_cycles_sometimes(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(3 * compile_child.COLLECT):
         compile_child._look_for_cycles()
     assert len(looked) == 3
+
+
+def test_what_is_forgotten_is_ranked_anew() -> None:
+    text = "compute twice\n axes n=64\n read x = X[n]\n store Y[n] = x*2"
+    first = shortlist(1, parse(text), SM90, Alone(parse(text)))
+    assert shortlist(1, parse(text), SM90, Alone(parse(text)))[0] is first[0]
+    compiler_.forget()
+    assert shortlist(1, parse(text), SM90, Alone(parse(text)))[0] is not first[0]

@@ -166,7 +166,8 @@ def test_results_that_are_stored_elsewhere_than_at_their_axes(read: str, stored:
         holds(made, back(made))
 
 
-STORES = {"Y[i, j]": 1, "Y[i, i]": 0, "Y[i, i + j]": 0, "Y[i, (i + j) % 6]": 1, "Y[j, i*2 + k]": 1, "Y[i, j + k]": 0,
+STORES = {"Y[i, j]": 1, "Y[i, i]": 0, "Y[i, i + j]": 0, "Y[i, (i + j) % 6]": 1,
+          "Y[j, i*2 + k]": 1, "Y[i, j + k]": 0,
           "Y[7 - i, j]": 1, "Y[i % 4, j]": 0, "Y[i // 2, i % 2, j]": 1, "Y[i + j*8]": 1, "Y[i + j*7]": 0}
 
 

@@ -291,7 +291,8 @@ def test_tensors_full_of_a_size() -> None:
     """A number that is made of sizes is that of each call's."""
     def f(x: torch.Tensor) -> torch.Tensor:
         n = x.shape[0]
-        return x * (n * 0.5) + torch.full_like(x, n) - torch.full_like(x, n / 4) * torch.full((n, 1), n * 3)
+        made = torch.full_like(x, n) - torch.full_like(x, n / 4) * torch.full((n, 1), n * 3)
+        return x * (n * 0.5) + made
     run = torch.compile(f, backend="transconv", dynamic=True, options={"rest": "eager"})
     for n in (3, 5, 8):
         x = torch.randn(n, 2)

@@ -297,4 +297,4 @@ def test_indices_along_a_line_are_found(n: int) -> None:
             low, high = (made.min() if line.low is None else line.low,
                          made.max() if line.high is None else line.high)
             assert np.array_equal(np.clip(made, low, high), values)
-        assert n < 5 or fitted((at * at * 7 % (n + 2)).astype(np.int64)) is None
+    assert fitted(np.array([0, 9, 1, 8, 2, 7, n])) is None
