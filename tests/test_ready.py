@@ -34,7 +34,7 @@ from transconv.runtime import (
     prepare,
 )
 from transconv.runtime import compiler as compiler_
-from transconv.runtime.compilation import async_compile, compile_child
+from transconv.runtime.compilation import async_compile, compile_child, recompilation
 from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
@@ -432,3 +432,11 @@ def test_what_is_forgotten_is_ranked_anew() -> None:
     assert shortlist(1, parse(text), SM90, Alone(parse(text)))[0] is first[0]
     compiler_.forget()
     assert shortlist(1, parse(text), SM90, Alone(parse(text)))[0] is not first[0]
+
+
+def test_where_two_records_differ_is_told() -> None:
+    one = {"a": 1, "b": {"c": [1, 2], "d": 3}, "e": [1]}
+    other = {"a": 1, "b": {"c": [1, 5], "d": 4}, "e": [1, 2]}
+    assert [line.partition(" is ")[0] for line in recompilation._apart("", one, other)] == [
+        "b.c[1]", "b.d", "e"]
+    assert not [*recompilation._apart("", one, dict(one))]

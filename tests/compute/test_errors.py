@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from transconv.compute import OPS, Compute, examine, execute, is_tf32, parse, rounds_once, share_of
+from transconv.compute import (
+    OPS,
+    Compute,
+    examine,
+    execute,
+    is_tf32,
+    parse,
+    pointwise,
+    rounds_once,
+    share_of,
+)
+from transconv.compute.analysis.pointwise import CONDITIONS
 from transconv.compute.semantics.error_bounds import SUMMED, TF32
 from transconv.ir import Const, Div, DType, Evaluator, Expr, Memory, Mul, Var, bf16, f16, f32, find
 from transconv.verify.computation import ComputationCase
@@ -293,3 +304,12 @@ def test_numbers_that_change_nothing_leave_no_operation() -> None:
             ones = [e for e in find(made, (Mul, Div)) if isinstance(e.b, Const) and e.b.value == 1
                     or isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1]
             assert not ones, (row.name, str(made))
+
+
+def test_functions_that_round_are_not_exact() -> None:
+    """Of every row that rounds, also of whole numbers that f32 holds."""
+    for row in OPS.values():
+        if row.name not in (*CONDITIONS, "where"):
+            text = f"{row.name}({', '.join(['acc', 'arg0'][:row.arity])})"
+            assert pointwise(text).is_exact is row.exact, text
+    assert pointwise("acc + arg0").is_exact and pointwise("acc * 0.5").is_exact
