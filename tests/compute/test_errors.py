@@ -18,8 +18,23 @@ from transconv.compute import (
     share_of,
 )
 from transconv.compute.analysis.pointwise import CONDITIONS
+from transconv.compute.autodiff.partial_derivatives import name_of
 from transconv.compute.semantics.error_bounds import SUMMED, TF32
-from transconv.ir import Const, Div, DType, Evaluator, Expr, Memory, Mul, Var, bf16, f16, f32, find
+from transconv.ir import (
+    Call,
+    Const,
+    Div,
+    DType,
+    Evaluator,
+    Expr,
+    Memory,
+    Mul,
+    Var,
+    bf16,
+    f16,
+    f32,
+    find,
+)
 from transconv.verify.computation import ComputationCase
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
@@ -313,3 +328,9 @@ def test_functions_that_round_are_not_exact() -> None:
             text = f"{row.name}({', '.join(['acc', 'arg0'][:row.arity])})"
             assert pointwise(text).is_exact is row.exact, text
     assert pointwise("acc + arg0").is_exact and pointwise("acc * 0.5").is_exact
+
+
+def test_an_operation_without_a_derivative_is_named() -> None:
+    x = Var("x", f32)
+    assert [name_of(e) for e in (Call("erf", (x,)), Call("fma", (x, x, x)), x * 2, x + 1)] == [
+        "erf", "fma", "mul", "add"]
