@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from math import prod
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transconv.conv import registry
 from transconv.conv.problem.conv_problem import ConvProblem, TensorSpec
 from transconv.errors import ProblemError
 from transconv.ir.dtype import f16, f32, f64, i32
@@ -321,3 +323,36 @@ def test_precision_of_f32_is_no_part_of_other_types() -> None:
         text = f"mb2ic8ih5oc8oh5kh3ph1 dt={types}"
         plain, told = (ConvProblem.parse(t) for t in (text, f"{text} math=ieee"))
         assert (plain != told) == kept == ("math=ieee" in str(told))
+
+
+def test_a_weight_tag_of_groups_may_name_them() -> None:
+    """``goihw`` where there are groups; of one group only where the caller says so."""
+    several, one = (ConvProblem.parse(f"g{g}mb1ic4ih5oc4oh3kh3ph0") for g in (2, 1))
+    assert several.with_layout("nhwc:goihw:nhwc") == several.with_layout("nhwc:oihw:nhwc")
+    assert one.with_layout("nhwc:goihw:nhwc", grouped=True) == one.with_layout("nhwc:oihw:nhwc")
+    with pytest.raises(ProblemError):
+        one.with_layout("nhwc:goihw:nhwc")
+
+
+@pytest.mark.parametrize("text", ["mb2ic4ih5oc6oh5kh3ph1", "g2mb3ic4ih7iw5oc6oh3ow3kh3kw1sh2ph0pw0sw2",
+                                  "mb1ic3ih9oc2oh5kh3dh1ph0", "g3mb2ic3iw6oc6ow6kw3pw1"])
+def test_multiply_adds_are_those_of_the_loops(text: str) -> None:
+    """Counted one by one: those of all taps, and those of taps that are inside."""
+    p = ConvProblem.parse(text)
+    taps = [[at * s - lo + k * d for at in range(o) for k in range(n)] for o, n, s, d, lo in zip(
+        p.o, p.k, p.stride, p.dilation, p.pad_lo, strict=True)]
+    inside = [sum(0 <= at < size for at in each) for each, size in zip(taps, p.i, strict=True)]
+    each = p.mb * p.oc * (p.ic // p.g)
+    assert p.macs_padded == each * prod(map(len, taps)) and p.macs == each * prod(inside)
+
+
+@pytest.mark.parametrize("text", ["mb1ic4ih5oc6oh5kh3ph1", "mb3ic4ih7iw5oc6oh3ow5kh3kw1sh2ph0pw0sw1",
+                                  "mb1ic3ih9oc2oh5kh3dh1ph0", "mb2ic3iw9oc6ow4kw3pw0sw2"])
+def test_sizes_of_results_of_other_images(text: str) -> None:
+    """A layer over images of any size has as many positions as windows that fit."""
+    p = ConvProblem.parse(text)
+    for x, (stride, lo, n, dilation) in enumerate(zip(p.stride, p.pad_lo, p.k, p.dilation, strict=True)):
+        for i in range(p.i[x], p.i[x] + 9):
+            hi = p.pad_hi[x] if stride == 1 else lo
+            windows = [at for at in range(-lo, i + hi, stride) if at + (n - 1) * dilation < i + hi]
+            assert registry._length(p, x, i) == len(windows)

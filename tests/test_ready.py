@@ -34,7 +34,7 @@ from transconv.runtime import (
     prepare,
 )
 from transconv.runtime import compiler as compiler_
-from transconv.runtime.compilation import async_compile, compile_child
+from transconv.runtime.compilation import async_compile, compile_child, recompilation
 from transconv.selection import choice, shortlist
 from transconv.target import TARGETS, Target
 
@@ -405,3 +405,38 @@ def test_what_is_compiled_is_looked_up(monkeypatch: pytest.MonkeyPatch, tmp_path
     (place / "__grp__f.json").write_text("{}")
     assert compile_records.is_there("k", True)
     compile_records.forget()
+
+
+def test_a_plan_is_there_when_all_of_its_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    question: Any = SimpleNamespace(aligned=True)
+    for ready in ((True,), (True, True), (True, False), (False, True), (False,)):
+        plan = SimpleNamespace(steps=[SimpleNamespace(launcher=SimpleNamespace(
+            is_ready=lambda _, one=one: one)) for one in ready])
+        monkeypatch.setattr(async_compile, "planned", lambda *_, plan=plan: plan)
+        assert async_compile.there(question, CompiledDirection) is (plan if all(ready) else None)
+    monkeypatch.setattr(async_compile, "planned", lambda *_: None)
+    assert async_compile.there(question, CompiledDirection) is None
+
+
+def test_the_child_looks_for_cycles_sometimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[None] = []
+    monkeypatch.setattr(compile_child.gc, "collect", lambda: looked.append(None))
+    for _ in range(3 * compile_child.COLLECT):
+        compile_child._look_for_cycles()
+    assert len(looked) == 3
+
+
+def test_what_is_forgotten_is_ranked_anew() -> None:
+    text = "compute twice\n axes n=64\n read x = X[n]\n store Y[n] = x*2"
+    first = shortlist(1, parse(text), SM90, Alone(parse(text)))
+    assert shortlist(1, parse(text), SM90, Alone(parse(text)))[0] is first[0]
+    compiler_.forget()
+    assert shortlist(1, parse(text), SM90, Alone(parse(text)))[0] is not first[0]
+
+
+def test_where_two_records_differ_is_told() -> None:
+    one = {"a": 1, "b": {"c": [1, 2], "d": 3}, "e": [1]}
+    other = {"a": 1, "b": {"c": [1, 5], "d": 4}, "e": [1, 2]}
+    assert [line.partition(" is ")[0] for line in recompilation._apart("", one, other)] == [
+        "b.c[1]", "b.d", "e"]
+    assert not [*recompilation._apart("", one, dict(one))]

@@ -6,10 +6,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from transconv.backend_triton.emitters import triton
 from transconv.backend_triton.emitters.expressions import ExprSpeller
+from transconv.backend_triton.emitters.gluon import GluonEmitter
+from transconv.backend_triton.emitters.gluon_layouts import turning_layout
 from transconv.backend_triton.emitters.kernel_text import emit, grid_size, merged
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -172,3 +175,43 @@ def test_what_python_negates_stays_a_truth_value(e: Expr) -> None:
 def test_tiles_are_negated_by_triton() -> None:
     speller, lane = ExprSpeller(), Lane("m", 8, 0)
     assert speller.text(Not(lane < 3)) == "~(m < 3)"
+
+
+def test_what_is_known_of_how_lanes_count() -> None:
+    """``counts`` against the values: "up" is one more at each lane, "again" the same from the start."""
+    m, n, v = Lane("m", 32, 1), Lane("n", 4, 3), Var("v")
+    speller = ExprSpeller()
+    rows = {m: "up", m + v: "up", v + m: "up", m - v: "up", m % 8: "again", (m + v) % 8: "again",
+            v - m: "", m + n: "", m * 2: "", m % v: "", m % 8 % 4: "", v: ""}
+    assert {e: speller.counts(e) for e in rows} == rows
+
+
+@pytest.mark.parametrize("warps", [1, 2, 4, 8])
+@pytest.mark.parametrize("along", [0, 1])
+def test_layouts_of_tiles_to_be_transposed(warps: int, along: int) -> None:
+    """All lanes and warps have a place; a row has one thread where there are enough rows, and no element
+    is held twice where there are enough elements."""
+    for rows in (16, 32, 64, 128, 256):
+        for length in (16, 32, 64, 128):
+            lanes = [Lane("a", length, 1), Lane("b", rows, 3)]
+            text = turning_layout(tuple(lanes if along == 0 else lanes[::-1]), along, warps)
+            own, threads, groups = (
+                one if along == 0 else one[::-1] for one in
+                ast.literal_eval(text.removeprefix("gl.BlockedLayout(").rstrip(")"))[:3])
+            assert threads[0] * threads[1] == 32 and groups[0] * groups[1] == warps
+            assert own[0] * threads[0] * groups[0] <= max(length, 32 * warps // rows)
+            assert threads[1] * groups[1] == min(rows, 32 * warps, 32 * (rows // 32) or rows)
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_steps_of_bytes_come_from_four_quarters(along: int) -> None:
+    """The tile that is read is the same rows, with the steps of a word from four quarters of the sum."""
+    lanes = (Lane("a", 32, 1), Lane("b", 64, 3))
+    emitter = object.__new__(GluonEmitter)
+    emitter.both, emitter.warps = True, 4
+    text = emitter.loaded_across(lanes, along, 8)
+    tile = np.arange(32 * 64).reshape(32, 64)
+    found = eval(f"tile{text[text.index('.reshape'):]}".replace(".permute", ".transpose"), {"tile": tile})
+    size = tile.shape[along]
+    steps = np.arange(size).reshape(4, size // 4).T.flatten()
+    assert np.array_equal(found, np.take(tile, steps, along))

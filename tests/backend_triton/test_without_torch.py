@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests import programs
 from transconv import knobs
 from transconv.backend_triton.launch import binary_reload, compile_records, warmup
+from transconv.backend_triton.offline import fake_tensors
 
 ROOT = Path(__file__).parents[2]
 PROBLEMS = ["mb1ic16ih8oc16oh8kh3ph1 dt=bf16 tag=nhwc", "mb8ic64ih8oc64oh8kh1 dt=bf16 tag=nhwc"]
@@ -120,3 +122,14 @@ def test_one_process_builds_what_starts_kernels(tmp_path: Path, monkeypatch: pyt
         assert not seen
     waiting.join(30)
     assert seen == [True]
+
+
+def test_torch_is_kept_out_only_where_it_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())  # type: ignore[arg-type]
+    with fake_tensors.without_torch():
+        assert isinstance(sys.modules["torch"], SimpleNamespace)
+    assert "torch" in sys.modules
+    monkeypatch.delitem(sys.modules, "torch")
+    with fake_tensors.without_torch(), pytest.raises(ImportError):
+        importlib.import_module("torch")
+    assert "torch" not in sys.modules

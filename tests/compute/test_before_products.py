@@ -9,6 +9,7 @@ import torch
 
 from tests.compute.test_transposed import back
 from transconv.compute import Compute, execute, parse
+from transconv.compute.semantics.sampled_sums import _Told
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
@@ -133,3 +134,24 @@ def test_gradients_of_what_a_convolution_reads(before: str, rank: int) -> None:
     for of, w in zip(leaves, want, strict=True):
         got = execute(back(view, of), arrays | {"G": g})["dX"].value
         np.testing.assert_allclose(got, w.numpy(), atol=1e-9)
+
+
+def test_indices_that_stand_in_for_values_count_the_points() -> None:
+    """For the index of a gather the number of the point at which it is read."""
+    compute = parse("compute g\n tensor I i32 [n=3, m=5]\n tensor X f32 [7, k=2]\n axes n=3 m=5 k=2\n"
+                    " read i = I[n, m]\n read x = X[i, k]\n store Y[n, m, k] = x")
+    (found,) = compute.names.stand_ins.values()
+    points = [eval(str(found), {"n": n, "m": m}) for n in range(3) for m in range(5)]
+    assert points == [*range(15)]
+
+
+def test_coordinates_of_sums_that_are_one_axis() -> None:
+    """Whether each position of an axis is a place of its own, by its places."""
+    places = {"n": True, "n*2 + 1": True, "7 - n": True, "n // 2": False, "n % 4": False, "n + m": False,
+              "3": False}
+    for place, alone in places.items():
+        compute = parse(f"compute a\n tensor Y f32 [32]\n axes n=8 m=3\n read x = X[n, m]\n"
+                        f" store Y[{place}] += x")
+        (write,) = compute.writes
+        told = _Told(compute, write)
+        assert told.is_alone(next(x for x in compute.axes if x.name == "n"), 0) is alone

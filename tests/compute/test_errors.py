@@ -6,9 +6,35 @@ import numpy as np
 import pytest
 import torch
 
-from transconv.compute import OPS, Compute, examine, execute, is_tf32, parse, rounds_once, share_of
+from transconv.compute import (
+    OPS,
+    Compute,
+    examine,
+    execute,
+    is_tf32,
+    parse,
+    pointwise,
+    rounds_once,
+    share_of,
+)
+from transconv.compute.analysis.pointwise import CONDITIONS
+from transconv.compute.autodiff.partial_derivatives import name_of
 from transconv.compute.semantics.error_bounds import SUMMED, TF32
-from transconv.ir import DType, Evaluator, Expr, Memory, Var, bf16, f16, f32
+from transconv.ir import (
+    Call,
+    Const,
+    Div,
+    DType,
+    Evaluator,
+    Expr,
+    Memory,
+    Mul,
+    Var,
+    bf16,
+    f16,
+    f32,
+    find,
+)
 from transconv.verify.computation import ComputationCase
 
 SUM = "compute rows\n axes n=5 | k=40\n read x = X[n, k]\n let s = sum(x; k)\n store Y[n] = "
@@ -282,3 +308,29 @@ def test_a_product_among_several_kernels_is_as_exact_as_one_alone() -> None:
     alone = parse("compute rows\n axes m=32 n=13 k=5\n read x = X[m, n, k]\n let s = sum(x; n)\n"
                   "store Y[m] = sum(s; k)")
     assert share_of(alone) == SUMMED and not is_tf32(alone)
+
+
+def test_numbers_that_change_nothing_leave_no_operation() -> None:
+    """A product with 1, a quotient by 1 and a sum with 0 are left out of every row of one operand."""
+    x = Var("x", f32)
+    for row in OPS.values():
+        if row.arity == 1:
+            made = row(x)
+            ones = [e for e in find(made, (Mul, Div)) if isinstance(e.b, Const) and e.b.value == 1
+                    or isinstance(e, Mul) and isinstance(e.a, Const) and e.a.value == 1]
+            assert not ones, (row.name, str(made))
+
+
+def test_functions_that_round_are_not_exact() -> None:
+    """Of every row that rounds, also of whole numbers that f32 holds."""
+    for row in OPS.values():
+        if row.name not in (*CONDITIONS, "where"):
+            text = f"{row.name}({', '.join(['acc', 'arg0'][:row.arity])})"
+            assert pointwise(text).is_exact is row.exact, text
+    assert pointwise("acc + arg0").is_exact and pointwise("acc * 0.5").is_exact
+
+
+def test_an_operation_without_a_derivative_is_named() -> None:
+    x = Var("x", f32)
+    assert [name_of(e) for e in (Call("erf", (x,)), Call("fma", (x, x, x)), x * 2, x + 1)] == [
+        "erf", "fma", "mul", "add"]

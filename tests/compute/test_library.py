@@ -3,6 +3,7 @@ and kernels compute what they mean."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -263,3 +264,17 @@ def test_every_pass_keeps_the_meaning(name: str) -> None:
         compute = parse(text_of(name, at))
         plan = build_compute(compute, Target.parse("sm_90"))
         assert [f"{stage}: {j.problem}" for stage, j in after_every_pass(compute, plan) if j.problem] == []
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (2, 3, 4, 5), (3, 0, 5), (0, 4), (2, 0, 0, 3), (1, 4), ()])
+def test_a_tensor_like_another_lies_as_torchs(shape: tuple[int, ...]) -> None:
+    whole = min(shape, default=2) > 1  # torch's order of dims without a place of their own is another
+    for order in itertools.permutations(range(len(shape))) if whole else [(*range(len(shape)),)]:
+        x = torch.empty(shape).permute(order)
+        found = Strided(tuple(x.shape), x.stride(), f32).like(bf16)
+        assert found == Strided(tuple(x.shape), torch.empty_like(x).stride(), bf16)
+
+
+def test_a_word_of_no_dims_has_one_point() -> None:
+    space = NamedSpace(["n", "c"], [3, 4], {"X": (Strided.dense((3, 4), f32), [0, 1])})
+    assert space["k"] == "k" and space.count("k", "n") == 3 and space["n"] == "n"

@@ -128,3 +128,13 @@ def test_what_counts_elements_of_numbers_refuses_names() -> None:
                  " store Y[n] = sum(x; k)")
     with pytest.raises(ValueError, match="sizes that are arguments"):
         parted(rows, "k", 4)
+
+
+def test_tensors_without_a_line_have_the_sizes_that_have_names() -> None:
+    """Their shape at other sizes is that of the text with these numbers."""
+    text = "compute plain\n sizes N=4 in 1..64\n axes n=N m=3\n read x = X[n, m]\n store Y[n, m] = x*2"
+    for n in (1, 4, 9):
+        at, plain = parse(text).at(N=n), parse(literal(text, {"N": n}))
+        assert {t.name: t.shape for t in at.tensors} == {t.name: t.shape for t in plain.tensors}
+        assert str(at) == str(plain)
+    assert all(t.extents for t in parse(text).tensors)

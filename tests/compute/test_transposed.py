@@ -3,12 +3,15 @@ places can be solved."""
 
 from __future__ import annotations
 
+import itertools
+from math import prod
 from random import Random
 
 import numpy as np
 import pytest
 
 from transconv.compute import Axis, Compute, execute, parse, transposed
+from transconv.compute.analysis.store_conflicts import covers
 from transconv.compute.autodiff.view_inverse import inverse
 from transconv.compute.text.expressions import ComputeScope, expression
 from transconv.errors import ComputeError, ScheduleError
@@ -161,3 +164,21 @@ def test_results_that_are_stored_elsewhere_than_at_their_axes(read: str, stored:
         made = parse(f"compute p\n tensor X f32 [{size}]\n tensor Y f32 [{places}]\n axes i={size}\n"
                      f"read x = X[{at}]\n store Y[{to}] where 0 <= {to} and {to} < {places} = x*2")
         holds(made, back(made))
+
+
+STORES = {"Y[i, j]": 1, "Y[i, i]": 0, "Y[i, i + j]": 0, "Y[i, (i + j) % 6]": 1,
+          "Y[j, i*2 + k]": 1, "Y[i, j + k]": 0,
+          "Y[7 - i, j]": 1, "Y[i % 4, j]": 0, "Y[i // 2, i % 2, j]": 1, "Y[i + j*8]": 1, "Y[i + j*7]": 0}
+
+
+@pytest.mark.parametrize("place", STORES)
+def test_which_stores_cover_a_tensor(place: str) -> None:
+    """Each element once: counted over all points of the axes, whichever dims have axes in common."""
+    read = "read x = X[i, j, k]" if "k" in place else "read z = X[i, j, k]\n let x = sum(z; k)"
+    compute = parse(f"compute c\n axes i=8 j=6 k=2\n {read}\n store {place} = x")
+    (view,) = (w.view for w in compute.writes)
+    axes = {x.name: range(x.size) for x in compute.axes if x.name in place[1:]}
+    found = [eval(f"({place[2:-1]},)", dict(zip(axes, point, strict=True)))
+             for point in itertools.product(*axes.values())]
+    once = len({*found}) == len(found) == prod(view.tensor.shape)
+    assert covers(compute, view) is once is bool(STORES[place])

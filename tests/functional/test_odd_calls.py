@@ -115,3 +115,25 @@ def test_a_gradient_that_can_be_differentiated_again_is_as_precise(name: str) ->
     exact = gradient(x.double(), False)
     once, again = ((gradient(x, a) - exact).abs().max() for a in (False, True))
     assert again <= 1.5 * once
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("activation", [None, "relu"])
+def test_products_in_graphs_of_others(activation: str | None) -> None:
+    """torch.compile's other backends see one operator, with or without an activation."""
+    run = torch.compile(lambda x, w: ours.linear(x, w, activation=activation) * 2, backend="eager",
+                        fullgraph=True)
+    right = F.linear(X, X[0])
+    assert torch.equal(run(X, X[0]), (right if activation is None else right.relu()) * 2)
+
+
+def test_linear_functions_keep_no_values_for_their_gradients() -> None:
+    """What is looked up, summed or moved is not saved: its gradient does not read it."""
+    saved: list[Any] = []
+    index = torch.tensor([[1, 0]])
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        for f in (lambda x: ours.embedding(index, x), lambda x: ours.sum(x, 0), lambda x: ours.mean(x, 1),
+                  lambda x: ours.index_select(x, 0, index[0]), lambda x: ours.gather(x, 0, index)):
+            f(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    assert [t for t in saved if t.dtype.is_floating_point] == []
+    assert not transconv.stats(reset=True).fallback

@@ -285,3 +285,17 @@ def test_texts_of_names_and_of_numbers() -> None:
     assert "tensor X0 f32 [20, 14]" in found.at({"S7": 4, "S9": 5, "S3": 7})
     plan = transconv.compile(found.named, target="sm_90")
     assert "do_not_specialize=['S0', 'S1']" in plan.source
+
+
+def test_tensors_full_of_a_size() -> None:
+    """A number that is made of sizes is that of each call's."""
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        made = torch.full_like(x, n) - torch.full_like(x, n / 4) * torch.full((n, 1), n * 3)
+        return x * (n * 0.5) + made + torch.full_like(x, n * 1.5) * torch.full_like(x, float(n) + 0.5)
+    run = torch.compile(f, backend="transconv", dynamic=True, options={"rest": "eager"})
+    for n in (3, 5, 8):
+        x = torch.randn(n, 2)
+        torch.testing.assert_close(run(x), f(x))
+    assert [type(r).__name__ for graph in report(run).graphs for r in graph.rows] == ["KernelRow"]
+    assert transconv.stats().native["graph"] and not transconv.stats().fallback

@@ -128,3 +128,21 @@ def test_floats_that_may_be_beyond_a_type_are_left_to_torch(low: float, high: fl
     with by_meaning() as texts, torch.no_grad():
         (got,) = results(traced(f, [x])(x))
     assert torch.equal(got, f(x)[0]) and any("i8(" in text for text in texts) == ours, texts
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *WHOLE, *BYTES], ids=str)
+def test_products_of_every_type(dtype: torch.dtype) -> None:
+    """Products of whole numbers are torch's, to the bit also where a float has other ones."""
+    x, y = ((torch.arange(12) * step % 251).to(dtype).view(shape) for step, shape in (
+        (67, (3, 4)), (89, (4, 3))))
+    if dtype in WHOLE:
+        x, y = x * 40000 + 1, y * 40000 + 3
+
+    def product(x: Tensor, y: Tensor) -> tuple[Tensor]:
+        return torch.matmul(x, y) + x[:, :3],
+    run = traced(product, [x, y])
+    with by_meaning() as texts:
+        (found,), (right,) = run(x, y), product(x, y)
+    assert found.dtype is right.dtype
+    torch.testing.assert_close(found, right, rtol=0 if dtype not in FLOATS else 1e-2, atol=0)
+    assert bool(texts) is (dtype in FLOATS) or all("sum(" not in text for text in texts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from tests.graph.meant import by_meaning
 from transconv.compute import Alone, parse
 from transconv.cost import estimate
 from transconv.graph import TorchRow, backend, report
+from transconv.graph.fusion.groups import FusionGroup
+from transconv.graph.lowerings.table import ROWS
 from transconv.graph.reporting import GraphReport, Report
 from transconv.selection import shortlist
 from transconv.target import TARGETS
@@ -75,3 +78,25 @@ def test_kernels_are_timed_on_the_device() -> None:
         run(torch.randn(1, 8, 64, 64, device="cuda", dtype=torch.bfloat16))
     for row in report(run, measure=True).graphs[0].kernels:
         assert row.measured_us is not None and 0.5 < row.measured_us < 1e5
+
+
+def test_nothing_is_measured_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = torch.compile(lambda x: x * 2 + 1, backend=backend, options={"rest": "eager"})
+    with by_meaning():
+        run(torch.randn(3, 4))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert all(r.measured_us is None for r in report(run).graphs[0].kernels)
+
+
+def test_rows_are_of_all_libraries_whose_operations_graphs_have() -> None:
+    assert {getattr(op, "namespace", "") for op in ROWS} >= {"aten", "prims", "transconv"}
+
+
+def test_names_of_kernels_are_words() -> None:
+    """Of operations with several words, too."""
+    pieces = [SimpleNamespace(label=label) for label in ("zero point", "copy", "add", "add", "mul")]
+    group = object.__new__(FusionGroup)
+    group.evaluated, group.product, group.reduced = pieces, None, {"k"}  # type: ignore[assignment]
+    assert group.name == "zero_point_add_mul"
+    group.evaluated = pieces[2:3]  # type: ignore[assignment]
+    assert group.name == "add_rows"

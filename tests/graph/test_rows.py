@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
 from transconv.graph import KernelRow, TorchRow, backend, report
+from transconv.graph.lowerings.index_ranges import fitted
 from transconv.graph.lowerings.table import ROWS, why_no_row
 
 Tensor = torch.Tensor
@@ -278,3 +280,21 @@ def test_products_of_one_term_are_maps(f: Any) -> None:
     with by_meaning() as texts:
         compare(f, traced(lambda x, y: (f(x, y),), given), given, 1e-5)
     assert not any("=1 ic=1\n" in t or "=1 oc=1\n" in t or "| k=1\n" in t for t in texts), texts
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 8, 13, 24])
+def test_indices_along_a_line_are_found(n: int) -> None:
+    """Every index that is a rounded line, ends held where it is clipped, is one: as torch's tensors of
+    places for windows, nearest neighbours and slices."""
+    at = np.arange(n)
+    for size in (1, 2, 3, 4, 7, n, 2 * n, 2 * n + 1):
+        for values in (at * size // n, (at * size + size // 2) // n, at * (size - 1) // max(1, n - 1),
+                       np.clip(at - 2, 0, n - 1), np.clip(at + 1, 0, n - 1), (at + 1) * size // n,
+                       size - 1 - at * size // n):
+            line = fitted(values.astype(np.int64))
+            assert line is not None, values
+            made = (at * line.up + line.add) // line.down
+            low, high = (made.min() if line.low is None else line.low,
+                         made.max() if line.high is None else line.high)
+            assert np.array_equal(np.clip(made, low, high), values)
+    assert fitted(np.array([0, 9, 1, 8, 2, 7, n])) is None

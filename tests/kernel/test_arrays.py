@@ -13,8 +13,10 @@ import torch
 from tests.kernel.cases import Case, floats, out
 from tests.kernel.test_engines import interpreted
 from transconv.errors import KernelError
-from transconv.ir import convert
-from transconv.kernel import Constant, Group, kernel
+from transconv.ir import convert, f32
+from transconv.kernel import Constant, Group, create_mapping, kernel
+from transconv.kernel.simulator.arrays import SimulatedMemory
+from transconv.kernel.simulator.races import Order
 from transconv.kernel.tiles.values import dtype_of
 
 
@@ -98,3 +100,18 @@ def test_a_kernel_for_each_value_of_a_constant(monkeypatch: pytest.MonkeyPatch) 
     assert len({id(m) for m in found}) == 3 and found[0] is found[1] and found[2] is found[3]
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert scaled(Group(0, 4), out(0), out(0), 2) is None
+
+
+def test_mappings_of_no_elements_collide_nowhere() -> None:
+    swapped = create_mapping(lambda i, j: (j, i))
+    assert [swapped.collision(shape) for shape in ((0, 4), (4, 0), (3, 4))] == [""] * 3
+    assert "are one element" in create_mapping(lambda i, j: (i,)).collision((3, 4))
+
+
+def test_a_part_outside_of_an_array_has_no_elements() -> None:
+    """In the simulator as in NumPy where a slice begins behind the end."""
+    data = np.arange(12, dtype=np.float32).reshape(3, 4)
+    whole = SimulatedMemory(Order(), "X", data, f32).whole()
+    every = slice(None)
+    for items, shape in (((7, every), (0,)), ((every, 9), (0,)), ((None, 5, slice(1, 3)), (1, 0))):
+        assert whole[items].shape == shape and not whole[items].there

@@ -214,7 +214,8 @@ def _is_said(node: cst.CSTNode) -> bool:
     ``zip`` asks for equal lengths."""
     string = matchers.Expr(matchers.SimpleString() | matchers.ConcatenatedString())
     exports = matchers.Assign(targets=[matchers.AssignTarget(matchers.Name("__all__"))])
-    logged = matchers.Expr(matchers.Call(func=matchers.Attribute(value=matchers.Name("log"))))
+    log = matchers.Name("log") | matchers.Attribute(attr=matchers.Name("log"))
+    logged = matchers.Expr(matchers.Call(func=matchers.Attribute(value=log)))
     strict = matchers.Arg(keyword=matchers.Name("strict"))
     types = matchers.If(test=matchers.Name("TYPE_CHECKING"))
     return matchers.matches(node, string | exports | logged | strict | types)

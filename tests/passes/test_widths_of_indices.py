@@ -139,3 +139,13 @@ def test_the_largest_parts_that_fit_are_computed_in_32_bits() -> None:
     made = narrow(ir.Kernel("parts", (OUT,), body))
     casts = {str(e.x) for e in walk(made.body) if isinstance(e, ir.Cast) and e.type is index64}
     assert casts == {"n", str(h * 8192 + w)}
+
+
+def test_of_the_corner_of_a_box_what_is_wide_alone_is_cast() -> None:
+    box = ir.Tensor("box", ("a", "b"), (4096, 64), ir.Layout.dense(ir.f32, (4096, 64)))
+    i, j, t, x = Var("i"), Var("j"), Var("t"), Var("x", ir.f32)
+    body = ir.seq(Let(t, i * 2**20), Let(x, ir.BoxLoad(box, (t // 2**40, j), (ir.ZERO, M), (1, 32))))
+    kernel = ir.Kernel("boxes", (box, OUT), For(i, 2**30, For(j, 2, body)))
+    (load,) = (e for e in walk(narrow(kernel)) if isinstance(e, ir.BoxLoad))
+    wide, near = load.corner
+    assert isinstance(wide, ir.Cast) and wide.x.dtype is index64 and near is j

@@ -442,3 +442,17 @@ def test_a_child_does_what_is_left_in_the_queue(monkeypatch: pytest.MonkeyPatch)
     early.submit({"n": 4}, lambda _: done.release())
     assert done.acquire(timeout=30) and len(early.children) == 2 and asked.count(4) == 1
     early.close()
+
+
+def test_guesses_end_with_the_second_that_is_wrong(processes: Processes) -> None:
+    """The first is taken back, and the layers behind it are guessed anew."""
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(4)))
+    network = speculative_compile._Network(model)
+    flags, other = lower_call.flags(torch.float32), torch.randn(1, 4, 33, 31)
+    ended = []
+    for at in (1, 2):
+        network.expected[at] = speculative_compile._layer(
+            model[at], precompile_backward.Given.of(X), False, flags)
+        network.called(at, precompile_backward.Given.of(other), False, flags, 1)
+        ended.append(not network.leaves)
+    assert ended == [False, True]

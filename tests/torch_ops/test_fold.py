@@ -14,6 +14,7 @@ from torch import fx
 from torch.nn.utils import prune
 
 import transconv
+from transconv.torch_ops.conversion import mutation_analysis
 
 Forward = Callable[[Any, torch.Tensor], torch.Tensor]
 
@@ -306,3 +307,25 @@ def test_hooks_of_the_model_itself_are_refused() -> None:
     model.register_forward_hook(lambda m, given, made: made + 1)
     with pytest.raises(RuntimeError, match="hooks"):
         transconv.fold(model)
+
+
+def test_new_memory_is_written_through_views_alone() -> None:
+    """``relu_`` of a norm's result changes what is made of that result, and nothing else."""
+    class Two(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.relu = torch.nn.BatchNorm2d(4), torch.nn.ReLU(inplace=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            a = self.norm(x)
+            b = a.view(-1).view(1, -1)
+            other = x + 1
+            self.relu(a)
+            return b + other.view(1, -1)
+    traced = fx.symbolic_trace(Two().eval())
+    at = {n.name: n for n in traced.graph.nodes}
+    views = [n for n in traced.graph.nodes if n.op == "call_method"]
+    last = traced.graph.output_node()
+    assert not mutation_analysis.stays(traced, views[1], views[1], last, [])
+    assert not mutation_analysis.stays(traced, at["norm"], views[1], last, [])
+    assert mutation_analysis.stays(traced, at["add"], at["add"], last, [])

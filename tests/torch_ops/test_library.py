@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import transconv
 from tests.torch_ops import samples as s
+from transconv.runtime import first_run_check
 from transconv.torch_ops import library, operators
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.conversion.aten_convolutions import aten_backward
 from transconv.torch_ops.fused import fused_autograd, fused_functional
+from transconv.torch_ops.precompile import capture_convs
 
 OP = library.convolution
 BACKWARD = library.convolution_backward
@@ -485,3 +490,48 @@ def test_a_mask_of_two_flags_is_refused_under_transforms_too() -> None:
     backward = torch.ops.transconv.convolution_backward
     with pytest.raises(RuntimeError, match="3 flags"):
         torch.func.vmap(lambda t: backward(t, t, w, *numbers, [True, False])[0])(x)
+
+
+def test_convolutions_are_captured_with_numbers_for_all_dims() -> None:
+    """One number may stand for each dim."""
+    x, w = torch.randn(1, 4, 7, 6), torch.randn(4, 4, 3, 3)
+
+    class Called(torch.nn.Module):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.n = n
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            numbers = [2] * self.n, [1] * self.n, [1] * self.n, False, [0] * self.n
+            return torch.ops.aten.convolution.default(x, w, None, *numbers, 1)
+    (one,), (two,) = (capture_convs.recorded(Called(n), [x], False) for n in (1, 2))
+    assert one == two and one.parts[0].problem.stride == (2, 2) and not one.why_not
+
+
+@pytest.mark.parametrize("padding", [((0, 2), (1, 0)), ((1, 1), (0, 3)), ((2, 0), (1, 3))])
+def test_torchs_gradients_of_two_sided_paddings(padding: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    (top, bottom), (left, right) = padding
+    x, w = torch.randn(2, 3, 6, 5, requires_grad=True), torch.randn(4, 3, 3, 2, requires_grad=True)
+    y = torch.conv2d(torch.nn.functional.pad(x, (left, right, top, bottom)), w)
+    grad = torch.randn_like(y)
+    p = Params((1, 1), (top, left, bottom, right), (1, 1), False, (0, 0), 1)
+    found = aten_backward(grad, x.detach(), w.detach(), p, (True, True, True))
+    torch.testing.assert_close(found, (*torch.autograd.grad(y, (x, w), grad), grad.sum((0, 2, 3))))
+
+
+def test_a_plan_is_loaded_when_all_of_its_kernels_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_run_check, "is_trusted", lambda *_: True)
+
+    def plan(*loaded: bool) -> Any:
+        return SimpleNamespace(steps=[SimpleNamespace(launcher=SimpleNamespace(
+            is_loaded=lambda *_, one=one: one)) for one in loaded])
+    for loaded in ((True,), (True, True), (False, True), (True, False), (False,)):
+        assert lower_call.is_loaded(plan(*loaded), torch.device("cpu"), True) is all(loaded)
+
+
+def test_asking_for_counts_leaves_them() -> None:
+    transconv.stats(reset=True)
+    transconv.conv2d(torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3))
+    first = transconv.stats()
+    assert first.native or first.fallback
+    assert first == transconv.stats() == transconv.stats(reset=True) != transconv.stats()

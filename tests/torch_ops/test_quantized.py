@@ -269,3 +269,12 @@ def test_torchs_convolutions_of_bytes_run_where_torch_has_none() -> None:
     transconv.config.cpu = "interpret"
     want = F.conv_transpose1d(x.double(), up.double(), stride=2, groups=2).long().to(torch.int8)
     assert torch.equal(transconv.conv_transpose1d(x, up, stride=2, groups=2), want)
+
+
+def test_results_without_values_have_a_shape() -> None:
+    """Of tensors on ``meta``, in every type of whole numbers."""
+    for dtype in (torch.int8, torch.uint8):
+        x = torch.empty(2, 4, 6, 5, dtype=dtype, device="meta")
+        w = torch.empty(8, 4, 3, 3, dtype=torch.int8, device="meta")
+        made = transconv.quantized.conv2d(x, w, padding=1, stride=(2, 1))
+        assert made.is_meta and made.shape == (2, 8, 3, 5) and made.dtype is torch.float32

@@ -12,8 +12,10 @@ from torch.library import opcheck
 
 import transconv
 from transconv import knobs
+from transconv.compute import parse
 from transconv.errors import ComputeError
 from transconv.functional import epilogue_derivatives
+from transconv.ir import f16, f32
 from transconv.torch_ops.fused.tracing import epilogue
 
 Tensor = torch.Tensor
@@ -202,3 +204,13 @@ def test_gradients_of_operands_have_their_types_and_lose_nothing_on_the_way(
         assert a.dtype is dtype
         torch.testing.assert_close(a.double(), c, rtol=near, atol=near * float(c.abs().max()))
     assert any("epilogue" in n for n in transconv.stats().native) and not transconv.stats().fallback
+
+
+def test_terms_of_sums_over_short_operands_are_stored_wide() -> None:
+    """The gradient of an operand that is spread out is a sum: its terms are f32, others the operand's."""
+    whole, row = ((2, 3), (3, 1), f16), ((1, 3), (3, 1), f16)
+    places, wanted = (whole, row, whole, whole), (True, True, True)
+    text, _, stores = epilogue_derivatives._compute("acc*arg0*arg1", places, wanted)
+    made = {t.name: t.dtype for t in parse(text.replace(" ;; ", "\n")).tensors}
+    assert stores == (0, 1, 2)
+    assert (made["DACC"], made["DARG0"], made["DARG1"]) == (f16, f32, f16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -175,3 +176,30 @@ def test_benchdnns_option(words: list[str], epilogue: str) -> None:
         assert job_of(request).epilogue == epilogue
     except RefusedRequest as refusal:
         assert " " in epilogue and epilogue in str(refusal)
+
+
+class Lanes(np.ndarray):
+    """A tile as the helper's text has it: NumPy, with the casts of Triton."""
+
+    def to(self, dtype: type, bitcast: bool = False) -> Lanes:
+        return self.view(dtype) if bitcast else self.astype(dtype)
+
+
+def test_the_text_of_the_helper_rounds_to_neighbours() -> None:
+    """One of the two f16 around a number, the upper one if its share is above chance: of all magnitudes,
+    those below the smallest number with all digits too."""
+    random = np.random.default_rng(0)
+    x = (random.standard_normal(4000) * 2.0**random.integers(-27, 15, 4000)).astype(np.float32)
+    chance = random.random(4000).astype(np.float32)
+    tl = SimpleNamespace(abs=np.abs, floor=np.floor, int32=np.int32, float32=np.float32)
+    tl.where = lambda c, a, b: np.where(c, a, b).astype(np.result_type(a, np.float32)).view(Lanes)
+    scope: dict[str, Any] = {"tl": tl}
+    text = stochastic_rounding.helper(ir.f16).replace("@{jit}", "").replace("{tl}", "tl")
+    exec(text, scope)
+    made = np.asarray(scope["stochastic_f16"](x.view(Lanes), chance), np.float64)
+    size = np.abs(x)
+    near = size.astype(np.float16)
+    below = np.where(near > size, np.nextafter(near, np.float16(0)), near)
+    above = np.nextafter(below, np.float16(np.inf)).astype(np.float64)
+    share = (size - below.astype(np.float64)) / (above - below)
+    assert np.array_equal(made, np.copysign(np.where(share > chance, above, below), x))

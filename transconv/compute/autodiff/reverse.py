@@ -142,7 +142,7 @@ class Flows(Appended):
         read it. Its type is that of both factors, as in torch, if they have one."""
         total = self.compute.sum
         assert total is not None
-        if any(v in self.stores for v in (flow, flow.x if isinstance(flow, Cast) else flow)):
+        if (flow.x if isinstance(flow, Cast) else flow) in self.stores:
             return flow
         types = {r.view.tensor.dtype for r in self.compute.operands}
         dtype = types.pop() if len(types) == 1 else self.type
