@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import errors, knobs, quantized
+from transconv.calls import call_cache
 from transconv.runtime import Plan
-from transconv.torch_ops.calls import call_cache, dispatch, launch_stubs, route
+from transconv.torch_ops.calls import dispatch, route
 from transconv.torch_ops.quantized import quantized_route
 from transconv.torch_ops.quantized.quantized_functional import _CONV2D
 
@@ -111,7 +112,7 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Plan, "starter", starter)
     monkeypatch.setattr(route, "current_device", lambda: None)
-    monkeypatch.setattr(launch_stubs, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype))
     x, w, b = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2), torch.randn(6)
     q: Given = {"input_scale": torch.tensor(0.1), "weight_scale": torch.rand(6) + 0.01,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from transconv import knobs
+from transconv.calls.settings import settings
 from transconv.compute import Alone, library
 from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import (
@@ -25,7 +26,6 @@ from transconv.functional.calls.compiled_launch import (
 )
 from transconv.runtime import COMPILING, NEVER, ChosenPlan, Plan, PlanRequest, Registry
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
-from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.functional.calls.symbolic_bind import BoundText

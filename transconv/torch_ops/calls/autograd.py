@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import library, stats
+from transconv.calls import stats
+from transconv.calls.settings import settings
+from transconv.torch_ops import library
 from transconv.torch_ops.arguments import spelled_out
-from transconv.torch_ops.calls import call_cache, route_cache
+from transconv.torch_ops.calls import call_entries, route_cache
 from transconv.torch_ops.calls.route import Route, Run
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
@@ -102,7 +103,7 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
         return aten_convolutions.aten_backward(grad, input, weight, params, mask, dual=True)
     grad = spelled_out(grad)
     made, flags, aligned = route_cache.backward_routes(params, grad, input, weight, mask, settings.mode)
-    call_cache.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
+    call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
 
 

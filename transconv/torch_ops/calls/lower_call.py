@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
+from transconv.calls.settings import settings
 from transconv.conv import ConvProblem, Prop, TensorSpec
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from transconv.calls import stats
+from transconv.calls.guard import current_device as current_device
+from transconv.calls.guard import start_of
 from transconv.conv import Prop
-from transconv.torch_ops import shapes, stats
+from transconv.runtime import allocator
+from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.launch_stubs import STARTS, more
 from transconv.torch_ops.conversion import aten_convolutions, prepacked_weights
 from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection, LayerRegistry
 
-ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
 Begin = Callable[[Ints], Callable[..., None]]  # from sizes to what starts a plan for them
 # Of the result's gradient, input and weight; None where they are of another kind.
@@ -38,7 +40,7 @@ def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
 
 
 _new = object.__new__
-current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_empty = allocator.quickest()
 
 
 class Route:
@@ -97,7 +99,7 @@ class Route:
         self.start: Run | None = None
         # Its autograd functions, by the type they cast to and whether they are for `start`.
         self.functions: dict[tuple[torch.dtype | None, bool], Run] = {}
-        # Entries of the gradients that were seen, by the wanted ones: see calls/call_cache.py.
+        # Entries of the gradients that were seen, by the wanted ones: see calls/call_entries.py.
         self.gradients: dict[tuple[bool, ...], Gradients] = {}
         # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
         self.calls = 0
@@ -211,7 +213,7 @@ class Route:
     def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:
         self.device = device
         self.functions.clear()
-        self.start = STARTS.get(count, more)(self, self.shape, self.strides, begin, dtype)
+        self.start = start_of(count - 1)(self, self.shape, self.strides, begin, dtype, _empty)
 
     def resized(self, shape: Ints, strides: Ints, compiled: CompiledDirection, begin: Callable[..., None],
                 device: int, count: int, dtype: torch.dtype) -> Route:
@@ -225,5 +227,5 @@ class Route:
         made.whole = made.trains = made.adds_bias = made.copies_bias = False
         made.over = None
         made.functions, made.gradients, made.calls = {}, self.gradients, 0
-        made.start = STARTS.get(count, more)(self, shape, strides, begin, dtype)
+        made.start = start_of(count - 1)(self, shape, strides, begin, dtype, _empty)
         return made

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from transconv.calls import call_cache
 from transconv.ir import function_of
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
-from transconv.torch_ops.calls import call_cache, lower_call
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.dynamic_sizes import LIMIT, order_of

@@ -12,13 +12,14 @@ from typing import NamedTuple, NoReturn
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
 from transconv.compute import table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call, route, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import ALIGNMENT, Route, Run
+from transconv.torch_ops.calls.route import Route, Run
 from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, refused
 from transconv.torch_ops.precompile import precompile_backward
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
 from transconv.errors import Unsupported
@@ -15,7 +16,7 @@ from transconv.runtime import Waiting
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import ALIGNMENT, Route
+from transconv.torch_ops.calls.route import Route
 from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, settle
 
 Tensor = torch.Tensor

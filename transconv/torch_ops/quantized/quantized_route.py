@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
 from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
 from transconv.errors import Unsupported
@@ -18,12 +20,11 @@ from transconv.ir import chances, one_of_two
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call, route, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import ALIGNMENT, Route, Run
+from transconv.torch_ops.calls.route import Route, Run
 from transconv.torch_ops.calls.select_impl import compile_route, settle
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks, qparams, zero_point_sums
 from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 Given = Mapping[str, Any]  # quantities by name
