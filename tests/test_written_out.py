@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -162,22 +163,18 @@ def test_entries_of_quantised_calls(quantities: int, biased: bool, starts: bool,
     words = {f"q{i}": torch.zeros(64) if i % 2 == 0 else i for i in range(quantities)}
     seen: list[Any] = []
 
-    class Route:
-        knows = False
+    def run(*given: Any) -> str:
+        seen.append(given)
+        return "run"
 
-        def run(self, *given: Any) -> str:
-            seen.append(given)
-            return "run"
-
-        def bound_to(self, names: list[str]) -> tuple[Any, Any]:
-            read = [(n, None) for n in range(2, len(names))] + [(-1, 7.0)]
-            return (self.run, read) if starts else (None, ())
-
+    read = [*(n for n, v in words.items() if isinstance(v, torch.Tensor)), *["bias"] * biased]
+    route = SimpleNamespace(forward=run, start=run if starts else None, epilogue=SimpleNamespace(
+        picks=(*((n, None) for n in read), ("a number", 7.0))))
     monkeypatch.setattr(quantized_entries.allocator, "quickest", lambda: lambda *memory: "made")
     x, bias = torch.zeros(64), torch.zeros(64) if biased else None
     begun = quantized_entries.Real(x, lambda *given: seen.append(len(given))) if real else None
     call: Any = quantized_entries.entry(LIKE, lambda *x: "others", "f", (1, 0, 0, 1, 1), x, biased,  # type: ignore[arg-type]
-                                           words, Route(), begun)  # type: ignore[arg-type]
+                                           words, route, begun)  # type: ignore[arg-type]
     assert call("f", x, x, bias, 1, 0, 0, 1, 1, words) == "run"
     *started, given = seen
     assert started == [2] * real and given[0] is ("made" if real else x) and given[1] is x

@@ -59,7 +59,7 @@ def made() -> list[Any]:
 
 def told(found: list[Any]) -> list[tuple[Any, ...]]:
     return [(r.direction, r.params, r.shape, r.strides, r.channels_last, r.near, r.far, r.types,
-             r.registry, r.compiled.schedule, r.reason, r.over, r.adds_bias, r.copies_bias, r.aligned,
+             r.registry, r.compiled.schedule, r.reason, r.over, r.adds_bias, r.copies, r.aligned,
              r.device) for r in found]
 
 

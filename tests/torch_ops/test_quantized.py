@@ -234,7 +234,7 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
 ])
 def test_errors_name_the_argument(given: Given, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything runs: no kernel, and no function of torch."""
-    monkeypatch.setattr(quantized_route.QuantizedRoute, "run", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(quantized_route.Route, "forward", lambda *_: pytest.fail("something ran"))
     with pytest.raises(errors.TensorError, match=f"transconv.quantized.conv2d: .*{reason}"):
         quantized.conv2d(**{"input": X, "weight": W, **given})
 

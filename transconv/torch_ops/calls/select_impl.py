@@ -167,7 +167,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     if why:
         settle(route, why)
         return route
-    route.copies_bias = b is not None and not b.is_contiguous()
+    route.copies = b is not None and not b.is_contiguous()
     try:
         if b is not None:
             try:

@@ -175,7 +175,7 @@ find = _layers.get
 
 def note_forward(key: Hashable, route: Route, x: torch.Tensor, biased: bool) -> None:
     """Keep the layer of a route that the general way made."""
-    if key is not None and _serves(route) and not (route.adds_bias or route.copies_bias):
+    if key is not None and _serves(route) and not (route.adds_bias or route.copies):
         data = _Direction(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
         _keep(key, LayerEntry(x, data), route)
 

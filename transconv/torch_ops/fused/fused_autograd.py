@@ -14,8 +14,7 @@ import torch
 from transconv.compute import table
 from transconv.torch_ops import library, operators, transforms
 from transconv.torch_ops.calls import autograd
-from transconv.torch_ops.calls.route import Run
-from transconv.torch_ops.fused.fused_route import FusedRoute
+from transconv.torch_ops.calls.route import Route, RouteEpilogue, Run
 
 Tensor = torch.Tensor
 
@@ -102,12 +101,14 @@ for _key in ("CPU", "CUDA"):
 # -- eager calls -----------------------------------------------------------------------------------
 
 
-def function_of(route: FusedRoute, bound: bool) -> Callable[..., Tensor]:
+def function_of(route: Route, bound: bool) -> Callable[..., Tensor]:
     """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
-    made = route.functions.get((None, bound))
+    made, behind = route.functions.get((None, bound)), route.epilogue
     if made is None:
-        forward = _forward(route.bound() if bound else route.of_given(), route.activation)
-        made = route.functions[None, bound] = autograd.class_of(forward, _backward(route), "FusedFunction")
+        assert behind is not None
+        forward = _forward(route.bound() if bound else route.of_given(), behind.activation)
+        made = route.functions[None, bound] = autograd.class_of(forward, _backward(route, behind),
+                                                                "FusedFunction")
     return made
 
 
@@ -124,8 +125,8 @@ def _forward(run: Run, activation: str) -> Callable[..., Tensor]:
     return forward_kept if activation else forward
 
 
-def _backward(route: FusedRoute) -> Callable[..., tuple[Tensor | None, ...]]:
-    from_result, biased = GRAD_FROM_RESULT[route.activation], route.biased
+def _backward(route: Route, behind: RouteEpilogue) -> Callable[..., tuple[Tensor | None, ...]]:
+    from_result, biased = GRAD_FROM_RESULT[behind.activation], behind.biased
     known = route.gradients
 
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

@@ -49,7 +49,7 @@ def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Seque
     p = operators.resolve(input, weight, bias, numbers)
     req = request("", 0, *p)
     route = traced_route.find(req, input, weight, bias, operands, text, "now")
-    return route.run(input, weight, bias, operands)
+    return route.forward(input, weight, bias, *operands)
 
 
 class TracedConvolution(torch.autograd.Function):

@@ -21,7 +21,7 @@ from transconv.torch_ops.quantized.zero_point_sums import are_known
 
 if TYPE_CHECKING:
     from transconv.torch_ops.calls.lower_call import Flags
-    from transconv.torch_ops.quantized.quantized_route import QuantizedRoute
+    from transconv.torch_ops.calls.route import Route
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -42,7 +42,7 @@ prepacked_weights.on_change(OF_REALS.drop)
 
 
 def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor | None,
-         numbers: tuple[Any, ...], given: dict[str, Any], route: QuantizedRoute, flags: Flags,
+         numbers: tuple[Any, ...], given: dict[str, Any], route: Route, flags: Flags,
          aligned: bool, real: Real | None) -> None:
     """A call with a known route went the general way: after a few, make an entry for its kind. ``x``: its
     input, quantised from ``real``, if that is given."""
@@ -64,17 +64,18 @@ def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor |
 
 
 def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...], x: Tensor, biased: bool,
-          given: dict[str, Any], route: QuantizedRoute, real: Real | None) -> Call:
+          given: dict[str, Any], route: Route, real: Real | None) -> Call:
     """The entry of calls like one, with quantities ``given`` by name."""
     names = {"input": "x", "weight": "w", "bias": "b", **{n: f"v{at}" for at, n in enumerate(given)}}
     order = ["input", "weight", *(n for n, v in given.items() if isinstance(v, Tensor)),
              *["bias"] * biased]
-    start, picked = route.bound_to(order)
+    assert route.epilogue is not None
+    start, picked = route.start, route.epilogue.picks
     fixed = {names[n]: v for n, v in given.items() if not isinstance(v, Tensor)}
     tests = [*found.tests([names[n] for n in order]), *(f"{v} is same_{v}" for v in fixed)]
     known = {f"same_{n}": function if at < 0 else numbers[at] for n, at in NUMBERS.items()} | {
         f"same_{v}": value for v, value in fixed.items()}
-    if route.knows:
+    if picked is not None and any(n == "input_zero_sums" for n, _ in picked):
         tests.append(f"are_known(w, {names['input_zero_point']}, {names['input_zero_sums']})")
     first, lines = "x", list[Part]()
     if real is not None and real.begin is not None:
@@ -83,10 +84,11 @@ def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...
                                     ((tuple(x.shape), x.stride(), x.dtype),))
         first, lines = "y", [*quantises.lines(0)]
         known |= {"empty": allocator.quickest(), **quantises.known(0)}
-    if start is None:
+    if start is None or picked is None:
+        picked = ()
         lines.append(f"return run({first}, w, b, q)")
     else:
-        operands = [names[order[i]] if t is None else f"number{at}" for at, (i, t) in enumerate(picked)]
+        operands = [names[n] if t is None else f"number{at}" for at, (n, t) in enumerate(picked)]
         lines.append(f"return start({', '.join([first, 'w', *operands])})")
     return written(
         "call(f, x, w, b, s, p, o, d, g, q)",
@@ -94,5 +96,5 @@ def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...
          f"[{', '.join(names[n] for n in given)}] = q.values()", tests, *lines],
         "return others(f, x, w, b, s, p, o, d, g, q)",
         {**known, **found.known(), "others": others, "names": tuple(given), "start": start,
-         "run": route.run, "are_known": are_known,
+         "run": route.forward, "are_known": are_known,
          **{f"number{at}": t for at, (_, t) in enumerate(picked) if t is not None}})

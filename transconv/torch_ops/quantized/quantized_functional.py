@@ -139,7 +139,7 @@ def _general(
             real,
         )
     route.lay_out(weight)
-    return route.run(input, weight, bias, given)
+    return route.forward(input, weight, bias, given)
 
 
 def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
