@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from transconv.calls.autograd import by_torch
 from transconv.compute import pointwise
 from transconv.torch_ops import library, operators, shapes, transforms
-from transconv.torch_ops.calls import autograd
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused import traced_route
@@ -87,7 +87,7 @@ def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tenso
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)
     function = pointwise(text)
-    return autograd.by_torch(lambda acc, *operands: traced_route.applied(function, acc, operands),
+    return by_torch(lambda acc, *operands: traced_route.applied(function, acc, operands),
                              [acc, *operands], wanted, grad, again)
 
 
