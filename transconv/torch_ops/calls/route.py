@@ -48,9 +48,9 @@ class RouteEpilogue(NamedTuple):
 
     ``words``: as a kernel's epilogue is written; ``names``: those of its operands in the plan; ``reads``,
     of a call's weight and what follows it: these operands, as the kernel reads them; ``computed``: what
-    torch computes, of the whole call; ``shapes``: in which a launch by names sees the operands; ``biased``:
-    whether there is a bias among the tensors; ``picks``: for entries, the argument or else the number of
-    each operand, None where operands are copied in every call."""
+    torch computes, of the whole call; ``shapes``: in which a launch by names sees the operands;
+    ``biased``: whether there is a bias among the tensors; ``picks``: for entries, the argument or else the
+    number of each operand, None where operands are copied in every call."""
 
     words: str
     names: tuple[str, ...]
