@@ -175,6 +175,11 @@ def test_entries(aligned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         now[name] = before
     now |= {"_deterministic": True, "_cudnn_deterministic": False}  # either says so
     assert call(even, right)
+    of_none = guard.CallGuard(lambda: True, (guard.deterministic(False, cudnn=False),), True, None)
+    call = guard.written("call()", [of_none.tests([]), "return True"], "return False", of_none.known())
+    assert not call()
+    now["_deterministic"] = False
+    assert call()
 
 
 def test_entries_ask_for_the_switches_that_kernels_obey() -> None:

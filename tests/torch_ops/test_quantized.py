@@ -96,6 +96,28 @@ def test_results(shapes: tuple[tuple[int, ...], tuple[int, ...]], types: tuple[t
 
 
 @interpreted
+def test_a_start_that_is_there_before_the_first_launch_makes_the_type_of_the_result(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sizes are arguments, the kernel may have run for others: it is started, never launched."""
+    transconv.config.cpu, transconv.config.sizes = "interpret", "any"
+    monkeypatch.setattr(route, "current_device", lambda: None)
+    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype))
+    monkeypatch.setattr(Plan, "starter", lambda plan, device, aligned, order, *_: (
+        lambda *given: plan.launch(**dict(zip(order, given, strict=True)))))
+    monkeypatch.setattr(route.Route, "launch", lambda *_: pytest.fail("it was not started"))
+    x, w = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2)
+    try:
+        for made in (torch.float32, torch.int32):
+            got = quantized.conv1d(x, w, None, 1, 1, output_dtype=made)
+            want = expected(x, w, None, {"padding": 1}, {"output_dtype": torch.int32})
+            assert got.dtype is made and torch.equal(got, want.to(made))
+        assert transconv.stats().native == {"fwd any size": 2}
+    finally:
+        transconv.config.sizes = "exact"
+
+
+@interpreted
 def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """They start the kernel with the tensors in its order, or go the general way if they are others."""
     transconv.config.cpu = "interpret"

@@ -37,7 +37,7 @@ class CallCache:
         visits = self._visits.get(key)
         if visits is None:
             if len(self._visits) >= KINDS:
-                forget()
+                self.clear()
             visits = self._visits[key] = [0, self.patience, 0]
         visits[0] += 1
         if visits[0] < visits[1]:
@@ -55,7 +55,7 @@ class CallCache:
     def keep(self, key: Hashable, entry: Call) -> None:
         """Make an entry, with those that it goes on with, the only one of its key."""
         if len(self.entries) >= KINDS:
-            forget()
+            self.clear()
         self.entries[key] = entry
 
     def keep_in(self, held: MutableMapping[Any, Any], key: Hashable, entry: Call) -> None:

@@ -108,11 +108,10 @@ class CallGuard(NamedTuple):
 
     def known(self) -> dict[str, Any]:
         """What they mention."""
-        found: dict[str, Any] = {"check": self.check}
-        for condition in self.conditions:
-            found |= condition.known
-        return found if self.device is None else found | {"current_device": current_device,
-                                                          "device": self.device}
+        asked = {name: value for c in self.conditions for name, value in c.known.items()}
+        if self.device is not None:
+            asked |= {"current_device": current_device, "device": self.device}
+        return {**asked, "check": self.check}
 
 
 Part = str | Sequence[str]

@@ -157,6 +157,7 @@ class Route:
                 *more: Any) -> torch.Tensor:
         """A fresh result of a forward route; ``more``: what else its epilogue reads."""
         behind, start = self.epilogue, self.start
+        made = None if self.types is None else self.types[2]  # None: of the input's type
         if self.plain is not None:
             return behind.computed(x, w, b, *more)  # type: ignore[union-attr]
         if behind is not None:
@@ -166,7 +167,7 @@ class Route:
         else:
             read, names = (b.contiguous() if self.copies else b,), ("bia",)
         if start is None and self.any_size:  # the kernel may have run for other sizes
-            self.bind(x, w.dtype, self.near, "wei", *names, self.far)
+            self.bind(x, made or x.dtype, self.near, "wei", *names, self.far)
             start = self.start
         if start is not None and current_device() == self.device:
             y = start(x, w, *read)
@@ -178,7 +179,7 @@ class Route:
                 if behind is not None:
                     return behind.computed(x, w, b, *more)
                 return laid_out(aten_convolutions.aten_forward(x, w, b, self.params), self.channels_last)
-            y = x.new_empty_strided(self.shape, self.strides, dtype=self.types and self.types[2])
+            y = x.new_empty_strided(self.shape, self.strides, dtype=made)
             extra = dict(zip(names, read, strict=True)) if behind is None else behind.named(read)
             self.launch({self.near: x, "wei": w, self.far: y, **extra})
             self.bind(x, y.dtype, self.near, "wei", *names, self.far)
