@@ -17,8 +17,6 @@ Tensor = torch.Tensor
 Gradients = tuple[Tensor | None, ...]
 
 _new_class: Any = type(torch.autograd.Function)
-# Whether `is_grads_batched` made it: a view of many gradients, without memory of its own.
-is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 
 def start_backward(kind: Any, backward: Callable[..., Any]) -> None:

@@ -33,6 +33,8 @@ guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 grad_enabled = torch.is_grad_enabled
 modes = torch._C._len_torch_dispatch_stack
 function_modes = torch._C._is_torch_function_mode_enabled
+# Whether `is_grads_batched` made a gradient: a view of many, without memory of its own.
+is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 _deterministic = torch._C._get_deterministic_algorithms
 _cudnn_deterministic = torch._C._get_cudnn_deterministic
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from transconv.calls import stats
-from transconv.calls.autograd import by_torch, class_of, is_batched
+from transconv.calls.autograd import by_torch, class_of
+from transconv.calls.guard import is_batched
 from transconv.functional.calls import torch_operators
 from transconv.functional.calls.route_cache import FunctionRoute
 from transconv.functional.calls.symbolic_bind import BoundCall, Values, as_tuple

@@ -13,7 +13,8 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.calls import stats
-from transconv.calls.autograd import Gradients, class_of, forward_of, is_batched, start_backward
+from transconv.calls.autograd import Gradients, class_of, forward_of, start_backward
+from transconv.calls.guard import is_batched
 from transconv.calls.settings import settings
 from transconv.torch_ops import library
 from transconv.torch_ops.arguments import spelled_out

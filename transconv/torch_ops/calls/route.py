@@ -158,8 +158,8 @@ class Route:
         """A fresh result of a forward route; ``more``: what else its epilogue reads."""
         behind, start = self.epilogue, self.start
         made = None if self.types is None else self.types[2]  # None: of the input's type
-        if self.plain is not None:
-            return behind.computed(x, w, b, *more)  # type: ignore[union-attr]
+        if behind is not None and self.plain is not None:
+            return behind.computed(x, w, b, *more)
         if behind is not None:
             read, names = behind.reads(w, b, *more), behind.names
         elif b is None or self.adds_bias:
