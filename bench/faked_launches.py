@@ -23,7 +23,7 @@ from transconv.graph.regions import region_calls, region_compiler
 from transconv.graph.verification import eager_check
 from transconv.runtime import allocator, compiler, first_run_check
 from transconv.target import TARGETS, Target
-from transconv.torch_ops.calls import launch_stubs, lower_call, route
+from transconv.torch_ops.calls import lower_call, route
 
 Launched = list[tuple[Any, ...]]
 """Of each launch the number of programs, then addresses, descriptors and sizes."""
@@ -45,7 +45,7 @@ def as_on_gpu() -> Iterator[Launched]:
 
     replaced: list[tuple[Any, str, Any]] = [
         (lower_call, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
-        (launch_stubs, "_empty", _empty), (allocator, "quickest", lambda: _empty),
+        (route, "_empty", _empty), (allocator, "quickest", lambda: _empty),
         (first_run_check, "is_trusted", lambda *_: True),
         (sized_launcher, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
         (bound_start, "encoding", lambda meta, box: lambda address, lying: [lying]),

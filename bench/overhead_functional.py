@@ -22,11 +22,11 @@ import torch.nn.functional as F
 
 import transconv.functional as ours
 from transconv import config
+from transconv.calls.guard import current_device
 from transconv.compute import parse
 from transconv.functional.calls import compiled_launch, route_cache
 from transconv.runtime import build_compute
 from transconv.target import Target
-from transconv.torch_ops.calls.route import current_device
 
 Call = Callable[[], object]
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 import transconv
+from transconv.calls import call_cache
+from transconv.calls.guard import check_of
 from transconv.torch_ops import functional
 from transconv.torch_ops.calls import (
     autograd,
     call_attributes,
-    call_cache,
     dispatch,
-    launch_stubs,
     lower_call,
     route,
     route_cache,
@@ -37,7 +37,7 @@ def parts(device: str) -> dict[str, Call]:
         transconv.conv2d(x, leaf, padding=1)
     req = call_attributes.request("conv2d", 2, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
     found: route.Route = route_cache.forward_route(req, x, w, None, "now")
-    check = call_cache.guard(x, w)
+    check = check_of(x, w)
     assert check is not None, "this torch has no guard of tensors"
     made: dict[str, Call] = {
         "an empty `with torch.no_grad()`": _nothing,
@@ -52,7 +52,7 @@ def parts(device: str) -> dict[str, Call]:
         begin = found.compiled.starter(found.device, found.aligned)
         assert begin is not None
         made |= {
-            "an empty result": lambda: launch_stubs._empty(found.shape, found.strides, torch.float32),
+            "an empty result": lambda: route._empty(found.shape, found.strides, torch.float32),
             "a launch": lambda: begin(x, w, y),
             "a result and a launch": lambda: start(x, w),
         }

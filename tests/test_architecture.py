@@ -30,6 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("conv", "report", "standalone"),
     ("verify",),
     ("tuning",),
+    ("calls",),
     ("torch_ops",),
     ("nn", "api", "functional", "quantized", "kernel"),
     ("graph", "distributed", "kernel_trials"),
@@ -81,7 +82,7 @@ def test_layers() -> None:
 
 
 # Importing these packages would import torch: their modules are imported by their own names.
-OPEN_ROOMS = ("torch_ops", "functional", "graph", "distributed", "verify", "tuning", "cli")
+OPEN_ROOMS = ("calls", "torch_ops", "functional", "graph", "distributed", "verify", "tuning", "cli")
 
 
 def test_packages_import_what_others_export() -> None:
@@ -112,7 +113,7 @@ def test_heavy_imports() -> None:
                 assert relative(path) == "graph/symbols.py" or layer_of(path) == "simplify", relative(path)
                 assert relative(path) == "graph/symbols.py" or not early, relative(path)
             if name.split(".")[0] in ("torch", "triton") and not (
-                    layer_of(path) in ("torch_ops", "nn", "functional", "quantized", "graph",
+                    layer_of(path) in ("calls", "torch_ops", "nn", "functional", "quantized", "graph",
                                        "distributed", "kernel")
                     or relative(path) in TENSORS):
                 above = RANK[layer_of(path)] >= RANK["verify"]
@@ -180,7 +181,7 @@ def test_stages_are_named_in_one_tuple() -> None:
 FRONT_END = re.compile(r"(?<![a-z])(conv|pixels?|taps?|channels?|src|wei|dst|(?-i:mb)|fwd|bwd)"
                        r"(?![a-z])", re.IGNORECASE)  # MB is a million bytes
 NEUTRAL = ("ir", "simplify", "passes", "backend_triton", "schedule", "cost", "compute", "selection",
-           "target", "disk_cache", "runtime", "report", "tuning", "standalone", "kernel")
+           "target", "disk_cache", "runtime", "report", "tuning", "standalone", "kernel", "calls")
 
 
 @pytest.mark.parametrize("room", NEUTRAL)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from transconv import runtime
+from transconv.calls import guard
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop
 from transconv.disk_cache import Drawer, records
 from transconv.ir import f16, f32
@@ -21,7 +22,7 @@ from transconv.schedule import Schedule
 from transconv.selection import candidates
 from transconv.selection.tuning_db.record import TuningRecord
 from transconv.target import TARGETS
-from transconv.torch_ops.calls import lower_call, route_cache
+from transconv.torch_ops.calls import call_entries, lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.fused import fused_route
 
@@ -139,6 +140,64 @@ def test_requests(at: int) -> None:
     other = ("conv3d", 3, (2, 1), (1, 0), (1, 2), True, (0, 1), 2)[at]
     changed: Any = (*NUMBERS[:at], other, *NUMBERS[at + 1:])
     assert request(*NUMBERS) is request(*NUMBERS) is not request(*changed)
+
+
+# -- entries of repeated calls ----------------------------------------------------------------------
+
+
+def _entered(monkeypatch: pytest.MonkeyPatch, aligned: bool, now: dict[str, Any]) -> Callable[..., Any]:
+    """An entry of two tensors, of which the first one's address does not count. ``now``: what is asked for
+    at every call: it may change."""
+    for name in ("modes", "function_modes", "grad_enabled", "_deterministic", "_cudnn_deterministic"):
+        monkeypatch.setattr(guard, name, lambda name=name: now[name])
+    monkeypatch.setattr(guard, "current_device", lambda: now["current_device"])
+    conditions = (*(guard.Condition(c.text, {n: getattr(guard, n) for n in c.known}) for c in (
+        guard.NO_MODES, guard.NO_FUNCTION_MODES, guard.NO_GRADIENTS)),
+        guard.deterministic(True, cudnn=True))
+    found = guard.CallGuard(lambda x, w: now["check"], conditions, aligned, 1)
+    return guard.written("call(x, w)", [found.tests(["x", "w"], ["w"]), "return True"], "return False",
+                         found.known())
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_entries(aligned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now: dict[str, Any] = {"modes": 0, "function_modes": False, "grad_enabled": False, "current_device": 1,
+                           "_deterministic": False, "_cudnn_deterministic": True, "check": True}
+    other = {"modes": 1, "function_modes": True, "grad_enabled": True, "_cudnn_deterministic": False,
+             "current_device": 0, "check": False}
+    call = _entered(monkeypatch, aligned, now)
+    even, odd = torch.empty(64), torch.empty(64)[1:]
+    right, wrong = (even, odd) if aligned else (odd, even)
+    assert call(even, right) and call(odd, right) and not call(even, wrong)
+    for name, value in other.items():
+        now[name], before = value, now[name]
+        assert not call(even, right), name
+        now[name] = before
+    now |= {"_deterministic": True, "_cudnn_deterministic": False}  # either says so
+    assert call(even, right)
+    of_none = guard.CallGuard(lambda: True, (guard.deterministic(False, cudnn=False),), True, None)
+    call = guard.written("call()", [of_none.tests([]), "return True"], "return False", of_none.known())
+    assert not call()
+    now["_deterministic"] = False
+    assert call()
+
+
+def test_entries_ask_for_the_switches_that_kernels_obey() -> None:
+    """All of them where torch computes."""
+    def asked(obeyed: frozenset[str] | None, dtype: torch.dtype = torch.float32) -> set[str]:
+        route: Any = SimpleNamespace(compiled=None if obeyed is None else SimpleNamespace(obeys=obeyed))
+        flags = lower_call.Flags("ieee", True)
+        return {n for c in call_entries.switches(flags, dtype, route) for n in c.known}
+
+    bits, precision = {"_deterministic", "_cudnn_deterministic"}, {"precision"}
+    assert asked(None) == bits | precision and asked(None, torch.float16) == bits
+    assert asked(frozenset()) == set() and asked(frozenset({"deterministic"})) == bits
+    assert asked(frozenset({"precision"})) == precision
+    assert {n for c in call_entries.switches(lower_call.Flags("ieee", True), torch.float32)
+            for n in c.known} == bits | precision
+    told = [call_entries.switches(lower_call.Flags(math, det), torch.float32)
+            for math in ("ieee", "tf32") for det in (False, True)]
+    assert len({tuple(c.text for c in one) for one in told}) == 4
 
 
 # -- plans, kernels, verdicts -----------------------------------------------------------------------

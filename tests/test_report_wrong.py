@@ -13,9 +13,9 @@ import torch
 import transconv
 from tests.graph.meant import by_meaning
 from transconv.__main__ import main
+from transconv.calls import stats
 from transconv.graph import backend, report
 from transconv.graph.lowerings.table import ROWS, NodeCall
-from transconv.torch_ops import stats
 
 aten = torch.ops.aten
 TEXT = """

@@ -24,6 +24,7 @@ from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import knobs, runtime
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.miscompiles.signs import Miscompiled
+from transconv.calls import stats
 from transconv.conv import compiler, workload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -33,7 +34,6 @@ from transconv.runtime import check_records, first_run_check, steps
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
-from transconv.torch_ops import stats
 from transconv.torch_ops.calls import route_cache
 
 INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]

@@ -177,7 +177,7 @@ def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     import transconv
-    from transconv.torch_ops.settings import settings
+    from transconv.calls.settings import settings
 
     monkeypatch.setattr(settings, "cpu", "interpret")
     x, w = torch.randn(1, 16, 6, 6), torch.randn(16, 16, 3, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ import torch
 
 from transconv import ir
 from transconv.backend_triton.launch import bound_start
-from transconv.functional.calls import call_codegen
+from transconv.calls.guard import NO_DUALS, CallGuard, StartableKernel
+from transconv.functional.calls import call_entries
 from transconv.functional.calls.symbolic_int import SymbolicTrace
 from transconv.graph.regions import region_codegen
 from transconv.kernel.launch import launch_cache
 from transconv.runtime import launch_codegen
-from transconv.torch_ops.quantized import quantized_call_cache
+from transconv.torch_ops.quantized import quantized_entries
 
 COUNTS = (0, 1, 3)
+LIKE = CallGuard(lambda *x: True, (NO_DUALS,), True, None)
 
 
 def every(*of: Any) -> list[tuple[Any, ...]]:
@@ -88,11 +91,11 @@ def test_traced_functions_of_numbers(many: int) -> None:
 def test_launches(operands: int, results: int, saved: int | None) -> None:
     names = [f"x{i}" for i in range(operands)]
     made = [f"y{i}" for i in range(results)]
-    begun = call_codegen.StartableKernel(lambda *given: seen.append(len(given)), tuple(names), tuple(made),
-                          tuple(call_codegen.TensorMemory((2,), (1,), torch.float32) for _ in made))
+    begun = StartableKernel(lambda *given: seen.append(len(given)), tuple(names), tuple(made),
+                            [((2,), (1,), torch.float32)] * len(made))
     seen: list[int] = []
     kept = None if saved is None else [*names, *made][:saved]
-    run = call_codegen.launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
+    run = call_entries.launching(lambda shape, strides, kind: torch.zeros(shape), names, begun, made, kept)
 
     class Context:
         to_save: Any = None
@@ -113,9 +116,9 @@ def test_entries_of_calls(tensors: int, numbers: int, results: int, grads: bool 
     given = (torch.zeros(64), *[torch.zeros(64)] * (tensors - 2), *[None] * (tensors > 1))
     there = [t is not None for t in given]
     route = Route()
-    run = call_codegen.entry(
+    run = call_entries.entry(
         route, lambda *x: [t + 1 for t in x][:1] * results if results > 1 else x[0] + 1,
-        lambda *x: "others", lambda *x: True, there, [int] * numbers, grads, True, None,
+        lambda *x: "others", LIKE, there, [int] * numbers, grads,
         (lambda t, n, found: found[0]) if finish else None, results)
     found = run(None, given, tuple(range(numbers)))
     assert torch.equal(found, torch.ones(64)) and route.calls == 1
@@ -129,24 +132,16 @@ def test_gradients(tensors: int, launches: int) -> None:
 
     saved = [f"s{i}" for i in range(tensors)]
     begun = [
-        call_codegen.StartableKernel(
+        StartableKernel(
             lambda *given: given[-1].fill_(3.0),
             ("G",),
             (f"r{i}",),
-            (call_codegen.TensorMemory((2,), (1,), torch.float32),),
+            (((2,), (1,), torch.float32),),
         )
         for i in range(launches)
     ]
-    made = call_codegen.gradients(
-        Route(),
-        lambda shape, strides, kind: torch.zeros(shape),
-        lambda *x: True,
-        saved,
-        begun,
-        [f"r{i}" for i in range(launches)],
-        True,
-        None,
-    )
+    made = call_entries.gradients(Route(), lambda shape, strides, kind: torch.zeros(shape), LIKE, saved,
+                                  begun, [f"r{i}" for i in range(launches)])
     with torch.no_grad():
         found = made(*[torch.zeros(64)] * (tensors + 1))
     assert found is not None and [float(t.sum()) for t in found] == [6.0] * launches
@@ -160,29 +155,33 @@ def test_regions_of_no_launch(many: int) -> None:
     assert [float(t) for t in made([*given])] == [float(i) for i in range(many)]
 
 
-@pytest.mark.parametrize(("quantities", "biased", "operands", "first"), every(
-    COUNTS, (False, True), (None, 0, 2), (0, 1)))
-def test_entries_of_quantised_calls(quantities: int, biased: bool, operands: int | None,
-                                    first: int) -> None:
+@pytest.mark.parametrize(("quantities", "biased", "starts", "real"), every(
+    COUNTS, (False, True), (False, True), (False, True)))
+def test_entries_of_quantised_calls(quantities: int, biased: bool, starts: bool, real: bool,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
     """Those with some quantities that are tensors, and some that are not."""
-    if first and operands is None:
-        return
-    names = ("x",) * first
-    kinds = tuple(i % 2 == 0 for i in range(quantities))
-    told = None if operands is None else tuple(f"r{i}" for i in range(operands))
-    made = quantized_call_cache._spelled(kinds, biased, told, names, None)
-    values = [torch.zeros(64) if k else i for i, k in enumerate(kinds)]
-    words = {f"q{i}": v for i, v in enumerate(values)}
+    words = {f"q{i}": torch.zeros(64) if i % 2 == 0 else i for i in range(quantities)}
+    seen: list[Any] = []
 
-    class Route:
-        def run(self, x: Any, w: Any, b: Any, q: Any) -> str:
-            return "run"
+    def run(*given: Any) -> str:
+        seen.append(given)
+        return "run"
 
-    call = made("others", lambda *x: True, "f", 1, 0, 0, 1, 1, tuple(words), lambda: True, None, None,
-                None, True, 15, Route(), lambda *x: "run", lambda *x: None, lambda *x: x, (),
-                *[None if k else v for k, v in zip(kinds, values, strict=True)], *[None] * (operands or 0))
+    read = [*(n for n, v in words.items() if isinstance(v, torch.Tensor)), *["bias"] * biased]
+    route = SimpleNamespace(forward=run, start=run if starts else None, epilogue=SimpleNamespace(
+        picks=(*((n, None) for n in read), ("a number", 7.0))))
+    monkeypatch.setattr(quantized_entries.allocator, "quickest", lambda: lambda *memory: "made")
     x, bias = torch.zeros(64), torch.zeros(64) if biased else None
+    begun = quantized_entries.Real(x, lambda *given: seen.append(len(given))) if real else None
+    call: Any = quantized_entries.entry(LIKE, lambda *x: "others", "f", (1, 0, 0, 1, 1), x, biased,  # type: ignore[arg-type]
+                                           words, route, begun)  # type: ignore[arg-type]
     assert call("f", x, x, bias, 1, 0, 0, 1, 1, words) == "run"
+    *started, given = seen
+    assert started == [2] * real and given[0] is ("made" if real else x) and given[1] is x
+    tensors = [t for t in (*words.values(), bias) if isinstance(t, torch.Tensor)]
+    assert [*map(id, given[2:])] == [*map(id, [*tensors, given[-1]] if starts else [bias, words])]
+    assert call("f", x, x, bias, 2, 0, 0, 1, 1, words) == "others"
+    assert call("f", x, x, bias, 1, 0, 0, 1, 1, {**words, "more": 1}) == "others"
 
 
 @pytest.mark.parametrize("many", COUNTS)

@@ -74,7 +74,7 @@ _HOMES = {
     "inference": "torch_ops.conversion.inference",
     "prepare": "torch_ops.precompile.prepare",
     "stats": "torch_ops.calls.route_cache",
-    "FallbackWarning": "torch_ops.stats",
+    "FallbackWarning": "calls.stats",
     "quantize_": "torch_ops.quantization.quantize",
     "ConvProblem": "conv.problem.conv_problem",
     "Prop": "conv.problem.conv_problem",
@@ -119,7 +119,7 @@ class _Package(ModuleType):
 
     @property
     def config(self) -> Any:
-        return importlib.import_module("transconv.torch_ops.settings").settings
+        return importlib.import_module("transconv.calls.settings").settings
 
     @config.setter
     def config(self, other: object) -> None:

@@ -13,8 +13,15 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import transconv
 from transconv import functional as ours
-from transconv.functional.calls import call_cache, compiled_launch, route_cache
-from transconv.torch_ops.calls.route import current_device
+from transconv.calls.guard import current_device
+from transconv.functional.calls import compiled_launch, route_cache
+from transconv.functional.calls.call_entries import CALLS
+
+
+def entries() -> list[int]:
+    """The number of entries under each key."""
+    assert len(CALLS.entries) == len(CALLS._visits)
+    return [kept for _, _, kept in CALLS._visits.values()]
 
 
 @pytest.fixture(autouse=True)
@@ -43,15 +50,13 @@ def test_other_calls_of_the_same_key_go_the_general_way() -> None:
     x = torch.randn(4, 6)
     for _ in range(3):
         same(x, w, b)
-    known = [*call_cache._entries.values()]
-    assert [depth for depth, _ in known] == [1]
+    assert entries() == [1]
     for given in ((x.double(), w.double(), b.double()), (x, None, b), (x.T.contiguous().T, w, b),
                   (torch.randn(25)[1:].view(4, 6), w, b)):
         for _ in range(2):
             same(*given)
     same(x, w, b)
-    [(depth, _)] = call_cache._entries.values()
-    assert depth == call_cache.CHAIN  # and no more
+    assert entries() == [CALLS.chain]  # and no more
     assert not transconv.stats().fallback
     routes_before = transconv.stats(reset=True).native["layer_norm"]
     assert routes_before == 3 + 4 * 2 + 1
@@ -70,7 +75,7 @@ def test_gradients_switches_and_modes_are_seen() -> None:
     with torch.no_grad():
         for _ in range(3):
             assert not ours.softmax(x, 1).requires_grad
-    assert [depth for depth, _ in call_cache._entries.values()] == [2]
+    assert entries() == [2]
     assert transconv.stats(reset=True).native == {"softmax": 9, "softmax_gradient": 3}
     torch.testing.assert_close(torch.func.vmap(lambda t: ours.softmax(t, 0))(x), F.softmax(x, 1))
     with torch.autograd.forward_ad.dual_level():
@@ -121,7 +126,7 @@ def test_a_gradient_of_another_kind_goes_the_general_way(kind: str) -> None:
     for given in (plain, plain, g[kind], plain):
         got = torch.autograd.grad(ours.layer_norm(x, (6,), w, b), (x, b), given)
         torch.testing.assert_close(got, torch.autograd.grad(F.layer_norm(x, (6,), w, b), (x, b), given))
-    [(_, _)] = call_cache._entries.values()
+    assert len(entries()) == 1
     assert transconv.stats(reset=True).native == {"layer_norm": 4, "layer_norm_gradient": 4}
 
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 
 import transconv
+from transconv.calls import stats
 from transconv.graph import backend, report
 from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.graph.verification import eager_check
-from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -12,8 +12,8 @@ from torch import nn
 import transconv
 import transconv.graph
 from transconv import quantized
+from transconv.calls import call_cache
 from transconv.ir import DTYPES
-from transconv.torch_ops.calls import call_cache
 from transconv.torch_ops.quantization.schemes import quantised
 from transconv.torch_ops.quantized import input_quantization, quantized_route
 

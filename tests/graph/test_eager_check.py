@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import transconv
 from tests.graph.meant import by_meaning
+from transconv.calls import stats
 from transconv.functional.calls import compiled_launch
 from transconv.graph import backend, report
 from transconv.graph.fusion.index_ir import ConstantValue
@@ -24,7 +25,6 @@ from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.graph.regions import region_calls
 from transconv.graph.verification import agreement, eager_check, failing_case
 from transconv.runtime import FirstSizes
-from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
 aten = torch.ops.aten

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import functional, quantized
-from transconv.torch_ops.calls import call_cache, dynamic_guards, shape_cache
+from transconv.calls import call_cache
+from transconv.torch_ops.calls import call_entries, lower_call, shape_cache
+from transconv.torch_ops.calls.call_entries import CALLS
 
 X1, X2, X3 = (torch.randn(2, 4, *[8] * n) for n in (1, 2, 3))
 WEIGHTS = [torch.randn(4, 4, *[3] * n) for n in (1, 2, 3)]
@@ -140,12 +143,12 @@ def test_quantised_calls_of_any_number_of_quantities(name: str, words: dict[str,
 def test_entries_of_any_size_keep_no_list(padding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compare numbers by identity, so they are made for those alone that cannot change."""
     made: list[Any] = []
-    monkeypatch.setattr(call_cache, "due", lambda *_: 1)
-    monkeypatch.setattr(call_cache, "begin", lambda *given: made.append(given))
-    monkeypatch.setattr(shape_cache, "find", lambda _: shape_cache)
-    monkeypatch.setattr(dynamic_guards, "_entry", lambda *given: given)
-    monkeypatch.setattr(dynamic_guards, "only_on", lambda *_: None)
+    monkeypatch.setattr(CALLS, "due", lambda *_: 1)
+    monkeypatch.setattr(CALLS, "keep", lambda *given: made.append(given))
+    monkeypatch.setattr(shape_cache, "find", lambda _: SimpleNamespace(known={}, forward=None))
+    monkeypatch.setattr(call_entries, "only_on", lambda *_: None)
     x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3)
-    dynamic_guards.note(None, (x, w, None), (x, w, None), (1, padding, 0, 1, 1), None, None, None,  # type: ignore[arg-type]
-                       True, None)
+    given, flags = (x, w, None, None), lower_call.Flags("ieee", False)
+    call_entries.note_layer((None, None), None, given, given, (1, padding, 0, 1, 1), None, None, flags,  # type: ignore[arg-type]
+                            True, None)
     assert bool(made) is isinstance(padding, tuple)

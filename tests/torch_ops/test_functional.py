@@ -13,7 +13,8 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops.calls import call_cache, lower_call
+from transconv.calls import call_cache
+from transconv.torch_ops.calls import lower_call
 
 
 def problem(ndims: int = 2, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:

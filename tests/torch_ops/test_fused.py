@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.library import opcheck
 
 import transconv
-from transconv.torch_ops.calls import call_cache
+from transconv.calls import call_cache
 from transconv.torch_ops.fused import fused_autograd, fused_functional
 
 

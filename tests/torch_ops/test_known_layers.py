@@ -18,8 +18,9 @@ from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import call_cache, route_cache, shape_cache
+from transconv.torch_ops.calls import route_cache, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
+from transconv.torch_ops.calls.call_entries import CALLS
 
 NUMBERS = Params((1, 1), (1, 1), (1, 1), False, (0, 0), 1)
 
@@ -58,7 +59,7 @@ def made() -> list[Any]:
 
 def told(found: list[Any]) -> list[tuple[Any, ...]]:
     return [(r.direction, r.params, r.shape, r.strides, r.channels_last, r.near, r.far, r.types,
-             r.registry, r.compiled.schedule, r.reason, r.over, r.adds_bias, r.copies_bias, r.aligned,
+             r.registry, r.compiled.schedule, r.reason, r.over, r.adds_bias, r.copies, r.aligned,
              r.device) for r in found]
 
 
@@ -69,7 +70,7 @@ def numbers(found: Launched) -> Launched:
 
 def test_the_routes_are_those_of_the_general_way(launched: Launched,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_cache, "due", lambda *_: 0)  # entries keep their routes for themselves
+    monkeypatch.setattr(CALLS, "due", lambda *_: 0)  # entries keep their routes for themselves
     rng, w = random.Random(1), weight()
     sizes = [(8, 56, 56), (1, 14, 14), (1, 1, 1), (1, 1, 40), (16, 3, 2)]
     sizes += [(rng.randint(1, 16), rng.randint(1, 90), rng.randint(1, 90)) for _ in range(8)]
@@ -189,9 +190,9 @@ def test_one_entry_serves_all_sizes(launched: Launched, monkeypatch: pytest.Monk
     finally:
         torch.use_deterministic_algorithms(False)
     assert len(reached) == 1
-    assert call_cache.find(id(w)) is not None
+    assert CALLS.find(id(w)) is not None
     transconv.config.fallback = "silent"  # a setting that changes drops what was decided
-    assert call_cache.find(id(w)) is None
+    assert CALLS.find(id(w)) is None
 
 
 def test_entries_serve_all_sizes_under_autocast(launched: Launched,

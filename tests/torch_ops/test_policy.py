@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ import torch.nn.functional as F
 
 import transconv
 from transconv.errors import Unsupported
+from transconv.runtime import compiler, steps
+from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import request
 
@@ -274,3 +277,24 @@ def test_threads() -> None:
         thread.join()
     assert sorted(finished) == list(range(8))
     assert transconv.stats().total == 8 * 40 * 3
+
+
+def test_few_frames_lie_between_a_call_and_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first call is read from the public function to the compiler: each frame is one more to read."""
+    seen: list[str] = []
+
+    def lower(*given: Any, **named: Any) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_globals["__name__"].startswith("transconv."):
+                seen.append(frame.f_code.co_name)
+            frame = frame.f_back
+        raise Unsupported("test:stop", "far enough")
+
+    monkeypatch.setattr(steps, "lower", lower)
+    monkeypatch.setattr(compiler.plan_cache, "find", lambda *given: None)
+    monkeypatch.setattr(lower_call, "target_of", lambda device: TARGETS["sm_90"])
+    transconv.config.cpu = "interpret"
+    transconv.conv2d(torch.zeros(1, 8, 6, 11), torch.zeros(8, 8, 3, 3), padding=1)
+    assert transconv.stats().fallback == {"error:StageError": 1}
+    assert seen[-1] == "conv2d" and len(seen) <= 17, seen

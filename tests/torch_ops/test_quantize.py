@@ -15,15 +15,16 @@ from torch import nn
 
 import transconv
 from transconv import errors, knobs
+from transconv.calls import call_cache, guard
 from transconv.ir import DTYPES
 from transconv.runtime import Plan
-from transconv.torch_ops.calls import call_cache, launch_stubs, route
+from transconv.torch_ops.calls import route
 from transconv.torch_ops.fused import helper_kernels
 from transconv.torch_ops.quantization import int4_weights
 from transconv.torch_ops.quantization.schemes import KINDS, quantised, ranged
 from transconv.torch_ops.quantized import (
     input_quantization,
-    quantized_call_cache,
+    quantized_entries,
     quantized_functional,
     quantized_route,
 )
@@ -341,7 +342,7 @@ def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> N
         return lambda *given: plan.launch(**{n: t.view(own[n]) for n, t in zip(order, given, strict=True)})
 
     monkeypatch.setattr(Plan, "starter", started)
-    for room in (route, quantized_call_cache):
+    for room in (route, guard):
         monkeypatch.setattr(room, "current_device", lambda: None)
     takes = input_quantization.starter
     monkeypatch.setattr(
@@ -350,8 +351,8 @@ def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> N
         lambda x, *rest: begin if input_quantization._takes(x) else takes(x, *rest),
     )
     empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
-    monkeypatch.setattr(launch_stubs, "_empty", empty)
-    monkeypatch.setattr(quantized_call_cache.allocator, "quickest", lambda: empty)
+    monkeypatch.setattr(route, "_empty", empty)
+    monkeypatch.setattr(quantized_entries.allocator, "quickest", lambda: empty)
     module = transconv.nn.QuantConv2d.from_float(nn.Conv2d(4, 6, 3), 0.02, point)
     inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * call_cache.PATIENCE + 3)]
     want = copy.deepcopy(module)  # whose weight no call has seen

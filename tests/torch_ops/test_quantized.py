@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 import transconv
 from transconv import errors, knobs, quantized
+from transconv.calls import call_cache
 from transconv.runtime import Plan
-from transconv.torch_ops.calls import call_cache, dispatch, launch_stubs, route
+from transconv.torch_ops.calls import dispatch, route
 from transconv.torch_ops.quantized import quantized_route
 from transconv.torch_ops.quantized.quantized_functional import _CONV2D
 
@@ -95,6 +96,28 @@ def test_results(shapes: tuple[tuple[int, ...], tuple[int, ...]], types: tuple[t
 
 
 @interpreted
+def test_a_start_that_is_there_before_the_first_launch_makes_the_type_of_the_result(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where sizes are arguments, the kernel may have run for others: it is started, never launched."""
+    transconv.config.cpu, transconv.config.sizes = "interpret", "any"
+    monkeypatch.setattr(route, "current_device", lambda: None)
+    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+        shape, strides, dtype=dtype))
+    monkeypatch.setattr(Plan, "starter", lambda plan, device, aligned, order, *_: (
+        lambda *given: plan.launch(**dict(zip(order, given, strict=True)))))
+    monkeypatch.setattr(route.Route, "launch", lambda *_: pytest.fail("it was not started"))
+    x, w = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2)
+    try:
+        for made in (torch.float32, torch.int32):
+            got = quantized.conv1d(x, w, None, 1, 1, output_dtype=made)
+            want = expected(x, w, None, {"padding": 1}, {"output_dtype": torch.int32})
+            assert got.dtype is made and torch.equal(got, want.to(made))
+        assert transconv.stats().native == {"fwd any size": 2}
+    finally:
+        transconv.config.sizes = "exact"
+
+
+@interpreted
 def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """They start the kernel with the tensors in its order, or go the general way if they are others."""
     transconv.config.cpu = "interpret"
@@ -111,7 +134,7 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Plan, "starter", starter)
     monkeypatch.setattr(route, "current_device", lambda: None)
-    monkeypatch.setattr(launch_stubs, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype))
     x, w, b = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2), torch.randn(6)
     q: Given = {"input_scale": torch.tensor(0.1), "weight_scale": torch.rand(6) + 0.01,
@@ -233,7 +256,7 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
 ])
 def test_errors_name_the_argument(given: Given, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything runs: no kernel, and no function of torch."""
-    monkeypatch.setattr(quantized_route.QuantizedRoute, "run", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(quantized_route.Route, "forward", lambda *_: pytest.fail("something ran"))
     with pytest.raises(errors.TensorError, match=f"transconv.quantized.conv2d: .*{reason}"):
         quantized.conv2d(**{"input": X, "weight": W, **given})
 

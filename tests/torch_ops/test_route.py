@@ -12,14 +12,13 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
+from transconv.calls import call_cache, guard
 from transconv.torch_ops.calls import (
-    call_cache,
-    call_guards,
-    launch_stubs,
     lower_call,
     route,
     route_cache,
 )
+from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused import fused_autograd
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
@@ -75,7 +74,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(lower_call, "planned", lambda problem, direction, _, epilogue, aligned, *__:
                         Plan(problem, direction, aligned, epilogue))
     monkeypatch.setattr(lower_call, "proven", lambda plan, *a, **k: plan)
-    monkeypatch.setattr(launch_stubs, "_empty", lambda shape, strides, dtype: torch.empty_strided(
+    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype).fill_(float("nan")))
     monkeypatch.setattr(route, "current_device", lambda: None)
     transconv.config.cpu = "interpret"
@@ -162,7 +161,7 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, biased:
     changed = [t if t is None else change(t) if n == which or change is double else t
                for n, t in enumerate(given)]
     if changed[1] is not w:  # even under the identity of the old one
-        call_cache._forward[id(changed[1])] = call_cache._forward[id(w)]
+        CALLS.entries[id(changed[1])] = CALLS.entries[id(w)]
     leaves = [t for t in changed if t is not None]
     wanted = run(torch.nn.functional.conv2d, changed, leaves)
     for _ in range(WARM):
@@ -229,19 +228,20 @@ def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased
     """Switches are read at every repeated call: a kernel that depends on one is not started after it
     has changed."""
     asked: set[str] = set()
-    precision = call_guards.read_precision
+    precision = lower_call.read_precision
     monkeypatch.setattr(Plan, "obeys", frozenset(obeyed))
-    monkeypatch.setattr(call_guards, "_deterministic", lambda: bool(asked.add("deterministic")))
-    monkeypatch.setattr(call_guards, "read_precision", lambda *which: (
+    switch = [False]
+    monkeypatch.setattr(guard, "_deterministic", lambda: asked.add("deterministic") or switch[0])
+    monkeypatch.setattr(lower_call, "read_precision", lambda *which: (
         asked.add("precision"), precision(*which))[1])
     x, w, b = operands()
     given = (x, w, b if biased else None)
     leaves = [t for t in given if t is not None]
-    for _ in range(WARM):
+    for _ in range(2 * WARM):  # the gradients of a call that is remembered have their own entry
         asked.clear()
         right = run(transconv.conv2d, given, leaves)
     assert asked == set(obeyed)
-    monkeypatch.setattr(call_guards, "_deterministic", lambda: True)
+    switch[0] = True
     before = set(route_cache._routes)
     torch.testing.assert_close(run(transconv.conv2d, given, leaves), right)
     assert set(route_cache._routes) == before  # the general way asks torch itself, and finds the same

@@ -22,8 +22,10 @@ from tests.torch_ops.test_route import (
 )
 from tests.torch_ops.test_warm import general
 from tests.torch_ops.test_warm_fused import PARTS, given, ours, theirs
+from transconv.calls import guard
 from transconv.errors import Unsupported
-from transconv.torch_ops.calls import call_cache, call_guards, lower_call, route, route_cache
+from transconv.torch_ops.calls import lower_call, route, route_cache
+from transconv.torch_ops.calls.call_entries import CALLS
 
 __all__ = ["general", "kernels"]
 
@@ -80,7 +82,7 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained
     changed = [change(t).requires_grad_(trained) if n == which or change is double else t
                for n, t in enumerate(args)]
     if changed[1] is not args[1]:  # even under the identity of the old one
-        call_cache._forward[id(changed[1])] = call_cache._forward[id(args[1])]
+        CALLS.entries[id(changed[1])] = CALLS.entries[id(args[1])]
     right = run(theirs, changed)
     for _ in range(WARM):
         torch.testing.assert_close(run(ours, changed), right)
@@ -117,7 +119,7 @@ def convolution(x: Any, w: Any, b: Any, _: Any) -> torch.Tensor:
 def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
                                            monkeypatch: pytest.MonkeyPatch) -> None:
     current = [0]
-    for module in (route, call_guards):
+    for module in (route, guard):
         monkeypatch.setattr(module, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     args = given(parts, leaves=wanted)
@@ -138,7 +140,7 @@ def test_a_cold_call_in_a_capture_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     for _ in range(WARM):
         torch.testing.assert_close(ours(*args), theirs(*args))
     assert transconv.stats(reset=True).fallback == {"capture:cold": WARM}
-    assert not call_cache._forward and not Plan.started
+    assert not CALLS.entries and not Plan.started
     for capturing[0] in [False] * WARM + [True]:  # a warm call is captured as it is
         Plan.started.clear()
         torch.testing.assert_close(ours(*args), theirs(*args))

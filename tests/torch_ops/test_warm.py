@@ -16,7 +16,9 @@ from torch.func import grad, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.torch_ops.calls import call_cache, dispatch, route_cache
+from transconv.calls import call_cache, guard
+from transconv.torch_ops.calls import call_entries, dispatch, route_cache
+from transconv.torch_ops.calls.call_entries import CALLS
 
 KWARGS = {"stride": 2, "padding": 1}
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -221,10 +223,10 @@ def test_numbers_that_only_equal_the_remembered_ones() -> None:
 def test_an_address_that_is_another_weight_now() -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
-    entry = call_cache._forward.pop(id(w))
+    entry = CALLS.entries.pop(id(w))
     for other in (torch.randn(4, 4, 3, 3), torch.randn(5, 4, 3, 3), torch.randn(4, 4, 2, 2),
                   torch.randn(3, 3, 4, 4).permute(2, 3, 0, 1)):
-        call_cache._forward[id(other)] = entry
+        CALLS.entries[id(other)] = entry
         torch.testing.assert_close(transconv.conv2d(x, other, **KWARGS),
                                    F.conv2d(x, other, **KWARGS))
 
@@ -252,14 +254,14 @@ def test_sizes_in_turn_are_all_remembered(general: list[Any]) -> None:
 
 def test_sizes_that_never_come_back_earn_few_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
-    guard = call_cache.guard
-    monkeypatch.setattr(call_cache, "guard", lambda *t: made.append(t) or guard(*t))
+    check_of = call_entries.check_of
+    monkeypatch.setattr(call_entries, "check_of", lambda *t: made.append(t) or check_of(*t))
     _, w, _ = operands()
     for n in range(200):
         for _ in range(2):
             transconv.conv2d(torch.randn(1, 4, 5, 5 + n), w)
     assert 1 <= len(made) < 40
-    assert len(call_cache._forward) == 1
+    assert len(CALLS.entries) == 1
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +270,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = [torch.randn(4, 4, 3, 3) for _ in range(30)]
     for w in weights:
         heat(lambda w=w: transconv.conv2d(x, w))
-    assert len(call_cache._forward) <= 8
+    assert len(CALLS.entries) <= 8
     assert transconv.stats().total == 30 * (call_cache.PATIENCE + 2)
 
 
@@ -284,10 +286,10 @@ def test_nothing_keeps_a_weight_alive() -> None:
 
 
 def test_without_the_guard_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_cache, "guards", None)
+    monkeypatch.setattr(guard, "guards", None)
     x, w, b = operands(requires_grad=True)
     heat(lambda: transconv.conv2d(x, w, b).sum().backward())
-    assert not call_cache._forward
+    assert not CALLS.entries
     torch.testing.assert_close(transconv.conv2d(x, w, b), F.conv2d(x, w, b))
 
 
@@ -383,8 +385,8 @@ def test_threads_share_entries() -> None:
 def test_the_entry_leads_to_the_general_way(general: list[Any]) -> None:
     x, w, _ = operands()
     heat(lambda: transconv.conv2d(x, w, **KWARGS))
-    assert call_cache.find(id(w)) is not None
-    assert call_cache.find(id(x), dispatch.dispatch) is dispatch.dispatch
+    assert CALLS.find(id(w)) is not None
+    assert CALLS.find(id(x), dispatch.dispatch) is dispatch.dispatch
     call_cache.forget()
     general.clear()
     transconv.conv2d(x, w, **KWARGS)

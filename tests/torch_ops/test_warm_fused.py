@@ -16,7 +16,9 @@ from torch.func import grad, vmap
 
 import transconv
 from tests.torch_ops.test_warm import general, heat
-from transconv.torch_ops.calls import call_cache
+from transconv.calls import call_cache, guard
+from transconv.torch_ops.calls import call_entries
+from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 __all__ = ["general"]
@@ -224,8 +226,9 @@ def test_autocast(parts: str, leaves: str, general: list[Any],
     assert run(ours, torch.float16)[0].dtype == torch.float16
     assert ours(*args).dtype == torch.float32
     made: list[Any] = []
-    guard = call_cache.guard
-    monkeypatch.setattr(call_cache, "guard", lambda *t, **free: made.append(t) or guard(*t, **free))
+    check_of = call_entries.check_of
+    monkeypatch.setattr(call_entries, "check_of",
+                        lambda *t, **free: made.append(t) or check_of(*t, **free))
     for _ in range(40):
         run(ours)
     assert len(made) < 4  # what no entry can take leaves none
@@ -288,7 +291,7 @@ def test_one_weight_in_plain_and_fused_calls(general: list[Any]) -> None:
     for _ in range(8 * call_cache.PATIENCE):
         for call in calls:
             torch.testing.assert_close(*call())
-    assert len(call_cache._forward) == 1
+    assert len(CALLS.entries) == 1
 
 
 def test_derivatives_of_derivatives_of_warm_calls() -> None:
@@ -339,12 +342,12 @@ def test_lists_and_a_torch_without_guards_go_the_long_way(monkeypatch: pytest.Mo
     x, w, b, r = args = given("br")
     stride = [1, 1]
     heat(lambda: ours(*args, stride=stride))
-    assert not call_cache._forward
+    assert not CALLS.entries
     stride[:] = [2, 2]
     torch.testing.assert_close(ours(x, w, b, None, stride=stride), theirs(x, w, b, None, stride=2))
-    monkeypatch.setattr(call_cache, "guards", None)
+    monkeypatch.setattr(guard, "guards", None)
     heat(lambda: ours(*args))
-    assert not call_cache._forward
+    assert not CALLS.entries
     torch.testing.assert_close(ours(*args), theirs(*args))
 
 

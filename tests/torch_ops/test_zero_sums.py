@@ -12,8 +12,9 @@ from torch import nn
 
 import transconv
 from transconv import errors, knobs
+from transconv.calls import call_cache
 from transconv.conv import zero_sums
-from transconv.torch_ops.calls import call_cache, lower_call
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.quantized import quantized_route
 from transconv.torch_ops.quantized import zero_point_sums as compared
 

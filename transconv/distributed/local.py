@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from transconv.calls.settings import settings
 from transconv.distributed.halo import Window
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.quantized.quantized_gradients import weight_gradient
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 

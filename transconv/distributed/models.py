@@ -21,10 +21,10 @@ from torch.distributed.tensor import (
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
+from transconv.calls import stats
 from transconv.distributed import rules
 from transconv.distributed.modules import border_padding, rowwise, windows
 from transconv.distributed.placing import dealt, part
-from transconv.torch_ops import stats
 from transconv.torch_ops.conversion import convert, module_swap
 
 Tensor = torch.Tensor

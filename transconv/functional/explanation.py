@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from transconv.calls.settings import settings
 from transconv.errors import Unsupported
 from transconv.functional.calls import dynamic_sizes
 from transconv.functional.calls.compiled_launch import aligned, launch, question
@@ -15,7 +16,6 @@ from transconv.functional.calls.dispatch import why_torch
 from transconv.functional.calls.explain_mode import Asking, ExplainedCall
 from transconv.functional.calls.symbolic_bind import BoundText, Numbers, PublicFunction, bind
 from transconv.torch_ops.calls.lower_call import waits
-from transconv.torch_ops.settings import settings
 
 Tensors = tuple[torch.Tensor | None, ...]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from transconv.calls import stats
 from transconv.compute import library
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import MAX_OF_ALL, MIN_OF_ALL, dims
-from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
 

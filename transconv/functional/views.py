@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from transconv.calls import stats
 from transconv.compute import library
 from transconv.errors import Unsupported
 from transconv.functional.calls.dispatch import call
 from transconv.functional.calls.symbolic_bind import Made, Numbers, PublicFunction, Specs
 from transconv.functional.calls.torch_operators import declare
 from transconv.functional.reductions import dims
-from transconv.torch_ops import stats
 
 Tensor = torch.Tensor
 Ints = int | Sequence[int]

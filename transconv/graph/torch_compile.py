@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 
+from transconv.calls import stats
+from transconv.calls.settings import settings
 from transconv.errors import TransconvError
 from transconv.functional.calls.compiled_launch import SIZES
 from transconv.graph import decompositions, reporting
@@ -26,9 +28,7 @@ from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall
 from transconv.runtime import BatchCompile, begin, begin_processes, cores, is_collecting
 from transconv.target import TARGETS
-from transconv.torch_ops import stats
 from transconv.torch_ops.calls.lower_call import target_of
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 RESTS = ("inductor", "eager")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from transconv.calls.guard import means_more
 from transconv.ir import multiplied
 
 Ints = tuple[int, ...]
@@ -138,12 +139,6 @@ def resolve(input_shape: Sequence[int], weight_shape: Sequence[int],
     _check_signs(params)
     check_shapes(input_shape, weight_shape, bias_shape, params)
     return params
-
-
-def means_more(tensor: torch.Tensor) -> bool:
-    """Whether the memory of a plain tensor differs from its values: a negated view (the imaginary part of
-    a conjugate, say) holds the opposite, and torch's ZeroTensors have no memory."""
-    return tensor.is_neg() or tensor._is_zerotensor()
 
 
 def spelled_out(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
 from transconv.conv import ConvProblem, Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.autocast import autocast
 from transconv.torch_ops.calls import dynamic_sizes, lower_call
 from transconv.torch_ops.calls.dispatch import check_bias, parse
-from transconv.torch_ops.calls.route import ALIGNMENT
 from transconv.torch_ops.calls.select_impl import like
 from transconv.torch_ops.functional import (
     CONV1D,
@@ -27,7 +28,6 @@ from transconv.torch_ops.functional import (
     CONV_TRANSPOSE3D,
     Sizes,
 )
-from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection, LayerRegistry

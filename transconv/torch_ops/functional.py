@@ -1,6 +1,6 @@
 """The six public convolution functions, with the signatures of torch.nn.functional.
 
-A call that was seen before is found by its weight (calls/call_cache.py); any other is sent its way by
+A call that was seen before is found by its weight (calls/call_entries.py); any other is sent its way by
 dispatch.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from transconv.torch_ops.calls import call_cache
+from transconv.torch_ops.calls import call_entries
 from transconv.torch_ops.calls.dispatch import ConvFunction, dispatch
 
 Tensor = torch.Tensor
@@ -19,7 +19,7 @@ Sizes = Any  # int, tuple or list of ints, for padding also "same" and "valid"
 
 # Compilers see one constant here, and only the general way.
 _compiling = torch.compiler.is_dynamo_compiling
-_seen = call_cache.find
+_seen = call_entries.find
 
 CONV1D = ConvFunction("conv1d", 1, False, F.conv1d, dispatch)
 CONV2D = ConvFunction("conv2d", 2, False, F.conv2d, dispatch)

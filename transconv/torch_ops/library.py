@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import operators, shapes, stats, tensor_subclasses, transforms
+from transconv.calls import stats
+from transconv.torch_ops import operators, shapes, tensor_subclasses, transforms
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.operators import library, register_fake, register_flop_formula
 

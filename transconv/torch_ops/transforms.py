@@ -23,7 +23,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from transconv.torch_ops import stats
+from transconv.calls import stats
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]

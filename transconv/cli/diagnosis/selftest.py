@@ -80,7 +80,7 @@ def mapped(where: str) -> tuple[Any, Any]:
 @contextmanager
 def _all_ours() -> Iterator[None]:
     """Switch off the fallback to torch, and compute CPU tensors in the interpreter."""
-    from transconv.torch_ops.settings import settings
+    from transconv.calls.settings import settings
 
     before = settings.fallback, settings.cpu
     settings.fallback, settings.cpu = "error", "interpret"

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from transconv.calls.settings import settings
 from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.functional.calls.symbolic_bind import (
@@ -27,7 +28,6 @@ from transconv.functional.calls.symbolic_bind import (
     strided,
 )
 from transconv.functional.calls.symbolic_int import SymbolicTrace, Untraced
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 Tensors = Sequence[Tensor | None]

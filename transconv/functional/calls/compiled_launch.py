@@ -16,14 +16,14 @@ from typing import NamedTuple
 import torch
 
 from transconv import knobs
+from transconv.calls.guard import ALIGNMENT, current_device
+from transconv.calls.settings import settings
 from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
 from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
 from transconv.runtime import FirstSizes, Plan, PlanRequest, check_indices, first_run_check, ready
 from transconv.torch_ops.calls.lower_call import DTYPES, capturing, target_of
-from transconv.torch_ops.calls.route import ALIGNMENT, current_device
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from transconv.calls import stats
+from transconv.calls.autograd import by_torch, class_of
+from transconv.calls.guard import is_batched
 from transconv.functional.calls import torch_operators
 from transconv.functional.calls.route_cache import FunctionRoute
 from transconv.functional.calls.symbolic_bind import BoundCall, Values, as_tuple
-from transconv.torch_ops import stats
-from transconv.torch_ops.calls.autograd import by_torch, class_of, is_batched
 from transconv.torch_ops.calls.dispatch import is_plain
 
 Tensor = torch.Tensor

@@ -6,26 +6,33 @@ modes see the operator ``transconv::function``."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from transconv.calls import stats
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
 from transconv.errors import Unsupported
-from transconv.functional.calls import call_cache, call_forms, first_call_check, torch_operators
+from transconv.functional.calls import call_entries, call_forms, first_call_check, torch_operators
 from transconv.functional.calls.compiled_launch import aligned, refused
-from transconv.functional.calls.derivatives import apply, apply_in_graph, forward_in_graph
+from transconv.functional.calls.derivatives import (
+    apply,
+    apply_in_graph,
+    forward_in_graph,
+    function_of,
+)
 from transconv.functional.calls.explain_mode import Asking
 from transconv.functional.calls.route_cache import FunctionRoute, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
 from transconv.runtime import Waiting
-from transconv.torch_ops import stats, transforms
+from transconv.torch_ops import transforms
 from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
-from transconv.torch_ops.calls.route import ALIGNMENT
 from transconv.torch_ops.operators import library, register_fake
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor | None, ...]
@@ -47,7 +54,7 @@ def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None)
     if _compiling():
         return _traced(f, tensors, numbers)
     try:
-        found = None if _modes() else call_cache.find(f, tensors, numbers)
+        found = None if _modes() else call_entries.find(f, tensors, numbers)
     except (AttributeError, TypeError, RuntimeError):  # no tensor, no hash, no sizes
         found = None
     return (_general if found is None else found)(f, tensors, numbers)
@@ -86,7 +93,8 @@ def _general(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
         route = _made(f, tensors, numbers, wanted)
         route = route_cache.keep(key, route, [route])
     elif route.bound is not None and route.over is None and not casts:
-        call_cache.note(f, tensors, numbers, route, True in wanted, _general)
+        runs = partial(function_of, route) if True in wanted else partial(route.written, False)
+        call_entries.note(f, tensors, numbers, route, runs, _general)
     route.calls += 1
     if route.bound is None:
         return f.by_torch(tensors, numbers)

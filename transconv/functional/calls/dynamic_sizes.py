@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from transconv import knobs
+from transconv.calls.settings import settings
 from transconv.compute import Alone, library
 from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import (
@@ -25,7 +25,6 @@ from transconv.functional.calls.compiled_launch import (
 )
 from transconv.runtime import COMPILING, NEVER, ChosenPlan, Plan, PlanRequest, Registry
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
-from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.functional.calls.symbolic_bind import BoundText
@@ -86,9 +85,9 @@ def chosen(named: library.LibraryText, device: torch.device, aligned: bool,
     if knobs.schedule():
         raise Unsupported("sizes:refused", "TRANSCONV_SCHEDULE names a schedule, for given sizes")
     kind = _kind(named, device, aligned)
-    find = partial(kind.plans.choose, tuple(named.sizes.values()), mode)
     try:
-        found: ChosenPlan[Plan] = or_unsupported(find, kind.plans.title)
+        with or_unsupported(kind.plans.title):
+            found: ChosenPlan[Plan] = kind.plans.choose(tuple(named.sizes.values()), mode)
     except ComputeError as error:
         raise Unsupported("sizes:refused", str(error)) from error
     return found, kind.of[found.question]

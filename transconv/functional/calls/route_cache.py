@@ -8,18 +8,15 @@ from typing import Any
 
 import torch
 
+from transconv.calls import stats
+from transconv.calls.guard import ALIGNMENT, StartableKernel, check_of, current_device, means_more
+from transconv.calls.settings import settings
 from transconv.errors import Unsupported
-from transconv.functional.calls import call_codegen
-from transconv.functional.calls.call_codegen import StartableKernel
+from transconv.functional.calls import call_entries
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic
 from transconv.functional.calls.dynamic_sizes import SizedLaunchChoice, launched
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, Values
 from transconv.runtime import COMPILING, allocator
-from transconv.torch_ops import stats
-from transconv.torch_ops.arguments import means_more
-from transconv.torch_ops.calls import call_cache
-from transconv.torch_ops.calls.route import ALIGNMENT, current_device
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
@@ -105,7 +102,7 @@ class FunctionRoute:
             return None
         bound, step, found = self.bound, self.step, self.functions.get(saves)
         if found is None and bound is not None and step is not None and (begun := step.begun()):
-            found = self.functions[saves] = call_codegen.launching(
+            found = self.functions[saves] = call_entries.launching(
                 _empty, bound.operands, begun, bound.results, bound.saved if saves else None)
         return found
 
@@ -115,12 +112,12 @@ class FunctionRoute:
         these. None before the first launches, and for tensors that no guard tells from others."""
         bound, begun = self.bound, [step.begun() for step in self.gradients]
         there = [one for one in begun if one is not None]
-        check = call_cache.guard(grad, *saved) if bound is not None and len(there) == len(begun) else None
+        check = check_of(grad, *saved) if bound is not None and len(there) == len(begun) else None
         if bound is None or check is None:
             return None
         results = [f"d{n}" if on else "None" for n, on in zip(bound.operands, bound.wanted, strict=True)]
-        return call_codegen.gradients(self, _empty, check, bound.saved, there, results, self.aligned,
-                                 self.only_on)
+        return call_entries.gradients(self, _empty, call_entries.guard_of(self, check, back=True),
+                                      bound.saved, there, results)
 
     def forward(self, given: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Values]:
         """The results of the operands, and all values by name."""

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from transconv.calls import stats
 from transconv.compute import execute, one_line
 from transconv.errors import TensorError, Unsupported
 from transconv.functional.calls.compiled_launch import (
@@ -28,7 +29,6 @@ from transconv.functional.calls.compiled_launch import (
     refused,
 )
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, PublicFunction, Values
-from transconv.torch_ops import stats
 from transconv.torch_ops.operators import library, register_fake
 
 Tensor = torch.Tensor

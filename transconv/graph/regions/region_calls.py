@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
+from transconv.calls import stats
+from transconv.calls.guard import current_device
+from transconv.calls.settings import settings
 from transconv.conv import Surrounded
 from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import (
@@ -39,10 +42,7 @@ from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
 from transconv.runtime import PlanRequest, quickest
-from transconv.torch_ops import stats
-from transconv.torch_ops.calls.route import current_device
 from transconv.torch_ops.calls.select_impl import PASSING
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 NOT_OVER: dict[int, int] = {}

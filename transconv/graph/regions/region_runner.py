@@ -12,6 +12,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from transconv.calls import stats
+from transconv.calls.settings import settings
 from transconv.errors import TransconvError, Unsupported
 from transconv.graph import reporting
 from transconv.graph.fusion.fusion_cost import Price
@@ -25,10 +27,8 @@ from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Batch, PlanRequest, collect, is_collecting
 from transconv.target import Target
-from transconv.torch_ops import stats
 from transconv.torch_ops.calls.select_impl import PASSING
 from transconv.torch_ops.conversion.convert import aten
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 Row = reporting.KernelRow | reporting.TorchRow

@@ -25,6 +25,7 @@ import torch
 from torch import fx
 
 from transconv import knobs
+from transconv.calls import stats
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.graph.fusion.index_ir import Piece
@@ -35,7 +36,6 @@ from transconv.graph.verification import failing_case
 from transconv.graph.verification.agreement import difference, room
 from transconv.graph.verification.fx_reference import Reference, Unknown, Values, bytes_of, origin
 from transconv.runtime import FirstSizes, is_collecting
-from transconv.torch_ops import stats
 from transconv.torch_ops.calls.lower_call import capturing
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from transconv import knobs
+from transconv.calls.settings import settings
 from transconv.compute import parse
 from transconv.errors import TransconvError
 from transconv.graph.backend_calls import found
@@ -28,7 +29,6 @@ from transconv.graph.torch_compile import backend
 from transconv.graph.verification.agreement import TIMES, near
 from transconv.runtime import build_compute
 from transconv.torch_ops.calls.lower_call import target_of
-from transconv.torch_ops.settings import settings
 from transconv.version import __version__
 
 Tensor = torch.Tensor

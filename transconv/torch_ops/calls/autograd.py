@@ -6,31 +6,25 @@ pass that is itself differentiated, compiled or traced uses the operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from transconv.torch_ops import library, stats
+from transconv.calls import stats
+from transconv.calls.autograd import Gradients, class_of, forward_of, start_backward
+from transconv.calls.guard import is_batched
+from transconv.calls.settings import settings
+from transconv.torch_ops import library
 from transconv.torch_ops.arguments import spelled_out
-from transconv.torch_ops.calls import call_cache, route_cache
-from transconv.torch_ops.calls.route import Route, Run
+from transconv.torch_ops.calls import call_entries, route_cache
+from transconv.torch_ops.calls.route import Route
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
-_new_class: Any = type(torch.autograd.Function)
 _compiling = torch.compiler.is_dynamo_compiling
-# Whether `is_grads_batched` made it: a view of many gradients, without memory of its own.
-is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-
-
-def _started(kind: Any, backward: Callable[..., Any]) -> None:
-    """Have the nodes of an autograd function start its backward pass; their own `apply` would look for it,
-    in two more calls."""
-    kind._backward_cls.apply = backward
 
 
 class ConvolutionFunction(torch.autograd.Function):
@@ -44,7 +38,7 @@ class ConvolutionFunction(torch.autograd.Function):
         return route.forward(input, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
         input, weight = ctx.saved_tensors
         wanted, route = ctx.needs_input_grad[:3], ctx.route
         entry = None if _compiling() else route.gradients.get(wanted)
@@ -65,7 +59,7 @@ class CastConvolutionFunction(torch.autograd.Function):
         return route.forward(input, cast, cast_bias)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
         input, cast, weight = ctx.saved_tensors
         wanted, route = ctx.needs_input_grad[:3], ctx.route
         entry = None if _compiling() else route.gradients.get(wanted)
@@ -80,14 +74,14 @@ def _history(cast: Tensor, weight: Tensor) -> Tensor:
 
 
 for _kind in (ConvolutionFunction, CastConvolutionFunction):
-    _started(_kind, _kind.backward)
+    start_backward(_kind, _kind.backward)
 # Function.apply also looks for functorch transforms; the callers here have checked that.
 apply: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunction).apply
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
 def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
-              mask: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
+              mask: tuple[bool, ...]) -> Gradients:
     """Gradients of input, weight and bias the general way; None where ``mask`` is False. Recorded as
     the ``wanted`` of the route."""
     params = route.params
@@ -102,53 +96,36 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
         return aten_convolutions.aten_backward(grad, input, weight, params, mask, dual=True)
     grad = spelled_out(grad)
     made, flags, aligned = route_cache.backward_routes(params, grad, input, weight, mask, settings.mode)
-    call_cache.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
+    call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
 
 
-def function_of(route: Route, biased: bool, cast: torch.dtype | None = None) -> Callable[..., Tensor]:
-    """``apply(input, weight)`` or ``apply(input, weight, bias)`` of an autograd function for
-    one route, and the device that ``route.start`` is for: each further argument, and each object in
-    the context, costs a tenth of a microsecond and more per call. With ``cast`` it casts weight and
-    bias to this type, as CastConvolutionFunction has them cast."""
-    made = route.functions.get((cast, True))
+def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
+                through: Callable[..., Tensor] | None = None, bound: bool = True) -> Callable[..., Tensor]:
+    """``apply`` of an autograd function for one route, of the tensors that it takes in their order: input,
+    weight, a bias if ``biased``, and a residual where its epilogue reads one. With ``cast`` it casts
+    weight and bias to this type, as CastConvolutionFunction has them cast. ``through``: the gradient of
+    the sums from that of the result, and from the result, which is then saved; ``bound``: for the device
+    that ``route.start`` is for."""
+    made = route.functions.get((cast, bound))
     if made is None:
-        forward = _casting(route.of_given(), biased, cast) if cast else _plain(route.bound(), biased)
-        made = route.functions[cast, True] = class_of(forward, _backward(route, biased),
-                                                      "ConvolutionFunction")
+        behind = route.epilogue
+        keeps = behind is not None and bool(behind.activation)
+        operands = ["x", "w", *["b"] * biased, *["r"] * (behind is not None and "res" in behind.names)]
+        run = route.bound() if bound and cast is None else route.of_given()
+        forward = (forward_of(run, operands, ("x", "w", *["made"] * keeps)) if cast is None else
+                   forward_of(run, operands, ("x", "cast_w", "w"), ("w", *["b"] * biased), cast))
+        name = "ConvolutionFunction" if behind is None else "FusedFunction"
+        backward = (_backward(route, biased) if through is None else
+                    _backward_through(route, biased, through))
+        made = route.functions[cast, bound] = class_of(forward, backward, name)
     return made
 
 
-def _plain(run: Run, biased: bool) -> Callable[..., Tensor]:
-    def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-        ctx.to_save = (input, weight)  # as save_for_backward does
-        return run(input, weight)
-
-    def forward_biased(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.to_save = (input, weight)
-        return run(input, weight, bias)
-
-    return forward_biased if biased else forward_unbiased
-
-
-def _casting(run: Run, biased: bool, dtype: torch.dtype) -> Callable[..., Tensor]:
-    def forward_unbiased(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
-        cast = weight.to(dtype)
-        ctx.to_save = (input, cast, weight)
-        return run(input, cast)
-
-    def forward_biased(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        cast = weight.to(dtype)
-        ctx.to_save = (input, cast, weight)
-        return run(input, cast, bias.to(dtype))
-
-    return forward_biased if biased else forward_unbiased
-
-
-def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, ...]]:
+def _backward(route: Route, biased: bool) -> Callable[..., Gradients]:
     known = route.gradients
 
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
         saved = ctx.saved_tensors  # input, the weight as it was used, and the weight before its cast
         wanted = ctx.needs_input_grad
         if not _compiling():
@@ -165,31 +142,21 @@ def _backward(route: Route, biased: bool) -> Callable[..., tuple[Tensor | None, 
     return backward
 
 
-def class_of(forward: Callable[..., Any], backward: Callable[..., tuple[Tensor | None, ...]],
-             name: str) -> Callable[..., Any]:
-    """``apply`` of an autograd function made of these two."""
-    # autograd looks these up by name along the class hierarchy at every call: the nearest is cheapest.
-    own = {"forward": staticmethod(forward), "backward": staticmethod(backward),
-           "setup_context": staticmethod(torch.autograd.Function.setup_context),
-           "clear_saved_tensors_on_access": False, "boxed_grads_call": False}
-    made: Any = _new_class(name, (torch.autograd.Function,), own)
-    _started(made, backward)
-    apply: Callable[..., Any] = super(torch.autograd.Function, made).apply
-    return apply
+def _backward_through(route: Route, biased: bool,
+                      through: Callable[..., Tensor]) -> Callable[..., Gradients]:
+    known = route.gradients
 
+    def backward(ctx: Any, grad: Tensor) -> Gradients:
+        input, weight, *kept = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        mask = (wanted[0], wanted[1], biased and wanted[2])
+        of_sums = through(grad, *kept)
+        entry = None if _compiling() else known.get(mask)
+        found = None if entry is None else entry(of_sums, input, weight)
+        if found is None:
+            found = ((None, None, None) if not any(mask) else
+                     gradients(route, mask, of_sums, input, weight, mask))
+        # What is returned beyond the arguments has to be None.
+        return *found[:2 + biased], of_sums if wanted[-1] and len(wanted) == 3 + biased else None
 
-def by_torch(function: Callable[..., Tensor], given: Sequence[Tensor], wanted: Sequence[bool],
-             grad: Tensor, differentiable: bool) -> list[Tensor | None]:
-    """The gradients of the ``wanted`` operands of a function, in torch's operations; None for the others.
-    If ``differentiable``, they depend on the operands as these were saved, with their history.
-
-    The function sees each operand as a tensor of its own. Of two operands one may be made of the other, as
-    in matmul(x, x.T): among saved tensors, the gradient of x would have the share that x.T has, which
-    autograd's engine adds later."""
-    with torch.enable_grad():
-        own = [t if not on else t.view_as(t) if differentiable and t.requires_grad else
-               t.detach().requires_grad_() for t, on in zip(given, wanted, strict=True)]
-        of = [t for t, on in zip(own, wanted, strict=True) if on]
-        found = iter(torch.autograd.grad(function(*own), of, grad, create_graph=differentiable,
-                                         allow_unused=True))
-    return [next(found) if on else None for on in wanted]
+    return backward

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -71,20 +70,13 @@ class BackwardRoutes:
         dx, dw = (None if t is None else laid_out(t, self.channels_last) for t in found[:2])
         return dx, dw, found[2]
 
-    def bound(self) -> Callable[..., tuple[torch.Tensor | None, ...]]:
-        """``run`` with nothing left to decide, where every kernel has its start function: on the
-        device of these as the current one."""
-        starts = [None if r is None else r.start for r in (self.data, self.weight)]
-        data, weight = starts
-        waiting = starts.count(None) > (self.data, self.weight).count(None)
-        if self.aten or waiting or not any(starts):
-            return self.run
-        dims = self.bias_dims
-
-        def run(grad: torch.Tensor, x: torch.Tensor,
-                w: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-            return (None if data is None else data(w, grad),
-                    None if weight is None else weight(x, grad),
-                    None if dims is None else grad.sum(dims))
-
-        return run
+    def bound(self) -> tuple[str, dict[str, Any]]:
+        """The line of an entry that runs them, and what it mentions: on the device of these as the current
+        one, without ``run`` where every kernel has its start function."""
+        there = [r for r in (self.data, self.weight) if r is not None]
+        if self.aten or not there or any(r.start is None for r in there):
+            return "return run(grad, x, w)", {"run": self.run}
+        made = ("data(w, grad)" if self.data else "None", "weight(x, grad)" if self.weight else "None",
+                f"grad.sum({self.bias_dims})" if self.bias_dims is not None else "None")
+        return f"return {', '.join(made)}", {"data": self.data and self.data.start,
+                                             "weight": self.weight and self.weight.start}

@@ -17,14 +17,16 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from transconv.torch_ops import arguments, library, stats, tensor_subclasses
+from transconv.calls import stats
+from transconv.calls.guard import means_more
+from transconv.calls.settings import settings
+from transconv.torch_ops import arguments, library, tensor_subclasses
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
-from transconv.torch_ops.calls import autograd, call_cache, dynamic_guards, lower_call, route_cache
+from transconv.torch_ops.calls import autograd, call_entries, lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.precompile import precompile_backward, speculative_compile
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 
@@ -76,7 +78,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
     if not (is_plain(input) and is_plain(weight) and (bias is None or is_plain(bias))):
         return _unusual(f, input, weight, bias, *rest)
     if (input.is_neg() or weight.is_neg() or input._is_zerotensor()
-            or weight._is_zerotensor() or (bias is not None and arguments.means_more(bias))):
+            or weight._is_zerotensor() or (bias is not None and means_more(bias))):
         input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
         bias = None if bias is None else arguments.spelled_out(bias)
     given, cast = (input, weight, bias, None), None
@@ -103,12 +105,13 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         speculative_compile.layers(given[1], input, weight, flags, settings.mode)
         route, layer = route_cache.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None:
-            dynamic_guards.note(f, given, (input, weight, bias), rest, route, layer, flags, aligned, cast)
+            call_entries.note_layer((autograd.apply, autograd.apply_cast), f, given,
+                                    (input, weight, bias, None), rest, route, layer, flags, aligned, cast)
     else:
         if not route.trains:
             precompile_backward.trained(route, input, weight, flags, aligned, settings.mode)
-        call_cache.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
-                  aligned, cast)
+        call_entries.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
+                          aligned, cast)
     if (route.over is not None and route.compiled is None and settings.sizes == "exact"
             and input.device.type not in aten_convolutions.replaced):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there

@@ -62,8 +62,8 @@ def chosen(
     if isinstance(found, str):
         raise Unsupported("sizes:refused", found)
     src = far[0] if params.transposed else near[0]
-    registry, sizes = found, (src[0], *src[2:])
-    return lower_call.or_unsupported(lambda: registry.choose(sizes, mode), registry.title), found
+    with lower_call.or_unsupported(found.title):
+        return found.choose((src[0], *src[2:]), mode), found
 
 
 def complete(questions: Container[PlanRequest]) -> None:

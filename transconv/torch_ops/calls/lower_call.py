@@ -8,26 +8,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 
+from transconv.calls.settings import settings
 from transconv.conv import ConvProblem, Prop, TensorSpec
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection
     from transconv.runtime import PlanRequest
     from transconv.target import Target
 
-Made = TypeVar("Made")
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
 Types = torch.dtype | tuple[torch.dtype, torch.dtype, torch.dtype]  # of input, weight and result
 
@@ -167,7 +166,7 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
     global _many_devices
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
 
-    def plan() -> CompiledDirection:
+    with or_unsupported(f"{problem} {prop}"):
         from transconv.conv import Epilogue, compiler
 
         bia = None if bias is None else DTYPES[bias]
@@ -175,8 +174,6 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
         added = Epilogue.parse(epilogue, None if bia is result else bia)
         return compiler.plan(problem, prop, target_of(device), epilogue=added, aligned=aligned,
                              deterministic=deterministic, mode=mode)
-
-    return or_unsupported(plan, f"{problem} {prop}")
 
 
 def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torch.Tensor],
@@ -188,12 +185,9 @@ def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torc
     if first_run_check.is_trusted(compiled, aligned):
         return compiled
 
-    def check() -> CompiledDirection:
-        tensors = {name: t.detach() for name, t in operands.items()}
-        with _on(next(iter(tensors.values())).device):
-            return first_run_check.run(compiled, {**tensors, compiled.prop.result: result()})
-
-    return or_unsupported(check, compiled.workload.title)
+    tensors = {name: t.detach() for name, t in operands.items()}
+    with or_unsupported(compiled.workload.title), _on(next(iter(tensors.values())).device):
+        return first_run_check.run(compiled, {**tensors, compiled.prop.result: result()})
 
 
 def first_result(question: PlanRequest, device: torch.device) -> None:
@@ -221,11 +215,13 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def or_unsupported(make: Callable[[], Made], title: str) -> Made:
-    """Build or check a kernel; any error becomes Unsupported. ``title``: its purpose, for the log."""
+@contextmanager
+def or_unsupported(title: str) -> Iterator[None]:
+    """Within ``with`` a kernel is built or checked; any error becomes Unsupported. ``title``: its purpose,
+    for the log."""
     start = time.perf_counter()
     try:
-        return make()
+        yield
     except Unsupported:
         raise
     except (ScheduleError, ProblemError) as error:

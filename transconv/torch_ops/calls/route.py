@@ -6,23 +6,25 @@ function is bound to it, so that a call makes the result and starts the kernel, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from transconv.calls import stats
+from transconv.calls.guard import current_device as current_device
+from transconv.calls.guard import start_of
 from transconv.conv import Prop
-from transconv.torch_ops import shapes, stats
+from transconv.runtime import allocator
+from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.launch_stubs import STARTS, more
 from transconv.torch_ops.conversion import aten_convolutions, prepacked_weights
 from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection, LayerRegistry
 
-ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
 Begin = Callable[[Ints], Callable[..., None]]  # from sizes to what starts a plan for them
 # Of the result's gradient, input and weight; None where they are of another kind.
@@ -38,7 +40,32 @@ def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
 
 
 _new = object.__new__
-current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_empty = allocator.quickest()
+
+
+class RouteEpilogue(NamedTuple):
+    """What follows the sums of a route, behind a bias or with it.
+
+    ``words``: as a kernel's epilogue is written; ``names``: those of its operands in the plan; ``reads``,
+    of a call's weight and what follows it: these operands, as the kernel reads them; ``computed``: what
+    torch computes, of the whole call; ``shapes``: in which a launch by names sees the operands;
+    ``biased``: whether there is a bias among the tensors; ``picks``: for entries, the argument or else the
+    number of each operand, None where operands are copied in every call."""
+
+    words: str
+    names: tuple[str, ...]
+    reads: Callable[..., Sequence[torch.Tensor]]
+    computed: Callable[..., torch.Tensor]
+    shapes: Sequence[Ints] = ()
+    activation: str = ""
+    biased: bool = True
+    picks: tuple[tuple[str, torch.Tensor | None], ...] | None = None
+
+    def named(self, read: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The operands by the kernel's names, in its shapes."""
+        if self.shapes:
+            read = [t.view(shape) for t, shape in zip(read, self.shapes, strict=True)]
+        return dict(zip(self.names, read, strict=True))
 
 
 class Route:
@@ -50,9 +77,10 @@ class Route:
         "calls",
         "channels_last",
         "compiled",
-        "copies_bias",
+        "copies",
         "device",
         "direction",
+        "epilogue",
         "far",
         "functions",
         "gradients",
@@ -60,6 +88,7 @@ class Route:
         "near",
         "over",
         "params",
+        "plain",
         "reason",
         "registry",
         "shape",
@@ -70,7 +99,11 @@ class Route:
         "whole",
     )
 
-    def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool) -> None:
+    def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool,
+                 epilogue: RouteEpilogue | None = None) -> None:
+        self.epilogue = epilogue  # None: a bias, if one is given
+        # The route of the sums alone, where torch computes what follows them.
+        self.plain: Route | None = None
         self.direction = direction
         self.params = params
         self.shape = shape
@@ -89,7 +122,7 @@ class Route:
         self.over: Callable[[], bool] | None = None
         self.trains = False  # a call asked for gradients, which were then compiled ahead
         self.adds_bias = False  # after the kernel, because its epilogue cannot
-        self.copies_bias = False
+        self.copies = False  # operands of the epilogue, which the kernel reads in another order
         self.aligned = False
         self.device = -1
         # From the given tensors to the result with nothing left to decide, on `device` as the
@@ -97,7 +130,7 @@ class Route:
         self.start: Run | None = None
         # Its autograd functions, by the type they cast to and whether they are for `start`.
         self.functions: dict[tuple[torch.dtype | None, bool], Run] = {}
-        # Entries of the gradients that were seen, by the wanted ones: see calls/call_cache.py.
+        # Entries of the gradients that were seen, by the wanted ones: see calls/call_entries.py.
         self.gradients: dict[tuple[bool, ...], Gradients] = {}
         # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
         self.calls = 0
@@ -117,37 +150,41 @@ class Route:
         calls, self.calls = self.calls, 0
         if calls:
             stats.add(not self.reason, self.does, calls)
+        if self.plain is not None:
+            self.plain.count()
 
-    def forward(self, x: torch.Tensor, w: torch.Tensor,
-                b: torch.Tensor | None = None) -> torch.Tensor:
-        """Run a forward route: a fresh result."""
-        start = self.start
-        if start is None and self.any_size and (b is None or not (self.adds_bias or self.copies_bias)):
-            # The kernel may have run for other sizes.
-            self.bind(x, w.dtype, self.near, "wei", *["bia"] * (b is not None), self.far)
+    def forward(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None,
+                *more: Any) -> torch.Tensor:
+        """A fresh result of a forward route; ``more``: what else its epilogue reads."""
+        behind, start = self.epilogue, self.start
+        made = None if self.types is None else self.types[2]  # None: of the input's type
+        if behind is not None and self.plain is not None:
+            return behind.computed(x, w, b, *more)
+        if behind is not None:
+            read, names = behind.reads(w, b, *more), behind.names
+        elif b is None or self.adds_bias:
+            read, names = (), ()
+        else:
+            read, names = (b.contiguous() if self.copies else b,), ("bia",)
+        if start is None and self.any_size:  # the kernel may have run for other sizes
+            self.bind(x, made or x.dtype, self.near, "wei", *names, self.far)
             start = self.start
         if start is not None and current_device() == self.device:
-            return start(x, w) if b is None else start(x, w, b)
-        if self.whole:
+            y = start(x, w, *read)
+        elif self.whole:
             return integer_conv.convolved(x, w, b, self.params)
-        self.calls += 1
-        if self.compiled is None:
-            y = aten_convolutions.aten_forward(x, w, b, self.params)
-            return laid_out(y, self.channels_last)
-        y = x.new_empty_strided(self.shape, self.strides)
-        tensors = {self.near: x, "wei": w, self.far: y}
-        if b is None:
-            self.launch(tensors)
-            self.bind(x, w.dtype, self.near, "wei", self.far)
-        elif self.adds_bias:
-            self.launch(tensors)
-            y += b.view(-1, *[1] * (x.dim() - 2))
         else:
-            if self.copies_bias:
-                b = b.contiguous()
-            self.launch({**tensors, "bia": b})
-            if not self.copies_bias:
-                self.bind(x, w.dtype, self.near, "wei", "bia", self.far)
+            self.calls += 1
+            if self.compiled is None:
+                if behind is not None:
+                    return behind.computed(x, w, b, *more)
+                return laid_out(aten_convolutions.aten_forward(x, w, b, self.params), self.channels_last)
+            y = x.new_empty_strided(self.shape, self.strides, dtype=made)
+            extra = dict(zip(names, read, strict=True)) if behind is None else behind.named(read)
+            self.launch({self.near: x, "wei": w, self.far: y, **extra})
+            self.bind(x, y.dtype, self.near, "wei", *names, self.far)
+        if self.adds_bias and b is not None:
+            y += b.view(-1, *[1] * (x.dim() - 2))
         return y
 
     def launch(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -163,17 +200,22 @@ class Route:
 
     def lay_out(self, w: torch.Tensor) -> None:
         """Make the copies of a frozen weight, where the plan begins with such copies."""
-        if self.halves is not None:
-            prepacked_weights.lay_out(self.halves, w)
+        halves = (self if self.plain is None else self.plain).halves
+        if halves is not None:
+            prepacked_weights.lay_out(halves, w)
 
     def of_given(self) -> Run:
         """``forward`` as a function of the given tensors alone."""
-        return self.forward
+        return self.forward if self.epilogue is None or self.epilogue.biased else self._unbiased
+
+    def _unbiased(self, x: torch.Tensor, w: torch.Tensor, *more: torch.Tensor) -> torch.Tensor:
+        return self.forward(x, w, None, *more)
 
     def bound(self) -> Run:
-        """The same without further checks, where the kernel has its start function: for the device
-        of `start`."""
-        return self.start or self.of_given()
+        """The same without further checks, where the kernel has its start function and reads the tensors
+        as they are: for the device of `start`."""
+        start = None if self.copies or self.adds_bias else self.start
+        return start or self.of_given()
 
     def gradient(self, like: torch.Tensor, near: torch.Tensor | None, w: torch.Tensor | None,
                  far: torch.Tensor) -> torch.Tensor:
@@ -211,7 +253,7 @@ class Route:
     def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:
         self.device = device
         self.functions.clear()
-        self.start = STARTS.get(count, more)(self, self.shape, self.strides, begin, dtype)
+        self.start = start_of(count - 1)(self, self.shape, self.strides, begin, dtype, _empty)
 
     def resized(self, shape: Ints, strides: Ints, compiled: CompiledDirection, begin: Callable[..., None],
                 device: int, count: int, dtype: torch.dtype) -> Route:
@@ -222,8 +264,17 @@ class Route:
         made.shape, made.strides, made.near, made.far = shape, strides, self.near, self.far
         made.types, made.aligned, made.registry = self.types, self.aligned, self.registry
         made.compiled, made.device, made.halves, made.reason = compiled, device, None, ""
-        made.whole = made.trains = made.adds_bias = made.copies_bias = False
-        made.over = None
+        made.whole = made.trains = made.adds_bias = made.copies = False
+        made.over = made.epilogue = made.plain = None
         made.functions, made.gradients, made.calls = {}, self.gradients, 0
-        made.start = STARTS.get(count, more)(self, shape, strides, begin, dtype)
+        made.start = start_of(count - 1)(self, shape, strides, begin, dtype, _empty)
         return made
+
+
+class RouteMatch(NamedTuple):
+    """The route of a call, whether it was known before, and what of its key is not in the tensors."""
+
+    route: Route
+    known: bool
+    flags: lower_call.Flags
+    aligned: bool

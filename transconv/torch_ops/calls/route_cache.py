@@ -3,7 +3,7 @@
 A key holds shapes, strides, dtypes, devices, the numbers of the convolution, pointer alignment and
 torch's numeric switches. Its value is a Route, made once by the checks, the compiler and the
 fallback policy (calls/select_impl.py), and run with nothing more to decide. Calls that come back with the
-same weight are found faster still (calls/call_cache.py).
+same weight are found faster still (calls/call_entries.py).
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 
+from transconv.calls import call_cache, stats
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
 from transconv.runtime import expect
-from transconv.torch_ops import stats
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import call_cache, dynamic_sizes, lower_call, shape_cache
+from transconv.torch_ops.calls import dynamic_sizes, lower_call, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import ALIGNMENT, Route
+from transconv.torch_ops.calls.route import Route
 from transconv.torch_ops.calls.select_impl import PASSING, make_backward, make_forward
-from transconv.torch_ops.settings import settings
 
 LIMIT = 4096  # routes kept; beyond it the oldest quarter goes
 

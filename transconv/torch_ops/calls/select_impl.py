@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from transconv.calls import stats
+from transconv.calls.settings import settings
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting
-from transconv.torch_ops import arguments, shapes, stats
+from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import dynamic_sizes, lower_call
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.route import Route
 from transconv.torch_ops.precompile import first_check, precompile_backward
 from transconv.torch_ops.quantized import integer_conv
-from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.conv import CompiledDirection
@@ -166,7 +167,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
     if why:
         settle(route, why)
         return route
-    route.copies_bias = b is not None and not b.is_contiguous()
+    route.copies = b is not None and not b.is_contiguous()
     try:
         if b is not None:
             try:

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from transconv.calls import call_cache
 from transconv.ir import function_of
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
-from transconv.torch_ops.calls import call_cache, lower_call
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.dynamic_sizes import LIMIT, order_of
@@ -174,7 +175,7 @@ find = _layers.get
 
 def note_forward(key: Hashable, route: Route, x: torch.Tensor, biased: bool) -> None:
     """Keep the layer of a route that the general way made."""
-    if key is not None and _serves(route) and not (route.adds_bias or route.copies_bias):
+    if key is not None and _serves(route) and not (route.adds_bias or route.copies):
         data = _Direction(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
         _keep(key, LayerEntry(x, data), route)
 

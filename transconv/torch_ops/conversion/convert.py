@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 
-from transconv.torch_ops import stats, tensor_subclasses
+from transconv.calls import stats
+from transconv.calls.settings import settings
+from transconv.torch_ops import tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.conversion import aten_convolutions, module_swap
 from transconv.torch_ops.precompile import precompile_backward, speculative_compile
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 

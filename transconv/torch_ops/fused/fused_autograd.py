@@ -14,12 +14,9 @@ import torch
 from transconv.compute import table
 from transconv.torch_ops import library, operators, transforms
 from transconv.torch_ops.calls import autograd
-from transconv.torch_ops.calls.route import Run
-from transconv.torch_ops.fused.fused_route import FusedRoute
+from transconv.torch_ops.calls.route import Route
 
 Tensor = torch.Tensor
-
-_compiling = torch.compiler.is_dynamo_compiling
 
 # grad of the activation's input from the result's gradient g and, where there is one, its result y:
 # one kernel of torch's.
@@ -102,43 +99,9 @@ for _key in ("CPU", "CUDA"):
 # -- eager calls -----------------------------------------------------------------------------------
 
 
-def function_of(route: FusedRoute, bound: bool) -> Callable[..., Tensor]:
+def function_of(route: Route, bound: bool) -> Callable[..., Tensor]:
     """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
-    made = route.functions.get((None, bound))
-    if made is None:
-        forward = _forward(route.bound() if bound else route.of_given(), route.activation)
-        made = route.functions[None, bound] = autograd.class_of(forward, _backward(route), "FusedFunction")
-    return made
-
-
-def _forward(run: Run, activation: str) -> Callable[..., Tensor]:
-    def forward(ctx: Any, input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
-        ctx.to_save = (input, weight)
-        return run(input, weight, *extra)
-
-    def forward_kept(ctx: Any, input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
-        made = run(input, weight, *extra)
-        ctx.to_save = (input, weight, made)
-        return made
-
-    return forward_kept if activation else forward
-
-
-def _backward(route: FusedRoute) -> Callable[..., tuple[Tensor | None, ...]]:
-    from_result, biased = GRAD_FROM_RESULT[route.activation], route.biased
-    known = route.gradients
-
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, *kept = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        mask = (wanted[0], wanted[1], biased and wanted[2])
-        through = from_result(grad, *kept)
-        entry = None if _compiling() else known.get(mask)
-        found = None if entry is None else entry(through, input, weight)
-        if found is None:
-            found = ((None, None, None) if not any(mask) else
-                     autograd.gradients(route, mask, through, input, weight, mask))
-        # What is returned beyond the arguments has to be None.
-        return *found[:2 + biased], through if wanted[-1] and len(wanted) == 3 + biased else None
-
-    return backward
+    behind = route.epilogue
+    assert behind is not None
+    return autograd.function_of(route, behind.biased, through=GRAD_FROM_RESULT[behind.activation],
+                                bound=bound)

@@ -4,7 +4,7 @@
 
 One kernel where the compiler has it as an epilogue, in training too if the activation's gradient can be
 computed from the result alone (relu and its kind); others are composed of the unfused calls when
-gradients are asked for. A call that was seen before is found by its weight (calls/call_cache.py).
+gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
+from transconv.calls.settings import settings
 from transconv.compute import table
 from transconv.torch_ops import arguments, functional, library, shapes
 from transconv.torch_ops.autocast import (
@@ -27,19 +28,19 @@ from transconv.torch_ops.autocast import (
     cast_like,
     traced_autocast,
 )
-from transconv.torch_ops.calls import call_cache, dispatch
+from transconv.torch_ops.calls import call_entries, dispatch
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.calls.route import Route
 from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused import fused_autograd, fused_route, traced_epilogue
 from transconv.torch_ops.fused.fused_autograd import GRAD_FROM_RESULT
-from transconv.torch_ops.fused.fused_route import ACTIVATIONS, FusedRoute, refuse
-from transconv.torch_ops.settings import settings
+from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 
 Tensor = torch.Tensor
 
 _compiling = torch.compiler.is_dynamo_compiling
-_seen = call_cache.find
+_seen = call_entries.find
 
 # -- sending one call the right way ----------------------------------------------------------------
 
@@ -90,8 +91,8 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
         found = fused_route.find(req, tensors, f.activation, settings.mode)
         differentiated = library.differentiated(*tensors)
         if found.known and (cast is None or not differentiated):
-            call_cache.note(partial(_applied, f, numbers), f, given, tensors, numbers, found.route,
-                      found.flags, found.aligned, cast)
+            call_entries.note(partial(_applied, f, numbers), f, given, tensors, numbers, found.route,
+                              found.flags, found.aligned, cast)
         found.route.lay_out(weight)
         if differentiated:
             apply = fused_autograd.function_of(found.route, bound=False)
@@ -123,7 +124,7 @@ def _fits(input: Any, weight: Any, residual: Any, stride: Any, padding: Any, dil
     return tuple(residual.shape) == shapes.output_shape(input.shape, weight.shape, p)
 
 
-def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: FusedRoute, biased: bool,
+def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: Route, biased: bool,
              cast: torch.dtype | None) -> Callable[..., Tensor]:
     """The differentiable call of the tensors that ``route`` takes."""
     if f.activation in GRAD_FROM_RESULT and cast is None:

@@ -6,19 +6,19 @@ epilogue, the plain route runs and torch does the rest.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
 from transconv.compute import table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.calls import lower_call, route, route_cache
+from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import ALIGNMENT, Route, Run
+from transconv.torch_ops.calls.route import Route, RouteEpilogue, RouteMatch
 from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, refused
 from transconv.torch_ops.precompile import precompile_backward
 
@@ -28,80 +28,36 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = table(
     lambda op: op.function() if op.activation else None, {"": lambda y: y})
 
 
-class FusedRoute(Route):
-    """A forward route whose kernel also adds and activates; where there is none, the route of the
-    convolution alone, and torch for the rest."""
-
-    __slots__ = ("activation", "biased", "plain")
-
-    def __init__(self, params: arguments.Params, shape: arguments.Ints, channels_last: bool,
-                 activation: str, biased: bool) -> None:
-        super().__init__(Prop.FWD, params, shape, channels_last)
-        self.activation = activation
-        self.biased = biased
-        self.plain: Route | None = None
-
-    def count(self) -> None:
-        """Move the calls so far into the totals."""
-        super().count()
-        if self.plain is not None:
-            self.plain.count()
-
-    def forward(self, x: Tensor, w: Tensor, b: Tensor | None = None,
-                res: Tensor | None = None) -> Tensor:
-        """Run the route: a fresh result."""
-        if self.plain is not None:
-            y = self.plain.forward(x, w, b)
-            return ACTIVATIONS[self.activation](y if res is None else y.add_(res))
-        given = [t for t in (x, w, b, res) if t is not None]
-        if self.start is not None and route.current_device() == self.device:
-            return self.start(*given)
-        self.calls += 1
-        y = x.new_empty_strided(self.shape, self.strides)
-        extra = self.extra(b, res)
-        self.launch({"src": x, "wei": w, "dst": y, **extra})
-        if all(map(operator.is_, given[2:], extra.values())):
-            self.bind(x, w.dtype, "src", "wei", *extra, "dst")
-        return y
-
-    def lay_out(self, w: Tensor) -> None:
-        """See Route."""
-        if self.plain is None:
-            super().lay_out(w)
-        else:
-            self.plain.lay_out(w)
-
-    def of_given(self) -> Run:
-        """See Route."""
-        return self.forward if self.biased else self._unbiased
-
-    def _unbiased(self, x: Tensor, w: Tensor, res: Tensor | None = None) -> Tensor:
-        return self.forward(x, w, None, res)
-
-    def extra(self, b: Tensor | None, res: Tensor | None) -> dict[str, Tensor]:
-        """What the epilogue reads, by name, laid out as the kernel expects it."""
-        found = {}
-        if b is not None:
-            found["bia"] = b.contiguous()
-        if res is not None:
-            found["res"] = shapes.with_result_strides(res, self.channels_last)
-        return found
-
-
 def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
-          activation: str, flags: lower_call.Flags, aligned: bool, mode: str) -> FusedRoute:
-    shape = shapes.output_shape(x.shape, w.shape, params)
-    made = FusedRoute(params, shape, shapes.channels_last_result(x, w), activation, b is not None)
+          activation: str, flags: lower_call.Flags, aligned: bool, mode: str) -> Route:
+    """A forward route whose kernel also adds and activates; where there is none, that of the convolution
+    alone, and torch for the rest."""
+    shape, last = shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w)
+    there = [name for name, t in (("bia", b), ("res", res)) if t is not None]
+
+    def reads(w: Tensor, b: Tensor | None, res: Tensor | None = None) -> list[Tensor]:
+        found = [] if b is None else [b.contiguous()]
+        return found if res is None else [*found, shapes.with_result_strides(res, last)]
+
+    def computed(x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None = None) -> Tensor:
+        assert made.plain is not None
+        y = made.plain.forward(x, w, b)
+        return ACTIVATIONS[activation](y if res is None else y.add_(res))
+
+    words = [{"bia": "bias"}.get(name, name) for name in there] + [activation] * bool(activation)
+    behind = RouteEpilogue("+".join(words), tuple(there), reads, computed, activation=activation,
+                           biased=b is not None)
+    made = Route(Prop.FWD, params, shape, last, behind)
     if not lower_call.reasons(x, w):
         precompile_backward.gradients(params, x, w, flags, aligned, mode)
-        words = [word for word, on in (("bias", b is not None), ("res", res is not None),
-                                       (activation, bool(activation))) if on]
+        read = reads(w, b, res)
+        made.copies = any(t is not b and t is not res for t in read)
         try:
-            compile_route(made, x, w, None, "+".join(words), aligned, flags, mode, **made.extra(b, res))
+            compile_route(made, x, w, None, behind.words, aligned, flags, mode, **behind.named(read))
             return made
         except Unsupported as error:
             if error.reason in PASSING:
-                made.plain = Route(Prop.FWD, params, shape, made.channels_last)
+                made.plain = Route(Prop.FWD, params, shape, last)
                 refused(made.plain, error, x)
     made.plain = made.plain or make_forward(params, x, w, b, flags, aligned, mode)
     made.reason, made.over = made.plain.reason, made.plain.over
@@ -111,16 +67,7 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
 Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # input, weight, bias, residual
 
 
-class FusedRouteMatch(NamedTuple):
-    """The route of a call, whether it was known before, and what of its key is not in the tensors."""
-
-    route: FusedRoute
-    known: bool
-    flags: lower_call.Flags
-    aligned: bool
-
-
-def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> FusedRouteMatch:
+def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> RouteMatch:
     """The route of activation(conv(input, weight) + bias + residual), a batched call, found or made.
     RuntimeError where the tensors do not fit."""
     x, w, b, res = tensors
@@ -131,11 +78,11 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> F
         for t in tensors))
     known = route_cache.find(key)
     if known is not None:
-        return FusedRouteMatch(known, True, flags, aligned)
+        return RouteMatch(known, True, flags, aligned)
     p = req.resolve(x, w, b)
     check(x, w, res, activation, p)
     made = _made(p, x, w, b, res, activation, flags, aligned, mode)
-    return FusedRouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
+    return RouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
 
 
 def refuse(activation: str | None) -> NoReturn:

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
+from transconv.calls import stats
+from transconv.calls.guard import ALIGNMENT, current_device
+from transconv.calls.settings import settings
 from transconv.compute import Alone, parse
 from transconv.errors import ProblemError, ScheduleError, StageError, Unsupported
 from transconv.runtime import NEVER, Plan, first_run_check, ready
-from transconv.torch_ops import stats
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.route import ALIGNMENT, current_device
 from transconv.torch_ops.calls.select_impl import PASSING
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 

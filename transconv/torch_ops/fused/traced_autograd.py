@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from transconv.calls.autograd import by_torch
 from transconv.compute import pointwise
 from transconv.torch_ops import library, operators, shapes, transforms
-from transconv.torch_ops.calls import autograd
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused import traced_route
@@ -49,7 +49,7 @@ def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Seque
     p = operators.resolve(input, weight, bias, numbers)
     req = request("", 0, *p)
     route = traced_route.find(req, input, weight, bias, operands, text, "now")
-    return route.run(input, weight, bias, operands)
+    return route.forward(input, weight, bias, *operands)
 
 
 class TracedConvolution(torch.autograd.Function):
@@ -87,7 +87,7 @@ def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tenso
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)
     function = pointwise(text)
-    return autograd.by_torch(lambda acc, *operands: traced_route.applied(function, acc, operands),
+    return by_torch(lambda acc, *operands: traced_route.applied(function, acc, operands),
                              [acc, *operands], wanted, grad, again)
 
 

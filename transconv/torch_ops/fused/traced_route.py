@@ -3,19 +3,20 @@ then torch, operation by operation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.ir import DTYPES
 from transconv.runtime import Waiting
-from transconv.torch_ops import arguments, shapes
+from transconv.torch_ops import shapes
 from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import ALIGNMENT, Route
+from transconv.torch_ops.calls.route import Route, RouteEpilogue
 from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, settle
 
 Tensor = torch.Tensor
@@ -25,40 +26,22 @@ TYPES = DTYPES.table(lambda t: t if t.torch and t.kind in ("float", "int") and n
                      key=lambda t: getattr(torch, t.torch))
 
 
-class TracedRoute(Route):
-    """A forward route whose kernel ends in the function of an epilogue."""
+def _epilogue(function: Pointwise, word: str, biased: bool, rank: int, channels_last: bool,
+              plain: Callable[[], Route]) -> RouteEpilogue:
+    """That of a forward route whose kernel ends in a function; ``plain``: the route of the sums, where
+    torch computes the rest."""
+    names = [name for name in function.names if name != "acc"]
 
-    __slots__ = ("function", "plain")
+    def reads(w: Tensor, b: Tensor | None, *operands: Tensor) -> list[Tensor]:
+        given = [spread(operands[int(name.removeprefix("arg"))], rank) for name in names]
+        found = [shapes.with_result_strides(t, channels_last) for t in given]
+        return found if b is None else [b.contiguous(), *found]
 
-    def __init__(self, params: arguments.Params, shape: arguments.Ints, channels_last: bool,
-                 function: Pointwise) -> None:
-        super().__init__(Prop.FWD, params, shape, channels_last)
-        self.function = function
-        self.plain: Route | None = None
+    def computed(x: Tensor, w: Tensor, b: Tensor | None, *operands: Tensor) -> Tensor:
+        return applied(function, plain().forward(x, w, b), operands)
 
-    def count(self) -> None:
-        """See Route."""
-        super().count()
-        if self.plain is not None:
-            self.plain.count()
-
-    def run(self, x: Tensor, w: Tensor, b: Tensor | None, operands: Sequence[Tensor]) -> Tensor:
-        """A fresh result."""
-        if self.plain is not None:
-            return applied(self.function, self.plain.forward(x, w, b), operands)
-        self.calls += 1
-        y = x.new_empty_strided(self.shape, self.strides)
-        self.launch({"src": x, "wei": w, "dst": y, **self.extra(b, operands)})
-        return y
-
-    def extra(self, b: Tensor | None, operands: Sequence[Tensor]) -> dict[str, Tensor]:
-        """What the kernel reads beside the operands of the convolution, as it expects it."""
-        found = {} if b is None else {"bia": b.contiguous()}
-        for name in self.function.names:
-            if name != "acc":
-                t = spread(operands[int(name.removeprefix("arg"))], len(self.shape))
-                found[name] = shapes.with_result_strides(t, self.channels_last)
-        return found
+    return RouteEpilogue("bias+" * biased + word, (*["bia"] * biased, *names), reads, computed,
+                         biased=biased)
 
 
 def applied(function: Pointwise, acc: Tensor, operands: Sequence[Tensor]) -> Tensor:
@@ -96,25 +79,27 @@ def find(
     operands: Sequence[Tensor],
     text: str,
     mode: str,
-) -> TracedRoute:
+) -> Route:
     """The route of a batched call, found or made. RuntimeError where the tensors do not fit."""
     tensors = (x, w, b, *operands)
     flags = lower_call.flags(x.dtype)
     aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
     key = ("traced", req, text, flags, aligned, *(
         None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors))
-    known: TracedRoute | None = route_cache.find(key)
+    known: Route | None = route_cache.find(key)
     if known is not None:
         return known
     p = req.resolve(x, w, b)
     shape = shapes.output_shape(x.shape, w.shape, p)
     check(operands, shape, x)
-    route = TracedRoute(p, shape, shapes.channels_last_result(x, w), pointwise(text))
+    last = shapes.channels_last_result(x, w)
+    behind = _epilogue(pointwise(text), _word(text, operands, shape), b is not None, len(shape), last,
+                       lambda: _plain(route))
+    route = Route(Prop.FWD, p, shape, last, behind)
     if not lower_call.reasons(x, w):
         try:
-            words = (["bias"] if b is not None else []) + [_word(text, operands, shape)]
-            compile_route(route, x, w, None, "+".join(words), aligned, flags, mode,
-                          **route.extra(b, operands))
+            read = behind.reads(w, b, *operands)
+            compile_route(route, x, w, None, behind.words, aligned, flags, mode, **behind.named(read))
         except Unsupported as error:
             route.plain = make_forward(p, x, w, b, flags, aligned, mode)
             if error.reason not in PASSING:
@@ -125,8 +110,13 @@ def find(
     else:
         route.plain = make_forward(p, x, w, b, flags, aligned, mode)
         route.reason, route.over = route.plain.reason, route.plain.over
-    made: TracedRoute = route_cache.keep(key, route, [route])
+    made: Route = route_cache.keep(key, route, [route])
     return made
+
+
+def _plain(route: Route) -> Route:
+    assert route.plain is not None
+    return route.plain
 
 
 def _word(text: str, operands: Sequence[Tensor], shape: Sequence[int]) -> str:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parameter import is_lazy
 
+from transconv.calls.settings import settings
 from transconv.conv import ConvProblem, Prop
 from transconv.runtime import ahead, begin_processes, beside, helpers, is_collecting
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.precompile import first_check
-from transconv.torch_ops.settings import settings
 
 if TYPE_CHECKING:
     from transconv.runtime import PlanRequest

@@ -10,10 +10,10 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
+from transconv.calls import stats
 from transconv.errors import TransconvError
 from transconv.runtime import PlanRequest, Prepared, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
-from transconv.torch_ops import stats
 from transconv.torch_ops.calls import dynamic_sizes, lower_call, route_cache
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.conversion.convert import use

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable
 
 import torch
 
+from transconv.calls import stats
 from transconv.ir import DType
-from transconv.torch_ops import stats
 from transconv.torch_ops.calls import dispatch, lower_call
 from transconv.torch_ops.fused import helper_kernels
 from transconv.torch_ops.quantization.schemes import quantised

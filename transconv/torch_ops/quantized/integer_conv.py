@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from transconv.calls.settings import settings
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 

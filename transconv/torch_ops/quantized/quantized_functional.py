@@ -24,18 +24,18 @@ from transconv.torch_ops.quantized import (
     input_quantization,
     qparam_checks,
     qparams,
-    quantized_call_cache,
+    quantized_entries,
     quantized_operator,
     quantized_route,
 )
 from transconv.torch_ops.quantized.input_quantization import quantise
-from transconv.torch_ops.quantized.quantized_call_cache import Real
+from transconv.torch_ops.quantized.quantized_entries import Real
 
 Tensor = torch.Tensor
 
 # Compilers see one constant here, and only the general way.
 _compiling = torch.compiler.is_dynamo_compiling
-_seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = quantized_call_cache.find
+_seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = quantized_entries.find
 
 
 def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -125,7 +125,7 @@ def _general(
     route = found.route
     if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
-        quantized_call_cache.note(
+        quantized_entries.note(
             f,
             _of_reals if real else _general,
             input,
@@ -139,7 +139,7 @@ def _general(
             real,
         )
     route.lay_out(weight)
-    return route.run(input, weight, bias, given)
+    return route.forward(input, weight, bias, given)
 
 
 def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
@@ -150,7 +150,7 @@ def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None
         stride, padding, output_padding, groups, dilation = numbers
     else:
         (stride, padding, dilation, groups), output_padding = numbers, 0
-    way = _of_reals if _compiling() else quantized_call_cache.find_real(id(weight), _of_reals)
+    way = _of_reals if _compiling() else quantized_entries.find_real(id(weight), _of_reals)
     return way(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
 

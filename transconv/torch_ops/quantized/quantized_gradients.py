@@ -7,16 +7,17 @@ from typing import Any
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call, route_cache
-from transconv.torch_ops.calls.route import ALIGNMENT, Route
+from transconv.torch_ops.calls.route import Route
 from transconv.torch_ops.calls.select_impl import compile_route, settle
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 

@@ -63,7 +63,7 @@ def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, pa
     req = request("", len(stride), stride, padding, dilation, transposed, output_padding, groups)
     given = _given(*said)
     transforms.refuse_tangents(NAME, [input, weight, bias, *given.values()])
-    return quantized_route.find(req, input, weight, bias, given).route.run(input, weight, bias, given)
+    return quantized_route.find(req, input, weight, bias, given).route.forward(input, weight, bias, given)
 
 
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,

@@ -6,104 +6,77 @@ the operations behind them in f32, and one rounding.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import torch
 
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
 from transconv.compute import in_torch
 from transconv.conv import Epilogue, Prop, without_zeros
 from transconv.errors import Unsupported
 from transconv.ir import chances, one_of_two
 from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.calls import lower_call, route, route_cache
+from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import ALIGNMENT, Route, Run
+from transconv.torch_ops.calls.route import Route, RouteEpilogue, RouteMatch
 from transconv.torch_ops.calls.select_impl import compile_route, settle
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks, qparams, zero_point_sums
 from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue
-from transconv.torch_ops.settings import settings
 
 Tensor = torch.Tensor
 Given = Mapping[str, Any]  # quantities by name
 
 
-class QuantizedRoute(Route):
-    """A forward route of quantised tensors."""
+def _epilogue(params: arguments.Params, channels_last: bool, call: QuantizedCall) -> RouteEpilogue:
+    """What follows the sums of a call: its operands are the bias and quantities by name."""
+    words, made = QuantizedEpilogue.of(call), call.quantities.output_dtype
+    knows = any(r.argument == "input_zero_sums" for r in words.reads)
 
-    __slots__ = ("knows", "made", "reads", "text")
+    def reads(w: Tensor, bias: Tensor | None, given: Given) -> list[Tensor]:
+        if knows:
+            given = _checked(w, given, params)
+        return _operands(words, bias, given)
 
-    def __init__(
-        self,
-        params: arguments.Params,
-        shape: arguments.Ints,
-        call: QuantizedCall,
-        words: QuantizedEpilogue,
-    ) -> None:
-        last = shapes.channels_last_result(call.input, call.weight)
-        super().__init__(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last)
-        self.text, self.reads = words.text, words.reads
-        self.knows = any(r.argument == "input_zero_sums" for r in words.reads)
-        self.made = call.quantities.output_dtype
-        self.types = (call.input.dtype, call.weight.dtype, self.made)
+    def computed(x: Tensor, w: Tensor, bias: Tensor | None, given: Given, is_fake: bool = False) -> Tensor:
+        read = _operands(words, bias, given) if is_fake else reads(w, bias, given)
+        extra = {r.name: t.view(r.shape) for r, t in zip(words.reads, read, strict=True)}
+        return shapes.with_result_strides(_by_torch(words.text, made, params, x, w, extra), channels_last)
 
-    def operands(self, bias: Tensor | None, given: Given) -> list[Tensor]:
-        """What the kernel reads beside input and weight, in its order."""
-        return [r.number if r.number is not None
-                else r.of(bias if r.argument == "bias" else given[r.argument])  # type: ignore[arg-type]
-                for r in self.reads]
+    picks = None if any(r.casts for r in words.reads) else tuple(
+        (r.argument, r.number) for r in words.reads)
+    return RouteEpilogue(words.text, tuple(r.name for r in words.reads), reads, computed,
+                         [r.shape for r in words.reads], picks=picks)
 
-    def checked(self, w: Tensor, given: Given) -> Given:
-        """The quantities with sums of the zero point that are right; TensorError if they are not."""
-        if not self.knows:
-            return given
-        sums = given["input_zero_sums"]
-        right = zero_point_sums.checked(w, given["input_zero_point"], sums, self.params)
-        return given if right is sums else {**given, "input_zero_sums": right}
 
-    def run(self, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> Tensor:
-        """A fresh result."""
-        given = self.checked(w, given)
-        read = self.operands(bias, given)
-        start = self.start
-        if start is not None and route.current_device() == self.device:
-            return start(x, w, *read)
-        self.calls += 1
-        extra = self.named(read)
-        if self.compiled is None:
-            return self.by_torch(x, w, extra)
-        y = x.new_empty_strided(self.shape, self.strides, dtype=self.made)
-        self.launch({self.near: x, "wei": w, self.far: y, **extra})
-        self.bind(x, self.made, self.near, "wei", *extra, self.far)
-        return y
+def _operands(words: QuantizedEpilogue, bias: Tensor | None, given: Given) -> list[Tensor]:
+    """What the kernel reads beside input and weight, in its order."""
+    return [r.number if r.number is not None
+            else r.of(bias if r.argument == "bias" else given[r.argument])  # type: ignore[arg-type]
+            for r in words.reads]
 
-    def bound_to(self, names: Sequence[str]) -> tuple[Run | None, tuple[tuple[int, Tensor | None], ...]]:
-        """The kernel's start function for input, weight and what ``operands`` makes, which is here picked
-        from the tensors of these names, by their places. None where there is more to do in a call."""
-        if self.start is None or any(r.casts for r in self.reads):
-            return None, ()
-        return self.start, tuple((names.index(r.argument) if r.number is None else -1, r.number)
-                                 for r in self.reads)
 
-    def named(self, read: list[Tensor]) -> dict[str, Tensor]:
-        """The operands by the kernel's names, in its shapes."""
-        return {r.name: t.view(r.shape) for r, t in zip(self.reads, read, strict=True)}
+def _checked(w: Tensor, given: Given, params: arguments.Params) -> Given:
+    """The quantities with sums of the zero point that are right; TensorError if they are not."""
+    sums = given["input_zero_sums"]
+    right = zero_point_sums.checked(w, given["input_zero_point"], sums, params)
+    return given if right is sums else {**given, "input_zero_sums": right}
 
-    def by_torch(self, x: Tensor, w: Tensor, extra: dict[str, Tensor]) -> Tensor:
-        """What torch computes: a fresh result."""
-        wide = torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else torch.float64
-        epilogue = Epilogue.parse(self.text)
-        whole = without_zeros({self.near: x, "wei": w, **extra}, epilogue.zeros)
-        y = aten_convolutions.aten_forward(
-            whole[self.near].to(wide), whole["wei"].to(wide), None, self.params
-        )
-        if epilogue.ops:
-            computed = torch.float64 if torch.float64 in (x.dtype, w.dtype, self.made) else torch.float32
-            y = in_torch(epilogue.function, {"acc": y.to(computed), **{
-                o.name: extra[o.name].to(computed) for o in epilogue.operands}})
-        made = _stored(y, self.made, extra["seed"] if epilogue.random else None)
-        return shapes.with_result_strides(made, self.channels_last)
+
+def _by_torch(text: str, made: torch.dtype, params: arguments.Params, x: Tensor, w: Tensor,
+              extra: dict[str, Tensor]) -> Tensor:
+    """What torch computes: a fresh result."""
+    wide = torch.float32 if x.is_floating_point() and x.dtype is not torch.float64 else torch.float64
+    epilogue, near = Epilogue.parse(text), "dst" if params.transposed else "src"
+    whole = without_zeros({near: x, "wei": w, **extra}, epilogue.zeros)
+    y = aten_convolutions.aten_forward(whole[near].to(wide), whole["wei"].to(wide), None, params)
+    if epilogue.ops:
+        computed = torch.float64 if torch.float64 in (x.dtype, w.dtype, made) else torch.float32
+        y = in_torch(epilogue.function, {"acc": y.to(computed), **{
+            o.name: extra[o.name].to(computed) for o in epilogue.operands}})
+    return _stored(y, made, extra["seed"] if epilogue.random else None)
 
 
 def _stored(y: Tensor, dtype: torch.dtype, seed: Tensor | None) -> Tensor:
@@ -139,49 +112,42 @@ def key_of(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None,
             _kind(bias), *said, flags, aligned), flags, aligned
 
 
-class QuantizedRouteMatch(NamedTuple):
-    """The route of a call, whether it was known before, and what of its key is not in the tensors."""
-
-    route: QuantizedRoute
-    known: bool
-    flags: lower_call.Flags
-    aligned: bool
-
-
 def find(
     req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
-) -> QuantizedRouteMatch:
+) -> RouteMatch:
     """The route of a call, found or made. Raises TensorError, TypeError and RuntimeError for arguments
     that do not fit, and Unsupported where torch may not compute."""
     key, flags, aligned = key_of(req, x, w, bias, given)
     try:
-        known: QuantizedRoute | None = route_cache.find(key)
+        known: Route | None = route_cache.find(key)
     except TypeError:  # a list, say, has no hash, and is no scale
         known = None
     if known is not None:
-        return QuantizedRouteMatch(known, True, flags, aligned)
+        return RouteMatch(known, True, flags, aligned)
     made = decided(req, x, w, bias, given)
-    given = made.checked(w, given)
+    behind = made.epilogue
+    assert behind is not None
+    read = behind.reads(w, bias, given)  # right or wrong, whoever computes
     if not (why := _reasons(made, x, w)):
         try:
-            extra = made.named(made.operands(bias, given))
             summed = lower_call.fast(flags) if given.get("use_fast_accum") else flags
-            compile_route(made, x, w, None, made.text, aligned, summed, settings.mode, **extra)
+            compile_route(made, x, w, None, behind.words, aligned, summed, settings.mode,
+                          **behind.named(read))
         except Unsupported as error:
             settle(made, [error.reason], error.message)
     else:
         settle(made, why)
-    return QuantizedRouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
+    return RouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
 
 
-def _reasons(made: QuantizedRoute, x: Tensor, w: Tensor) -> list[str]:
+def _reasons(made: Route, x: Tensor, w: Tensor) -> list[str]:
     return (lower_call.reasons(x, w, qparam_checks.OPERANDS)
             or ([] if all(made.shape) else ["shape:empty"]))
 
 
 def decided(
     req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
-) -> QuantizedRoute:
+) -> Route:
     """A new route of a call whose arguments fit, which has no kernel yet."""
     name = req.name or "transconv::quantized_convolution"
     q = qparams.Quantities.of(name, given)
@@ -192,10 +158,15 @@ def decided(
     shape = shapes.output_shape(x.shape, w.shape, params)
     strides = shapes.result_strides(shape, shapes.channels_last_result(x, w))
     call = QuantizedCall(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
-    return QuantizedRoute(params, shape, call, QuantizedEpilogue.of(call))
+    last = shapes.channels_last_result(x, w)
+    made = Route(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last,
+                 _epilogue(params, last, call))
+    made.types = (x.dtype, w.dtype, q.output_dtype)
+    return made
 
 
 def alone(req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given) -> Tensor:
     """The result of torch for tensors that no kernel can read: fakes, and other classes."""
     made = decided(req, x, w, bias, given)
-    return made.by_torch(x, w, made.named(made.operands(bias, given)))
+    assert made.epilogue is not None
+    return made.epilogue.computed(x, w, bias, given, is_fake=True)

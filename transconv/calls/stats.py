@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 import transconv
+from transconv.calls.settings import settings
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING
-from transconv.torch_ops.settings import settings
 
 
 class FallbackWarning(UserWarning):
@@ -30,10 +30,11 @@ class FallbackWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Stats:
-    """Counts since the start or the last reset. ``native`` counts launches of generated kernels by
-    direction (fwd, bwd_d, bwd_w; "fwd any size" where sizes are arguments) or function (softmax,
-    softmax_gradient), ``fallback`` counts results that torch computed, by reason. ``compared`` counts
-    first results of compiled graphs that were held against torch's operators: right, wrong, left out."""
+    """Counts since the start or the last reset. ``native`` counts launches of generated kernels by what
+    they compute: a function (softmax, softmax_gradient) or the direction of a convolution, with "any size"
+    behind it where sizes are arguments. ``fallback`` counts results that torch computed, by reason.
+    ``compared`` counts first results of compiled graphs that were held against torch's operators: right,
+    wrong, left out."""
 
     native: dict[str, int] = field(default_factory=dict)
     fallback: dict[str, int] = field(default_factory=dict)
