@@ -54,12 +54,14 @@ class Answer:
     error: Array
 
 
-def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) -> dict[str, Answer]:
+def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0,
+            before: Mapping[str, Array] | None = None) -> dict[str, Answer]:
     """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
-    no step stores are NaN. ``share``: the error of a sum as a fraction of the sum of its absolute terms;
-    with 0 all errors are 0."""
-    made = {w.view.tensor.name: Answer(np.full(w.view.tensor.shape, np.nan),
-                                       np.zeros(w.view.tensor.shape)) for w in compute.writes}
+    no step stores are as ``before``, in logical shapes, or NaN. ``share``: the error of a sum as a fraction
+    of the sum of its absolute terms; with 0 all errors are 0."""
+    stored = {w.view.tensor.name: w.view.tensor.shape for w in compute.writes}
+    made = {name: Answer(np.full(shape, np.nan) if before is None else np.array(before[name], np.float64),
+                         np.zeros(shape)) for name, shape in stored.items()}
     shared = {t: Gathered(w.op, t.shape) for w in compute.writes if w.op for t in [w.view.tensor]}
     for part in _parts(compute):
         StepEvaluator(compute, given, part, share).into(made, shared)
