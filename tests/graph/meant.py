@@ -50,7 +50,8 @@ class Meant:
                  for t, m in zip(tensors, memory, strict=True)]
         arrays = [(t.double() if t.is_floating_point() else t).numpy() for t in map(Tensor.detach, views)]
         count = len(found.given)
-        given, before = dict(zip(found.given, arrays[:count])), dict(zip(found.stored, arrays[count:]))
+        given = dict(zip(found.given, arrays[:count], strict=True))
+        before = dict(zip(found.stored, arrays[count:], strict=True))
         made = execute(found.compute, given, before=before)  # other texts store the other parts
         for name, into in zip(found.stored, views[count:], strict=True):
             into.detach().copy_(torch.from_numpy(np.array(made[name].value, order="C")))

@@ -57,8 +57,8 @@ class Answer:
 def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0,
             before: Mapping[str, Array] | None = None) -> dict[str, Answer]:
     """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
-    no step stores are as ``before``, in logical shapes, or NaN. ``share``: the error of a sum as a fraction
-    of the sum of its absolute terms; with 0 all errors are 0."""
+    no step stores are as ``before``, in logical shapes, or NaN. ``share``: the error of a sum as a
+    fraction of the sum of its absolute terms; with 0 all errors are 0."""
     stored = {w.view.tensor.name: w.view.tensor.shape for w in compute.writes}
     made = {name: Answer(np.full(shape, np.nan) if before is None else np.array(before[name], np.float64),
                          np.zeros(shape)) for name, shape in stored.items()}

@@ -95,8 +95,8 @@ def planned(outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart = N
 
 class Planner:
     """Makes a plan. ``home``: the group in which a value rides; ``chain``: how many operations, one of the
-    other's result, have made a value of what is in memory; ``cut``: what is in memory because those are too
-    many, and is read from there by whatever is made of it."""
+    other's result, have made a value of what is in memory; ``cut``: what is in memory because those are
+    too many, and is read from there by whatever is made of it."""
 
     def __init__(self, outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart,
                  again: Mapping[Piece, str], free: Set[Piece] = frozenset()) -> None:
