@@ -41,6 +41,11 @@ def is_defined(value: float, to: DType) -> bool:
     return to.kind != "int" or not isinstance(value, float) or to.limits[0] <= value <= to.limits[1]
 
 
+def wide_type(to: DType) -> DType:
+    """A type with all numbers of another one, to which chips convert it."""
+    return ir.f32 if to.is_short else f64 if to.kind == "float" else i64
+
+
 def tile_of(to: DType) -> Expr:
     """Zeros, which come from memory."""
     read = ir.Load(GIVEN, LANE, ir.TRUE)
@@ -48,8 +53,8 @@ def tile_of(to: DType) -> Expr:
 
 
 def cases(own: DType, to: DType) -> list[Expr]:
-    """Casts, each also through another type and back, as f64 or i64, which hold them."""
-    wide = f64 if to.kind == "float" else i64
+    """Casts, each each alone and beside a tile, as a type that holds them."""
+    wide = wide_type(to)
     made: list[Expr] = []
     for c in numbers(own):
         if is_defined(c.value, to):
@@ -63,7 +68,7 @@ def counted(to: DType) -> list[Expr]:
     """The same of a loop's counter, which Triton's interpreter holds as a number of Python."""
     through = ir.f32 if to.is_short else to
     made = (STEP * 100 - 150, STEP, STEP + 250)
-    return [Cast(Cast(Cast(e, through), to), f64 if to.kind == "float" else i64) for e in made]
+    return [Cast(Cast(Cast(e, through), to), wide_type(to)) for e in made]
 
 
 GIVEN = ir.Tensor("given", ("m",), (16,), ir.Layout.dense(ir.i8, (16,)))

@@ -240,8 +240,10 @@ class StepEvaluator:
         axes = tuple(i for i, n in enumerate(self.names) if n in step.axes)
         if self.compute.factors is not None:
             a, b = (self.at.env[_wide(r.var)] for r in self.compute.factors)
+            times = prod(self.sizes[i] for i in axes if a.shape[i] == b.shape[i] == 1)
             found = contract(a, b, list(axes), np.dtype(np.float64))
-            return found, self.product(a, b, list(axes)) if self.share else None
+            found = found * times if times else np.zeros(found.shape)  # neither factor has these axes
+            return found, self.product(a, b, list(axes)) * times if self.share else None
         terms = self.value(step.value)
         shape = [self.sizes[i] if i in axes else n for i, n in enumerate(terms.shape)]
         terms = np.broadcast_to(terms, shape)
