@@ -24,8 +24,8 @@ from bench.issues import short
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
-COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "check_s", "second_ms", "compared", "device",
-           "torch", "triton", "commit")
+COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "check_s", "second_ms", "compared",
+           "device", "torch", "triton", "commit")
 KEY = ("model", "what", "cache", "check", "turn", "device", "commit")
 MODELS = ("resnet50", "convnext_tiny", "mobilenet_v3_large")
 CHECKS = {"on": "", "off": "never"}

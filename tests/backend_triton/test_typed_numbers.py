@@ -19,8 +19,8 @@ from transconv.kernel.functions import cast
 from transconv.passes.scalar.simplification import simplify_kernel
 
 TYPES = tuple(t for t in ir.DTYPES.values() if t.torch and t.within is None)
-WHOLE = (0, 1, -1, 5, 127, 128, -128, -129, 200, 255, 256, 300, -300, 2**31 - 1, -2**31, 2**32 + 7, 2**63 - 1,
-         -2**63)
+WHOLE = (0, 1, -1, 5, 127, 128, -128, -129, 200, 255, 256, 300, -300, 2**31 - 1, -2**31, 2**32 + 7,
+         2**63 - 1, -2**63)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.1, 100.7, 1e-3, 65504.0, 3e38, float("inf"), float("nan"))
 LANE, PID = ir.Lane("m", 16, 1), ir.Var("pid")
 STEP, OUT = ir.Var("step"), "out"
@@ -31,8 +31,9 @@ def numbers(own: DType) -> list[Const]:
     if own is boolean:
         return [Const(False, own), Const(True, own)]
     if own.kind == "float":
-        held = np.float32 if own is ir.f32 else float  # f32 may be a number of Python, which is not rounded
-        return [Const(float(held(x)), own) for x in FLOATS if not abs(x) > own.largest or own.largest == np.inf]
+        held = np.float32 if own is ir.f32 else float  # of f32 numbers of Python are not rounded
+        return [Const(float(held(x)), own) for x in FLOATS
+                if not abs(x) > own.largest or own.largest == np.inf]
     return [Const(n, own) for n in WHOLE if ir.wrapped(n, own) == n]
 
 

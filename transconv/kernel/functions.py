@@ -32,6 +32,7 @@ from transconv.ir import (
     eq,
     f32,
     f64,
+    held_constant,
     i32,
     index,
     ne,
@@ -39,7 +40,6 @@ from transconv.ir import (
     select,
     wrapped,
 )
-from transconv.ir import held_number as rounded_number
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles.values import named
 
@@ -328,7 +328,7 @@ def cast(e: Expr, dtype: DType) -> Expr:
         return e
     if isinstance(e, Const) and dtype.kind != "bool":
         if dtype.kind == "float":
-            return Const(float(rounded_number(e.value, e.dtype)), dtype)
+            return Const(float(held_constant(e.value, e.dtype)), dtype)
         if not isinstance(e.value, float):
             return Const(wrapped(int(e.value), dtype), dtype)
     if dtype is boolean:

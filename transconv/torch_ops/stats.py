@@ -61,9 +61,7 @@ lock = threading.Lock()
 _warned: set[str] = set()
 _native: Counter[str] = Counter()
 _fallback: Counter[str] = Counter()
-_compared: Counter[str] = Counter()
-_compared_us: Counter[str] = Counter()
-_ALL = (_native, _fallback, _compared, _compared_us)
+_compared: Counter[tuple[str, str]] = Counter()  # by the outcome, "times" and "us"
 
 
 def add(native: bool, name: str, count: int) -> None:
@@ -75,17 +73,24 @@ def add(native: bool, name: str, count: int) -> None:
 def held(outcome: str, us: int = 0) -> None:
     """Count a first result that was held against torch's operators, and how long that took."""
     with lock:
-        _compared[outcome] += 1
-        _compared_us[outcome] += us
+        _compared[outcome, "times"] += 1
+        _compared[outcome, "us"] += us
+
+
+def _clear() -> None:
+    _native.clear()
+    _fallback.clear()
+    _compared.clear()
 
 
 def totals(reset: bool = False) -> Stats:
     """The totals that were added so far."""
     with lock:
-        now = Stats(*map(dict, _ALL))
+        times, us = ({outcome: n for (outcome, of), n in _compared.items() if of == figure}
+                     for figure in ("times", "us"))
+        now = Stats(dict(_native), dict(_fallback), times, us)
         if reset:
-            for counts in _ALL:
-                counts.clear()
+            _clear()
         return now
 
 
@@ -93,16 +98,16 @@ def totals(reset: bool = False) -> Stats:
 def aside() -> Iterator[Callable[[], Stats]]:
     """Count from zero inside (the yielded function returns the totals); restore the totals at the end."""
     with lock:
-        before = [counts.copy() for counts in _ALL]
-        for counts in _ALL:
-            counts.clear()
+        before = _native.copy(), _fallback.copy(), _compared.copy()
+        _clear()
     try:
         yield totals
     finally:
         with lock:
-            for now, was in zip(_ALL, before, strict=True):
-                now.clear()
-                now.update(was)
+            _clear()
+            _native.update(before[0])
+            _fallback.update(before[1])
+            _compared.update(before[2])
 
 
 def announce(reason: str, message: str = "", what: str = "convolution") -> None:

@@ -41,7 +41,7 @@ from transconv.ir import (
     f16,
     f32,
     f64,
-    held_number,
+    held_constant,
     lanes_of,
     walk,
     wrapped,
@@ -249,7 +249,7 @@ class ArithmeticSpeller:
         """A number as a tensor of a type. Triton makes one of integers that the type holds, and of floats;
         8-bit floats, and integers of floats, are made of a tensor as at run time."""
         own = x.dtype
-        x = Const(held_number(x.value, own), own) if isinstance(x, Const) else x
+        x = Const(held_constant(x.value, own), own) if isinstance(x, Const) else x
         value, whole = self.text(x), own.kind != "float"
         if isinstance(x, Const) and (to.kind == "bool" or whole and to.kind == "int"):
             value = repr(bool(x.value) if to.kind == "bool" else wrapped(int(x.value), to))

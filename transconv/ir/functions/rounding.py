@@ -58,7 +58,7 @@ def wrapped(value: int, to: DType) -> int:
     return (value - least) % (most - least + 1) + least
 
 
-def held_number(value: float, by: DType) -> float:
+def held_constant(value: float, by: DType) -> float:
     """The number that a type of less than 32 bits has for a number of Python; of wider floats the number
     itself, which they do not round before it is used."""
     if by.kind == "float" and by.bits < 32:
