@@ -1,5 +1,5 @@
 """``python -m bench graph-checks``: what the comparison of a graph's first results with torch's own
-operators adds to the first call of a model.
+operators adds to the first call of a model; ``check_s``: the seconds that the comparisons took in it.
 
 Each call is made by a process of its own: with an empty cache, and with the cache that it left. Sides take
 turns. Rows are in ``<gpu>_graph_checks.csv``; a repeated run adds what is missing.
@@ -24,8 +24,8 @@ from bench.issues import short
 from transconv.cli.arguments import ranges
 from transconv.tuning.table import CsvTable
 
-COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "second_ms", "compared", "device",
-           "torch", "triton", "commit")
+COLUMNS = ("model", "what", "cache", "check", "turn", "first_s", "check_s", "second_ms", "compared",
+           "device", "torch", "triton", "commit")
 KEY = ("model", "what", "cache", "check", "turn", "device", "commit")
 MODELS = ("resnet50", "convnext_tiny", "mobilenet_v3_large")
 CHECKS = {"on": "", "off": "never"}
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
                             if not table.has(row):
                                 row |= _asked(model, what, check, folder, options.side)
                                 table.add(row)
-                                print(" ".join(f"{k}={row[k]}" for k in COLUMNS[:8]), flush=True)
+                                print(" ".join(f"{k}={row[k]}" for k in COLUMNS[:9]), flush=True)
     print(f"{len(table.rows)} rows are in {table.path}", flush=True)
     return 0
 
@@ -90,7 +90,7 @@ def measured(name: str, what: str, side: int) -> dict[str, Any]:
     x = torch.randn(8, 3, side, side, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     run = torch.compile(model, backend=backend)
     model(x)  # torch's own libraries are loaded
-    seconds = []
+    seconds, checked = list[float](), list[float]()
     for _ in range(2):
         begun = _now(device)
         with torch.set_grad_enabled(what == "training"):
@@ -98,7 +98,9 @@ def measured(name: str, what: str, side: int) -> dict[str, Any]:
             if what == "training":
                 y.float().square().mean().backward()
         seconds.append(_now(device) - begun)
-    return {"first_s": round(seconds[0], 3), "second_ms": round(seconds[1] * 1e3, 2),
+        checked.append(sum(transconv.stats().compared_us.values()) / 1e6)
+    return {"first_s": round(seconds[0], 3), "check_s": round(checked[0], 4),
+            "second_ms": round(seconds[1] * 1e3, 2),
             "compared": sum(transconv.stats().compared.values())}
 
 

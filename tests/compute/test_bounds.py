@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import transconv
 from tests.bounds import BOUNDS, emitted, excess, interpreted, points
 from transconv import ir
-from transconv.compute import OPS
+from transconv.compute import OPS, execute, parse
 from transconv.kernel import Group, kernel
 from transconv.kernel.functions import FUNCTIONS
 
@@ -140,3 +140,21 @@ def _quiet() -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_axis_that_neither_factor_has(count: int) -> None:
+    """Each product is added as often as the axis is long; none where it has no points, as in a phase of a
+    stride that no tap meets."""
+    compute = parse(f"""compute product
+        tensor a f32 [m=4, k=5]
+        tensor b f32 [k=5, n=6]
+        axes   m=4 n=6 | k=5 r={count}
+        read   x = a[m, k]
+        read   w = b[k, n]
+        store  y[m, n] = sum(x*w; k r)""")
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-5, 5, (4, 5)).astype(float), rng.integers(-5, 5, (5, 6)).astype(float)
+    found = execute(compute, {"a": a, "b": b}, share=1e-6)["y"]
+    np.testing.assert_array_equal(found.value, count * (a @ b))
+    np.testing.assert_allclose(found.error, count * 1e-6 * (np.abs(a) @ np.abs(b)))

@@ -16,7 +16,7 @@ import transconv
 from transconv.calls import stats
 from transconv.graph import backend, report
 from transconv.graph.lowerings.table import ROWS, NodeCall
-from transconv.graph.verification import eager_check
+from transconv.graph.verification import eager_check, fx_reference
 
 Tensor = torch.Tensor
 aten = torch.ops.aten
@@ -84,6 +84,29 @@ def test_no_false_alarm(name: str, dtype: torch.dtype) -> None:
     found = transconv.stats()
     assert found.native["graph"] and found.compared["right"] >= 4 and {*found.compared} == {"right"}
     assert not remarks(run)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_group_norms_of_operands_that_are_not_dense(dtype: torch.dtype,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own kernel takes none of these: it is asked again, with dense ones, and every result is
+    compared."""
+    asked: list[bool] = []
+    real = fx_reference._taken
+
+    def taken(target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.native_group_norm.default:
+            asked.append(args[0].is_contiguous())
+        return real(target, args, kwargs)
+    monkeypatch.setattr(fx_reference, "_taken", taken)
+    transconv.config.fallback = "error"
+    model = torch.nn.GroupNorm(8, 64).cuda().to(dtype)
+    x = torch.randn(4, 64, 16, 16, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+    run = torch.compile(model, backend=backend, options={"rest": "eager"})
+    torch.testing.assert_close(run(x), model(x), rtol=2e-2, atol=2e-2)
+    found = transconv.stats()
+    assert found.native["graph"] and found.compared["right"] and {*found.compared} == {"right"}
+    assert False in asked and not remarks(run)
 
 
 def test_further_sizes_do_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:

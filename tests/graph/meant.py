@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx
 
-from transconv.compute import Alone, Workload, kernels, why_not_lowered
+from transconv.compute import Alone, Workload, execute, kernels, why_not_lowered
 from transconv.functional.calls.compiled_launch import program
-from transconv.functional.calls.torch_operators import by_numpy
 from transconv.graph import backend
 from transconv.graph.regions import region_calls
 
@@ -48,9 +48,13 @@ class Meant:
         memory = [*found.given.values(), *found.stored.values()]
         views = [t.as_strided(m.shape, m.strides, t.storage_offset())
                  for t, m in zip(tensors, memory, strict=True)]
-        made = by_numpy(text, views[:len(found.given)], torch.device("cpu"))
-        for t, into in zip(made, views[len(found.given):], strict=True):
-            into.copy_(t.where(~t.isnan(), into))  # other texts store the other parts
+        arrays = [(t.double() if t.is_floating_point() else t).numpy() for t in map(Tensor.detach, views)]
+        count = len(found.given)
+        given = dict(zip(found.given, arrays[:count], strict=True))
+        before = dict(zip(found.stored, arrays[count:], strict=True))
+        made = execute(found.compute, given, before=before)  # other texts store the other parts
+        for name, into in zip(found.stored, views[count:], strict=True):
+            into.detach().copy_(torch.from_numpy(np.array(made[name].value, order="C")))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.graph.draw import Draw, Drawn, Step, smaller, why_wrong
+from tests.graph.meant import Meant
 from tests.graph.shaken import F64, movements
 from transconv.graph.lowerings import view_indexing
 
@@ -35,6 +36,27 @@ def test_a_planted_mistake_is_found_and_made_small(monkeypatch: pytest.MonkeyPat
     assert "off by" in why_wrong(_flipped())
     least = smaller(_flipped(), lambda d: bool(why_wrong(d)))
     assert [s.says for s in least.steps] == ["flip"] and str(least).endswith("return x1")
+
+
+@pytest.mark.parametrize(("dtype", "name"), [
+    (torch.float64, "f64"), (torch.int64, "i64"), (torch.int8, "i8"), (torch.bool, "boolean")])
+def test_texts_that_store_parts_leave_the_others(dtype: torch.dtype, name: str) -> None:
+    """Whatever is there before: NaN is stored as any other value, and an integer is never NaN."""
+    parts = [f"""compute some
+    tensor x f64 [n=4]
+    tensor y {name} [m=8]
+    axes i=4
+    read a = x[i]
+    store y[2*i + {at}] = {value}""" for at, value in enumerate({
+        "f64": ("log(a)", "-a"), "boolean": ("a > 1", "a < 3")}.get(name, ("i32(a)", "-i32(a)")))]
+    x = torch.tensor([2.0, 0.0, 3.0, -1.0], dtype=torch.float64)
+    y = torch.tensor([float("nan"), 7.0] * 2 + [7.0] * 4, dtype=torch.float64).to(dtype)
+    for at, (part, want) in enumerate(zip(parts, {
+            "f64": (x.log(), -x), "boolean": (x > 1, x < 3)}.get(name, (x, -x)), strict=True)):
+        before = y[1 - at::2].clone()
+        Meant((part,)).start([x, y])
+        torch.testing.assert_close(y[at::2], want.to(dtype), equal_nan=True)
+        torch.testing.assert_close(y[1 - at::2], before, equal_nan=True)
 
 
 def test_roundings_move_what_is_nearly_singular() -> None:

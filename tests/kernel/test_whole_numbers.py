@@ -24,7 +24,8 @@ TWO = ("x + y", "x - y", "x * y", "x // y", "x % y", "x << y", "x >> y", "x & y"
        "x.astype(np.int32) // y", "x.astype(np.int32) % y", "x.astype(np.int32) - y")
 ONE = ("-x", "+x", "~x", "abs(x)", "np.sign(x)", "np.square(x)", "1 - x", "x + True", "np.fabs(x)",
        "np.isnan(x)", "x.astype(np.int8)", "x.astype(np.uint8)", "x.astype(np.int32).astype(np.uint8)",
-       "-(x - 3)", "x - (-x)", "np.negative(x)", "np.invert(x)", "np.full_like(x, 3) - x")
+       "-(x - 3)", "x - (-x)", "np.negative(x)", "np.invert(x)", "np.full_like(x, 3) - x",
+       "np.where(x < x, x, -1).astype(np.uint8) + 1", "np.where(x < x, x, 100).astype(np.int8) - 5")
 HELD = ("x + {}", "x - {}", "{} - x", "x * {}", "x // {}", "{} // x", "x % {}", "{} % x", "x << {}",
         "x >> {}", "{} << x", "{} >> x", "x & {}", "{} | x", "x ^ {}", "np.maximum(x, {})",
         "np.minimum({}, x)", "np.full_like(x, {})")

@@ -85,7 +85,7 @@ from transconv.ir.functions.calls import CALLS, Callee, helpers
 from transconv.ir.functions.fma import multiply_add
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.ir.functions.reductions import REDUCERS, reducer_of
-from transconv.ir.functions.rounding import Rounding, convert
+from transconv.ir.functions.rounding import Rounding, convert, held_constant, wrapped
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
 from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
@@ -172,4 +172,5 @@ __all__ = [
     "substitute",
     "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
     "why_not_depth", "why_not_name", "why_not_text",
+    "held_constant", "wrapped",
 ]

@@ -32,11 +32,13 @@ from transconv.ir import (
     eq,
     f32,
     f64,
+    held_constant,
     i32,
     index,
     ne,
     promote,
     select,
+    wrapped,
 )
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles.values import named
@@ -320,21 +322,13 @@ def clipped(dtype: DType, low: Any, high: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def wrapped(value: int, dtype: DType) -> int:
-    """The number of which an integer type keeps the last bits."""
-    if dtype.kind != "int":
-        return value
-    least, most = dtype.limits
-    return (value - least) % (most - least + 1) + least
-
-
 def cast(e: Expr, dtype: DType) -> Expr:
     """The value in a type; a constant of it where the value is one."""
     if e.dtype is dtype:
         return e
     if isinstance(e, Const) and dtype.kind != "bool":
         if dtype.kind == "float":
-            return Const(float(e.value), dtype)
+            return Const(float(held_constant(e.value, e.dtype)), dtype)
         if not isinstance(e.value, float):
             return Const(wrapped(int(e.value), dtype), dtype)
     if dtype is boolean:

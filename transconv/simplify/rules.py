@@ -30,6 +30,7 @@ from transconv.ir import (
     Shl,
     Shr,
     Xor,
+    wrapped,
 )
 from transconv.simplify.comparison import compare, equate, negate
 from transconv.simplify.division import Again, divide, remainder
@@ -81,7 +82,7 @@ def convert(e: Expr, facts: Facts, again: Again) -> Expr:
         case Cast(x, to) if to is x.dtype:
             return x
         case Cast(Const(int(value)), to) if e.x.dtype.kind != "float" and to.is_integer:
-            return Const(value, to) if to.kind == "index" or _holds(to, value, value) else e
+            return Const(wrapped(int(value), to), to)
         case Cast(Const(int(value)), to) if e.x.dtype.is_integer and to.kind == "float":
             # Integers up to 256 are exact in f16 and bf16; 8-bit floats have fewer digits.
             return Const(float(value), to) if abs(value) <= min(256, 2**to.digits) else e

@@ -40,9 +40,12 @@ from transconv.ir import (
     Xor,
     bf16,
     f16,
+    f32,
     f64,
+    held_constant,
     lanes_of,
     walk,
+    wrapped,
 )
 
 # Python's precedence, weakest first. `&` binds tighter than `<`, so comparisons get parentheses.
@@ -240,8 +243,23 @@ class ArithmeticSpeller:
             memory = e.x if e.x.dtype is e.type.memory else Cast(e.x, e.type.memory)
             return f"{e.type.rounding.name}({self.fit(memory, self.lanes(e))})", POSTFIX
         if self.is_number(e.x):
-            return f"{self.space}.full((), {self.text(e.x)}, {self.type(e.type)})", ATOM
+            return self.number(e.x, e.type)
         return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX
+
+    def number(self, x: Expr, to: DType) -> tuple[str, int]:
+        """A number as a tensor of a type. Triton makes one of integers that the type holds, and of floats;
+        8-bit floats, and integers of floats, are made of a tensor as at run time."""
+        own = x.dtype
+        x = Const(held_constant(x.value, own), own) if isinstance(x, Const) else x
+        value, whole = self.text(x), own.kind != "float"
+        if isinstance(x, Const) and (to.kind == "bool" or whole and to.kind == "int"):
+            value = repr(bool(x.value) if to.kind == "bool" else wrapped(int(x.value), to))
+        elif to.kind == "float" and (to is bf16 or to.is_short):
+            return f"{self.space}.full((), {value}, {self.type(f32)}).to({self.type(to)})", POSTFIX
+        elif to.kind != "float" and (not whole or to.kind == "bool" or to.bits < own.bits):
+            through = own.memory if whole or own.bits >= 32 else f32
+            return f"{self.space}.full((), {value}, {self.type(through)}).to({self.type(to)})", POSTFIX
+        return f"{self.space}.full((), {value}, {self.type(to)})", ATOM
 
     def function(self, name: str, args: tuple[Expr, ...], e: Expr) -> tuple[str, int]:
         lanes = self.lanes(e)

@@ -23,6 +23,7 @@ from transconv.ir import (
     Renamed,
     Spread,
     Tensor,
+    wrapped,
 )
 
 
@@ -38,18 +39,28 @@ def is_lost(dtype: DType, fill: float) -> bool:
     return bits >> dtype.bits - 1 == 1 and bits != ones
 
 
+def _times(x: Const, value: float) -> Const:
+    """A sum or a product of equal constants, which wraps around."""
+    return Const(value if isinstance(value, float) else wrapped(int(value), x.type), x.type)
+
+
 class ExprSpeller(ArithmeticSpeller):
     """Spells all expressions."""
 
     def spell_Reduce(self, e: Reduce) -> tuple[str, int]:
         lanes = self.lanes(e.x)
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
+            if REDUCERS[e.op].node is Add and isinstance(e.x, Const):
+                return self.spell(_times(e.x, e.x.value * e.lane.extent))
+            if REDUCERS[e.op].node is Add and e.dtype.kind == "int":
+                times = Const(wrapped(e.lane.extent, e.dtype), e.dtype)
+                return f"{self.fit(e.x, lanes, LEVEL[Mul] + 1)} * {self.text(times)}", LEVEL[Mul]
             if REDUCERS[e.op].node is Add:
                 return f"{self.fit(e.x, lanes, LEVEL[Mul] + 1)} * {e.lane.extent}", LEVEL[Mul]
             if REDUCERS[e.op].node is not Mul:
                 return self.fit(e.x, lanes, POSTFIX), POSTFIX
             if isinstance(e.x, Const):
-                return self.spell(Const(e.x.value**e.lane.extent, e.x.type))
+                return self.spell(_times(e.x, e.x.value**e.lane.extent))
             every = tuple(sorted((*lanes, e.lane), key=lambda x: (x.axis, x.name)))
             return self.spell(Reduce(e.op, Spread(e.x, every), e.lane))
         text = self.text(self.not_a_dot(e.x, lanes))

@@ -54,12 +54,14 @@ class Answer:
     error: Array
 
 
-def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0) -> dict[str, Answer]:
+def execute(compute: Compute, given: Mapping[str, Array], share: float = 0.0,
+            before: Mapping[str, Array] | None = None) -> dict[str, Answer]:
     """The stored tensors, by name; ``given``: the tensors that are read, in logical shapes. Elements that
-    no step stores are NaN. ``share``: the error of a sum as a fraction of the sum of its absolute terms;
-    with 0 all errors are 0."""
-    made = {w.view.tensor.name: Answer(np.full(w.view.tensor.shape, np.nan),
-                                       np.zeros(w.view.tensor.shape)) for w in compute.writes}
+    no step stores are as ``before``, in logical shapes, or NaN. ``share``: the error of a sum as a
+    fraction of the sum of its absolute terms; with 0 all errors are 0."""
+    stored = {w.view.tensor.name: w.view.tensor.shape for w in compute.writes}
+    made = {name: Answer(np.full(shape, np.nan) if before is None else np.array(before[name], np.float64),
+                         np.zeros(shape)) for name, shape in stored.items()}
     shared = {t: Gathered(w.op, t.shape) for w in compute.writes if w.op for t in [w.view.tensor]}
     for part in _parts(compute):
         StepEvaluator(compute, given, part, share).into(made, shared)
@@ -238,8 +240,10 @@ class StepEvaluator:
         axes = tuple(i for i, n in enumerate(self.names) if n in step.axes)
         if self.compute.factors is not None:
             a, b = (self.at.env[_wide(r.var)] for r in self.compute.factors)
+            times = prod(self.sizes[i] for i in axes if a.shape[i] == b.shape[i] == 1)
             found = contract(a, b, list(axes), np.dtype(np.float64))
-            return found, self.product(a, b, list(axes)) if self.share else None
+            found = found * times if times else np.zeros(found.shape)  # neither factor has these axes
+            return found, self.product(a, b, list(axes)) * times if self.share else None
         terms = self.value(step.value)
         shape = [self.sizes[i] if i in axes else n for i, n in enumerate(terms.shape)]
         terms = np.broadcast_to(terms, shape)

@@ -36,6 +36,9 @@ Apart = Mapping[Piece, Sequence[materialize.MaterializeReason]]
 views."""
 NONE: Apart = {}
 MOST_STORED = 16  # small values that one kernel stores
+LONGEST = 100  # operations of one kernel, one of the other's result; of views twice as many
+CUT = "is at the end of a chain of {} operations, the longest of one kernel"
+CUT_OFF = "is needed behind such a chain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,9 @@ def planned(outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart = N
 
 
 class Planner:
-    """Makes a plan. ``home``: the group in which a value rides."""
+    """Makes a plan. ``home``: the group in which a value rides; ``chain``: how many operations, one of the
+    other's result, have made a value of what is in memory; ``cut``: what is in memory because those are
+    too many, and is read from there by whatever is made of it."""
 
     def __init__(self, outputs: Sequence[Piece], rates: fusion_cost.Price, apart: Apart,
                  again: Mapping[Piece, str], free: Set[Piece] = frozenset()) -> None:
@@ -102,11 +107,14 @@ class Planner:
         self.images = images(self.order) - self.fixed
         self.home: dict[Piece, FusionGroup] = {}
         self.users: dict[Piece, list[Piece]] = {}
+        self.chain: dict[Piece, int] = {}
+        self.cut: set[Piece] = set()
         for piece in self.order:
             for x in dict.fromkeys(piece.operands):
                 self.users.setdefault(x, []).append(piece)
         for piece in self.order:
             self.place(piece)
+            self.limit(piece)
         for piece in self.outputs:
             self.hold(piece)
         concat_views.place(self)
@@ -128,6 +136,17 @@ class Planner:
                 if piece not in self.home and isinstance(piece, Mapped):
                     materialize.weigh(piece, self)
 
+    def limit(self, piece: Piece) -> None:
+        """Store a value at the end of a long chain: texts and kernels of any length take long to compile,
+        and what reads them recurses."""
+        made = [self.chain[x] for x in piece.operands if x not in self.plan.stored]
+        self.chain[piece] = count = 1 + max(made, default=0) if piece.operands else 0
+        if count < LONGEST * (1 if isinstance(piece, Mapped) else 2) or piece in self.plan.stored:
+            return
+        for user in self.users.get(piece, ())[:1]:
+            self.keep(piece, user, CUT.format(count), itself=True)
+            self.cut.add(piece)
+
     # -- what is known of values -----------------------------------------------------------------
 
     @property
@@ -141,7 +160,7 @@ class Planner:
         while left:
             at = left.pop()
             found = self.plan.stored.get(at)
-            if found is not None and found is not within:
+            if found is not None and (found is not within or at in self.cut):
                 most = max(most, found.number)
                 continue
             left += [x for x in at.operands if x not in seen]
@@ -154,7 +173,7 @@ class Planner:
             return True
         seen.add((piece, at))
         own = self.home.get(piece)
-        mine = own is not None and own.number == group.number
+        mine = own is not None and own.number == group.number and piece not in self.cut
         if piece in self.plan.stored and not mine:
             return self.plan.stored[piece].number < group.number
         at = group.simple(at)
@@ -180,6 +199,11 @@ class Planner:
         if not homes:
             return
         group = max(homes, key=lambda g: g.number)
+        if self.cut.intersection(piece.operands):
+            for x in piece.operands:
+                if x in self.home:
+                    self.keep(x, piece, CUT_OFF)
+            return
         away = [x for x in piece.operands if self.home.get(x) not in (None, group)]
         if all(self.needs(x) < group.number for x in piece.operands if x not in self.home):
             held = [x for x in away if x not in self.plan.stored]

@@ -121,7 +121,7 @@ class WatchedCall:
     def __init__(self, checks: Checks, values: Values, chosen: set[object] | None, named: bool) -> None:
         self.checks, self.values, self.chosen, self.named = checks, values, chosen, named
         self.waiting = False
-        self.spent = 0.0
+        self.began = self.spent = 0.0  # ``began``: the last comparison
 
     def kernels(self, region: Region, kernels: Sequence[RegionKernel]) -> RegionWatch:
         """What looks at the kernels of a region."""
@@ -138,10 +138,11 @@ class WatchedCall:
         if name not in self.values.pending or not self.has_time(key):
             return ""
         began, checks = time.perf_counter(), self.checks
+        self.began = began
         try:
             self.expect_room(name, got)
             if not (why := difference(self.values, name, got, tf32)):
-                stats.held("right")
+                stats.held("right", us(began))
                 if self.named and self.chosen is None and time.perf_counter() - began > STALL / 8:
                     began = time.perf_counter()  # what torch loads when it is first asked is not counted
                     difference(self.values, name, got, tf32)
@@ -173,7 +174,7 @@ class WatchedCall:
     def told(self, name: str, why: str, works: Sequence[Workload]) -> str:
         """Note that a result is wrong, and leave its case on the disk; the whole sentence."""
         said = f"{self.said(name)}: {why}"
-        stats.held("wrong")
+        stats.held("wrong", us(self.began))
         self.checks.wrong.append(said)
         try:
             return said + failing_case.saved(self.values, name, said, works)
@@ -183,7 +184,7 @@ class WatchedCall:
 
     def leave(self, why: str) -> None:
         """Note that something is not compared."""
-        stats.held("left out")
+        stats.held("left out", us(self.began))
         self.checks.left_out[why] += 1
 
     def expect_room(self, name: str, got: Tensor) -> None:
@@ -243,6 +244,11 @@ class RegionWatch:
                 if why := self.watch.difference(self.region, name, t, tf32, [k.workload for k in kernels]):
                     raise RefusedKernel("of a region", self.makers(name), "wrong", why)
         self.watch.enter(self.region.outputs, made)
+
+
+def us(began: float) -> int:
+    """Microseconds since then."""
+    return round((time.perf_counter() - began) * 1e6)
 
 
 def _rounds(workload: Workload) -> bool:

@@ -50,6 +50,23 @@ def nearest_tf32(x):
 HELD = {"float16": (np.uint16, 11), "float32": (np.uint32, 24), "float64": (np.uint64, 53)}
 
 
+def wrapped(value: int, to: DType) -> int:
+    """The number of which an integer type keeps the last bits; of other types the number itself."""
+    if to.kind != "int":
+        return value
+    least, most = to.limits
+    return (value - least) % (most - least + 1) + least
+
+
+def held_constant(value: float, by: DType) -> float:
+    """The number that a type of less than 32 bits has for a number of Python; of wider floats the number
+    itself, which they do not round before it is used."""
+    if by.kind == "float" and by.bits < 32:
+        with np.errstate(over="ignore"):
+            return float(convert(np.asarray(value, np.float64), by))
+    return value if isinstance(value, float) else wrapped(int(value), by)
+
+
 def rounded(x: Array, to: DType) -> Array:
     """Floats rounded to the digits of a type, ties to even, in the NumPy type that holds it (float32 for
     bf16). The type's exponent range is not applied; ``convert`` does that."""
