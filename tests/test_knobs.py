@@ -200,3 +200,17 @@ def test_a_word_that_switches_nothing_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match="TRANSCONV_PASSES: there is no optional pass") as caught:
         compiler.build(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD, TARGETS["sm_90"])
     assert str(caught.value).endswith(f" '{name}'; expected some of {expected}")
+
+
+def test_a_variable_that_nothing_reads_is_named_once(monkeypatch: pytest.MonkeyPatch,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    knobs.forget()
+    for name in ("TRANSCONV_TUNE", "TRANSCONV_XYZZY", "TRANSCONV_CONFIG", "TRANSCONV_COMMIT"):
+        monkeypatch.setenv(name, "0")
+    knobs.name_unknown()
+    knobs.name_unknown()
+    first, second = caplog.messages
+    assert first == ("TRANSCONV_TUNE=0: there is no such variable; did you mean TRANSCONV_TUNED? "
+                     "it counts as not set")
+    assert second.startswith("TRANSCONV_XYZZY=0: there is no such variable; known are TRANSCONV_DEBUG ")
+    knobs.forget()

@@ -76,7 +76,7 @@ def test_the_fastest_whose_results_are_right_is_kept(monkeypatch: pytest.MonkeyP
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(optimization, "OTHER", "eager")
     seconds = {"eager": 3e-3, "torch.compile": 2e-3, "transconv": 1e-3}
-    monkeypatch.setattr(optimization.Trial, "seconds", lambda self, name: seconds[name])
+    monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: seconds[name])
     with by_meaning():
         fast = transconv.optimize(network(), X, measure=True)
         found = report(fast).optimization
@@ -94,7 +94,7 @@ def test_the_fastest_whose_results_are_right_is_kept(monkeypatch: pytest.MonkeyP
 
 def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimization, "OTHER", "eager")
-    monkeypatch.setattr(optimization.Trial, "seconds", lambda self, name: 1.0 + (name != "transconv"))
+    monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: 1.0 + (name != "transconv"))
     with by_meaning():
         fast = transconv.optimize(nn.Sequential(*network(), nn.Dropout()).train(), X, measure=True,
                                   rest="eager")

@@ -38,7 +38,7 @@ LAUNCH_US = 5.0  # about what the host needs for a launch of eager torch
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class TimedSide:
     """A way to run a model, and what was measured of it: milliseconds of a call, or of a training step;
     how far its results are from eager's, relative; ``error``: why it does not run."""
 
@@ -55,7 +55,7 @@ class Optimization:
 
     kept: str
     lines: tuple[str, ...]
-    sides: tuple[Side, ...] = ()
+    sides: tuple[TimedSide, ...] = ()
 
     def __str__(self) -> str:
         return "\n".join([*self.lines, *self.table()])
@@ -99,17 +99,17 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
         raise ValueError("transconv.optimize: measure=True needs an example; write "
                          "optimize(model, x, measure=True), x as the model is called")
     training = model.training if training is None else training
-    trial = Trial(_sharing(model, training, filter_fn), _arguments(example), training, rest)
+    trial = ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest)
     made = trial.chosen(measure, cudagraphs)
     if verbose:
         print(made)
     fast: Any = trial.model
-    fast._compiled_call_impl = Runner(trial.calls[made.kept], made, training, made.kept == RECORDED,
+    fast._compiled_call_impl = ChosenCall(trial.calls[made.kept], made, training, made.kept == RECORDED,
                                       trial.handle)
     return fast
 
 
-class Runner:
+class ChosenCall:
     """What a call of an optimized model runs. ``compiled``: the function of torch.compile, or eager's;
     ``recorded``: its results lie in the memory of a CUDA graph, and are copied."""
 
@@ -131,7 +131,7 @@ class Runner:
 
 
 @dataclass(slots=True)
-class Trial:
+class ModelTrial:
     """The ways to run a model, each a function; ``given``: arguments of an example, or None."""
 
     model: nn.Module
@@ -168,7 +168,7 @@ class Trial:
         return self.choice(kept, what, self.expected())
 
     def choice(self, kept: str, what: str, expected: str,
-               sides: tuple[Side, ...] = ()) -> Optimization:
+               sides: tuple[TimedSide, ...] = ()) -> Optimization:
         """With the three lines."""
         weights = ", weights copied once" if self.handle is not None and kept in (OURS, RECORDED) else ""
         off = [name for name, m in self.model.named_modules() if convert.is_off(m)]
@@ -188,7 +188,7 @@ class Trial:
         """The fastest side, by times taken in turn."""
         names = [EAGER, INDUCTOR, *(n for n in (OURS, RECORDED) if n in self.calls)]
         names = names if recorded else [n for n in names if n != RECORDED]
-        sides, want = {n: Side(n) for n in names}, self.run(EAGER)
+        sides, want = {n: TimedSide(n) for n in names}, self.run(EAGER)
         # Of a model that draws random numbers, such as for dropout, no two results are alike.
         furthest = max(FURTHEST, 2 * _apart(self.run(EAGER, seed=1), want))
         for n in names:
@@ -231,7 +231,7 @@ class Trial:
             return [t.detach().clone() for t in self.step(self.runner(name))]
 
     def runner(self, name: str) -> Call:
-        return Runner(self.calls[name], Optimization(name, ()), self.training, name == RECORDED)
+        return ChosenCall(self.calls[name], Optimization(name, ()), self.training, name == RECORDED)
 
     def step(self, call: Call) -> list[Tensor]:
         """A call, and in training its gradients."""
