@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,17 @@ def test_table_has_a_row_for_each_knob() -> None:
     rows = knobs.table().splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == [knob.name for knob in knobs.KNOBS]
     assert all(row.count("|") == 5 for row in rows)
+
+
+def test_the_page_of_settings_is_whole() -> None:
+    """Every variable as it is here, every switch, every logger."""
+    from transconv.torch_ops.settings import WORDS
+
+    page = (PACKAGE.parent / "docs" / "settings.md").read_text("utf-8")
+    assert knobs.table() in page
+    loggers = {name for path in PACKAGE.rglob("*.py")
+               for name in re.findall(r'getLogger\("(transconv\.\w+)"\)', path.read_text("utf-8"))}
+    assert [x for x in (*WORDS, *loggers) if f"| `{x}` | " not in page] == []
 
 
 def test_nobody_else_reads_the_environment() -> None:

@@ -106,7 +106,8 @@ def __getattr__(name: str) -> Any:
     if name in ("distributed", "functional", "graph", "kernel", "nn", "quantized"):
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'transconv' has no attribute '{name}'")
+        near = importlib.import_module("transconv.errors").nearest(name, __all__)
+        raise AttributeError(f"module 'transconv' has no attribute '{name}'{near}")
     home = importlib.import_module(f"transconv.{_HOMES[name]}")
     if name in _ALSO:
         importlib.import_module(f"transconv.{_ALSO[name]}")

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transconv import knobs
+from transconv.errors import nearest
 
 WORDS = {
     "fallback": ("silent", "warn", "error"),
@@ -46,10 +47,11 @@ class Settings:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in WORDS:
             raise AttributeError(f"transconv.config has no switch '{name}'; "
-                                 f"expected one of: {', '.join(WORDS)}")
+                                 f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}")
         if value not in WORDS[name]:
             raise ValueError(f"transconv.config.{name} = {value!r}; "
-                             f"expected one of: {', '.join(WORDS[name])}")
+                             f"expected one of: {', '.join(WORDS[name])}"
+                             f"{nearest(str(value), WORDS[name])}")
         object.__setattr__(self, name, value)
         if value == "interpret":
             _begin_interpreter()
