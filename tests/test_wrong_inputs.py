@@ -116,6 +116,7 @@ def test_each_sentence_has_a_cure() -> None:
     """What is expected, allowed or known, or what is meant."""
     said = re.split(r"\n(?=\S)", GOLDEN.read_text("utf-8"))
     assert len(said) >= 60
-    cure = re.compile(r"^    transconv \d|expected|did you mean|allowed|known|write |use |choose from|--help|needs|give|"
+    cure = re.compile(r"^    transconv \d|expected|did you mean|allowed|known|write |use |choose from|"
+                      r"--help|needs|give|"
                       r"such as|required|axes are", re.IGNORECASE)
     assert not [s for s in said if not cure.search(s.split("\n", 1)[1])]

@@ -29,14 +29,17 @@ SWITCHED_OFF = "transconv.off was called with its module"
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did: names of exchanged modules, and why other convolutions were left."""
+    """What a conversion did: names of exchanged modules, and why other convolutions were left; ``did``: in
+    words, what became of the former."""
 
     converted: tuple[str, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
+    did: str = "converted"
 
     def __str__(self) -> str:
         done = len(self.converted)
-        head = f"{done} convolution{'s' * (done != 1)} converted, {len(self.skipped)} left"
+        left = f", {len(self.skipped)} left" if self.did == "converted" else ""
+        head = f"{done} convolution{'s' * (done != 1)} {self.did}{left}"
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
 
 
@@ -79,7 +82,8 @@ def revert_(model: torch.nn.Module) -> ConversionReport:
     """Undo `convert_`, in place. TypeError for what is no module."""
     module_swap.expect_module(model, "revert_")
     return ConversionReport(tuple([name for name, module in model.named_modules()
-                         if _is_convolution(module) and module_swap.exchange(module, back=True)]))
+                         if _is_convolution(module) and module_swap.exchange(module, back=True)]),
+                            did="torch's again")
 
 
 # -- aten's own operators --------------------------------------------------------------------------
