@@ -17,7 +17,6 @@ from __future__ import annotations
 import difflib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 
 
 class TransconvError(Exception):
@@ -118,9 +117,9 @@ def _stage_error(stage: str, reason: str, problem: str, schedule: str,
     return StageError(stage, reason, problem=problem, schedule=schedule, options=options)
 
 
-def nearest(word: str, known: Iterable[str], other: Mapping[str, str] = MappingProxyType({})) -> str:
+def nearest(word: str, known: Iterable[str], other: Mapping[str, str] | None = None) -> str:
     """``"; did you mean f32?"``: the name that is meant, by ``other`` names of it or by its letters; empty
     where none is near."""
-    near = [other[word.lower()]] if word.lower() in other else difflib.get_close_matches(
-        word.lower(), known, 1, 0.7)
+    meant = (other or {}).get(word.lower())
+    near = [meant] if meant else difflib.get_close_matches(word.lower(), known, 1, 0.7)
     return f"; did you mean {near[0]}?" if near else ""

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import copy
 import time
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -146,9 +143,8 @@ class ModelTrial:
         self.calls[EAGER] = self.model._call_impl
         ours = self.device().type != "cpu" or settings.cpu == "interpret"
         if ours:
-            self.calls[OURS] = self.compiled(partial(backend, options={"rest": self.rest}))
-            self.calls[RECORDED] = self.compiled(
-                partial(backend, options={"rest": self.rest, "cudagraphs": True}))
+            self.calls[OURS] = self.compiled(backend, {"rest": self.rest})
+            self.calls[RECORDED] = self.compiled(backend, {"rest": self.rest, "cudagraphs": True})
             self.handle = None if self.training else Inference(self.model)
             if self.training and self.device().type != "cpu":
                 _features_last(self.model)
@@ -205,7 +201,8 @@ class ModelTrial:
             for n, times in taken.items():
                 if sum(times) * CALLS < BUDGET_S or not times:
                     times.append(self.seconds(n))
-        sides |= {n: replace(sides[n], ms=median(times) * 1e3) for n, times in taken.items()}
+        sides |= {n: replace(sides[n], ms=sorted(times)[len(times) // 2] * 1e3)
+                  for n, times in taken.items()}
         right = [s for s in sides.values() if s.ms is not None and (s.difference or 0.0) <= furthest]
         kept = min(right, key=lambda s: s.ms or 0.0)
         said = (f"measured: {kept.ms:.4g} ms a {'step' if self.training else 'call'}, "
@@ -213,7 +210,7 @@ class ModelTrial:
         return self.choice(kept.name, f"kept {kept.name}",
                            said + (f"; {self.expected()}" if OURS in taken else ""), tuple(sides.values()))
 
-    def compiled(self, how: Any) -> Call:
+    def compiled(self, how: Any, options: Any = None) -> Call:
         """The model through torch's compiler: a function with code of its own, to which compiled code is
         tied, so that models of one class do not share its limit."""
         model: Any = self.model
@@ -221,8 +218,10 @@ class ModelTrial:
         def call(*given: Any, **named: Any) -> Any:
             return model._call_impl(*given, **named)
         code = call.__code__.replace(co_name=f"optimized_{type(model).__name__}_{id(call):x}")
-        own = types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
-        return torch.compile(own, backend=how)
+        function: Any = type(call)
+        own = function(code, call.__globals__, code.co_name, None, call.__closure__)
+        made: Call = torch.compile(own, backend=how, options=options)
+        return made
 
     def run(self, name: str, seed: int = 0) -> list[Tensor]:
         """Results of the example, and in training the gradients; the model's state stays as it was."""

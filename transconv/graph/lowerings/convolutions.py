@@ -10,14 +10,8 @@ import torch
 from transconv.compute import Axis, Compute
 from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
 from transconv.errors import TransconvError
-from transconv.graph.fusion.index_ir import (
-    ConstantValue,
-    Factor,
-    Instead,
-    Piece,
-    PiecewiseIndex,
-    ProductSum,
-)
+from transconv.graph.fusion import index_ir
+from transconv.graph.fusion.index_ir import Factor, Instead, Piece, ProductSum
 from transconv.graph.lowerings import upsampling
 from transconv.graph.lowerings.elementwise import arithmetic
 from transconv.graph.lowerings.products import Shape, check_types, one_term
@@ -251,7 +245,7 @@ def _unpadded(x: Piece, p: Params) -> tuple[Piece, Params]:
 
     Boxes have the zeros beyond an image for nothing; of a pad that is a view of its own they would not."""
     before, behind = list(p.pad_lo), list(p.pad_hi)
-    while (sides := _zeros(x)) and isinstance(x, PiecewiseIndex):
+    while (sides := _zeros(x)) and isinstance(x, index_ir.PiecewiseIndex):
         before = [a + n for a, (n, _) in zip(before, sides, strict=True)]
         behind = [a + n for a, (_, n) in zip(behind, sides, strict=True)]
         x = x.parts[0].of
@@ -262,10 +256,10 @@ def _unpadded(x: Piece, p: Params) -> tuple[Piece, Params]:
 def _zeros(x: Piece) -> list[tuple[int, int]]:
     """How many zeros are before and behind each spatial dim of what a value pads; none if it is no pad, or
     one along other dims, or where sizes are names."""
-    if not isinstance(x, PiecewiseIndex) or x.label != "pad" or len(x.parts) != 2:
+    if not isinstance(x, index_ir.PiecewiseIndex) or x.label != "pad" or len(x.parts) != 2:
         return []
     of, beyond = x.parts[0].of, x.parts[1].of
-    if not isinstance(beyond, ConstantValue) or beyond.value != 0 or any(
+    if not isinstance(beyond, index_ir.ConstantValue) or beyond.value != 0 or any(
             isinstance(n, SymbolicSize) for n in (*of.shape, *x.shape)):
         return []
     names = [Var(f"d{d}") for d in range(len(x.shape))]
