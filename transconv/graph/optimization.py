@@ -102,7 +102,7 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
         print(made)
     fast: Any = trial.model
     fast._compiled_call_impl = ChosenCall(trial.calls[made.kept], made, training, made.kept == RECORDED,
-                                      trial.handle)
+                                          trial.handle)
     return fast
 
 
