@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,17 @@ def test_table_has_a_row_for_each_knob() -> None:
     assert all(row.count("|") == 5 for row in rows)
 
 
+def test_the_page_of_settings_is_whole() -> None:
+    """Every variable as it is here, every switch, every logger."""
+    from transconv.calls.settings import WORDS
+
+    page = (PACKAGE.parent / "docs" / "settings.md").read_text("utf-8")
+    assert knobs.table() in page
+    loggers = {name for path in PACKAGE.rglob("*.py")
+               for name in re.findall(r'getLogger\("(transconv\.\w+)"\)', path.read_text("utf-8"))}
+    assert [x for x in (*WORDS, *loggers) if f"| `{x}` | " not in page] == []
+
+
 def test_nobody_else_reads_the_environment() -> None:
     readers = [path.name for path in PACKAGE.rglob("*.py")
                if "os.environ" in path.read_text() or "getenv" in path.read_text()]
@@ -200,3 +212,17 @@ def test_a_word_that_switches_nothing_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ValueError, match="TRANSCONV_PASSES: there is no optional pass") as caught:
         compiler.build(ConvProblem.parse("mb1ic16ih5oc16oh5kh3ph1"), Prop.FWD, TARGETS["sm_90"])
     assert str(caught.value).endswith(f" '{name}'; expected some of {expected}")
+
+
+def test_a_variable_that_nothing_reads_is_named_once(monkeypatch: pytest.MonkeyPatch,
+                                                     caplog: pytest.LogCaptureFixture) -> None:
+    knobs.forget()
+    for name in ("TRANSCONV_TUNE", "TRANSCONV_XYZZY", "TRANSCONV_CONFIG", "TRANSCONV_COMMIT"):
+        monkeypatch.setenv(name, "0")
+    knobs.name_unknown()
+    knobs.name_unknown()
+    first, second = caplog.messages
+    assert first == ("TRANSCONV_TUNE=0: there is no such variable; did you mean TRANSCONV_TUNED? "
+                     "it counts as not set")
+    assert second.startswith("TRANSCONV_XYZZY=0: there is no such variable; known are TRANSCONV_DEBUG ")
+    knobs.forget()

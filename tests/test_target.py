@@ -60,12 +60,21 @@ def test_siblings_of_known_chips(name: str, like: str, arch: int | str) -> None:
     assert found.features == TARGETS[like].features
 
 
-@pytest.mark.parametrize("name", ["sm_75", "sm_90a", "gfx906", "gfx1030", "h100", "", "sm_"])
+@pytest.mark.parametrize("name", ["sm_90a", "gfx906", "gfx1030", "h100", "", "sm_", "what"])
 def test_unknown_names_list_the_known_ones(name: str) -> None:
     with pytest.raises(ScheduleError) as caught:
         Target.parse(name)
-    assert str(caught.value) == (f"target '{name}' is unknown; expected one of "
-                                 + " ".join(TARGETS))
+    said = f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}"
+    assert str(caught.value) in (said, *(f"{said}; did you mean {near}?" for near in TARGETS))
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("H100", "did you mean sm_90?"), ("sm90", "did you mean sm_90?"), ("mi300x", "did you mean gfx942?"),
+    ("sm_75", "Triton compiles for chips from sm_80 on, so torch computes there"),
+    ("V100", "Triton compiles for chips from sm_80 on, so torch computes there")])
+def test_names_of_cards(name: str, said: str) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(said)):
+        Target.parse(name)
 
 
 def test_properties_of_a_device_replace_the_counts() -> None:

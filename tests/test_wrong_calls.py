@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import transconv
+from transconv.__main__ import main
 from transconv.errors import ComputeError
 
 TEXT = """compute twice
@@ -93,3 +94,26 @@ def test_results_that_are_not_stored_once(change: tuple[str, str], said: str) ->
 ])
 def test_results_that_are_stored_once(text: str) -> None:
     assert transconv.computation(text)(torch.randn(4, 8)).isfinite().all()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_kernels_of_another_chip_are_explained(device: str) -> None:
+    x, w = (torch.empty(shape, device=device) for shape in ((2, 8, 14, 14), (16, 8, 3, 3)))
+    found = transconv.explain(x, w, padding=1, target="sm_90")
+    assert found.native and all("mma" in part.schedule for part in found.parts)
+    here = transconv.explain(x, w, padding=1)
+    assert here.reasons == (f"device:{device}",) and str(here).count(f"    device:{device}: ") == 1
+    with pytest.raises(ValueError, match="did you mean sm_90"):
+        transconv.explain(x, w, target="h100")
+
+
+def test_what_is_listed_and_said() -> None:
+    assert {"softmax", "layer_norm"} <= {*dir(transconv.functional)} == {*transconv.functional.__all__}
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1))
+    assert str(transconv.convert_(model)) == "1 convolution converted, 0 left"
+    assert str(transconv.revert_(model)) == "1 convolution torch's again"
+
+
+def test_directions_as_in_files_of_onednn(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--dir=bwd_d", "mb1ic8ih4oc8oh4kh3ph1"]) == 0
+    assert "passed:1" in capsys.readouterr().out

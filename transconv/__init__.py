@@ -7,6 +7,7 @@ nor triton nor sympy.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
+    from transconv.graph.optimization import optimize as optimize
     from transconv.torch_ops.calls.route_cache import counted as stats  # noqa: F401
     from transconv.torch_ops.conversion.convert import convert_ as convert_
     from transconv.torch_ops.conversion.convert import disable as disable
     from transconv.torch_ops.conversion.convert import enable as enable
+    from transconv.torch_ops.conversion.convert import off as off
     from transconv.torch_ops.conversion.convert import revert_ as revert_
     from transconv.torch_ops.conversion.convert import use as use
     from transconv.torch_ops.conversion.export import export as export
@@ -72,6 +75,8 @@ _HOMES = {
     "use": "torch_ops.conversion.convert",
     "explain": "torch_ops.explain",
     "inference": "torch_ops.conversion.inference",
+    "off": "torch_ops.conversion.convert",
+    "optimize": "graph.optimization",
     "prepare": "torch_ops.precompile.prepare",
     "stats": "torch_ops.calls.route_cache",
     "FallbackWarning": "calls.stats",
@@ -101,7 +106,8 @@ def __getattr__(name: str) -> Any:
     if name in ("distributed", "functional", "graph", "kernel", "nn", "quantized"):
         return importlib.import_module(f"transconv.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'transconv' has no attribute '{name}'")
+        near = importlib.import_module("transconv.errors").nearest(name, __all__)
+        raise AttributeError(f"module 'transconv' has no attribute '{name}'{near}")
     home = importlib.import_module(f"transconv.{_HOMES[name]}")
     if name in _ALSO:
         importlib.import_module(f"transconv.{_ALSO[name]}")
@@ -127,3 +133,19 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+
+
+def _enter_backend(folder: str) -> None:
+    """Make ``backend="transconv"`` known to torch's compiler, which reads the entries of packages when it
+    looks for a name. The folder has the entry of a checkout; an installed package has its own, and no
+    folder. A compiler that has read them before gets the entry itself: it loads the backend at its use."""
+    if folder not in sys.path and os.path.isdir(folder):
+        sys.path.append(folder)
+    registry: Any = sys.modules.get("torch._dynamo.backends.registry")
+    if registry is not None:
+        entry = sys.modules["importlib.metadata"].EntryPoint
+        registry._BACKENDS.setdefault(
+            "transconv", entry("transconv", "transconv.graph:backend", "torch_dynamo_backends"))
+
+
+_enter_backend(os.path.join(os.path.dirname(__file__), "data", "dynamo"))

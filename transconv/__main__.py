@@ -14,6 +14,7 @@ from importlib import import_module
 from transconv.cli.arguments.printable import one_line
 from transconv.cli.diagnosis import findings, installation
 from transconv.errors import StageError, TransconvError
+from transconv.version import __version__
 
 VERBS = ("show", "report", "run", "check", "fuzz", "compile", "kernel", "export", "matrix", "demo",
          "bisect", "tune", "prepare", "cache", "sharded", "words", "doctor", "report-wrong")
@@ -27,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m transconv",
         description="Generates Triton kernels that people can read. A convolution is given as one line, "
                     "any other computation as a file of a few lines (docs/computations.md).")
+    made.add_argument("--version", action="version", version=f"transconv {__version__}")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name in VERBS:
         import_module(f"transconv.cli.{name.replace('-', '_')}").add_to(verbs)

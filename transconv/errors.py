@@ -14,8 +14,9 @@
 
 from __future__ import annotations
 
+import difflib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 class TransconvError(Exception):
@@ -114,3 +115,11 @@ def _stage_error(stage: str, reason: str, problem: str, schedule: str,
                  options: tuple[str, ...]) -> StageError:
     # Errors cross process borders (compiles run in child processes), where keywords get lost.
     return StageError(stage, reason, problem=problem, schedule=schedule, options=options)
+
+
+def nearest(word: str, known: Iterable[str], other: Mapping[str, str] | None = None) -> str:
+    """``"; did you mean f32?"``: the name that is meant, by ``other`` names of it or by its letters; empty
+    where none is near."""
+    meant = (other or {}).get(word.lower())
+    near = [meant] if meant else difflib.get_close_matches(word.lower(), known, 1, 0.7)
+    return f"; did you mean {near[0]}?" if near else ""

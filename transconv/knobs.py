@@ -8,6 +8,7 @@ ValueError with the legal values. An empty value counts as not set.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import re
@@ -62,7 +63,7 @@ def ignore(reason: str) -> None:
     """Warn once that the value of a variable counts as not set."""
     if reason not in _ignored:
         _ignored.add(reason)
-        log.warning("%s; it counts as not set", reason)
+        log.warning("%s%s it counts as not set", reason, "" if reason.endswith("?") else ";")
 
 
 def forget() -> None:
@@ -185,6 +186,27 @@ def given(*prefixes: str) -> dict[str, str]:
     """The variables of the environment whose names begin so and whose values are not empty, by name."""
     return {name: text for name, text in sorted(os.environ.items())
             if name.startswith(prefixes) and text.strip()}
+
+
+OF_BENCH = ("TRANSCONV_COMMIT", "TRANSCONV_SUITE", "TRANSCONV_DIST")  # bench and tests read them
+
+
+def unknown(name: str) -> str:
+    """Of a variable that begins like ours and that nothing reads: which ones there are, the nearest if one
+    is near; empty for those that are read."""
+    ours = [k.name for k in KNOBS if k.name.startswith("TRANSCONV_")]
+    if name in (*ours, *(k.former for k in KNOBS), *OF_BENCH):
+        return ""
+    begin = "TRANSCONV_"  # which says nothing about what is meant
+    near = difflib.get_close_matches(name[len(begin):], [n[len(begin):] for n in ours], 1)
+    return f"did you mean {begin}{near[0]}?" if near else f"known are {' '.join(ours)}"
+
+
+def name_unknown() -> None:
+    """Warn once about each variable that begins like ours and that nothing reads."""
+    for name, text in given("TRANSCONV_").items():
+        if hint := unknown(name):
+            ignore(f"{name}={text}: there is no such variable; {hint}")
 
 
 def use_interpreter() -> None:

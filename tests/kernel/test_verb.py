@@ -26,6 +26,11 @@ def test_the_verb_explains_and_shows(capsys: pytest.CaptureFixture[str]) -> None
     assert "tl.store(Y + program * 1000 + col1024, e / sum" in told
 
 
+def test_a_file_with_one_kernel_needs_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["kernel", EXAMPLE, *CALL]) == 0
+    assert capsys.readouterr().out.startswith("kernel     softmax")
+
+
 @pytest.mark.slow
 def test_the_verb_shows_a_stage_and_compiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["kernel", f"{EXAMPLE}:softmax", *CALL, "--stage", "written", "--compile"]) == 0

@@ -288,8 +288,8 @@ def test_inputs_are_quantised_by_one_kernel(held: str, zero: int | None,
             warnings.simplefilter("always")
             got, want = (f(given, scale, point, row) for f in (input_quantization.quantise, quantised))
         assert [str(w.message) for w in said if w.category is transconv.FallbackWarning] == [
-            "transconv hands the quantising of inputs to torch (dtype:float64)"] * (
-                given.dtype is torch.float64)
+            "transconv hands the quantising of inputs to torch (dtype:float64): there is no kernel for "
+            "tensors of this type; cast them"] * (given.dtype is torch.float64)
         assert torch.equal(got.view(torch.uint8), want.view(torch.uint8)) and got.stride() == want.stride()
         assert bool(by_torch) is not kernels
 

@@ -22,6 +22,36 @@ from transconv.calls.settings import settings
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING
 
+# Reasons in words, by their topics or whole; what an error says itself comes before them.
+SENTENCES = {
+    "device:cpu": "the tensors are on no GPU; without one transconv.explain(.., target=\"sm_90\") shows "
+                  'the kernels, and transconv.config.cpu = "interpret" runs them',
+    "device": "kernels run on CUDA and ROCm devices alone",
+    "dtype:quantized": "transconv.quantized has the calls of integers",
+    "dtype:bias": "the bias has another type than the input; cast it with bias.to(input.dtype)",
+    "dtype": "there is no kernel for tensors of this type; cast them",
+    "layout": "kernels read strided memory alone; call to_dense() before",
+    "shape": "there are no elements, so there is nothing to launch",
+    "form": "an argument is of a kind that torch converts; give Python numbers, or tuples of them",
+    "transform": "torch.func and forward mode have rules of their own; transconv.enable() serves them",
+    "subclass": "the tensor's class has rules of its own",
+    "interpreter": "Triton's interpreter is off; start the program with TRITON_INTERPRET=1",
+    "import": "Triton is not installed: pip install triton, on Windows triton-windows",
+    "compile:never": 'its kernel is not compiled, and transconv.config.compile is "never"; call '
+                     "transconv.prepare before",
+    "capture": "a CUDA graph is captured at its first call; call it once before the capture",
+    "quantized:gradient": "calls of integers have no gradients; use torch.no_grad()",
+    "deterministic": "the gradient adds with atomics, which torch.use_deterministic_algorithms forbids",
+    "schedule": "no kernel of this problem fits the GPU",
+    "miscompiled": "each kernel gave a wrong first result; transconv report-wrong tells more",
+    "target": "Triton compiles for GPUs from sm_80 on (not for a T4 or V100) and for listed ones of AMD",
+}
+
+
+def sentence(reason: str) -> str:
+    """A reason in words; empty where the reason is all that is known."""
+    return SENTENCES.get(reason) or SENTENCES.get(reason.partition(":")[0], "")
+
 
 class FallbackWarning(UserWarning):
     """A call was handed to torch. Given once for each reason; ``transconv.config.fallback`` says
@@ -124,6 +154,7 @@ def announce(reason: str, message: str = "", what: str = "convolution") -> None:
             if key in _warned:
                 return
             _warned.add(key)
+        message = message or sentence(reason)
         detail = f": {message}" if message else ""
         many = "convolutions" if what == "convolution" else what
         _warn(f"transconv hands {many} to torch ({reason}){detail}")

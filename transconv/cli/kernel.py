@@ -29,7 +29,8 @@ def add_to(verbs: object) -> None:
          '--args "f32[64,1000]" "f32[64,1000]" --target sm_90',
          "kernel docs/examples/scaled_rows.py:scaled --set ROWS=8 "
          '--args "f32[64,1000]" "f32[64,1000]" "f32[1000]" --target sm_90'), run)
-    made.add_argument("kernel", metavar="FILE:NAME", help="a Python file and the name of a kernel in it")
+    made.add_argument("kernel", metavar="FILE:NAME",
+                      help="a Python file and the name of a kernel in it, if it has several")
     made.add_argument("--group", default="", metavar="SIZES",
                       help="the work: 64 or 64x1000; not where the kernel declares it")
     made.add_argument("--shape", default="", metavar="SIZES", help="a hint for a group's shape: 1x128")
@@ -114,12 +115,13 @@ def filled(given: Any) -> Any:
 
 
 def named(text: str) -> KernelFunction:
-    """The kernel FILE:NAME. Raises KernelError; ValueError for the file."""
-    module, name = python_file.loaded(text)
+    """The kernel FILE:NAME, or that of a FILE with one. Raises KernelError; ValueError for the file."""
+    module, name = python_file.loaded(f"{text}:" if text.endswith(".py") else text)
+    known = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
+    name = name or (known[0] if len(known) == 1 else "")
     found = getattr(module, name, None)
     if not isinstance(found, KernelFunction):
-        known = [n for n, v in vars(module).items() if isinstance(v, KernelFunction)]
-        raise KernelError(f"{name!r} is no kernel of {module.__file__}; it has: "
+        raise KernelError(f"{name!r} is no kernel of {module.__file__}; expected FILE:NAME; it has: "
                           f"{' '.join(known) or 'none'}")
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from transconv.cli.arguments import options
-from transconv.errors import ScheduleError
+from transconv.errors import ScheduleError, nearest
 from transconv.schedule import words
 
 
@@ -20,7 +20,8 @@ def add_to(verbs: object) -> None:
 def show(given: argparse.Namespace) -> int:
     known = {w.name: w for w in words()}
     if unknown := [name for name in given.word if name not in known]:
-        raise ScheduleError(f"there is no word '{unknown[0]}'; expected some of {' '.join(known)}")
+        raise ScheduleError(f"there is no word '{unknown[0]}'; expected some of {' '.join(known)}"
+                            f"{nearest(unknown[0], known)}")
     for name in given.word or known:
         word = known[name]
         default = f"default {word.default}" if word.default != "" else "default: none"

@@ -59,3 +59,7 @@ __all__ = [
     "mean", "min", "normalize", "pad", "pixel_shuffle", "pixel_unshuffle", "prod", "rms_norm", "softmax",
     "std", "sum", "unfold", "var",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -42,7 +42,10 @@ def owner() -> str:
 def found(compiled: Any) -> list[Made]:
     """The calls of the backend for what torch.compile returned. Code is common to modules of a class: of
     its calls those count that were made for modules like the ones here. TypeError for anything else."""
-    model = getattr(compiled, "_orig_mod", None)
+    model: Any = getattr(compiled, "_orig_mod", None)
+    call: Any = getattr(compiled, "_compiled_call_impl", None)
+    if hasattr(call, "optimization"):  # of ``optimize``: the function that it compiled, or eager's
+        model, compiled = compiled, call.compiled
     left = [*_functions(compiled, model)]
     if not left:
         raise TypeError(f"expected what torch.compile returned, got {type(compiled).__name__}")
@@ -71,7 +74,7 @@ def _functions(compiled: Any, model: Any) -> Iterator[tuple[Callable[..., Any], 
     if isinstance(model, nn.Module):
         forwards = dict.fromkeys(type(m).forward for m in model.modules())
         yield from ((f, every) for f in forwards if hasattr(f, "__code__"))
-        compiled = compiled.forward
+        compiled = getattr(compiled, "forward", compiled)
     elif not hasattr(compiled, "_torchdynamo_orig_callable"):
         return
     inner = _original(compiled)

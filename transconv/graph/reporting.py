@@ -86,7 +86,7 @@ class GraphReport:
         """The text, line by line; the first has the sums."""
         ours = self.kernels
         others = len(self.rows) - len(ours)
-        yield (f"{self.phase}: {_many(len(ours), 'kernel')}, {_many(others, 'region')} of torch, "
+        yield (f"{self.phase}: {many(len(ours), 'kernel')}, {many(others, 'region')} of torch, "
                f"{sum(r.us for r in ours):.4g} us, {sum(r.bytes for r in ours) / 1e6:.4g} MB, "
                f"{sum(r.flops for r in ours) / 1e9:.4g} GFLOP (estimated), {self.peak / 1e6:.4g} MB held")
         if self.sizes:
@@ -111,7 +111,8 @@ class GraphReport:
             yield f"    {edge.value} -> {edge.user}: {edge.reason}{times}"
 
 
-def _many(n: int, what: str) -> str:
+def many(n: int, what: str) -> str:
+    """A number of things in words."""
     return f"{n} {what}{'' if n == 1 else 's'}"
 
 
@@ -124,12 +125,16 @@ def _counts(edges: tuple[Edge, ...]) -> dict[Edge, int]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All graphs of a compiled model that were made so far: nothing before its first call."""
+    """All graphs of a compiled model that were made so far: nothing before its first call.
+    ``optimization``: what ``transconv.optimize`` chose."""
 
     graphs: tuple[GraphReport, ...]
+    optimization: Any = None
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.graphs)) or "no graph yet: a model is compiled by its first call"
+        chosen = () if self.optimization is None else (self.optimization,)
+        return ("\n".join(map(str, (*chosen, *self.graphs)))
+                or "no graph yet: a model is compiled by its first call")
 
     def html(self) -> str:
         """The same as a page, one text that needs no other file."""
@@ -189,11 +194,14 @@ def peak_of(region: RegionLaunches) -> int:
 
 
 def report(compiled: Any, measure: bool = False) -> Report:
-    """What a function or module of ``torch.compile(..., backend="transconv")`` became. ``str`` of it is a
-    text, ``html()`` a page; ``graphs`` has the same as data. ``measure``: time every kernel on its device,
-    on random data; nothing is timed on a CPU. TypeError for what torch.compile did not make."""
+    """What a function or module of ``torch.compile(..., backend="transconv")`` or of ``optimize``
+    became. ``str`` of it is a text, ``html()`` a page; ``graphs`` has the same as data. ``measure``: time
+    every kernel on its device, on random data; nothing is timed on a CPU. TypeError for what torch.compile
+    did not make."""
+    chosen = getattr(getattr(compiled, "_compiled_call_impl", None), "optimization", None)
     graphs = tuple(g for made in found(compiled) for g in made.graphs)
-    return Report(tuple(map(_measured, graphs)) if measure and torch.cuda.is_available() else graphs)
+    timed = measure and torch.cuda.is_available()
+    return Report(tuple(map(_measured, graphs)) if timed else graphs, chosen)
 
 
 def _measured(graph: GraphReport) -> GraphReport:

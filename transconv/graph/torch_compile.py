@@ -212,6 +212,11 @@ class _Graph:
         return way
 
 
+def _left(gm: fx.GraphModule) -> dict[str, str]:
+    """The operations, by their names, of modules that ``transconv.off`` leaves to torch, and why."""
+    return {n.name: why for n in gm.graph.nodes if (why := (n.meta.get("custom") or {}).get("by"))}
+
+
 class _Way:
     """The regions of a graph, for all sizes that meet what was assumed of them. ``whole``: why torch
     computes all of it."""
@@ -219,7 +224,7 @@ class _Way:
     def __init__(self, graph: _Graph, symbols: Symbols, whole: str = "") -> None:
         self.graph, self.symbols, self.whole = graph, symbols, whole
         self.parts = Parts(graph.gm, Setting(graph.device, graph.target, graph.rates, graph.rest, symbols,
-                                             self.changed, graph.upsampling), whole)
+                                             self.changed, graph.upsampling), whole, _left(graph.gm))
         self.sizes = [n for n in graph.gm.graph.nodes if is_size(n, symbols)]
         self.place = len(graph.made.graphs)
         graph.made.graphs.append(self.report())

@@ -7,6 +7,7 @@ deadlocks. Knows: nothing above it.
 from transconv.ir.access import BoxLoad, Load, Read
 from transconv.ir.dtype import (
     DTYPES,
+    ELSEWHERE,
     EXACT_TERMS,
     DType,
     bf16,
@@ -148,8 +149,9 @@ from transconv.ir.visit import (
 __all__ = [
     "Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
     "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of",
-    "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "EXACT_TERMS", "EXPECT", "FALSE",
-    "FENCE", "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer",
+    "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "ELSEWHERE", "EXACT_TERMS",
+    "EXPECT", "FALSE", "FENCE",
+    "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer",
     "Fetch",
     "Piece", "Put", "Role", "Roles", "Rounding", "RowTable", "Send", "Shared",
     "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",

@@ -170,3 +170,8 @@ def promote(a: DType, b: DType) -> DType:
     if a.bits == b.bits and a is not b:
         return f32 if a.kind == "float" else a
     return a if a.bits >= b.bits else b
+
+ELSEWHERE = {"float32": "f32", "float": "f32", "float16": "f16", "half": "f16", "bfloat16": "bf16",
+             "float64": "f64", "double": "f64", "int8": "i8", "uint8": "u8", "byte": "u8", "int": "i32",
+             "int32": "i32", "int64": "i64", "long": "i64", "bool": "boolean"}
+"""Types by the names that they have in torch, NumPy and C."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from transconv.errors import ScheduleError
+from transconv.errors import ScheduleError, nearest
 from transconv.ir import why_not_text
 from transconv.schedule.tiles.packing import letters
 from transconv.schedule.word import Value
@@ -147,7 +147,8 @@ class Schedule(_Hashed):
             else:
                 named = sorted({*table} - {"unit"})
                 raise ScheduleError(f"schedule '{text}': '{token}' is neither a block (n.h.w:128), nor "
-                                    f"mma or fma, nor one of {', '.join(named)}=...")
+                                    f"mma or fma, nor one of {', '.join(named)}=..."
+                                    f"{nearest(token.partition('=')[0], named)}")
         own: dict[str, Any] = {n: v for n, v in said.items() if n in _FIELDS}
         made = Schedule(tuple(blocks), **own)
         return made.with_words(**said) if len(own) < len(said) else made
@@ -158,7 +159,8 @@ class Schedule(_Hashed):
             value: Value = getattr(self, name)
             return value
         if name not in by_name():
-            raise ScheduleError(f"there is no word '{name}'; expected one of {', '.join(by_name())}")
+            raise ScheduleError(f"there is no word '{name}'; expected one of {', '.join(by_name())}"
+                                f"{nearest(name, by_name())}")
         return dict(self.more).get(name, by_name()[name].default)
 
     def with_words(self, **changes: Any) -> Schedule:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
-from transconv.errors import ScheduleError, Unsupported
+from transconv.errors import ScheduleError, Unsupported, nearest
 from transconv.ir import DType, bf16, f8e4m3, f8e5m2, f16, f32, f64, i8
 from transconv.target.mma import Mma, families, sums
 from transconv.target.rates import SM90, Rates
@@ -110,8 +110,20 @@ class Target:
         for an unknown name, and for words of TRANSCONV_FEATURES that do not fit the chip."""
         found = _nearest(name)
         if found is None:
-            raise ScheduleError(f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}")
+            if name.lower() in TOO_OLD:
+                raise ScheduleError(f"target '{name}': Triton compiles for chips from sm_80 on, so torch "
+                                    f"computes there; expected one of {' '.join(TARGETS)}")
+            raise ScheduleError(f"target '{name}' is unknown; expected one of {' '.join(TARGETS)}"
+                                f"{nearest(name, TARGETS, CARDS)}")
         return _switched(found)
+
+# What cards are called, and their chips.
+CARDS = {
+    "a100": "sm_80", "a800": "sm_80", "a10": "sm_86", "a40": "sm_86", "3090": "sm_86", "l4": "sm_89",
+    "l40s": "sm_89", "4090": "sm_89", "h100": "sm_90", "h200": "sm_90", "gh200": "sm_90",
+    "hopper": "sm_90", "b200": "sm_100", "5090": "sm_120", "mi200": "gfx90a", "mi250": "gfx90a",
+    "mi300": "gfx942", "mi300x": "gfx942", "mi350": "gfx950", "mi355x": "gfx950", "cpu": "interpreter"}
+TOO_OLD = ("sm_70", "sm_72", "sm_75", "v100", "t4")
 
 
 def _cuda(arch: int, sms: int, shared: int, l2: int, bandwidth: float, tflops: float,

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
-from transconv.conv import ConvProblem, Prop
+from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.errors import Unsupported
+from transconv.target import Target
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.autocast import autocast
 from transconv.torch_ops.calls import dynamic_sizes, lower_call
@@ -80,7 +82,8 @@ class Explanation:
 
     def __str__(self) -> str:
         problem = self.parts[0].problem
-        return "\n".join([*([str(problem)] if problem else []), *map(str, self.parts)])
+        said = [f"    {r}: {why}" for r in self.reasons if (why := stats.sentence(r))]
+        return "\n".join([*([str(problem)] if problem else []), *map(str, self.parts), *said])
 
 
 _FUNCTIONS = {(f.ndims, f.transposed): f for f in (
@@ -89,11 +92,13 @@ _FUNCTIONS = {(f.ndims, f.transposed): f for f in (
 
 def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1,
             padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1, *, transposed: bool = False,
-            output_padding: Sizes = 0) -> Explanation:
+            output_padding: Sizes = 0, target: Target | str | None = None) -> Explanation:
     """The plans that conv1d/2d/3d (or conv_transpose, if ``transposed``) would use for these arguments.
 
     Names the plan of the result and of both gradients, or every reason why torch would compute
-    them. Launches nothing, counts nothing, warns of nothing. Raises the call's errors.
+    them. ``target``: a chip, such as "sm_90", for which the answer is, with tensors of any device, also of
+    torch's ``meta``; by default that of the tensors. Launches nothing, counts nothing, warns of nothing.
+    Raises the call's errors, ScheduleError for an unknown target.
     """
     f = _FUNCTIONS.get((weight.dim() - 2, transposed))
     if f is None:
@@ -111,13 +116,15 @@ def explain(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: S
     p = arguments.resolve(x.shape, weight.shape, None if bias is None else bias.shape, strides_,
                           padding_, dilation_, transposed, output_padding_, groups)
     arguments.check_tensors(x, weight, bias)
-    return Explanation(tuple(_parts(x, weight, bias, p)), unbatched)
+    chip = Target.parse(target) if isinstance(target, str) else target
+    return Explanation(tuple(_parts(x, weight, bias, p, chip)), unbatched)
 
 
-def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[TensorExplanation]:
+def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
+           chip: Target | None) -> list[TensorExplanation]:
     forward, backward = (Prop.BWD_D, Prop.FWD) if p.transposed else (Prop.FWD, Prop.BWD_D)
     computed = (("result", forward), ("input gradient", backward), ("weight gradient", Prop.BWD_W))
-    why = tuple(lower_call.reasons(x, w))
+    why = tuple(r for r in lower_call.reasons(x, w) if chip is None or not r.startswith("device:"))
     if why:  # where it is the layout, there are no strides to look at
         return [TensorExplanation(name, direction, reasons=why) for name, direction in computed]
     channels_last = shapes.channels_last_result(x, w)
@@ -137,7 +144,8 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
         of_any_size = partial(dynamic_sizes.chosen, direction, p, x.dtype, given, channels_last, x.device,
                               epilogue, None if bias is None else bias.dtype, aligned, flags)
         try:
-            schedule, won, waits = _scheduled(of_any_size, request)
+            schedule, won, waits = _scheduled(of_any_size, request) if chip is None else _on_chip(
+                chip, *request)
             parts.append(
                 TensorExplanation(name, direction, problem, schedule, (waits,) if waits else (), won)
             )
@@ -145,6 +153,15 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params) -> list[
             reason = f"{error.reason} ({error.message})" if error.message else error.reason
             parts.append(TensorExplanation(name, direction, problem, reasons=(reason,)))
     return parts
+
+
+def _on_chip(chip: Target, problem: ConvProblem, prop: Prop, _: torch.device, epilogue: str, aligned: bool,
+             deterministic: bool) -> tuple[str, str, str]:
+    """As ``_scheduled``, for another chip than that of the tensors."""
+    with lower_call.or_unsupported(f"{problem} {prop}"):
+        made = compiler.plan(problem, prop, chip, epilogue=Epilogue.parse(epilogue), aligned=aligned,
+                             deterministic=deterministic, mode="text")
+    return str(made.schedule), made.why, ""
 
 
 def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],

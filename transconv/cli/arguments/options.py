@@ -87,7 +87,8 @@ def described(words: Sequence[str]) -> ConvProblem:
         return ConvProblem.parse(text)
     except ProblemError:
         if '"' not in text and any(c in text for c in "./"):  # not in any descriptor
-            raise FileNotFoundError(f"no such file: {text}") from None
+            raise FileNotFoundError(f"no such file: {text}; expected a problem such as {EXAMPLE}, "
+                                    "or a file with a computation as text") from None
         raise
 
 

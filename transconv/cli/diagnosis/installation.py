@@ -54,7 +54,6 @@ UNUSUAL = {
     knobs.features.name: "features of the chip are switched",
     knobs.dump.name: "every stage of every kernel is written there",
 }
-OF_BENCH = ("TRANSCONV_COMMIT",)
 
 
 def software() -> Iterator[Finding]:
@@ -120,10 +119,8 @@ def settings(given: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("setting", NOTE, f"{said} is the former name of {former[name].name}")
         elif name in ours:
             yield _ours(ours[name], said)
-        elif name.startswith("TRANSCONV_") and name not in OF_BENCH:
-            near = difflib.get_close_matches(name, ours, 1)
-            yield Finding("setting", BAD, f"{said}: there is no such variable, so it has no effect",
-                          f"did you mean {near[0]}?" if near else f"known are {' '.join(ours)}")
+        elif name.startswith("TRANSCONV_") and (hint := knobs.unknown(name)):
+            yield Finding("setting", BAD, f"{said}: there is no such variable, so it has no effect", hint)
         elif name.startswith("TRITON_") and (known := _of_triton()) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
             yield Finding("setting", NOTE, f"{said}: the installed Triton reads no such variable",

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from transconv.compute.coordinates import COORDINATES
 from transconv.compute.ops import OPS
-from transconv.errors import ComputeError
+from transconv.errors import ComputeError, nearest
 from transconv.ir import (
     DTYPES,
+    ELSEWHERE,
     FALSE,
+    REDUCERS,
     TRUE,
     Call,
     Cast,
@@ -85,6 +88,24 @@ class ComputeScope:
         return name
 
 
+HINTS = (  # what other languages have, and how it is written here
+    (r"\b(mean|avg)\(", "a mean is sum(x; k) divided by the size of k"),
+    (r"\b(cumsum|cumprod|cummax)\(", "running sums are no reduction; torch.cumsum has them"),
+    (r"\b(softmax|logsumexp)\(", "write: let e = exp(x - max(x; k)), then e / sum(e; k)"),
+    (r"\batomic_add\(", "a store adds by: store Y[n] sum= x"),
+    (rf"\b({'|'.join(REDUCERS)})\(", "what is reduced and its axes stand so: sum(x; k)"),
+    (r"\w+\(.*;", f"reductions are {' '.join(REDUCERS)}"),
+    (r"\^", "a power is x**2"),
+    (r"\bif\b.*\belse\b", "write where(x > 0, a, b)"),
+    (r"@", "a product of matrices is sum(a*b; k)"),
+    (r"\w\.\w+\(", "operations have no dot: exp(x)"))
+
+
+def hint(text: str) -> str:
+    """How something is written here, for a text that is not understood; empty if there is none."""
+    return next((f"; {said}" for pattern, said in HINTS if re.search(pattern, text)), "")
+
+
 def expression(text: str, scope: ComputeScope) -> Expr:
     """The expression of a text. Values of other float types are cast to ``scope.type``. Raises
     ComputeError."""
@@ -98,7 +119,8 @@ def expression_tree(text: str, mode: Literal["eval", "exec"]) -> ast.AST:
     try:
         tree: ast.AST = ast.parse(text.strip(), mode=mode)
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ComputeError(f"{shortened(text)} cannot be read; expected a Python expression") from None
+        raise ComputeError(f"{shortened(text)} cannot be read; expected a Python expression"
+                           f"{hint(text)}") from None
     for part in [tree] if mode == "eval" else ast.iter_child_nodes(tree):
         if reason := why_not_depth(part):
             raise ComputeError(f"{shortened(text)} has {reason}")
@@ -157,7 +179,7 @@ def _read(at: ast.expr, scope: ComputeScope) -> Expr:
         case ast.Call(ast.Name(id=name), args, []):
             return _call(name, [_read(a, scope) for a in args], scope)
     raise ComputeError(f"'{ast.unparse(at)}' is not understood; expected arithmetic, comparisons, "
-                       "`and`, `or`, `not` between them, and calls of operations")
+                       f"`and`, `or`, `not` between them, and calls of operations{hint(ast.unparse(at))}")
 
 
 def _condition(e: Expr, at: ast.expr) -> Expr:
@@ -179,7 +201,8 @@ def _name(name: str, scope: ComputeScope) -> Expr:
         return Var(name)
     if name not in scope.values:
         known = " ".join([*scope.axes, *scope.values])
-        raise ComputeError(f"'{name}' is not known; expected one of {known}")
+        raise ComputeError(f"'{name}' is not known; expected one of {known}"
+                           f"{nearest(name, [*scope.axes, *scope.values])}")
     var = scope.values[name]
     if scope.whole and name in scope.positions:
         return scope.positions[name]
@@ -236,4 +259,5 @@ def _call(name: str, args: list[Expr], scope: ComputeScope) -> Expr:
             isinstance(n, Const) for n in args[OPS[name].arity:]):
         return OPS[name](*(_float(a, scope) for a in args))
     raise ComputeError(f"{name}(...) of {len(args)} values is unknown; expected one of "
-                       f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}")
+                       f"{' '.join(sorted(OPS))}, a type, or of whole numbers {' '.join(COORDINATES)}"
+                       f"{hint(f'{name}({len(args)})') or nearest(name, OPS, ELSEWHERE)}")

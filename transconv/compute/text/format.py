@@ -26,7 +26,7 @@ from transconv.compute.coordinates import as_written
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value
 from transconv.compute.text.reader import Reader
 from transconv.compute.text.views import conditions
-from transconv.errors import ComputeError
+from transconv.errors import ComputeError, nearest
 from transconv.ir import (
     TRUE,
     Cast,
@@ -67,7 +67,10 @@ def parse(text: str) -> Compute:
             if reason := why_not_text(line):
                 raise ComputeError(reason)
             if word not in WORDS:
-                raise ComputeError(f"'{word}' is unknown; expected one of {' '.join(WORDS)}")
+                hint = nearest(word, WORDS)
+                if "[" in word and "=" in line:
+                    hint = f"; write: store {line.replace('+=', 'sum=')}"
+                raise ComputeError(f"'{word}' is unknown; expected one of {' '.join(WORDS)}{hint}")
             reader.number = number
             getattr(reader, f"line_{word}")(rest.strip())
         except ComputeError as error:

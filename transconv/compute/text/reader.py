@@ -11,9 +11,10 @@ from transconv.compute.steps import Axis, Step
 from transconv.compute.symbolic_sizes import of_sizes, sizes_of
 from transconv.compute.text.expressions import ComputeScope, shortened
 from transconv.compute.text.step_reader import StepReader, named
-from transconv.errors import ComputeError, LayoutError
+from transconv.errors import ComputeError, LayoutError, nearest
 from transconv.ir import (
     DTYPES,
+    ELSEWHERE,
     LAUNCH,
     Const,
     Div,
@@ -89,7 +90,10 @@ class Reader:
 
     def line_tensor(self, rest: str) -> None:
         found = re.fullmatch(r"(\w+)\s+(\w+)\s+\[(.*?)\]\s*(.*)", rest)
-        if found is None or found[2] not in _types():
+        if found is not None and found[2] not in _types():
+            raise ComputeError(f"'{found[2]}' is no type; expected one of {' '.join(_types())}"
+                               f"{nearest(found[2], _types(), ELSEWHERE)}")
+        if found is None:
             raise ComputeError(f"tensor '{rest}'; expected a name, a type and sizes, such as "
                                "x f16 [n=8, c=64] (types: " + " ".join(_types()) + ")")
         sizes = [word.rpartition("=") for word in found[3].replace(" ", "").split(",") if word]

@@ -136,7 +136,7 @@ def _reduced_axes(op: str, axes: str, scope: ComputeScope) -> tuple[str, ...]:
     names = tuple(axes.split())
     for axis in names:
         if axis not in scope.axes:
-            raise ComputeError(f"'{axis}' in {op}(...; {axes.strip()}) is no axis; the axes are "
+            raise ComputeError(f"'{axis}' in {op}(...; {axes.strip()}) is no axis; expected some of "
                                f"{' '.join(scope.axes)}")
     return names
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transconv.errors import ProblemError
-from transconv.ir import DTYPES, DType, f32, multiplied, type_named
+from transconv.errors import ProblemError, nearest
+from transconv.ir import DTYPES, ELSEWHERE, DType, f32, multiplied, type_named
 
 DTypes = str | DType | Sequence[str | DType]
 
@@ -47,7 +47,8 @@ def read_dtypes(dtype: DTypes) -> tuple[DType, DType, DType]:
     types = [t for t in found if t is not None and t.result]
     if len(found) not in (1, 3) or len(types) != len(found):
         raise ProblemError(f"dt={':'.join(map(str, given))} is unknown; expected one of "
-                           f"{' '.join(map(str, results()))}, or three of them as src:wei:dst")
+                           f"{' '.join(map(str, results()))}, or three of them as src:wei:dst"
+                           f"{nearest(str(given[0]), map(str, results()), ELSEWHERE)}")
     return (types[0], types[0], types[0]) if len(types) == 1 else (types[0], types[1], types[2])
 
 

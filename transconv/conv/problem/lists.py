@@ -30,6 +30,7 @@ OPEN = (",", "+", ":", "=")  # what no token ends with
 
 
 def _direction(word: str) -> Prop | None:
+    word = word.upper()  # oneDNN's files have both
     if word not in DIRECTIONS:
         raise ProblemError(f"direction '{word}' is unknown; "
                            f"expected one of {' '.join(filter(None, DIRECTIONS))}")

@@ -10,15 +10,15 @@ import torch
 from transconv.compute import Axis, Compute
 from transconv.conv import ConvProblem, Prop, any_size, computes, why_not_multiplied
 from transconv.errors import TransconvError
+from transconv.graph.fusion import index_ir
 from transconv.graph.fusion.index_ir import Factor, Instead, Piece, ProductSum
 from transconv.graph.lowerings import upsampling
 from transconv.graph.lowerings.elementwise import arithmetic
-from transconv.graph.lowerings.padding import unpadded
 from transconv.graph.lowerings.products import Shape, check_types, one_term
 from transconv.graph.lowerings.reductions import reduced
 from transconv.graph.lowerings.table import NodeCall, NotOurs, expanded, kind, reshaped, row
 from transconv.graph.sizes import Length, SymbolicSize, like
-from transconv.ir import TRUE, Expr, Var, all_of, substitute
+from transconv.ir import TRUE, Expr, Var, all_of, free_vars, substitute, value_at
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls.lower_call import Types, describe, each, flags
 from transconv.torch_ops.operators import read
@@ -34,7 +34,7 @@ def _convolution(call: NodeCall) -> Piece:
 
 def _forward(call: NodeCall, x: Piece, w: Piece, bias: Piece | None, p: Params) -> Piece:
     if not p.transposed:
-        x, p = unpadded(x, p)
+        x, p = _unpadded(x, p)
     made = _scaled(call.shape, x, w, p, call.dtype, "convolution") if not p.transposed else None
     if made is None:
         related = _related(Prop.BWD_D if p.transposed else Prop.FWD, call.shape, x, w, p, call.dtype)
@@ -236,3 +236,34 @@ def _extent(axis: Axis, found: _Relation) -> Length:
     if axis.extent is None:
         return axis.size
     return next(iter(found.sizes.values())).known.made(found.of(axis.extent))
+
+
+def _unpadded(x: Piece, p: Params) -> tuple[Piece, Params]:
+    """What is padded, and a convolution's numbers with all zeros before and behind it.
+
+        conv(pad(x, 2 before, 0 behind), padding=1)    ->    conv(x, padding=3 before, 1 behind)
+
+    Boxes have the zeros beyond an image for nothing; of a pad that is a view of its own they would not."""
+    before, behind = list(p.pad_lo), list(p.pad_hi)
+    while (sides := _zeros(x)) and isinstance(x, index_ir.PiecewiseIndex):
+        before = [a + n for a, (n, _) in zip(before, sides, strict=True)]
+        behind = [a + n for a, (_, n) in zip(behind, sides, strict=True)]
+        x = x.parts[0].of
+    both = before if before == behind else [*before, *behind]
+    return x, p._replace(padding=tuple(both))
+
+
+def _zeros(x: Piece) -> list[tuple[int, int]]:
+    """How many zeros are before and behind each spatial dim of what a value pads; none if it is no pad, or
+    one along other dims, or where sizes are names."""
+    if not isinstance(x, index_ir.PiecewiseIndex) or x.label != "pad" or len(x.parts) != 2:
+        return []
+    of, beyond = x.parts[0].of, x.parts[1].of
+    if not isinstance(beyond, index_ir.ConstantValue) or beyond.value != 0 or any(
+            isinstance(n, SymbolicSize) for n in (*of.shape, *x.shape)):
+        return []
+    names = [Var(f"d{d}") for d in range(len(x.shape))]
+    first = [value_at(e, {name.name: 0}) if free_vars(e) <= {name} else 1
+             for name, e in zip(names, x.parts[0].move(tuple(names)), strict=True)]
+    sides = [(-at, int(n) + at - int(m)) for at, n, m in zip(first, x.shape, of.shape, strict=True)]
+    return sides[2:] if sides[:2] == [(0, 0)] * 2 and all(n >= 0 for s in sides for n in s) else []

@@ -189,7 +189,9 @@ class KernelLaunches:
         kind = arguments.device.type
         if kind == "cpu" and not knobs.interpret():
             raise KernelError(f"{self.name} is called with arrays of the CPU; expected arrays of a "
-                              "GPU, or TRITON_INTERPRET=1 for Triton's interpreter")
+                              'GPU; without one, set transconv.config.cpu = "interpret" at the beginning '
+                              "of the program (or TRITON_INTERPRET=1) for Triton's interpreter, or call "
+                              f"{self.name}.simulate(..)")
         if kind not in ("cpu", "cuda", "xpu") or kind != "cpu" and knobs.interpret():
             raise KernelError(f"{self.name} is called with arrays of {arguments.device}, where it "
                               "cannot run" + " with TRITON_INTERPRET=1" * (kind == "cuda"))

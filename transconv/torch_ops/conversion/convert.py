@@ -25,18 +25,22 @@ from transconv.torch_ops.conversion import aten_convolutions, module_swap
 from transconv.torch_ops.precompile import precompile_backward, speculative_compile
 
 Tensor = torch.Tensor
+SWITCHED_OFF = "transconv.off was called with its module"
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did: names of exchanged modules, and why other convolutions were left."""
+    """What a conversion did: names of exchanged modules, and why other convolutions were left; ``did``: in
+    words, what became of the former."""
 
     converted: tuple[str, ...] = ()
     skipped: dict[str, str] = field(default_factory=dict)
+    did: str = "converted"
 
     def __str__(self) -> str:
         done = len(self.converted)
-        head = f"{done} convolution{'s' * (done != 1)} converted, {len(self.skipped)} left"
+        left = f", {len(self.skipped)} left" if self.did == "converted" else ""
+        head = f"{done} convolution{'s' * (done != 1)} {self.did}{left}"
         return "\n".join([head, *(f"  {name}: {why}" for name, why in self.skipped.items())])
 
 
@@ -62,13 +66,14 @@ def convert_(model: torch.nn.Module,
         if filter_fn is not None and not filter_fn(module, name):
             skipped[name] = "filter_fn said no"
             continue
-        why = module_swap.why_not(module)
+        why = SWITCHED_OFF if is_off(module) else module_swap.why_not(module)
         if not why:
             module_swap.exchange(module)
             converted.append(name)
             continue
         skipped[name] = why
-        stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
+        if why != SWITCHED_OFF:
+            stats.tell_once(f"convert_:{why}", f"transconv.convert_ leaves '{name}' to torch: {why}")
     speculative_compile.note(model)
     precompile_backward.expect(model)
     return ConversionReport(tuple(converted), skipped)
@@ -78,7 +83,8 @@ def revert_(model: torch.nn.Module) -> ConversionReport:
     """Undo `convert_`, in place. TypeError for what is no module."""
     module_swap.expect_module(model, "revert_")
     return ConversionReport(tuple([name for name, module in model.named_modules()
-                         if _is_convolution(module) and module_swap.exchange(module, back=True)]))
+                         if _is_convolution(module) and module_swap.exchange(module, back=True)]),
+                            did="torch's again")
 
 
 # -- aten's own operators --------------------------------------------------------------------------
@@ -159,6 +165,45 @@ def aten() -> Iterator[None]:
         yield
     finally:
         _local.aten = before
+
+
+class EagerForward:
+    """In the place of a module's ``forward``: that of its class, as torch computes it. The operations of a
+    graph that it makes are annotated ``by`` torch. A copy or a pickle of the module has one of its own."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if torch.compiler.is_compiling():
+            with torch.fx.traceback.annotate({"by": SWITCHED_OFF}):
+                return type(self.module).forward(self.module, *given, **named)
+        with aten():
+            return type(self.module).forward(self.module, *given, **named)
+
+
+def is_off(module: torch.nn.Module) -> bool:
+    return isinstance(vars(module).get("forward"), EagerForward)
+
+
+def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
+    """Leave a module, with all that it has, to torch: in ``torch.compile``, ``transconv.optimize`` and
+    ``convert_``, and its forward also in ``enable`` and ``use``. ``undo``: no longer.
+
+    Returns the module. Calls of ``transconv.conv2d`` and the like in its code are as before. TypeError for
+    what is no module, ValueError for one with a ``forward`` of its own beside that of its class."""
+    module_swap.expect_module(module, "off")
+    for name, part in module.named_modules():
+        if undo and is_off(part):
+            del part.forward
+        elif not undo and not is_off(part):
+            if "forward" in vars(part):
+                raise ValueError(f"transconv.off: '{name}' has a forward of its own, beside that of its "
+                                 "class, which cannot be replaced; call off with the modules in it")
+            if _is_convolution(part):
+                module_swap.exchange(part, back=True)
+            part.forward = EagerForward(part)
+    return module
 
 
 _new_library: Any = torch.library.Library

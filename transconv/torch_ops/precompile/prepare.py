@@ -51,7 +51,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
             most = _layers(model) * (3 if backward else 1)
             begin_processes(lower_call.target_of(device), min(workers, most))
     route_cache.forget()  # adds up their calls; each route is decided anew
-    with _undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
+    with undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
         for given in runs:
             _run(model, given, backward)
         route_cache.forget(layers=False)
@@ -99,7 +99,7 @@ def _run(model: torch.nn.Module, given: Sequence[Any], backward: bool) -> None:
 
 
 @contextmanager
-def _undisturbed(model: torch.nn.Module) -> Iterator[None]:
+def undisturbed(model: torch.nn.Module) -> Iterator[None]:
     """Leaves buffers and random numbers as they were."""
     before = [(b, b.detach().clone()) for b in model.buffers()]
     devices = {t.device.index for t in (*model.parameters(), *model.buffers()) if t.is_cuda}

@@ -91,6 +91,7 @@ class BenchdnnRequest:
 
 
 def _direction(word: str) -> str:
+    word = word.upper()  # oneDNN's files have both
     if word and word not in DIRECTIONS:
         raise ProblemError(f"direction '{word}' is unknown; expected one of {' '.join(DIRECTIONS)}")
     return word

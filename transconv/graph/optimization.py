@@ -1,0 +1,321 @@
+"""``transconv.optimize``: one line for a model, which chooses how it runs and says what it chose.
+
+    fast = transconv.optimize(model)                          compiled by its first call
+    fast = transconv.optimize(model, x)                       compiled now, by many processes
+    fast = transconv.optimize(model, x, measure=True)         the fastest of eager, torch.compile, ours
+    print(transconv.graph.report(fast))                       what was chosen, the times, the kernels
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+from transconv.calls.settings import settings
+from transconv.graph import reporting
+from transconv.graph.torch_compile import backend
+from transconv.torch_ops.conversion import convert, module_swap
+from transconv.torch_ops.conversion.inference import Inference
+from transconv.torch_ops.precompile.prepare import undisturbed
+
+Tensor = torch.Tensor
+Call = Callable[..., Any]
+EAGER, INDUCTOR, OURS, RECORDED = "eager", "torch.compile", "transconv", "transconv, CUDA graphs"
+OTHER = "inductor"  # the backend of torch.compile that is measured beside ours
+CALLS, ROUNDS, BUDGET_S = 5, 7, 2.0  # calls in a row; rounds at least; seconds of a side at most
+FURTHEST = 0.1  # from eager's results, relative, that a side which is kept may be
+LAUNCH_US = 5.0  # about what the host needs for a launch of eager torch
+
+
+@dataclass(frozen=True, slots=True)
+class TimedSide:
+    """A way to run a model, and what was measured of it: milliseconds of a call, or of a training step;
+    how far its results are from eager's, relative; ``error``: why it does not run."""
+
+    name: str
+    ms: float | None = None
+    difference: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Optimization:
+    """What ``optimize`` did with a model: ``kept``, the name of a side; three ``lines`` for people;
+    ``sides``: the table of times, if they were measured."""
+
+    kept: str
+    lines: tuple[str, ...]
+    sides: tuple[TimedSide, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, *self.table()])
+
+    def table(self) -> Iterator[str]:
+        """The times, line by line: the fastest first."""
+        if self.sides:
+            eager = next(s.ms for s in self.sides if s.name == EAGER) or 0.0
+            yield f"  {'':24} {'ms':>9} {'x eager':>8}  difference"
+        for s in sorted(self.sides, key=lambda s: (s.ms is None, s.ms or 0.0)):
+            kept = "   kept" if s.name == self.kept else ""
+            yield f"  {s.name:24} {s.error}" if s.ms is None else (
+                f"  {s.name:24} {s.ms:9.4g} {eager / s.ms:8.2f}  {s.difference:10.1e}{kept}")
+
+
+def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, training: bool | None = None,
+             cudagraphs: bool | None = None, filter_fn: Callable[[nn.Module, str], bool] | None = None,
+             rest: str = "inductor", verbose: bool = True) -> Any:
+    """A copy of a model that shares its weights and runs as is best for it: a graph compiled by transconv,
+    with CUDA graphs where they are legal, images with features last, and weights copied once for
+    inference. ``example``: a tensor, or a tuple of arguments, or a dictionary of named ones; the copy is
+    then compiled at once. ``measure``: time it beside eager torch and torch.compile, and keep the fastest
+    of those whose results are eager's, also if that is eager. Prints three lines and the table, unless
+    ``verbose`` is False; ``transconv.graph.report`` of the copy has them, too.
+
+    ``training``: None: as ``model.training`` says. For inference the copy computes without gradients, its
+    parameters are frozen (the model's are not), and writes to the model's weights are seen. For training
+    weights of images are put in memory with features last, in place. ``cudagraphs``: None: where an
+    example is on one GPU and the host takes longer than the kernels; results are copies then. True: always
+    (in training with the rules of torch's ``mode="reduce-overhead"``). ``filter_fn(module, name)`` may
+    leave modules to torch, as ``transconv.off`` does. ``rest``: who computes what has no kernel.
+
+    Without a GPU it stays eager and says so. Class, state dict, ``train`` and ``eval`` are the model's; a
+    deep copy or a pickle of the copy is eager. TypeError for what is no module, ValueError where
+    ``measure`` has no example."""
+    module_swap.expect_module(model, "optimize")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError("transconv.optimize: a ScriptModule is compiled already; hand over the module "
+                        "from which it was made")
+    if measure and example is None:
+        raise ValueError("transconv.optimize: measure=True needs an example; write "
+                         "optimize(model, x, measure=True), x as the model is called")
+    training = model.training if training is None else training
+    trial = ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest)
+    made = trial.chosen(measure, cudagraphs)
+    if verbose:
+        print(made)
+    fast: Any = trial.model
+    fast._compiled_call_impl = ChosenCall(trial.calls[made.kept], made, training, made.kept == RECORDED,
+                                          trial.handle)
+    return fast
+
+
+class ChosenCall:
+    """What a call of an optimized model runs. ``compiled``: the function of torch.compile, or eager's;
+    ``recorded``: its results lie in the memory of a CUDA graph, and are copied."""
+
+    def __init__(self, compiled: Call, optimization: Optimization, training: bool = True,
+                 recorded: bool = False, handle: Inference | None = None) -> None:
+        self.compiled, self.optimization = compiled, optimization
+        self.training, self.recorded, self.handle = training, recorded, handle
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if self.training:
+            return self.compiled(*given, **named)
+        with torch.no_grad():
+            if not self.recorded:
+                return self.compiled(*given, **named)
+            begin: Call = torch.compiler.cudagraph_mark_step_begin
+            begin()
+            made = self.compiled(*given, **named)
+            return _pytree.tree_map_only(Tensor, torch.clone, made)
+
+
+@dataclass(slots=True)
+class ModelTrial:
+    """The ways to run a model, each a function; ``given``: arguments of an example, or None."""
+
+    model: nn.Module
+    given: tuple[tuple[Any, ...], dict[str, Any]] | None
+    training: bool
+    rest: str
+    calls: dict[str, Call] = field(default_factory=dict)
+    handle: Inference | None = None
+
+    def chosen(self, measure: bool, cudagraphs: bool | None) -> Optimization:
+        """The choice: by times, or else by what there is."""
+        self.calls[EAGER] = self.model._call_impl
+        ours = self.device().type != "cpu" or settings.cpu == "interpret"
+        if ours:
+            self.calls[OURS] = self.compiled(backend, {"rest": self.rest})
+            self.calls[RECORDED] = self.compiled(backend, {"rest": self.rest, "cudagraphs": True})
+            self.handle = None if self.training else Inference(self.model)
+            if self.training and self.device().type != "cpu":
+                _features_last(self.model)
+        on_gpu = self.given is not None and all(t.is_cuda for t in _tensors(self.given))
+        legal = ours and on_gpu and not self.training and cudagraphs is not False
+        if measure:
+            return self.measured(legal or bool(cudagraphs))
+        if not ours:
+            return self.choice(EAGER, "it stays eager: there is no GPU here", (
+                "expected: torch's own time; transconv.compile(.., target=\"sm_90\") has kernels"))
+        if self.given is not None:
+            self.run(OURS)
+        kept = RECORDED if cudagraphs or legal and self.waits() else OURS
+        if kept == RECORDED and self.given is not None:
+            self.run(RECORDED)
+        what = "a compiled graph" + ", CUDA graphs" * (kept == RECORDED)
+        return self.choice(kept, what, self.expected())
+
+    def choice(self, kept: str, what: str, expected: str,
+               sides: tuple[TimedSide, ...] = ()) -> Optimization:
+        """With the three lines."""
+        weights = ", weights copied once" if self.handle is not None and kept in (OURS, RECORDED) else ""
+        off = [name for name, m in self.model.named_modules() if convert.is_off(m)]
+        left = ", ".join(off[:4]) + " .." * (len(off) > 4)
+        left = left or "no module; transconv.off(module) leaves one out"
+        return Optimization(kept, (
+            f"transconv.optimize: {type(self.model).__name__} for "
+            f"{'training' if self.training else 'inference'}: {what}{weights}",
+            f"  {expected}", f"  left to torch: {left}"), sides)
+
+    def waits(self) -> bool:
+        """Whether all of a call are kernels of ours, and their launches take longer than they do."""
+        kernels = [k for g in self.graphs() for k in g.kernels]
+        return not self.gaps() and len(kernels) * LAUNCH_US > sum(k.us for k in kernels)
+
+    def measured(self, recorded: bool) -> Optimization:
+        """The fastest side, by times taken in turn."""
+        names = [EAGER, INDUCTOR, *(n for n in (OURS, RECORDED) if n in self.calls)]
+        names = names if recorded else [n for n in names if n != RECORDED]
+        sides, want = {n: TimedSide(n) for n in names}, self.run(EAGER)
+        # Of a model that draws random numbers, such as for dropout, no two results are alike.
+        furthest = max(FURTHEST, 2 * _apart(self.run(EAGER, seed=1), want))
+        for n in names:
+            try:
+                if n == INDUCTOR:
+                    self.calls[n] = self.compiled(OTHER)
+                made = self.run(n)
+                sides[n] = replace(sides[n], difference=_apart(made, want))
+            except Exception as error:  # torch's compiler may need what is not installed
+                first = next(iter(str(error).strip().splitlines()), "")
+                sides[n] = replace(sides[n], error=f"{type(error).__name__}: {first[:90]}")
+        taken: dict[str, list[float]] = {n: [] for n in names if not sides[n].error}
+        for _ in range(ROUNDS):
+            for n, times in taken.items():
+                if sum(times) * CALLS < BUDGET_S or not times:
+                    times.append(self.seconds(n))
+        sides |= {n: replace(sides[n], ms=sorted(times)[len(times) // 2] * 1e3)
+                  for n, times in taken.items()}
+        right = [s for s in sides.values() if s.ms is not None and (s.difference or 0.0) <= furthest]
+        kept = min(right, key=lambda s: s.ms or 0.0)
+        said = (f"measured: {kept.ms:.4g} ms a {'step' if self.training else 'call'}, "
+                f"{(sides[EAGER].ms or 0.0) / (kept.ms or 1.0):.2f} times as fast as eager")
+        return self.choice(kept.name, f"kept {kept.name}",
+                           said + (f"; {self.expected()}" if OURS in taken else ""), tuple(sides.values()))
+
+    def compiled(self, how: Any, options: Any = None) -> Call:
+        """The model through torch's compiler: a function with code of its own, to which compiled code is
+        tied, so that models of one class do not share its limit."""
+        model: Any = self.model
+
+        def call(*given: Any, **named: Any) -> Any:
+            return model._call_impl(*given, **named)
+        code = call.__code__.replace(co_name=f"optimized_{type(model).__name__}_{id(call):x}")
+        function: Any = type(call)
+        own = function(code, call.__globals__, code.co_name, None, call.__closure__)
+        made: Call = torch.compile(own, backend=how, options=options)
+        return made
+
+    def run(self, name: str, seed: int = 0) -> list[Tensor]:
+        """Results of the example, and in training the gradients; the model's state stays as it was."""
+        with undisturbed(self.model):
+            torch.manual_seed(seed)
+            return [t.detach().clone() for t in self.step(self.runner(name))]
+
+    def runner(self, name: str) -> Call:
+        return ChosenCall(self.calls[name], Optimization(name, ()), self.training, name == RECORDED)
+
+    def step(self, call: Call) -> list[Tensor]:
+        """A call, and in training its gradients."""
+        positional, named = self.given or ((), {})
+        with torch.set_grad_enabled(self.training):
+            results = _tensors(call(*positional, **named))
+            ends = [t for t in results if t.requires_grad]
+            of = [t for t in self.model.parameters() if t.requires_grad]
+            grads = torch.autograd.grad(ends, of, [torch.ones_like(t) for t in ends],
+                                        allow_unused=True) if ends and of else ()
+        return [*results, *(t for t in grads if t is not None)]
+
+    def seconds(self, name: str) -> float:
+        """Of one of several calls in a row."""
+        call = self.runner(name)
+        with undisturbed(self.model):
+            self.wait()
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                self.step(call)
+            self.wait()
+        return (time.perf_counter() - began) / CALLS
+
+    def wait(self) -> None:
+        if self.device().type == "cuda":
+            torch.cuda.synchronize(self.device())
+
+    def device(self) -> torch.device:
+        """Where it computes: the first of its weights or of the example that is on no CPU."""
+        found = (t.device for t in (*self.model.parameters(), *self.model.buffers(),
+                                    *_tensors(self.given)))
+        return next((d for d in found if d.type != "cpu"), torch.device("cpu"))
+
+    def graphs(self) -> tuple[reporting.GraphReport, ...]:
+        return reporting.report(self.calls[OURS]).graphs
+
+    def gaps(self) -> int:
+        """Regions that torch computes."""
+        return sum(len(g.rows) - len(g.kernels) for g in self.graphs())
+
+    def expected(self) -> str:
+        """What the report estimates."""
+        if self.given is None:
+            return "expected: transconv.graph.report tells it after the first call, which compiles"
+        kernels = [k for g in self.graphs() for k in g.kernels]
+        return (f"expected: {sum(k.us for k in kernels):.4g} us (estimated) in "
+                f"{reporting.many(len(kernels), 'kernel')} for {sum(len(k.operations) for k in kernels)} "
+                f"operations; {reporting.many(self.gaps(), 'region')} of torch")
+
+
+def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], bool] | None) -> nn.Module:
+    """A copy of a model with its weights and buffers; for inference its parameters need no gradient."""
+    def shared(t: Tensor) -> Tensor:
+        frozen = isinstance(t, nn.Parameter) and t.requires_grad and not training
+        return nn.Parameter(t.detach(), requires_grad=False) if frozen else t
+    memo: dict[int, Any] = {id(t): shared(t) for t in (*model.parameters(), *model.buffers())}
+    twin: nn.Module = copy.deepcopy(model, memo)
+    for name, module in twin.named_modules():
+        if keep is not None and name and not keep(module, name):
+            convert.off(module)
+    return twin.train(training) if training is not model.training else twin
+
+
+def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    if example is None:
+        return None
+    if isinstance(example, dict):
+        return (), example
+    return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def _features_last(model: nn.Module) -> None:
+    """Put weights of images in memory as kernels read them."""
+    for p in model.parameters():
+        if type(p) is nn.Parameter and p.dim() in (4, 5):
+            p.data = p.data.contiguous(memory_format=(
+                torch.channels_last if p.dim() == 4 else torch.channels_last_3d))
+
+
+def _tensors(of: Any) -> list[Tensor]:
+    return [t for t in _pytree.tree_leaves(of) if isinstance(t, Tensor)]
+
+
+def _apart(made: list[Tensor], want: list[Tensor]) -> float:
+    """The largest relative difference, by root mean squares; infinite where only one is finite."""
+    found = [float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30))
+             for a, b in zip(made, want, strict=True) if not b.isnan().any()]
+    return max((d if d == d else float("inf") for d in found), default=0.0)
