@@ -14,20 +14,21 @@ from torch.autograd.graph import saved_tensors_hooks
 import transconv
 from transconv import functional as ours
 from transconv.functional.calls import call_cache, compiled_launch, route_cache
+from transconv.runtime import Launch
 from transconv.torch_ops.calls.route import current_device
 
 
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Launches that have a start function, as on a GPU: here it interprets the kernel."""
-    start = compiled_launch.CompiledLaunch.start
+    start = Launch.start
 
-    def begin(self: compiled_launch.CompiledLaunch, tensors: Any) -> None:
+    def begin(self: Launch, tensors: Any) -> None:
         self.begin = None
         start(self, tensors)
         self.begin, self.device = (lambda *given: begin(self, given)), current_device()
 
-    monkeypatch.setattr(compiled_launch.CompiledLaunch, "start", begin)
+    monkeypatch.setattr(Launch, "start", begin)
     monkeypatch.setattr(route_cache, "_empty", lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))
     yield

@@ -239,7 +239,7 @@ def test_a_warm_call_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     run(x)
     before = transconv.stats().compared
     monkeypatch.setattr(eager_check.Checks, "due", None)
-    monkeypatch.setattr(eager_check, "Watch", None)
+    monkeypatch.setattr(eager_check, "WatchedCall", None)
     run(x)
     assert before["right"] == 1 and transconv.stats().compared == before
 
