@@ -26,7 +26,14 @@ from transconv.runtime.launch import SIZES, FirstSizes, Launch, Spaces, on_devic
 from transconv.runtime.operands import Wanted
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
-from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
+from transconv.runtime.steps import (
+    Choose,
+    Planned,
+    header,
+    kernel_name,
+    one_kernel_plan,
+    plan_steps,
+)
 from transconv.runtime.weight_prepack import Copy, WeightPrepack, apart
 
 __all__ = [
@@ -74,6 +81,7 @@ __all__ = [
     "is_ready",
     "kernel_name",
     "on_device",
+    "one_kernel_plan",
     "pack",
     "plan",
     "plan_steps",

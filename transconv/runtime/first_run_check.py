@@ -75,9 +75,9 @@ def run(plan: Made, tensors: Tensors) -> Made:
         reason, blamed, keep = _try(plan, tensors)
         log.debug("first result in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
         if not reason:
-            _record(plan, plan.steps, check_records.RIGHT, aligned, tensors)
+            note(plan, plan.steps, check_records.RIGHT, aligned, _device(tensors))
             return plan
-        _record(plan, blamed, check_records.WRONG, aligned, tensors, reason, keep)
+        note(plan, blamed, check_records.WRONG, aligned, _device(tensors), reason, keep)
         for step in blamed:
             log.warning("rejected: %s of %s with schedule %s: %s; kernel in %s", step.compute.name,
                         plan.workload, step.schedule, reason, step.path)
@@ -107,6 +107,12 @@ def _device(tensors: Tensors) -> torch.device:
     return next(iter(tensors.values())).device
 
 
+def out_of_memory() -> type[Exception]:
+    """torch's error where a device has no memory."""
+    found: type[Exception] = torch_module().OutOfMemoryError
+    return found
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is captured, while which nothing can be built nor looked at."""
     return device.type == "cuda" and bool(torch_module().cuda.is_current_stream_capturing())
@@ -120,7 +126,7 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanStep], bool]:
         if weak and not reason:
             try:
                 reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.results, tensors))
-            except torch_module().OutOfMemoryError:
+            except out_of_memory():
                 log.debug("no memory to check %s with other data", plan.workload)
     except Miscompiled as error:
         wrong = [s for s in plan.steps if s.launcher.function == error.function]
@@ -260,13 +266,13 @@ def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
     return [step for step in suspects if step.compute.part in phases] or suspects
 
 
-def _record(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool,
-            tensors: Tensors, reason: str = "", keep: bool = True) -> None:
+def note(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool, device: torch.device,
+         reason: str = "", keep: bool = True) -> None:
+    """Record what was found of some steps of a plan on a device: whether they are right, or why not."""
     import torch
 
     from transconv.version import __version__
 
-    device = _device(tensors)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     for step in steps:
         check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,

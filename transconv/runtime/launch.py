@@ -35,7 +35,8 @@ Begin = Callable[..., None]
 """What starts kernels on tensors without looking at them."""
 Spaces = tuple[tuple[tuple[int], Any], ...]
 """The shape and torch's type of each workspace."""
-SIZES = 256  # sizes of one launch kept
+SIZES = 256
+"""How many sizes of one launch are kept."""
 
 
 class PrepackStore(Protocol):
