@@ -69,11 +69,14 @@ def start_checked(function: Callable[..., Any], asked: KernelCall, arguments: Ar
     made.start(given, values)
     wrong = ""
     if not why:
-        samples = GroupSamples(function, asked.group, arguments.tensors | before,
-                               numbers_of(asked.given, arguments.tensors),
-                               asked.symbols | asked.meant.tuned)
-        compared = _Comparison(samples, arguments, plan.workload.math)
-        wrong, why = compared.run(asked.group)
+        try:
+            samples = GroupSamples(function, asked.group, arguments.tensors | before,
+                                   numbers_of(asked.given, arguments.tensors),
+                                   asked.symbols | asked.meant.tuned)
+        except Exception as error:  # the kernel runs on
+            why = f"the simulator does not begin: {error}"
+        else:
+            wrong, why = _Comparison(samples, arguments, plan.workload.math).run(asked.group)
     if why:
         log.info("the first result of %s is not checked: %s", plan.workload.title, why)
     elif not wrong:
