@@ -21,7 +21,7 @@ from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.regions import region_calls, region_compiler
 from transconv.graph.verification import eager_check
-from transconv.runtime import allocator, compiler, first_run_check
+from transconv.runtime import Launch, allocator, compiler, first_run_check
 from transconv.target import TARGETS, Target
 from transconv.torch_ops.calls import lower_call, route
 
@@ -79,8 +79,7 @@ def graphs_as_on_gpu() -> Iterator[Launched]:
             (torch_compile, "begin", lambda questions: None),
             (region_compiler, "rank", lambda questions: None),
             (compiled_launch, "target_of", lambda device: SM90),
-            (compiled_launch, "current_device", lambda: None),
-            (compiled_launch.CompiledLaunch, "start", _start_text),
+            (Launch, "start", _start_text),
             (eager_check.Checks, "due", lambda self, values: False),
             (region_calls.RegionLaunches, "empty", staticmethod(_empty)),
         ):
@@ -88,7 +87,7 @@ def graphs_as_on_gpu() -> Iterator[Launched]:
         yield found
 
 
-def _start_text(self: compiled_launch.CompiledLaunch, tensors: Any) -> None:
+def _start_text(self: Launch, tensors: Any) -> None:
     if self.begin is None:
         self.begin, self.device = self.plan.starter(None, True, self.names), None  # type: ignore
     assert self.begin is not None

@@ -24,8 +24,8 @@ import transconv.functional as ours
 from transconv import config
 from transconv.calls.guard import current_device
 from transconv.compute import parse
-from transconv.functional.calls import compiled_launch, route_cache
-from transconv.runtime import build_compute
+from transconv.functional.calls import route_cache
+from transconv.runtime import Launch, build_compute
 from transconv.target import Target
 
 Call = Callable[[], object]
@@ -104,16 +104,16 @@ def launched(device: str) -> Iterator[None]:
     if device == "cuda":
         yield
         return
-    before, empty, start = config.cpu, route_cache._empty, compiled_launch.CompiledLaunch.start
+    before, empty, start = config.cpu, route_cache._empty, Launch.start
 
-    def begin(self: compiled_launch.CompiledLaunch, tensors: Any) -> None:
+    def begin(self: Launch, tensors: Any) -> None:
         self.begin, self.device = (lambda *given: None), current_device()
 
     interpreted = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"  # without it torch would compute
     config.cpu = "interpret"
     route_cache._empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
-    compiled_launch.CompiledLaunch.start = begin
+    Launch.start = begin
     try:
         yield
     finally:
@@ -122,7 +122,7 @@ def launched(device: str) -> Iterator[None]:
             os.environ["TRITON_INTERPRET"] = interpreted
         config.cpu = before
         route_cache._empty = empty
-        compiled_launch.CompiledLaunch.start = start
+        Launch.start = start
 
 
 def generated(name: str, chip: str = "sm_90", times: int = 5) -> float:

@@ -43,7 +43,6 @@ HEAVY = ("torch", "triton", "sympy")
 LATE = (
     "target/records.py",
     "runtime/operands.py",
-    "runtime/allocator.py",
     "runtime/first_run_check.py",
     "compute/semantics/sampled_points.py",
     "compute/semantics/sampled_statistics.py",

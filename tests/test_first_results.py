@@ -23,7 +23,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CompiledDirection:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("TRANSCONV_TRUST", "always")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path))
-    monkeypatch.setattr("transconv.runtime.check_warmup.SIDE", 5)
+    monkeypatch.setattr("transconv.runtime.first_run_check.SIDE", 5)
     check_records.forget()
     workload = ConvWorkload(PROBLEM, Prop.FWD, Epilogue.parse("bias"), every(PROBLEM))
     return compiler.plan(workload, TARGETS["interpreter"], None, False, CompiledDirection)
@@ -48,7 +48,7 @@ def test_a_plan_that_is_wrong_is_found(plan: CompiledDirection, monkeypatch: pyt
 
 def test_sizes_that_are_not_allowed_are_those_of_the_example() -> None:
     from transconv.compute.symbolic_sizes import sizes_of
-    from transconv.runtime.check_warmup import _small
+    from transconv.runtime.first_run_check import _small
 
     told: Sizes = sizes_of("M=300 in 40..512, K=63 in 1..64, K % 7 == 0")
     assert _small(told) == {"M": 300, "K": 63}

@@ -16,6 +16,7 @@ from transconv import functional as ours
 from transconv.calls.guard import current_device
 from transconv.functional.calls import compiled_launch, route_cache
 from transconv.functional.calls.call_entries import CALLS
+from transconv.runtime import Launch
 
 
 def entries() -> list[int]:
@@ -27,14 +28,14 @@ def entries() -> list[int]:
 @pytest.fixture(autouse=True)
 def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Launches that have a start function, as on a GPU: here it interprets the kernel."""
-    start = compiled_launch.CompiledLaunch.start
+    start = Launch.start
 
-    def begin(self: compiled_launch.CompiledLaunch, tensors: Any) -> None:
+    def begin(self: Launch, tensors: Any) -> None:
         self.begin = None
         start(self, tensors)
         self.begin, self.device = (lambda *given: begin(self, given)), current_device()
 
-    monkeypatch.setattr(compiled_launch.CompiledLaunch, "start", begin)
+    monkeypatch.setattr(Launch, "start", begin)
     monkeypatch.setattr(route_cache, "_empty", lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))
     yield

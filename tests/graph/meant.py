@@ -24,8 +24,6 @@ class Meant:
     """Stands in for a launch. Raises where a part of the text can be no kernel."""
 
     texts: tuple[str, ...]
-    plan: None = None  # nothing is copied
-    begin: None = None  # results are looked at
 
     def at(self, sizes: Mapping[str, int]) -> Meant:
         """For given sizes, where these are names; one kernel has to take them all."""
@@ -36,6 +34,14 @@ class Meant:
     def is_known(self) -> bool:
         """Operands may be written over: all elements are computed before one is stored."""
         return True
+
+    def begun(self) -> tuple[None, tuple[()]]:
+        """Results are looked at every time."""
+        return None, ()
+
+    def start_prepacked(self, tensors: Sequence[Tensor], store: Any) -> None:
+        """Nothing is copied."""
+        self.start(tensors)
 
     def start(self, tensors: Sequence[Tensor]) -> None:
         for text in self.texts:

@@ -14,6 +14,7 @@ from transconv.backend_triton import Launcher
 from transconv.errors import TensorError
 from transconv.functional.calls import compiled_launch
 from transconv.graph import backend
+from transconv.runtime import launch as runtime_launch
 from transconv.schedule import Schedule
 from transconv.torch_ops.conversion import prepacked_weights
 
@@ -39,7 +40,7 @@ class Layer(torch.nn.Conv2d):
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How often a weight was copied since it was last asked; plans copy it."""
     seen: list[str] = []
-    launch, ready = Launcher.__call__, compiled_launch.ready
+    launch, ready = Launcher.__call__, runtime_launch.ready
 
     def counted(self: Launcher, tensors: list[Any]) -> None:
         seen.append(self.function)
@@ -54,7 +55,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
         product = any(c.b is not None for c in workload.computations)
         return ready(workload, target, SCHEDULE if product else None, *rest)
 
-    monkeypatch.setattr(compiled_launch, "ready", packed)
+    monkeypatch.setattr(runtime_launch, "ready", packed)
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # else every use of a copy makes one to compare
     monkeypatch.setattr(Launcher, "__call__", counted)
     compiled_launch._launches.clear()

@@ -156,10 +156,10 @@ def test_what_nothing_needs_is_freed_behind_its_last_reader(monkeypatch: pytest.
 @pytest.mark.parametrize("where", ["row", "text", "plan", "launch"])
 def test_a_program_does_not_stop_for_a_bug(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted where errors of ours could reach a user: torch computes what the kernel would have."""
-    from transconv.functional.calls.compiled_launch import CompiledLaunch
     from transconv.graph.fusion import group_text
     from transconv.graph.lowerings import table
     from transconv.graph.regions import region_calls
+    from transconv.runtime import Launch
 
     def planted(*_: Any, **__: Any) -> Any:
         raise KeyError("S7")
@@ -167,7 +167,7 @@ def test_a_program_does_not_stop_for_a_bug(where: str, monkeypatch: pytest.Monke
         monkeypatch.setitem(table.ROWS, torch.ops.aten.sin.default, planted)
     else:
         owner, name = {"text": (group_text.Writer, "written"), "plan": (region_calls, "launch"),
-                       "launch": (CompiledLaunch, "start")}[where]
+                       "launch": (Launch, "start_prepacked")}[where]
         monkeypatch.setattr(owner, name, planted)
     x = torch.randn(3, 5)
     run: Any = torch.compile(lambda x: x.sin().sum(1), backend=backend, options={"rest": "eager"})

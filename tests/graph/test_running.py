@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
-from transconv.functional.calls.compiled_launch import Spaces, TensorMemory
+from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.graph.regions import region_calls, region_codegen, region_runner
+from transconv.runtime import Spaces
 
 Tensor = torch.Tensor
 

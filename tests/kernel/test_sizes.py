@@ -15,9 +15,10 @@ from tests.kernel.wrong_launches import declared
 from transconv.errors import KernelError
 from transconv.ir import Kernel, Memory, run
 from transconv.kernel import Constant, Group, KernelFunction, kernel
-from transconv.kernel.launch.launch_cache import _spelled, signature
-from transconv.kernel.launch.launcher import launcher_of
+from transconv.kernel.launch import kernel_plan
+from transconv.kernel.launch.launcher import _spelled, signature
 from transconv.kernel.launch.size_arguments import Number, sizing, unit_of
+from transconv.target import TARGETS
 
 GOLDEN = Path(__file__).with_name("wrong_launches.txt")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -76,8 +77,7 @@ def test_one_kernel_for_products_of_many_sizes() -> None:
         np.testing.assert_array_equal(c, again)
     made = [low for k in of._launches.kinds.values() for low in k.compiled]
     assert len(made) == 5  # the odd ones; n % 8 == 0; m and all; no k; no m
-    low = made[0].low
-    text = low.source
+    text = made[0].plan.source
     assert "tl.range(0, (A_d1 + 15) // 16)" in text and "C_d1" not in text  # the columns are those of B
     assert "A_in_row8 = id_0 * 8 + row8 < A_d0" in text
 
@@ -235,8 +235,8 @@ def test_numbers_become_arguments() -> None:
 
 def test_kernels_of_one_text_and_several_types_have_their_own_records() -> None:
     """The text does not say the types of the arrays: a process may not load one for another."""
-    made = [launcher_of(same.lower(Group(24, 8), torch.empty(24, dtype=t, device="meta"),
-                                   torch.empty(24, dtype=t, device="meta"), target="sm_90"))
-            for t in (torch.bfloat16, torch.float16, torch.float32)]
-    assert made[0].source == made[1].source
-    assert len({m.key for m in made}) == 3
+    lows = [same.lower(Group(24, 8), *(torch.empty(24, dtype=t, device="meta") for _ in "XY"),
+                       target="sm_90") for t in (torch.bfloat16, torch.float16, torch.float32)]
+    assert lows[0].source == lows[1].source
+    workload = kernel_plan.KernelWorkload("same", "", "ieee", ())
+    assert len({kernel_plan.compiled(low, TARGETS["sm_90"], workload).step.digest for low in lows}) == 3

@@ -14,9 +14,8 @@ from transconv.__main__ import main
 from transconv.backend_triton import Miscompiled, SizedLauncher
 from transconv.errors import KernelError
 from transconv.kernel import Group, KernelFunction, kernel
-from transconv.kernel.launch import tuned_choices, tuning
-from transconv.kernel.launch.tuned_choices import LaunchWords, TunedChoice
-from transconv.kernel.launch.tuning import search
+from transconv.kernel.launch import tuned_choices
+from transconv.kernel.launch.tuned_choices import LaunchWords, TunedChoice, search
 
 EXAMPLE = str(Path(__file__).parents[2] / "docs/examples/scaled_rows.py")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -30,7 +29,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRANSCONV_CACHE", str(folder))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.delenv("TRANSCONV_TUNED", raising=False)
-    monkeypatch.setattr(tuning, "_timed", lambda clock, run, words, arrays: seconds(words))
+    monkeypatch.setattr(tuned_choices, "_timed", lambda clock, run, words, arrays: seconds(words))
 
 
 def seconds(words: LaunchWords) -> float:

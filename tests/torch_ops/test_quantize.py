@@ -17,9 +17,8 @@ import transconv
 from transconv import errors, knobs
 from transconv.calls import call_cache, guard
 from transconv.ir import DTYPES
-from transconv.runtime import Plan
+from transconv.runtime import Plan, launch
 from transconv.torch_ops.calls import route
-from transconv.torch_ops.fused import helper_kernels
 from transconv.torch_ops.quantization import int4_weights
 from transconv.torch_ops.quantization.schemes import KINDS, quantised, ranged
 from transconv.torch_ops.quantized import (
@@ -309,7 +308,7 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
         raise errors.Unsupported("schedule:refused", "none fits")
 
     with monkeypatch.context() as patched:
-        patched.setattr(helper_kernels, "ready", refused)
+        patched.setattr(launch, "ready", refused)
         with pytest.warns(transconv.FallbackWarning) as said:
             both()
             both()

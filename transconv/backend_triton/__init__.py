@@ -12,7 +12,7 @@ from transconv.backend_triton.emitters.kernel_text import (
 from transconv.backend_triton.emitters.parameters import parameters
 from transconv.backend_triton.emitters.triton import spelled_lines
 from transconv.backend_triton.emitters.unique_names import function_name
-from transconv.backend_triton.launch.bound_start import Bind, BoundStart
+from transconv.backend_triton.launch.bound_start import Bind, BoundStart, torch_module
 from transconv.backend_triton.launch.compile_records import pretend
 from transconv.backend_triton.launch.jit_module import write
 from transconv.backend_triton.launch.launcher import Launcher
@@ -57,6 +57,7 @@ __all__ = [
     "reason_of",
     "serve",
     "spelled_lines",
+    "torch_module",
     "triton_version",
     "unspecialised",
     "write",

@@ -21,12 +21,13 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.ir import defined
+from transconv.runtime import allocator
 
 Tensor = torch.Tensor
 Check = Callable[..., bool]
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
-current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_device = allocator.current_device()
 guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 # Read at every call; each is a plain function in C.

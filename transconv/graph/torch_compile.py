@@ -14,7 +14,6 @@ from torch._dynamo.backends.common import aot_autograd
 from transconv.calls import stats
 from transconv.calls.settings import settings
 from transconv.errors import TransconvError
-from transconv.functional.calls.compiled_launch import SIZES
 from transconv.graph import decompositions, reporting
 from transconv.graph.backend_calls import Made, owner
 from transconv.graph.fusion.fusion_cost import Price
@@ -26,7 +25,7 @@ from transconv.graph.regions.partition import is_size
 from transconv.graph.regions.region_runner import Parts, Setting, unseen
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall
-from transconv.runtime import BatchCompile, begin, begin_processes, cores, is_collecting
+from transconv.runtime import SIZES, BatchCompile, begin, begin_processes, cores, is_collecting
 from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
 

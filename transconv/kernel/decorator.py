@@ -15,11 +15,10 @@ from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import intrinsic
 from transconv.kernel.launch.arguments import described
-from transconv.kernel.launch.description import explained
+from transconv.kernel.launch.first_result import check
 from transconv.kernel.launch.launcher import KernelLaunches
-from transconv.kernel.launch.lowering import LoweredKernel
+from transconv.kernel.launch.lowering import LoweredKernel, explained
 from transconv.kernel.launch.results import AskedResults, Recipe, makers, results_of, returned
-from transconv.kernel.launch.simulator_check import check
 from transconv.kernel.launch.torch_operator import Results, as_operator
 from transconv.kernel.launch.tuned_choices import TunedChoice
 from transconv.kernel.simulator.execution import simulate

@@ -1,10 +1,15 @@
-"""``@kernel.func``: functions that kernels call; their bodies are read in the place of the call."""
+"""``@kernel.func``: functions that kernels call; their bodies are read in the place of the call. Additions
+to elements of an array that no other one comes between, and random numbers from a place and a seed:
+nothing is stored, and every engine has the same.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from transconv.errors import KernelError
 from transconv.kernel.frontend.source import FunctionSource
@@ -78,3 +83,23 @@ def func(function: Any = None, *, scope: Scope | None = None, inline: bool = Tru
             family_for(function).bodies[scope] = given
         return given
     return made
+
+
+def atomic_ref(array: Any) -> Any:
+    """An array of which elements are added to: ``atomic_ref(H)[i] += 1``. Groups and items may add to the
+    same elements. Sums of floats depend on the order, which is not the same in every run. For kernels;
+    KernelError outside of them."""
+    if hasattr(array, "atomic"):
+        return array.atomic()
+    raise KernelError("atomic_ref is for arrays inside of kernels; expected atomic_ref(X)[i] += value "
+                      "there")
+
+
+@func
+def uniform(place: Any, seed: Any) -> Any:
+    """Numbers from 0 to below 1, multiples of 2**-24, one for each whole number of ``place`` (of 32 bits).
+    A hash with two multiplications: for dropout and noise, not for cryptography."""
+    h = place.astype(np.int32) * 747796405 + seed
+    h = (h ^ (h >> 16 & 0xffff)) * 0x21f0aaad
+    h = (h ^ (h >> 15 & 0x1ffff)) * 0x735a2d97
+    return (h >> 8 & 0xffffff) * 2.0**-24

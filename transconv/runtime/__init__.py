@@ -5,7 +5,6 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 
 from transconv.runtime.allocator import quickest
 from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
-from transconv.runtime.check_warmup import FirstSizes, first_result
 from transconv.runtime.compilation.async_compile import (
     ahead,
     begin_processes,
@@ -22,10 +21,19 @@ from transconv.runtime.compilation.recompilation import Compared, compare
 from transconv.runtime.compilation.request_capture import collect, collecting, is_collecting
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.estimates import estimated, is_estimated
-from transconv.runtime.operands import check_indices
+from transconv.runtime.first_run_check import first_result
+from transconv.runtime.launch import SIZES, FirstSizes, Launch, Spaces, on_device
+from transconv.runtime.operands import Wanted
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
-from transconv.runtime.steps import Choose, Planned, header, kernel_name, plan_steps
+from transconv.runtime.steps import (
+    Choose,
+    Planned,
+    header,
+    kernel_name,
+    one_kernel_plan,
+    plan_steps,
+)
 from transconv.runtime.weight_prepack import Copy, WeightPrepack, apart
 
 __all__ = [
@@ -40,6 +48,7 @@ __all__ = [
     "Copy",
     "FirstSizes",
     "RegisteredPlan",
+    "Launch",
     "NEVER",
     "Plan",
     "Planned",
@@ -47,6 +56,8 @@ __all__ = [
     "PlanRequest",
     "Registry",
     "PlanStep",
+    "SIZES",
+    "Spaces",
     "ahead",
     "apart",
     "begin",
@@ -54,7 +65,6 @@ __all__ = [
     "beside",
     "build",
     "build_compute",
-    "check_indices",
     "collect",
     "collecting",
     "compare",
@@ -70,6 +80,8 @@ __all__ = [
     "is_estimated",
     "is_ready",
     "kernel_name",
+    "on_device",
+    "one_kernel_plan",
     "pack",
     "plan",
     "plan_steps",
@@ -82,4 +94,5 @@ __all__ = [
     "unpack",
     "withdraw",
     "Waiting",
+    "Wanted",
 ]

@@ -16,13 +16,13 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from math import prod
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Miscompiled, SizedLauncher
+from transconv.backend_triton import Miscompiled, SizedLauncher, torch_module
 from transconv.compute import Workload
 from transconv.errors import Unsupported
-from transconv.ir import Values, free_vars
+from transconv.ir import Sizes, Values, free_vars
 from transconv.runtime import check_records, compiler
 from transconv.runtime.compiler import MOST_REJECTED
 from transconv.runtime.operands import draw, torch_type
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("transconv.trust")
 Made = TypeVar("Made", bound=Plan)
 DRIVER = "Triton Error ["  # what Triton says of an error of the driver begins so
+SIDE = 32  # the longest of a size that is an argument of a result before the first call, where it may be
 
 
 def is_trusted(plan: Plan, aligned: bool = True) -> bool:
@@ -67,16 +68,16 @@ def run(plan: Made, tensors: Tensors) -> Made:
     """
     aligned = is_aligned(tensors)
     for _ in range(MOST_REJECTED):
-        if is_trusted(plan, aligned) or _capturing(tensors):
+        if is_trusted(plan, aligned) or is_capturing(_device(tensors)):
             plan.launch(**tensors)
             return plan
         began = time.perf_counter()
         reason, blamed, keep = _try(plan, tensors)
         log.debug("first result in %.3f s: %s", time.perf_counter() - began, plan.workload.title)
         if not reason:
-            _record(plan, plan.steps, check_records.RIGHT, aligned, tensors)
+            note(plan, plan.steps, check_records.RIGHT, aligned, _device(tensors))
             return plan
-        _record(plan, blamed, check_records.WRONG, aligned, tensors, reason, keep)
+        note(plan, blamed, check_records.WRONG, aligned, _device(tensors), reason, keep)
         for step in blamed:
             log.warning("rejected: %s of %s with schedule %s: %s; kernel in %s", step.compute.name,
                         plan.workload, step.schedule, reason, step.path)
@@ -87,14 +88,34 @@ def run(plan: Made, tensors: Tensors) -> Made:
                       f"{plan.workload} gave wrong results")
 
 
+def first_result(plan: Made, device: Any) -> Made:
+    """Run a plan once on small integers, and return the plan that made the result: kernels are then loaded
+    on ``device``, and checked if they are new to this machine. Raises as ``run``, and torch's error if
+    there is no memory."""
+    if plan.required is not None and plan.sizes is None:
+        plan = plan.at(_small(plan.required.sizes))
+    return run(plan, {w.name: w.filled(device, at) for at, w in enumerate(plan.operands())})
+
+
+def _small(sizes: Sizes) -> dict[str, int]:
+    """Sizes for which the kernel does little; the examples where these are not allowed."""
+    found = {s.name: max(s.least, min(s.like, SIDE)) for s in sizes.each}
+    return sizes.like if sizes.why_not(found) else found
+
+
 def _device(tensors: Tensors) -> torch.device:
     return next(iter(tensors.values())).device
 
 
-def _capturing(tensors: Tensors) -> bool:
-    import torch
+def out_of_memory() -> type[Exception]:
+    """torch's error where a device has no memory."""
+    found: type[Exception] = torch_module().OutOfMemoryError
+    return found
 
-    return _device(tensors).type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured, while which nothing can be built nor looked at."""
+    return device.type == "cuda" and bool(torch_module().cuda.is_current_stream_capturing())
 
 
 def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanStep], bool]:
@@ -105,7 +126,7 @@ def _try(plan: Plan, tensors: Tensors) -> tuple[str, Sequence[PlanStep], bool]:
         if weak and not reason:
             try:
                 reason, blamed, _ = _launch_and_look(plan, _telling(plan.workload.results, tensors))
-            except _out_of_memory():
+            except out_of_memory():
                 log.debug("no memory to check %s with other data", plan.workload)
     except Miscompiled as error:
         wrong = [s for s in plan.steps if s.launcher.function == error.function]
@@ -180,12 +201,6 @@ def _in_part(workload: Workload) -> list[str]:
     return [name for name in workload.results if stored.get(name, 0) < whole.get(name, 0)]
 
 
-def _out_of_memory() -> type[Exception]:
-    import torch
-
-    return torch.OutOfMemoryError
-
-
 def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
     """Tensors like these, with the same alignment, and small random integers instead of data that could
     hide errors. Integer tensors are copied, because they may be indices."""
@@ -251,13 +266,13 @@ def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
     return [step for step in suspects if step.compute.part in phases] or suspects
 
 
-def _record(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool,
-            tensors: Tensors, reason: str = "", keep: bool = True) -> None:
+def note(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool, device: torch.device,
+         reason: str = "", keep: bool = True) -> None:
+    """Record what was found of some steps of a plan on a device: whether they are right, or why not."""
     import torch
 
     from transconv.version import __version__
 
-    device = _device(tensors)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     for step in steps:
         check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,

@@ -31,7 +31,7 @@ from transconv.schedule import Schedule, registered_words
 from transconv.selection import files_digest, stamp
 from transconv.target import Target, triton_version
 
-SCHEMA = 3
+SCHEMA = 4
 DRAWER = Drawer("plans", SCHEMA, longest=1 << 22, lasting=False, sealed=True)
 MOST_PROGRAMS = (1 << 31) - 1  # of a launch
 TEXT = 1 << 20  # characters of a kernel's text
@@ -52,9 +52,14 @@ def key(workload: Workload, target: Target, deterministic: bool) -> str:
     """The name of a plan's record; empty if plans are neither read nor written."""
     if not keeps():
         return ""
-    told = (SCHEMA, triton_version(), deterministic, sorted(running().items()),
-            type(workload).__name__, str(workload), workload.direction, workload.behind, workload.math,
-            [str(t) for t in workload.tensors], stamp(workload, target))
+    return name_of(workload, target, deterministic, workload.direction, workload.behind,
+                   [str(t) for t in workload.tensors])
+
+
+def name_of(workload: Workload, target: Target, *more: Any) -> str:
+    """A digest of a workload, of what its plan depends on, and of ``more``."""
+    told = (SCHEMA, triton_version(), sorted(running().items()), type(workload).__name__, str(workload),
+            workload.math, stamp(workload, target), *more)
     return hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest()
 
 
@@ -123,7 +128,8 @@ def _step(step: PlanStep) -> Content:
     sized = {"sizes": str(run.sizes), "where": list(map(str, run.requires.where)),
              "programs": str(run.programs)} if isinstance(run, SizedLauncher) else {"sizes": None}
     return {**sized, "does": step.does, "schedule": str(step.schedule), "source": step.source,
-            "function": run.function, "grid": run.grid, "warps": run.warps, "stages": run.stages,
+            "function": run.function, "file": step.path.stem if step.path else run.function,
+            "grid": run.grid, "warps": run.warps, "stages": run.stages, "fuse": run.fuse,
             "boxes": [b and [_told(b[0]), list(b[1])] for b in run.boxes], "explicit": run.explicit,
             "early": run.early, "params": list(step.params), "types": list(run.types),
             "digest": step.digest, "zero": step.zero and step.zero.name}
@@ -135,8 +141,6 @@ def _read(
     """A step; ``known``: the tensors of the call and the plan's workspaces, by name."""
     schedule, source = Schedule.parse(fields.text(kept["schedule"])), fields.text(kept["source"], TEXT)
     function = fields.name(kept["function"])
-    if kept["digest"] != digest_of(source, schedule, target):
-        raise ValueError(f"{function}: the text is another")
     if not re.search(rf"^def {function}\(", source, re.MULTILINE):
         raise ValueError(f"{function}: the text defines no such function")
     if (kept["warps"], kept["stages"]) != (schedule.warps, schedule.stages):
@@ -145,21 +149,24 @@ def _read(
     if unspecialised(source) != (sizes.names if sizes else ()):
         raise ValueError(f"{function}: it takes other sizes")
     params = tuple([known[fields.name(n)] for n in fields.several(kept["params"])])
-    types = tuple([t.dtype.torch for t in params])
+    types, fuse = tuple([t.dtype.torch for t in params]), fields.flag(kept["fuse"])
     if not params or kept["types"] != [*types]:
         raise ValueError(f"{function}: its tensors are of other types")
+    if kept["digest"] != digest_of(source, schedule, target, () if fuse else types):
+        raise ValueError(f"{function}: the text is another")
     boxes = _boxes(kept["boxes"], params, sizes)
     explicit, early = fields.flag(kept["explicit"]), fields.flag(kept["early"])
-    path, words = write(source, function), (schedule.warps, schedule.stages)
+    path, words = write(source, fields.name(kept["file"])), (schedule.warps, schedule.stages)
     if sizes:
         where = tuple([of_sizes(fields.text(c), sizes) for c in fields.several(kept["where"])])
         count = of_sizes(fields.text(kept["programs"]), sizes)
         run: Launcher = SizedLauncher(source, function, path, count, sizes, *words, early, types,
-                                      kept["digest"], boxes, explicit,
+                                      kept["digest"], boxes, explicit, fuse,
                                       requires=replace(sizes, where=where))
     else:
         grid = fields.whole(kept["grid"], most=MOST_PROGRAMS)
-        run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"])
+        run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
+                       fuse)
 
     def lowered() -> LoweredStep:
         step = again().steps[at]

@@ -134,13 +134,16 @@ class Plan:
 
     def check(self, tensors: dict[str, Any]) -> None:
         """Raise TensorError unless each tensor is as the workload says. Kernels do not check this."""
-        wanted = self.wanted
-        if self.required and not self.sizes:
-            wanted = self.required.wanted(self.required.of_call(tensors))
-        elif not wanted:
-            wanted = self.wanted = (self.required.wanted(self.sizes) if self.required and self.sizes else
-                                    tuple(map(Wanted.of, self.workload.tensors)))
+        wanted = (self.required.wanted(self.required.of_call(tensors))
+                  if self.required and not self.sizes else self.operands())
         check(wanted, tensors, lambda: self.workload.title)
+
+    def operands(self) -> tuple[Wanted, ...]:
+        """The tensors of its calls, of the given sizes where these are arguments of its kernels."""
+        if not self.wanted:
+            self.wanted = (self.required.wanted(self.sizes) if self.required and self.sizes else
+                           tuple(map(Wanted.of, self.workload.tensors)))
+        return self.wanted
 
     def at(self: Made, sizes: Values) -> Made:
         """This plan for given sizes: its calls read none from their tensors. Raises TensorError for sizes

@@ -4,7 +4,7 @@ launcher."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -24,7 +24,7 @@ from transconv.ir import Kernel
 from transconv.passes import EMIT, PROBLEM, leave, lower
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records
-from transconv.runtime.plans import LoweredStep, PlanStep
+from transconv.runtime.plans import LoweredStep, Plan, PlanStep
 from transconv.schedule import (
     Schedule,
     Scheduled,
@@ -216,25 +216,45 @@ def launched(workload: Workload, compute: Compute, schedule: Schedule, target: T
     kernel = replace(kernel, name=name)
     early = "early" in target.features
     source = emit(kernel, header(workload, compute, schedule, target), early)
-    path = write(source, name)
     leave(name, PROBLEM.name, f"{workload} {workload.direction} on {target}")
     leave(name, EMIT.name, source)
-    descriptors = tuple(None if p.box is None else (p.tensor, p.box) for p in parameters(kernel))
-    digest = digest_of(source, schedule, target)
-    types = tuple(t.dtype.torch for t in kernel.params)
-    if kernel.sizes:
-        launcher: Launcher = SizedLauncher(source, name, path, programs(kernel), kernel.sizes,
-                                           schedule.warps, schedule.stages, early, types, digest,
-                                           descriptors, is_explicit(kernel))
-    else:
-        launcher = Launcher(source, name, path, grid_size(kernel), schedule.warps, schedule.stages,
-                            descriptors, is_explicit(kernel), early, types, digest)
     lowered = LoweredStep(compute, kernel)
-    return PlanStep(compute.does, schedule, lambda: lowered, source, path, launcher,
-                tuple(t.name for t in kernel.params), digest)
+    return kernel_step(compute.does, kernel, source, name, schedule, target, lambda: lowered, early)
 
 
-def digest_of(source: str, schedule: Schedule, target: Target) -> str:
-    """The key of a kernel's verdict and of the record that it was compiled."""
+def kernel_step(does: str, kernel: Kernel, source: str, file: str, schedule: Schedule, target: Target,
+                lowered: Callable[[], LoweredStep], early: bool = False, fuse: bool = True) -> PlanStep:
+    """The step that launches a kernel of a text. ``file``: the name of the text's readable copy;
+    ``early``, ``fuse``: as for ``Launcher``."""
+    types = tuple(t.dtype.torch for t in kernel.params)
+    descriptors = tuple(None if p.box is None else (p.tensor, p.box) for p in parameters(kernel))
+    digest = digest_of(source, schedule, target, () if fuse else types)
+    path, words = write(source, file), (schedule.warps, schedule.stages)
+    if kernel.sizes:
+        launcher: Launcher = SizedLauncher(
+            source, kernel.name, path, programs(kernel), kernel.sizes, *words, early, types, digest,
+            descriptors, is_explicit(kernel), fuse)
+    else:
+        launcher = Launcher(source, kernel.name, path, grid_size(kernel), *words, descriptors,
+                            is_explicit(kernel), early, types, digest, fuse)
+    return PlanStep(does, schedule, lowered, source, path, launcher, tuple(t.name for t in kernel.params),
+                    digest)
+
+
+def one_kernel_plan(workload: Workload, target: Target, kernel: Kernel, source: str, file: str, warps: int,
+                    stages: int) -> Plan:
+    """The plan of a workload that is one kernel of no computation, in which nothing is fused."""
+    def lowered() -> LoweredStep:
+        raise NotImplementedError(f"{workload.title} is no computation")
+
+    schedule = Schedule(warps=warps, stages=stages)
+    step = kernel_step(workload.title, kernel, source, file, schedule, target, lowered, fuse=False)
+    return Plan(workload, target, schedule, (step,), why="given by the caller")
+
+
+def digest_of(source: str, schedule: Schedule, target: Target, types: Sequence[str] = ()) -> str:
+    """The key of a kernel's verdict and of the record that it was compiled. ``types``: of a kernel in
+    which nothing is fused, and whose text may not say them, torch's element types of its tensors."""
     source = source.replace(str(schedule), schedule.key)  # in the comment above the kernel
-    return check_records.digest(source, f"{target.name} {schedule.warps} {schedule.stages}")
+    told = f"{target.name} {schedule.warps} {schedule.stages}"
+    return check_records.digest(source, " ".join([told, *types]))

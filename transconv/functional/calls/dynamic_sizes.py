@@ -17,13 +17,8 @@ from transconv import knobs
 from transconv.calls.settings import settings
 from transconv.compute import Alone, library
 from transconv.errors import ComputeError, Unsupported
-from transconv.functional.calls.compiled_launch import (
-    CompiledLaunch,
-    deterministic,
-    launch,
-    program,
-)
-from transconv.runtime import COMPILING, NEVER, ChosenPlan, Plan, PlanRequest, Registry
+from transconv.functional.calls.compiled_launch import deterministic, launch, program
+from transconv.runtime import COMPILING, NEVER, ChosenPlan, Launch, Plan, PlanRequest, Registry
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 
 if TYPE_CHECKING:
@@ -113,7 +108,7 @@ class SizedLaunchChoice(NamedTuple):
     """The launch of a step and its text; ``any_size``: sizes are arguments of its kernels; ``waits``, if a
     process compiles another one: whether it may be chosen by now."""
 
-    launch: CompiledLaunch
+    launch: Launch
     text: str
     any_size: bool = False
     waits: Callable[[], bool] | None = None

@@ -8,7 +8,8 @@ from math import prod
 import torch
 
 from transconv.compute import Workload
-from transconv.functional.calls.compiled_launch import TensorMemory, launch
+from transconv.functional.calls.compiled_launch import launch
+from transconv.runtime import Wanted
 from transconv.tuning.timing import Clock
 
 Tensor = torch.Tensor
@@ -21,12 +22,15 @@ def measured(asked: str | Workload, device: torch.device, clock: Clock) -> float
         return None
     found = launch(asked, device, True, "now")
 
+    operands = found.operands()
+
     def make(_: int) -> Callable[[], object]:
-        tensors = [_made(m, device) for m in found.memory]
+        tensors = [_made(m, device) for m in operands]
         return lambda: found.start(tensors)
-    return clock.one(make, sum(prod(m.shape) * m.dtype.itemsize for m in found.memory)).us
+    return clock.one(make, sum(prod(m.shape) * m.elements.itemsize for m in operands)).us
 
 
-def _made(m: TensorMemory, device: torch.device) -> Tensor:
-    t = torch.empty_strided(m.shape, m.strides, dtype=m.dtype, device=device)
-    return t.normal_() if m.dtype.is_floating_point else t.zero_()
+def _made(m: Wanted, device: torch.device) -> Tensor:
+    assert m.strides is not None
+    t = torch.empty_strided(m.shape, m.strides, dtype=m.elements, device=device)
+    return t.normal_() if t.is_floating_point() else t.zero_()

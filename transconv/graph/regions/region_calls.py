@@ -17,9 +17,6 @@ from transconv.conv import Surrounded
 from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import (
     HELD,
-    SIZES,
-    CompiledLaunch,
-    Spaces,
     TensorMemory,
     aligned,
     deterministic,
@@ -28,7 +25,6 @@ from transconv.functional.calls.compiled_launch import (
     question,
     refused,
 )
-from transconv.functional.calls.prepacked_launch import LaidOut
 from transconv.functional.calls.torch_operators import as_wanted
 from transconv.graph.fusion.concat_views import Slices
 from transconv.graph.fusion.index_ir import Piece, RegionInput
@@ -41,8 +37,9 @@ from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
-from transconv.runtime import PlanRequest, quickest
+from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, quickest
 from transconv.torch_ops.calls.select_impl import PASSING
+from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor
 NOT_OVER: dict[int, int] = {}
@@ -163,7 +160,7 @@ class RegionLaunches:
         if why := refused(tensors, [True] * len(tensors), HELD) if tensors else "":
             raise Unsupported(why)
         loose = {self.inputs[i][2] for i in when[-1]}
-        fresh = [LaidOut(self.started(start, kernel, sizes, not loose & {*kernel.given}))
+        fresh = [self.started(start, kernel, sizes, not loose & {*kernel.given})
                  for kernel, start in zip(self.kernels, bound.starts, strict=True)]
         watched = [self.watched(kernel, start) for kernel, start in zip(self.kernels, fresh, strict=True)]
         looked = watch.kernels(self.region, self.kernels) if watch is not None else None
@@ -172,7 +169,7 @@ class RegionLaunches:
         made = self.written(bound, [(by, ()) for by in begins], [NOT_OVER] * len(fresh))([*tensors])
         if looked is not None:
             looked.results(self.kernels, made)
-        over = [over if over and start.launch.is_known() else NOT_OVER
+        over = [over if over and start.is_known() else NOT_OVER
                 for over, start in zip(self.over, fresh, strict=True)]
         begun = [(begin or by, spaces) for (begin, spaces), by in zip(
             [start.begun() for start in fresh], watched, strict=True)]
@@ -206,12 +203,12 @@ class RegionLaunches:
         stats.add(True, "graph", len(self.kernels))
         return made
 
-    def watched(self, kernel: RegionKernel, by: LaidOut,
+    def watched(self, kernel: RegionKernel, by: Launch,
                 looked: RegionWatch | None = None) -> Callable[..., None]:
         """What starts a kernel, and looks at results that are new. Raises Refused."""
         def start(*tensors: Tensor) -> None:
             try:
-                by.start(tensors)
+                by.start_prepacked(tensors, prepacked_weights)
                 if looked is not None:
                     looked.look(kernel, tensors)
             except Exception as error:
@@ -223,7 +220,7 @@ class RegionLaunches:
 
     def here(self) -> AbstractContextManager[object]:
         """The device as the current one."""
-        return NOTHING if self.device.index in (None, current_device()) else CompiledLaunch.on(self.device)
+        return NOTHING if self.device.index in (None, current_device()) else on_device(self.device)
 
     def empty(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory on the device."""
@@ -231,7 +228,7 @@ class RegionLaunches:
 
     def started(
         self, start: Start, kernel: RegionKernel, sizes: Mapping[str, int], whole: bool
-    ) -> CompiledLaunch:
+    ) -> Launch:
         """The launch of a kernel: where none has the names as arguments, one for these sizes alone.
         ``whole``: its tensors are aligned. Raises Refused, and Unsupported for a while."""
         try:

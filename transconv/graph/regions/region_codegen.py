@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from transconv.functional.calls.compiled_launch import Spaces, TensorMemory
+from transconv.functional.calls.compiled_launch import TensorMemory
 from transconv.graph.fusion.concat_views import Slices
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.ir import defined
+from transconv.runtime import Spaces
 
 Tensor = torch.Tensor
 NONE: Mapping[Piece, Slices] = MappingProxyType({})

@@ -27,9 +27,8 @@ from transconv.graph.backend_calls import found
 from transconv.graph.reporting import Report
 from transconv.graph.torch_compile import backend
 from transconv.graph.verification.agreement import TIMES, near
-from transconv.runtime import build_compute
+from transconv.runtime import build_compute, cache_bundle
 from transconv.torch_ops.calls.lower_call import target_of
-from transconv.version import __version__
 
 Tensor = torch.Tensor
 Call = tuple[Any, ...]
@@ -195,7 +194,8 @@ def versions() -> str:
             return "not installed"
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     cuda = torch.version.cuda
-    lines = [f"transconv {__version__}", f"Python {platform.python_version()} on {platform.platform()}",
+    lines = [f"transconv {cache_bundle.versions()['transconv']}",
+             f"Python {platform.python_version()} on {platform.platform()}",
              *[f"{name} {of(name)}" for name in ("torch", "triton", "numpy")],
              f"{chip}, CUDA {cuda}"]
     return "\n".join([*lines, *[f"{k}={v}" for k, v in knobs.given("TRANSCONV_", "TRITON_").items()]])

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.ir import DType, as_expr
-from transconv.kernel.atomics import atomic_ref
-from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.device_functions import DeviceFunction, atomic_ref
 from transconv.kernel.frontend import scopes
 from transconv.kernel.frontend.group_scope import METHODS, GroupScope, sizes_of, view_of
 from transconv.kernel.frontend.scopes import ForItems, Item

@@ -10,7 +10,7 @@ from typing import Any
 
 from transconv.ir import Var
 from transconv.kernel.annotations import Tunable
-from transconv.kernel.atomics import atomic_ref
+from transconv.kernel.device_functions import atomic_ref
 from transconv.kernel.frontend import scopes
 from transconv.kernel.frontend.arithmetic import ArithmeticEvaluator
 from transconv.kernel.frontend.calls import TILE_METHODS, called, is_static

@@ -82,11 +82,16 @@ class FunctionSource:
 
     def outside(self) -> dict[str, Any]:
         """The values of the names around the function: of its closure, its module, Python's own."""
-        found: dict[str, Any] = {**vars(builtins), **self.function.__globals__}
-        cells = zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True)
-        for name, cell in cells:
-            try:
-                found[name] = cell.cell_contents
-            except ValueError:  # bound later in the function around it
-                continue
-        return found
+        return outside(self.function)
+
+
+def outside(function: Any) -> dict[str, Any]:
+    """The values of the names around a function: of its closure, its module, Python's own."""
+    found: dict[str, Any] = {**vars(builtins), **function.__globals__}
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    for name, cell in cells:
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # bound later in the function around it
+            continue
+    return found

@@ -1,30 +1,33 @@
-"""Launches of a kernel: one compiled kernel for each kind of arguments, kept in the process."""
+"""Launches of a kernel: one compiled kernel for each kind of arguments, kept in the process.
+
+The first call with such arguments looks at everything. Later ones compare types, shapes, strides and
+devices, and whether arrays share memory, and start the compiled kernel for these sizes directly.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
-from transconv.backend_triton import (
-    Launcher,
-    Miscompiled,
-    SizedLauncher,
-    grid_size,
-    programs,
-    write,
-)
+from transconv.backend_triton import Miscompiled
 from transconv.errors import KernelError
+from transconv.ir import defined
 from transconv.kernel.annotations import KernelCall, Meant
 from transconv.kernel.group import Group
 from transconv.kernel.launch.arguments import Arguments, spanned, tensors_of
-from transconv.kernel.launch.launch_cache import Known, known, signature
+from transconv.kernel.launch.first_result import refusal, start_checked
+from transconv.kernel.launch.kernel_plan import CompiledKernel, KernelRequest, compiled
 from transconv.kernel.launch.lowering import LoweredKernel, lowered
 from transconv.kernel.launch.results import Recipe, returned
+from transconv.kernel.launch.size_arguments import Number
+from transconv.kernel.launch.trace_digest import Untold, trace_digest
 from transconv.kernel.launch.tuned_choices import (
     WARPS,
     LaunchWords,
@@ -33,16 +36,20 @@ from transconv.kernel.launch.tuned_choices import (
     key_of,
     record,
     recorded,
+    search,
     with_words,
 )
-from transconv.kernel.launch.tuning import search
+from transconv.runtime import allocator, first_run_check, plan_cache
 from transconv.target import Target, detect
 
 if TYPE_CHECKING:
     from transconv.kernel.decorator import KernelFunction
 
+Known = Callable[[tuple[Any, ...]], bool]
+"""Starts a kernel with the arguments of a call; False for a call that has to be looked at."""
 KEPT = 256  # kinds of arguments of one kernel
 CALLS = 4096  # calls that are known by their types and sizes
+log = logging.getLogger("transconv.kernel")
 
 
 @dataclass(slots=True)
@@ -53,33 +60,6 @@ class ArgumentKind:
     fixed: frozenset[int] = frozenset()
     plain: frozenset[int] = frozenset()
     compiled: list[CompiledKernel] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """A kernel and its launcher."""
-
-    low: LoweredKernel
-    launcher: Launcher
-
-    def values(self, numbers: tuple[int, ...]) -> dict[str, int] | None:
-        """The sizes that are arguments for the numbers of a call; None for one that it does not fit."""
-        sizing = self.low.sizing
-        if not sizing.fits(numbers):
-            return None
-        values = sizing.values(numbers)
-        if isinstance(self.launcher, SizedLauncher) and self.launcher.requires.why_not(values):
-            return None
-        return values
-
-    def starter(self, device: int, aligned: bool, order: tuple[int, ...],
-                values: dict[str, int]) -> Callable[..., None] | None:
-        """What starts the kernel for these sizes with the arguments at the places ``order``; None if it is
-        not loaded."""
-        if not isinstance(self.launcher, SizedLauncher):
-            return self.launcher.starter(device, aligned, order)
-        bind, sizes = self.launcher.binding(device, aligned, order), self.launcher.in_order(values)
-        return None if bind is None else bind(sizes, *self.launcher.numbers(*sizes)[0])
 
 
 class KernelLaunches:
@@ -130,15 +110,15 @@ class KernelLaunches:
             return self.start(best, arguments, target)
         except Miscompiled as mistake:
             if best.group.warps_hint is not None:
-                raise
-            own = self.of(best, arguments, target)[0].low.warps
+                raise refusal(self.name, mistake) from None
+            own = self.of(best, arguments, target)[0].step.schedule.warps
             for warps in (w for w in (2 * own, own // 2, 4 * own, own // 4) if w in WARPS):
                 with suppress(Miscompiled, KernelError):
                     found = self.start(with_words(best, LaunchWords(warps)), arguments, target)
                     key = key_of(self.owner.source, asked, arguments, target, self.owner.precision)
                     self.instead[key] = LaunchWords(warps), f"instead    of {own} warps: {mistake.why}"
                     return found
-            raise
+            raise refusal(self.name, mistake) from None
 
     def start(self, asked: KernelCall, arguments: Arguments,
               target: Target) -> tuple[CompiledKernel, dict[str, int]] | None:
@@ -147,17 +127,16 @@ class KernelLaunches:
         if asked.group.count == 0:
             return None
         given = arguments.tensors | arguments.floats
-        tensors = [given[name] for name in made.low.arguments]
         try:
-            if isinstance(made.launcher, SizedLauncher):
-                made.launcher.start(tensors, values)
+            if first_run_check.is_trusted(made.plan, first_run_check.is_aligned(arguments.tensors)):
+                made.start(given, values)
             else:
-                made.launcher(tensors)
+                start_checked(self.owner.python, asked, arguments, made, values)
         except Exception as error:
             if type(error).__name__ != "OutOfResources":  # of Triton, which is imported by now
                 raise
             raise KernelError(f"{self.name} does not fit the chip: {error}; expected a smaller group, or "
-                              f"fewer than {made.low.num_stages} stages") from None
+                              f"fewer than {made.step.schedule.stages} stages") from None
         return made, values
 
     def remember(self, key: Any, made: CompiledKernel, values: dict[str, int], arguments: Arguments,
@@ -165,7 +144,7 @@ class KernelLaunches:
         """Have later calls like this one start the kernel directly. ``grouped``: whether their first
         argument is the group."""
         names = [*([""] if grouped else []), *arguments.kinds]
-        places = {n: names.index(n) for n in made.low.arguments}
+        places = {n: names.index(n) for n in made.step.params}
         order = tuple(~at if n in arguments.floats else at for n, at in places.items())
         device = arguments.device.index
         starters = [made.starter(device, aligned, order, values) for aligned in (False, True)]
@@ -255,39 +234,106 @@ class KernelLaunches:
     ) -> tuple[CompiledKernel, dict[str, int]]:
         """The kernel for arguments, and its sizes that are arguments."""
         group, precision = asked.group, self.owner.precision
-        key = (group.shape, group.warps_hint, group.stages_hint, arguments.key, asked.meant.key,
-               target.name, precision)
+        key = (group.shape, group.subgroup_size_hint, group.warps_hint, group.stages_hint, arguments.key,
+               asked.meant.key, target.name, precision)
         numbers = (*(n.value for n in arguments.numbers), *group.work)
         with self.lock:
             if len(self.kinds) >= KEPT:
                 self.kinds.clear()
             kind = self.kinds.setdefault(key, ArgumentKind())
             for made in reversed(kind.compiled):
-                values = made.values(numbers)
-                if values is not None:
-                    return made, values
-            low = lowered(self.owner.source, group, arguments, target, precision, kind.fixed, kind.plain,
-                          asked.meant)
-            made = CompiledKernel(low, launcher_of(low))
-            kind.fixed, kind.plain = low.fixed, low.plain
-            values = made.values(numbers)
-            if values is None:  # more programs than a launch may have
-                requires = made.launcher.requires if isinstance(made.launcher, SizedLauncher) else None
-                why = requires.why_not(low.sizing.values(numbers)) if requires else "it does not fit"
-                raise KernelError(f"{self.name} cannot be launched for this work: {why}")
-            kind.compiled.append(made)
-            return made, values
+                if not made.why_not(numbers):
+                    return made, made.sizing.values(numbers)
+            request = self.request(asked, arguments, target)
+            before = kind.fixed, kind.plain
+            found = request.find(*before)
+            if found is None:
+                low = lowered(self.owner.source, group, arguments, target, precision, *before, asked.meant)
+                found = compiled(low, target, request.workload(low.sizing))
+                if why := found.why_not(numbers):  # more programs than a launch may have
+                    raise KernelError(f"{self.name} cannot be launched for this work: {why}")
+                request.keep(found, before)
+            kind.fixed, kind.plain = found.fixed, found.plain
+            kind.compiled.append(found)
+            return found, found.sizing.values(numbers)
+
+    def request(self, asked: KernelCall, arguments: Arguments, target: Target) -> KernelRequest:
+        """What a call asks for."""
+        group, meant = asked.group, asked.meant
+        modules = {n: k for n, k in arguments.kinds.items() if isinstance(k, ModuleType)}
+        made_of = ""
+        if plan_cache.keeps():
+            try:
+                made_of = trace_digest(self.owner.source, modules)
+            except Untold as reason:
+                log.debug("%s is not kept on disk: it uses %s", self.name, reason)
+        kinds = [(n, k.__name__ if isinstance(k, (ModuleType, type)) else k)
+                 for n, k in arguments.kinds.items()]
+        kind = (group.shape, group.subgroup_size_hint, group.warps_hint, group.stages_hint, kinds,
+                sorted(arguments.alike.items()), sorted(meant.places.items()), sorted(meant.constants),
+                sorted(meant.tuned.items()))
+        numbers = [*arguments.numbers, *(Number(f"work_shape[{at}]", f"work_{at}", n)
+                                         for at, n in enumerate(group.work))]
+        return KernelRequest(self.name, made_of, kind, self.owner.precision, arguments, numbers, target)
 
 
-def launcher_of(low: LoweredKernel) -> Launcher:
-    """What launches a kernel."""
-    kernel, types = low.kernel, tuple(t.dtype.torch for t in low.kernel.params)
-    # The text says neither the types of the arrays nor how products are rounded.
-    words = f"{low.source} {low.warps} {low.num_stages} {' '.join(types)} as written".encode()
-    digest = hashlib.blake2b(words, digest_size=8).hexdigest()
-    path = write(low.source, f"kernel_{low.name[:75]}_{digest}")
-    if kernel.sizes:
-        return SizedLauncher(low.source, kernel.name, path, programs(kernel), kernel.sizes, low.warps,
-                             low.num_stages, False, types=types, key=digest, fuse=False)
-    return Launcher(low.source, kernel.name, path, grid_size(kernel), low.warps, low.num_stages,
-                    types=types, key=digest, fuse=False)
+# -- calls that are known --------------------------------------------------------------------------
+
+
+def signature(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What the launch of a call depends on, beside addresses and floats; None for a call that is always
+    looked at."""
+    plain = _plain()
+    found: list[Any] = []
+    for a in args:
+        kind = type(a)
+        if kind in plain:
+            found += (a.dtype, a.shape, a.stride(), a.device)
+        elif kind is int or kind is bool:
+            found += (kind, a)
+        elif kind is Group:
+            found.append(a)
+        elif kind is float:
+            found.append(kind)
+        else:
+            return None
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _plain() -> frozenset[type]:
+    import torch
+
+    return frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+def known(starters: Sequence[Callable[..., None] | None], arrays: Sequence[int], spans: Sequence[int],
+          device: int) -> Known:
+    """A function of the arguments of a call. ``starters``: what starts the kernel for arrays of which one
+    is not aligned to 16 bytes, and for aligned ones; ``arrays``: the places of arrays among the arguments;
+    ``spans``: their bytes."""
+    made: Known = _spelled(tuple(arrays))(starters, device, allocator.current_device(), *spans)
+    return made
+
+
+@lru_cache(maxsize=256)
+def _spelled(arrays: tuple[int, ...]) -> Any:
+    """The text of such a function, in which each argument is written out."""
+    rank = range(len(arrays))
+    spans = "".join(f", s{i}" for i in rank)
+    lines = [f"def made(starters, device, current{spans}):",
+             "    far, near = starters",
+             "    def run(args):",
+             *(f"        t{i} = args[{int(at)}]" for i, at in enumerate(arrays)),
+             *(f"        p{i} = t{i}.data_ptr()" for i in rank),
+             "        if current() != device" + "".join(f" or t{i}.is_neg()" for i in rank) + ":",
+             "            return False",
+             *(f"        if p{i} < p{k} + s{k} and p{k} < p{i} + s{i}: return False"
+               for i in rank for k in rank if i < k),
+             f"        start = far if ({' | '.join(f'p{i}' for i in rank) or 0}) & 15 else near",
+             "        if start is None:",
+             "            return False",
+             "        start(*args)",
+             "        return True",
+             "    return run"]
+    return defined("\n".join(lines), "made")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transconv.errors import KernelError
-from transconv.ir import FuncCall, Store, Tensor, find
 from transconv.kernel.group import Group
+from transconv.kernel.launch.kernel_plan import stored_by
 
 if TYPE_CHECKING:
     from transconv.kernel.decorator import KernelFunction
@@ -115,11 +115,9 @@ class Operator:
     def check(self, group: Group, values: Sequence[Any]) -> None:
         """Refuse a kernel that writes to an argument."""
         body = self.kernel.lower(group, *values).kernel
-        written = [s.tensor for s in find(body, Store)]
-        written += [a for s in find(body, FuncCall) for a in s.args if isinstance(a, Tensor)]
-        for tensor in written:
-            if tensor.name in self.arguments:
-                raise KernelError(f"the operator {self.name} writes to its argument {tensor.name}; "
+        for name in stored_by(body):
+            if name in self.arguments:
+                raise KernelError(f"the operator {self.name} writes to its argument {name}; "
                                   f"expected stores to results alone ({' '.join(self.results)})")
         self.checked = True
 

@@ -21,7 +21,7 @@ from transconv.kernel.tiles.lanes import broadcast, each_dimension
 class SimulatedMemory:
     """An array of the call: its elements, their type, and who accessed them."""
 
-    def __init__(self, order: Order, name: str, data: Array, dtype: DType) -> None:
+    def __init__(self, order: Order, name: str, data: Any, dtype: DType) -> None:
         self.order, self.data, self.dtype = order, data, dtype
         self.trace = AccessTrace(order, name, data.size)
 
@@ -34,7 +34,7 @@ class MemoryPart(SimulatedOperand):
     """A part of an array. ``places``: of its elements in the array; ``there``: False for what an index
     beyond the array picks, which has no active elements."""
 
-    def __init__(self, memory: SimulatedMemory, data: Any, places: Array, there: bool = True,
+    def __init__(self, memory: SimulatedMemory, data: Any, places: Any, there: bool = True,
                  collision: str = "") -> None:
         self.memory, self.data, self.places, self.there = memory, data, places, there
         self.order, self.collision = memory.order, collision
@@ -180,7 +180,7 @@ class MemoryPart(SimulatedOperand):
 class Placed:
     """The elements of memory at places: an array that shares it."""
 
-    def __init__(self, base: Array, at: Array) -> None:
+    def __init__(self, base: Any, at: Any) -> None:
         self.base, self.at = base, at
         self.shape, self.ndim, self.dtype, self.size = at.shape, at.ndim, base.dtype, at.size
 
@@ -190,7 +190,7 @@ class Placed:
         return Placed(self.base, self.at.T)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Array:
-        made = self.base[self.at]
+        made = np.asarray(self.base[self.at])
         return made if dtype is None else made.astype(dtype)
 
     def __getitem__(self, items: Any) -> Any:
@@ -198,6 +198,13 @@ class Placed:
 
     def __setitem__(self, items: Any, value: Any) -> None:
         self.base[self.at[items]] = value
+
+    def add(self, items: Any, values: Array) -> None:
+        """Add to elements, to one several times where it is there so often."""
+        if isinstance(self.base, np.ndarray):
+            np.add.at(self.base, self.at[items], values)
+        else:
+            self.base.add(self.at[items], values)
 
 
 class Atomic:
@@ -242,7 +249,7 @@ class Added:
         view.writable()
         places = view.places[at]
         if isinstance(view.data, Placed):
-            np.add.at(view.data.base, view.data.at[at], held.reshape(np.shape(places)))
+            view.data.add(at, held.reshape(np.shape(places)))
         else:
             np.add.at(view.data, at, held.reshape(np.shape(places)))
         view.memory.trace.write(np.asarray(places), atomic=True)
@@ -265,7 +272,7 @@ def load(view: MemoryPart, shape: tuple[int, ...], vector: bool = False, fill: A
         counts = [max(0, min(n - k, m)) for n, m, k in zip(shape, view.shape, lacking, strict=True)]
         part = tuple(slice(0, n) for n in counts)
         there = tuple(slice(k, k + n) for n, k in zip(counts, lacking, strict=True))
-        data[there], active[there] = view.data[part], True
+        data[there], active[there] = np.asarray(view.data[part]), True
         view.memory.trace.read(np.asarray(view.places[part]))
     return Masked(view.order, data, active, view.dtype, vector or view.order.inside)
 

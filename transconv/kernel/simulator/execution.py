@@ -64,7 +64,7 @@ class _Lent:
             tensor = as_tensor(name, value)
             dtype = type_of(name, str(tensor.dtype).removeprefix("torch."))
             shared = tensor.device.type == "cpu" and dtype.numpy == dtype.torch
-            data = tensor.numpy() if shared else tensor.cpu().to(_held(dtype)).numpy().copy()
+            data = tensor.numpy() if shared else tensor.cpu().to(held_by_numpy(dtype)).numpy().copy()
             if not shared:
                 self.copies.append((tensor, data))
         same = data.__array_interface__["data"][0], data.shape, data.strides, dtype
@@ -76,7 +76,7 @@ class _Lent:
             tensor.copy_(as_tensor("", data))
 
 
-def _held(dtype: DType) -> Any:
+def held_by_numpy(dtype: DType) -> Any:
     """torch's type of what NumPy holds numbers of a type in."""
     import torch
     return getattr(torch, dtype.numpy)

@@ -1,0 +1,207 @@
+"""Plans of kernels written in Python: one launch, made of a traced function or read from disk.
+
+A record is found by a digest of all that reading the function depends on (``trace_digest.py``), the kinds
+of the arguments, and which of their numbers are constants. Where the kernel turned out to need more of
+these, the record says so, and the next look is for those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transconv.backend_triton import SizedLauncher
+from transconv.compute import Compute, SampleOutcome, Workload
+from transconv.disk_cache import fields
+from transconv.ir import FuncCall, Kernel, Store, Tensor, find
+from transconv.kernel.launch.arguments import Arguments
+from transconv.kernel.launch.lowering import LoweredKernel
+from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
+from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache
+from transconv.target import Target
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWorkload(Workload):
+    """A kernel for one kind of arguments. ``digest``: of what it is made from; ``arrays``: its parameters,
+    those that are numbers last."""
+
+    name: str
+    digest: str
+    precision: str
+    arrays: tuple[Tensor, ...]
+
+    by_user = False
+
+    @property
+    def computations(self) -> tuple[Compute, ...]:
+        """None: what it means is its function (``first_result.py``)."""
+        return ()
+
+    @property
+    def math(self) -> str:
+        return self.precision
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.arrays
+
+    @property
+    def result(self) -> str:
+        return ""
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return ()
+
+    def refuse(self) -> None:
+        """Refuse nothing: its function was read."""
+
+    @property
+    def shape_text(self) -> str:
+        return ""
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @property
+    def text(self) -> str:
+        return f"kernel {self.name} {self.digest}"
+
+    def __str__(self) -> str:
+        return self.text
+
+    def examine(self, tensors: dict[str, Any], result: Any) -> SampleOutcome:
+        raise NotImplementedError("a call says what its result is")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel and its plan. ``sizing``: how numbers of a call enter it; ``fixed``, ``plain``: the places
+    of those that it needs to know, and of those whose divisors do not matter; ``stored``: the names of
+    arrays that it writes."""
+
+    plan: Plan
+    sizing: Sizing
+    fixed: frozenset[int]
+    plain: frozenset[int]
+    stored: tuple[str, ...]
+
+    @property
+    def step(self) -> PlanStep:
+        """Its launch."""
+        return self.plan.steps[0]
+
+    def why_not(self, numbers: tuple[int, ...]) -> str:
+        """Why it does not take the numbers of a call; empty if it does."""
+        if not self.sizing.fits(numbers):
+            return "it does not fit"
+        required = self.plan.required
+        return "" if required is None else required.sizes.why_not(self.sizing.values(numbers))
+
+    def start(self, given: Mapping[str, Any], values: Mapping[str, int]) -> None:
+        """Launch with tensors and floats by name. ``values``: the sizes that are arguments."""
+        run, arguments = self.step.launcher, [given[name] for name in self.step.params]
+        if isinstance(run, SizedLauncher):
+            run.start(arguments, dict(values))
+        else:
+            run(arguments)
+
+    def starter(self, device: int, aligned: bool, order: tuple[int, ...],
+                values: Mapping[str, int]) -> Callable[..., None] | None:
+        """What starts the kernel for these sizes with the arguments at the places ``order``; None if it is
+        not loaded."""
+        run = self.step.launcher
+        if not isinstance(run, SizedLauncher):
+            return run.starter(device, aligned, order)
+        bind, sizes = run.binding(device, aligned, order), run.in_order(dict(values))
+        return None if bind is None else bind(sizes, *run.numbers(*sizes)[0])
+
+
+def compiled(low: LoweredKernel, target: Target, workload: KernelWorkload) -> CompiledKernel:
+    """The kernel of a function that was read."""
+    words = f"{workload} {low.source} {low.warps} {low.num_stages}".encode()
+    file = f"kernel_{low.name[:75]}_{hashlib.blake2b(words, digest_size=8).hexdigest()}"
+    plan = one_kernel_plan(workload, target, low.kernel, low.source, file, low.warps, low.num_stages)
+    return CompiledKernel(plan, low.sizing, low.fixed, low.plain, stored_by(low.kernel))
+
+
+def stored_by(kernel: Kernel) -> tuple[str, ...]:
+    """The names of the arrays that a kernel writes."""
+    written = [s.tensor for s in find(kernel, Store)]
+    written += [a for s in find(kernel, FuncCall) for a in s.args if isinstance(a, Tensor)]
+    return tuple(dict.fromkeys(t.name for t in written))
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRequest:
+    """What a kernel is asked for. ``made_of``: the digest of its function, empty where plans are not kept;
+    ``kind``: of its arguments and words, all that is no number; ``numbers``: of the call."""
+
+    name: str
+    made_of: str
+    kind: tuple[Any, ...]
+    precision: str
+    arguments: Arguments
+    numbers: Sequence[Number]
+    target: Target
+
+    def workload(self, sizes: Sizing) -> KernelWorkload:
+        """The kernel with some constants."""
+        specs = [t for t in self.arguments.specs(sizes).values() if isinstance(t, Tensor)]
+        arrays = tuple([t for last in (False, True) for t in specs if t.number is last])
+        exprs = [str(e) for e in sizes.exprs]
+        told = repr((SCHEMA, self.made_of, self.kind, exprs, sizes.first, sizes.sources))
+        digest = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+        return KernelWorkload(self.name, digest, self.precision, arrays)
+
+    def record(self, workload: KernelWorkload) -> str:
+        """The name of the record of a kernel."""
+        return plan_cache.name_of(workload, self.target, SCHEMA)
+
+    def find(self, fixed: frozenset[int], plain: frozenset[int]) -> CompiledKernel | None:
+        """The kernel that another process made for such a call; None if there is none."""
+        numbers = tuple([n.value for n in self.numbers])
+        while self.made_of:
+            sizes = sizing(self.numbers, fixed, plain)
+            workload = self.workload(sizes)
+            content = plan_cache.DRAWER.get(self.record(workload))
+            if content is None:
+                return None
+            try:
+                own = content["kernel"]
+                places = [frozenset([fields.whole(n, 0, len(numbers) - 1)
+                                     for n in fields.several(own[name])]) for name in ("fixed", "plain")]
+                stored = tuple([fields.name(n) for n in fields.several(own["stored"])])
+                plan = plan_cache.read(content, workload, self.target, False, Plan, _never)
+            except plan_cache.UNREADABLE:
+                return None
+            if places != [fixed, plain]:  # it needed more, and so may this call
+                if not (fixed <= places[0] and plain <= places[1]):
+                    return None
+                fixed, plain = places
+                continue
+            found = CompiledKernel(plan, sizes, fixed, plain, stored)
+            names = plan.required.names if plan.required else ()
+            return found if names == sizes.names and not found.why_not(numbers) else None
+        return None
+
+    def keep(self, found: CompiledKernel, before: tuple[frozenset[int], frozenset[int]]) -> None:
+        """Write a kernel to disk, for those who look for it with the constants that it has, and with those
+        that were known ``before``."""
+        if not self.made_of:
+            return
+        content = plan_cache.content_of(found.plan) | {"kernel": {
+            "fixed": sorted(found.fixed), "plain": sorted(found.plain), "stored": list(found.stored)}}
+        for fixed, plain in dict.fromkeys((before, (found.fixed, found.plain))):
+            plan_cache.DRAWER.put(
+                self.record(self.workload(sizing(self.numbers, fixed, plain))), content)
+
+
+def _never() -> Plan:
+    raise NotImplementedError("a kernel written in Python is lowered where it is called")
