@@ -97,6 +97,13 @@ class CompiledKernel:
         """Its launch."""
         return self.plan.steps[0]
 
+    def values(self, numbers: tuple[int, ...]) -> dict[str, int] | None:
+        """The sizes that are arguments for the numbers of a call; None for one that it does not fit."""
+        if not self.sizing.fits(numbers):
+            return None
+        values, required = self.sizing.values(numbers), self.plan.required
+        return values if required is None or required.takes(*values.values()) else None
+
     def why_not(self, numbers: tuple[int, ...]) -> str:
         """Why it does not take the numbers of a call; empty if it does."""
         if not self.sizing.fits(numbers):

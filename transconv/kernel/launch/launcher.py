@@ -242,8 +242,8 @@ class KernelLaunches:
                 self.kinds.clear()
             kind = self.kinds.setdefault(key, ArgumentKind())
             for made in reversed(kind.compiled):
-                if not made.why_not(numbers):
-                    return made, made.sizing.values(numbers)
+                if (values := made.values(numbers)) is not None:
+                    return made, values
             request = self.request(asked, arguments, target)
             before = kind.fixed, kind.plain
             found = request.find(*before)
