@@ -52,7 +52,7 @@ WITH_ORIGIN = ("README.md", "docs/results.md", "docs/issues.md", "docs/any_size.
                "docs/guide_schedules.md", "docs/quantized.md")
 PLAIN = ("h200_layers_bf16_nhwc.csv", "h200_layers_bf16_nchw.csv", "h200_layers_tf32_nhwc.csv")
 LAYERS = (*PLAIN, "h200_layers_bf16_nhwc_bias_relu.csv")
-ABLATION = "h200_ablation.csv"
+ABLATION, ABLATION_GRAPHS = "h200_ablation.csv", "h200_ablation_graphs.csv"
 PLAINLY = ("python -m bench time layers --layouts nhwc,nchw --baselines cl,nchw,inductor",
            "python -m bench time layers --dtypes tf32")
 FUSED = "python -m bench time layers --props fwd --epilogue bias+relu --baselines cl,nchw,fused"
@@ -192,7 +192,8 @@ def pages() -> dict[Path, str]:
         if "<!-- table:" in text:
             own = str(path.relative_to(ROOT)) in WITH_ORIGIN
             found[path] = fill_markers(text, whole if own else bare)
-    found[ROOT / "docs" / "ablation.md"] = ablation_table.document(read(RESULTS / ABLATION))
+    found[ROOT / "docs" / "ablation.md"] = ablation_table.document(
+        read(RESULTS / ABLATION), read(RESULTS / ABLATION_GRAPHS))
     return found
 
 

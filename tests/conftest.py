@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -124,11 +125,16 @@ def kept_compilers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def own_switches() -> Iterator[None]:
-    """A trial of the fuzzer switches passes for its process, which must not affect the next tests."""
+    """Passes that a trial of the fuzzer switches, and what calls on a CPU mean, are as before in the next
+    test."""
     from transconv import knobs
 
-    before = os.environ.get(knobs.passes.name)
+    before, settings = os.environ.get(knobs.passes.name), sys.modules.get("transconv.calls.settings")
+    cpu = settings.settings.cpu if settings else "fallback"
     yield
+    settings = sys.modules.get("transconv.calls.settings")
+    if settings and settings.settings.cpu != cpu:
+        settings.settings.cpu = cpu
     if before is None:
         os.environ.pop(knobs.passes.name, None)
     else:

@@ -90,6 +90,7 @@ def added(x):
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")
     monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # which knows texts by size and second
     return tmp_path
 
 

@@ -59,7 +59,6 @@ SUBJECTS = (
     Subject("transconv.torch_ops.fused.fused_route", "find", CALLS),
     Subject("transconv.torch_ops.calls.call_attributes", "request", _keys("requests")),
     Subject("transconv.calls.guard", "CallGuard.tests", _keys("entries")),
-    Subject("transconv.calls.guard", "CallGuard.known", _keys("entries")),
     Subject("transconv.calls.guard", "deterministic", _keys("entries")),
     Subject("transconv.torch_ops.calls.call_entries", "switches",
             _keys("entries_ask_for_the_switches_that_kernels_obey")),

@@ -48,7 +48,7 @@ def flip(x: Strided, y: Strided, dims: Sequence[int]) -> LibraryFormula:
                                   for d, n in enumerate(x.shape)])
 
 
-def nearest(x: Strided, y: Strided, scales: Sequence[float | None], exact: bool) -> LibraryFormula:
+def nearest(x: Strided, y: Strided, scales: Sequence[float | None], exact: bool = False) -> LibraryFormula:
     """Nearest upsampling and downsampling of the last dims; ``exact``: nearest to the centre of a
     position, not to its beginning. ``scales``: input elements per position of the result, None for the
     ratio of the sizes. ValueError if torch's arithmetic in f32 selects other elements than exact
