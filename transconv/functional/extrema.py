@@ -44,13 +44,13 @@ def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False, *,
            out: Tensor | None = None) -> Tensor:
     """torch.argmax: the index of the greatest element along ``dim``, or of all; the first of equal ones.
     NaN is the greatest. f16, bf16, f32 and f64 have kernels. IndexError for a dim out of range."""
-    return call(ARGMAX, (_detached(input),), (dim, keepdim), out)  # type: ignore[no-any-return]
+    return call(ARGMAX, (_detached(input),), (dim, keepdim), out)
 
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False, *,
            out: Tensor | None = None) -> Tensor:
     """torch.argmin; as argmax, NaN is the least."""
-    return call(ARGMIN, (_detached(input),), (dim, keepdim), out)  # type: ignore[no-any-return]
+    return call(ARGMIN, (_detached(input),), (dim, keepdim), out)
 
 
 def _detached(t: Any) -> Any:

@@ -78,7 +78,7 @@ def index_select(input: Tensor, dim: int, index: Tensor, *, out: Tensor | None =
     """torch.index_select: slices of ``dim`` by their numbers, i32 or i64. Elements of any type are moved,
     gradients are for f16, bf16, f32 and f64; with ``out`` torch computes. Raises what torch raises, with
     the operands named."""
-    return call(TAKE, (input, index), (dim,), out)  # type: ignore[no-any-return]
+    return call(TAKE, (input, index), (dim,), out)
 
 
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
@@ -88,7 +88,7 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False,
     if sparse_grad:
         _handed("form:sparse", "gather")
         return torch.gather(input, dim, index, sparse_grad=True, out=out)
-    return call(GATHER, (input, index), (dim,), out)  # type: ignore[no-any-return]
+    return call(GATHER, (input, index), (dim,), out)
 
 
 def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None,
@@ -98,7 +98,7 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None, max
     if max_norm is not None or scale_grad_by_freq or sparse:
         _handed("form:embedding", "embedding")
         return F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    return call(EMBEDDING, (input, weight), (padding_idx,))  # type: ignore[no-any-return]
+    return call(EMBEDDING, (input, weight), (padding_idx,))
 
 
 def _handed(reason: str, name: str) -> Any:

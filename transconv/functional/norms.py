@@ -148,20 +148,20 @@ def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
     """torch.nn.functional.layer_norm: over the last dims, of the sizes ``normalized_shape``, also those of
     weight and bias. The mean first, then squared deviations from it, in f32 (f64 for f64). f16, bf16, f32
     and f64 have kernels. Raises what torch raises, with the operands named."""
-    return call(LAYER, (input, weight, bias), (normalized_shape, eps))  # type: ignore[no-any-return]
+    return call(LAYER, (input, weight, bias), (normalized_shape, eps))
 
 
 def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
              eps: float | None = None) -> Tensor:
     """torch.nn.functional.rms_norm; ``eps`` None: the spacing of f64 beside 1 for f64,
     that of f32 for all other types. As layer_norm."""
-    return call(RMS, (input, weight), (normalized_shape, eps))  # type: ignore[no-any-return]
+    return call(RMS, (input, weight), (normalized_shape, eps))
 
 
 def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
                eps: float = 1e-5) -> Tensor:
     """torch.nn.functional.group_norm of input (n, c, ...), weight and bias (c,). As layer_norm."""
-    return call(GROUP, (input, weight, bias), (num_groups, eps))  # type: ignore[no-any-return]
+    return call(GROUP, (input, weight, bias), (num_groups, eps))
 
 
 def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
@@ -169,7 +169,7 @@ def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var
                   momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """torch.nn.functional.instance_norm of input (n, c, ...); torch computes where running statistics are
     updated. As layer_norm."""
-    return call(INSTANCE, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
+    return call(INSTANCE, (input, running_mean, running_var, weight, bias),
                 (use_input_stats, momentum, eps))
 
 
@@ -178,5 +178,5 @@ def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor |
                momentum: float = 0.1, eps: float = 1e-5) -> Tensor:
     """torch.nn.functional.batch_norm of input (n, c, ...): in training by its own statistics, which
     update the running ones in place; else by the running ones. As layer_norm."""
-    return call(BATCH, (input, running_mean, running_var, weight, bias),  # type: ignore[no-any-return]
+    return call(BATCH, (input, running_mean, running_var, weight, bias),
                 (training, momentum, eps))

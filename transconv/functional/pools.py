@@ -143,7 +143,7 @@ def max_pool3d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, pad
 def avg_pool1d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, padding: Ints = 0,
                ceil_mode: bool = False, count_include_pad: bool = True) -> Tensor:
     """torch.nn.functional.avg_pool1d. As max_pool2d."""
-    return call(AVERAGE[1], (input,), (  # type: ignore[no-any-return]
+    return call(AVERAGE[1], (input,), (
         _each(kernel_size, 1), _step(stride, kernel_size, 1), _each(padding, 1), ceil_mode,
         count_include_pad))
 
@@ -172,17 +172,17 @@ def _averaged(n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, pad
 
 def adaptive_avg_pool1d(input: Tensor, output_size: Any) -> Tensor:
     """torch.nn.functional.adaptive_avg_pool1d. As max_pool2d."""
-    return call(ADAPTIVE_AVERAGE[1], (input,), (_sizes(output_size),))  # type: ignore[no-any-return]
+    return call(ADAPTIVE_AVERAGE[1], (input,), (_sizes(output_size),))
 
 
 def adaptive_avg_pool2d(input: Tensor, output_size: Any) -> Tensor:
     """torch.nn.functional.adaptive_avg_pool2d, windows of one size or of several. As max_pool2d."""
-    return call(ADAPTIVE_AVERAGE[2], (input,), (_sizes(output_size),))  # type: ignore[no-any-return]
+    return call(ADAPTIVE_AVERAGE[2], (input,), (_sizes(output_size),))
 
 
 def adaptive_avg_pool3d(input: Tensor, output_size: Any) -> Tensor:
     """torch.nn.functional.adaptive_avg_pool3d. As max_pool2d."""
-    return call(ADAPTIVE_AVERAGE[3], (input,), (_sizes(output_size),))  # type: ignore[no-any-return]
+    return call(ADAPTIVE_AVERAGE[3], (input,), (_sizes(output_size),))
 
 
 def adaptive_max_pool1d(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:

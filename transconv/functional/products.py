@@ -74,17 +74,17 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None,
     by its name in ``transconv.compute.ACTIVATIONS``. Summed in f32, f64 in f64; f32 is rounded to tf32
     where torch's precision of products says so; with ``out`` torch computes. Raises what torch raises,
     with the operands named; RuntimeError for an activation that is unknown."""
-    return call(LINEAR, (input, weight, bias), _numbers(input, activation), out)  # type: ignore[no-any-return]
+    return call(LINEAR, (input, weight, bias), _numbers(input, activation), out)
 
 
 def matmul(input: Tensor, other: Tensor, activation: str | None = None, *,
            out: Tensor | None = None) -> Tensor:
     """torch.matmul of (..., m, k) and (..., k, n), whose leading dims broadcast, or of vectors. As
     linear."""
-    return call(MATMUL, (input, other), _numbers(input, activation), out)  # type: ignore[no-any-return]
+    return call(MATMUL, (input, other), _numbers(input, activation), out)
 
 
 def bmm(input: Tensor, mat2: Tensor, activation: str | None = None, *,
         out: Tensor | None = None) -> Tensor:
     """torch.bmm of (b, m, k) and (b, k, n). As linear."""
-    return call(BMM, (input, mat2), _numbers(input, activation), out)  # type: ignore[no-any-return]
+    return call(BMM, (input, mat2), _numbers(input, activation), out)

@@ -96,48 +96,48 @@ def sum(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype 
     """torch.sum over any dims, all by default, kept with size 1 or dropped; ``dtype`` of the result.
     Summed in f32, f64 in f64; torch computes whole numbers, empty tensors, and calls with ``out``.
     Raises torch's errors: IndexError for a dim out of range, with the operands named."""
-    return call(SUM, (input,), (dim, keepdim, dtype), out)  # type: ignore[no-any-return]
+    return call(SUM, (input,), (dim, keepdim, dtype), out)
 
 
 def mean(input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: Dtype = None,
          out: Tensor | None = None) -> Tensor:
     """torch.mean. Arguments, dtypes and errors as sum."""
-    return call(MEAN, (input,), (dim, keepdim, dtype), out)  # type: ignore[no-any-return]
+    return call(MEAN, (input,), (dim, keepdim, dtype), out)
 
 
 def prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Dtype = None,
          out: Tensor | None = None) -> Tensor:
     """torch.prod. Arguments, dtypes and errors as sum."""
-    return call(PROD, (input,), (dim, keepdim, dtype), out)  # type: ignore[no-any-return]
+    return call(PROD, (input,), (dim, keepdim, dtype), out)
 
 
 def amax(input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.amax; equal elements share the gradient. Arguments, dtypes and errors as sum."""
-    return call(AMAX, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
+    return call(AMAX, (input,), (dim, keepdim), out)
 
 
 def amin(input: Tensor, dim: Dims = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.amin; as amax."""
-    return call(AMIN, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
+    return call(AMIN, (input,), (dim, keepdim), out)
 
 
 def logsumexp(input: Tensor, dim: int | Sequence[int], keepdim: bool = False, *,
               out: Tensor | None = None) -> Tensor:
     """torch.logsumexp: never overflows. Arguments, dtypes and errors as sum."""
-    return call(LOGSUMEXP, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
+    return call(LOGSUMEXP, (input,), (dim, keepdim), out)
 
 
 def var(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
         correction: float | None = None, out: Tensor | None = None) -> Tensor:
     """torch.var: the mean first, then squared deviations from it, over their number less ``correction``
     (default 1; ``unbiased`` False is 0). Dtypes and errors as sum."""
-    return call(VAR, (input,), _spread(dim, unbiased, keepdim, correction), out)  # type: ignore[no-any-return]
+    return call(VAR, (input,), _spread(dim, unbiased, keepdim, correction), out)
 
 
 def std(input: Tensor, dim: Dims = None, unbiased: bool | None = None, keepdim: bool = False, *,
         correction: float | None = None, out: Tensor | None = None) -> Tensor:
     """torch.std: the root of ``var``."""
-    return call(STD, (input,), _spread(dim, unbiased, keepdim, correction), out)  # type: ignore[no-any-return]
+    return call(STD, (input,), _spread(dim, unbiased, keepdim, correction), out)
 
 
 def _spread(dim: Dims, unbiased: bool | None, keepdim: bool, correction: float | None) -> Numbers:
@@ -152,9 +152,9 @@ def _spread(dim: Dims, unbiased: bool | None, keepdim: bool, correction: float |
 
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.any: whether an element is not zero, for floats, i8, i32, i64 and bool."""
-    return call(ANY, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
+    return call(ANY, (input,), (dim, keepdim), out)
 
 
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """torch.all: whether no element is zero, for floats, i8, i32, i64 and bool."""
-    return call(ALL, (input,), (dim, keepdim), out)  # type: ignore[no-any-return]
+    return call(ALL, (input,), (dim, keepdim), out)

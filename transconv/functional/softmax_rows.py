@@ -77,14 +77,14 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
     """torch.nn.functional.softmax: exp(input) over its sum along ``dim``, of any shape; ``dtype`` of the
     result, default input's. f16, bf16, f32 and f64 have kernels, the rest is torch's. Raises what torch
     raises: IndexError for a dim out of range, with the operands named."""
-    return call(SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))  # type: ignore[no-any-return]
+    return call(SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))
 
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3,
                 dtype: torch.dtype | None = None) -> Tensor:
     """torch.nn.functional.log_softmax: the logarithm of ``softmax``. Arguments, dtypes and errors as
     there."""
-    return call(LOG_SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))  # type: ignore[no-any-return]
+    return call(LOG_SOFTMAX, (input,), (dim, dtype, dtype and _narrow(input, dtype)))
 
 
 def _narrow(input: Tensor, dtype: torch.dtype) -> torch.dtype | None:
@@ -116,7 +116,7 @@ def normalize(input: Tensor, p: float = 2.0, dim: Ints = 1, eps: float = 1e-12,
               out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.normalize: input over its norm along ``dim``, or over ``eps`` where that is
     larger. p=2 has kernels; with ``out`` torch computes. Dtypes and errors as softmax."""
-    return call(NORMALIZE, (input,), (p, dim, eps), out)  # type: ignore[no-any-return]
+    return call(NORMALIZE, (input,), (p, dim, eps), out)
 
 
 def _rows(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:

@@ -5,7 +5,7 @@ Images are f16, bf16, f32 or f64; their moments and factors are f32, of f64 imag
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -72,22 +72,22 @@ MIXED = declare(PublicFunction("mixed", _mixed, _formula("mixed")))
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Of each image and feature of x [n, c, ...] the mean, and the sum of squared deviations from it."""
-    return call(MOMENTS, (x,), ())  # type: ignore[no-any-return]
+    return cast(tuple[Tensor, Tensor], call(MOMENTS, (x,), ()))
 
 
 def sums(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Of each image and feature the sum of g*x, and that of g."""
-    return call(SUMS, (_as(g, x), x), ())  # type: ignore[no-any-return]
+    return cast(tuple[Tensor, Tensor], call(SUMS, (_as(g, x), x), ()))
 
 
 def scaled(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """a*x + b with a and b [n, c], in the type and layout of x."""
-    return call(SCALED, (x, a, b), ())  # type: ignore[no-any-return]
+    return call(SCALED, (x, a, b), ())
 
 
 def mixed(g: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     """a*g + b*x + c with a, b and c [n, c], in the type and layout of x."""
-    return call(MIXED, (_as(g, x), x, a, b, c), ())  # type: ignore[no-any-return]
+    return call(MIXED, (_as(g, x), x, a, b, c), ())
 
 
 def _as(g: Tensor, x: Tensor) -> Tensor:

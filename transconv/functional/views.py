@@ -39,7 +39,7 @@ PAD = declare(PublicFunction("pad", F.pad, _padded, whole=(True,), linear=True))
 def pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     """torch.nn.functional.pad: constant (any value), reflect, replicate, circular. Elements of any type
     are moved. Raises what torch raises, with the operands named."""
-    return call(PAD, (input,), (_tuple(pad), mode, value))  # type: ignore[no-any-return]
+    return call(PAD, (input,), (_tuple(pad), mode, value))
 
 
 FLIP = declare(PublicFunction("flip", torch.flip, lambda given, made, numbers, saves: library.flip(
@@ -49,7 +49,7 @@ FLIP = declare(PublicFunction("flip", torch.flip, lambda given, made, numbers, s
 
 def flip(input: Tensor, dims: Sequence[int]) -> Tensor:
     """torch.flip: a copy with some dims reversed. As pad."""
-    return call(FLIP, (input,), (_tuple(dims),))  # type: ignore[no-any-return]
+    return call(FLIP, (input,), (_tuple(dims),))
 
 
 def _joined(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
@@ -69,7 +69,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -
     given = tuple(tensors)
     if not given or not all(isinstance(t, Tensor) and t.dim() for t in given):
         return torch.cat(tensors, dim, out=out)  # type: ignore[arg-type]
-    return call(CAT, given, (dim,), out)  # type: ignore[no-any-return]
+    return call(CAT, given, (dim,), out)
 
 
 def _resized(given: Specs, made: Made, numbers: Numbers, saves: bool) -> library.LibraryFormula:
@@ -98,7 +98,7 @@ def interpolate(input: Tensor, size: Any = None, scale_factor: Any = None, mode:
             stats.handed_over(f"form:{mode}", "interpolate")
         return F.interpolate(input, size, scale_factor, mode, align_corners, recompute_scale_factor,
                              antialias)
-    return call(NEAREST, (input,), (_tuple(size), _tuple(scale_factor), mode,  # type: ignore[no-any-return]
+    return call(NEAREST, (input,), (_tuple(size), _tuple(scale_factor), mode,
                                     recompute_scale_factor))
 
 
@@ -118,12 +118,12 @@ UNSHUFFLE = declare(PublicFunction("pixel_unshuffle", F.pixel_unshuffle, _shuffl
 
 def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """torch.nn.functional.pixel_shuffle. As pad."""
-    return call(SHUFFLE, (input,), (upscale_factor,))  # type: ignore[no-any-return]
+    return call(SHUFFLE, (input,), (upscale_factor,))
 
 
 def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """torch.nn.functional.pixel_unshuffle. As pad."""
-    return call(UNSHUFFLE, (input,), (downscale_factor,))  # type: ignore[no-any-return]
+    return call(UNSHUFFLE, (input,), (downscale_factor,))
 
 
 def _pair(sizes: Any) -> Any:
@@ -153,11 +153,11 @@ FOLD = declare(PublicFunction("fold", F.fold, _folded, linear=True))
 def unfold(input: Tensor, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,
            stride: Ints = 1) -> Tensor:
     """torch.nn.functional.unfold: every window as a column. As interpolate."""
-    return call(UNFOLD, (input,), tuple(map(_pair, (kernel_size, dilation, padding, stride))))  # type: ignore[no-any-return]
+    return call(UNFOLD, (input,), tuple(map(_pair, (kernel_size, dilation, padding, stride))))
 
 
 def fold(input: Tensor, output_size: Ints, kernel_size: Ints, dilation: Ints = 1, padding: Ints = 0,
          stride: Ints = 1) -> Tensor:
     """torch.nn.functional.fold: the sum of columns at their windows. As interpolate."""
-    return call(FOLD, (input,), tuple(map(_pair, (  # type: ignore[no-any-return]
+    return call(FOLD, (input,), tuple(map(_pair, (
         output_size, kernel_size, dilation, padding, stride))))

@@ -47,17 +47,18 @@ _grad_enabled = torch.is_grad_enabled
 _deterministic = torch._C._get_deterministic_algorithms
 
 
-def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None) -> Any:
-    """A public function's result; torch's with ``out``. Raises torch's error for a wrong call."""
+def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None) -> Tensor:
+    """A public function's result, a tuple of several; torch's with ``out``. Raises torch's error for a
+    wrong call."""
     if out is not None:
-        return _written(f, tensors, numbers, out)
+        return _written(f, tensors, numbers, out)  # type: ignore[no-any-return]
     if _compiling():
-        return _traced(f, tensors, numbers)
+        return _traced(f, tensors, numbers)  # type: ignore[no-any-return]
     try:
         found = None if _modes() else call_entries.find(f, tensors, numbers)
     except (AttributeError, TypeError, RuntimeError):  # no tensor, no hash, no sizes
         found = None
-    return (_general if found is None else found)(f, tensors, numbers)
+    return (_general if found is None else found)(f, tensors, numbers)  # type: ignore[no-any-return]
 
 
 def _general(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
