@@ -182,7 +182,8 @@ def rows_of(options: Namespace, target: Target) -> Iterator[tuple[Row, Variant]]
                      "direction": direction, "prop": prop.value, "dtype": options.dtype,
                      "layout": options.layout}
             for v in variants(job, base, target):
-                yield about | {"what": v.what, "variant": v.name, "config": str(v.schedule)}, v
+                changed = "" if v.what == "pass" or v.refused else str(v.schedule)
+                yield about | {"what": v.what, "variant": v.name, "config": changed}, v
 
 
 def arguments(made: argparse.ArgumentParser) -> None:
@@ -239,7 +240,7 @@ def run(table: CsvTable, options: Namespace, versions: Row) -> None:
             table.add(row | {"verdict": "refused", "reason": variant.refused})
             continue
         payload = {"problem": row["problem"], "prop": row["prop"], "base": row["base"],
-                   "schedule": row["config"], "passes": variant.passes,
+                   "schedule": str(variant.schedule), "passes": variant.passes,
                    "budget_ms": options.budget_ms}
         # What follows is queued here: a variant with the base's text is not measured.
         task = Task("compile", payload, options.limit)

@@ -196,6 +196,17 @@ def test_the_error_function_is_off_by_less_than_two_units() -> None:
     assert (np.abs(got[known] - want[known]) < 2 * units).all()
 
 
+@pytest.mark.parametrize("name", [n for n, c in CALLS.items() if c.arity == 1 and 32 in c.floats
+                                  and not c.takes and c.result is None and n != "nearest"])
+def test_zeros_have_signs(name: str) -> None:
+    """Of an odd function -0 is of -0, as in torch; only sums of two zeros lose the sign."""
+    x = np.array([-0.0, 0.0] * (N // 2), np.float32)
+    with np.errstate(all="ignore"):
+        want, got = CALLS[name].numpy(x.astype(np.float64)), emitted(called(name), x)
+    known = ~np.isnan(want)
+    np.testing.assert_array_equal(np.signbit(got[known]), np.signbit(want[known]))
+
+
 @pytest.mark.parametrize("name, function", [("sin", np.sin), ("cos", np.cos)])
 @pytest.mark.parametrize("numbers", ["quarters", "far", "ends"])
 def test_circular_functions_of_numbers_of_any_size(name: str, function: np.ufunc, numbers: str) -> None:
