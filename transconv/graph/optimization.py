@@ -231,7 +231,7 @@ class ModelTrial:
         return made
 
     def run(self, name: str, seed: int = 0) -> list[Tensor]:
-        """Results of the example, and in training all gradients as one vector: one that is zero, as that of
+        """Results of the example, and in training all gradients as one vector: one that is zero, as of
         a bias before a batch norm, is rounding alone. The model's state stays as it was."""
         with undisturbed(self.model):
             torch.manual_seed(seed)
