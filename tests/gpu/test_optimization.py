@@ -25,7 +25,7 @@ def image() -> torch.Tensor:
 
 def test_results_of_cuda_graphs_stay(capsys: pytest.CaptureFixture[str]) -> None:
     model = network().eval()
-    fast = transconv.optimize(model, image())
+    fast = transconv.optimize(model, image(), cudagraphs=True)
     assert report(fast).optimization.kept == "transconv, CUDA graphs"
     assert "a compiled graph, CUDA graphs" in capsys.readouterr().out
     inputs = [image() for _ in range(4)]
