@@ -97,7 +97,7 @@ def optimize(model: nn.Module, example: Any = None, *, measure: bool = False, tr
         raise ValueError("transconv.optimize: measure=True needs an example; write "
                          "optimize(model, x, measure=True), x as the model is called")
     training = model.training if training is None else training
-    trial = ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest)
+    trial = trial_of(model, example, training, filter_fn, rest)
     made = trial.chosen(measure, cudagraphs)
     if verbose:
         print(made)
@@ -142,16 +142,8 @@ class ModelTrial:
 
     def chosen(self, measure: bool, cudagraphs: bool | None) -> Optimization:
         """The choice: by times, or else by what there is."""
-        self.calls[EAGER] = self.model._call_impl
-        ours = self.device().type != "cpu" or settings.cpu == "interpret"
-        if ours:
-            self.calls[OURS] = self.compiled(backend, {"rest": self.rest})
-            self.calls[RECORDED] = self.compiled(backend, {"rest": self.rest, "cudagraphs": True})
-            self.handle = None if self.training else Inference(self.model)
-            if self.training and self.device().type != "cpu":
-                _features_last(self.model)
-        on_gpu = self.given is not None and all(t.is_cuda for t in _tensors(self.given))
-        legal = ours and on_gpu and not self.training and cudagraphs is not False
+        ours = self.prepare()
+        legal = ours and self.recordable() and cudagraphs is not False
         if measure:
             return self.measured(legal or bool(cudagraphs))
         if not ours:
@@ -164,6 +156,23 @@ class ModelTrial:
             self.run(RECORDED)
         what = "a compiled graph" + ", CUDA graphs" * (kept == RECORDED)
         return self.choice(kept, what, self.expected())
+
+    def prepare(self) -> bool:
+        """Name the ways to run the model; whether kernels of ours are among them."""
+        self.calls[EAGER] = self.model._call_impl
+        if self.device().type == "cpu" and settings.cpu != "interpret":
+            return False
+        self.calls[OURS] = self.compiled(backend, {"rest": self.rest})
+        self.calls[RECORDED] = self.compiled(backend, {"rest": self.rest, "cudagraphs": True})
+        self.handle = None if self.training else Inference(self.model)
+        if self.training and self.device().type != "cpu":
+            _features_last(self.model)
+        return True
+
+    def recordable(self) -> bool:
+        """Whether a call may be a CUDA graph unasked: inference of an example on a GPU."""
+        on_gpu = self.given is not None and all(t.is_cuda for t in _tensors(self.given))
+        return on_gpu and not self.training
 
     def choice(self, kept: str, what: str, expected: str,
                sides: tuple[TimedSide, ...] = ()) -> Optimization:
@@ -189,6 +198,12 @@ class ModelTrial:
 
     def measured(self, recorded: bool) -> Optimization:
         """The fastest side, by times taken in turn."""
+        sides, furthest = self.tried(recorded)
+        return self.fastest(sides, furthest)
+
+    def tried(self, recorded: bool) -> tuple[dict[str, TimedSide], float]:
+        """The sides, compiled and compared with eager, and how far results of one that is kept may be from
+        eager's."""
         names = [EAGER, INDUCTOR, *(n for n in (OURS, RECORDED) if n in self.calls)]
         names = names if recorded else [n for n in names if n != RECORDED]
         sides, want = {n: TimedSide(n) for n in names}, self.run(EAGER)
@@ -203,7 +218,11 @@ class ModelTrial:
             except Exception as error:  # torch's compiler may need what is not installed
                 first = next(iter(str(error).strip().splitlines()), "")
                 sides[n] = replace(sides[n], error=f"{type(error).__name__}: {first[:90]}")
-        taken: dict[str, list[float]] = {n: [] for n in names if not sides[n].error}
+        return sides, furthest
+
+    def fastest(self, sides: dict[str, TimedSide], furthest: float) -> Optimization:
+        """The choice among sides, which are timed in turn."""
+        taken: dict[str, list[float]] = {n: [] for n, side in sides.items() if not side.error}
         for _ in range(ROUNDS):
             for n, times in taken.items():
                 if sum(times) * CALLS < BUDGET_S or not times:
@@ -296,6 +315,13 @@ class ModelTrial:
         return (f"expected: {sum(k.us for k in kernels):.4g} us (estimated) in "
                 f"{reporting.many(len(kernels), 'kernel')} for {sum(len(k.operations) for k in kernels)} "
                 f"operations; {reporting.many(self.gaps(), 'region')} of torch")
+
+
+def trial_of(model: nn.Module, example: Any, training: bool,
+             filter_fn: Callable[[nn.Module, str], bool] | None = None,
+             rest: str = "inductor") -> ModelTrial:
+    """The trial of a copy of a model that shares its weights (``optimize`` has the arguments)."""
+    return ModelTrial(_sharing(model, training, filter_fn), _arguments(example), training, rest)
 
 
 def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], bool] | None) -> nn.Module:
