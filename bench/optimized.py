@@ -32,12 +32,13 @@ COLUMNS = ("model", "phase", "kept", *(f"{side}_ms" for side in SIDES),
            *(f"{side}_difference" for side in SIDES), "prepare_s", "note", "error", "device", "torch",
            "triton", "commit")
 WORK = "bench.optimized:work"
+GRAPHS = {f"{n}_training" if m.classes else n: m for n, m in MODELS.items()}
+NAMES = (*ZOO, *GRAPHS)
 _held: dict[str, tuple[ModelTrial, Any]] = {}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    names = (*ZOO, *(n for n in MODELS if n not in ZOO))
-    parser.add_argument("--models", type=ranges.some_of(*names), default=",".join(names))
+    parser.add_argument("--models", type=ranges.some_of(*NAMES), default=",".join(NAMES))
     parser.add_argument("--device", type=at_hand, default=at_hand())
     parser.add_argument("--quick", action="store_true", help="those of graphs, in sizes for a CPU")
     parser.add_argument("--together", type=ranges.processes, default=5,
@@ -93,11 +94,11 @@ def _trial(name: str, device: str, quick: bool) -> ModelTrial:
         transconv.config.cpu = "interpret"
     torch.backends.cudnn.benchmark = True
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    if name in ZOO and not quick:
+    if name in ZOO:
         model, given, training = ZOO[name].built(name), [ZOO[name].batch(0)], False
     else:
-        model, given = MODELS[name].built(quick), MODELS[name].inputs(quick)
-        training = bool(MODELS[name].classes)
+        model, given = GRAPHS[name].built(quick), GRAPHS[name].inputs(quick)
+        training = bool(GRAPHS[name].classes)
     model = arranged(model.to(device, dtype).train(training))
     return trial_of(model, tuple(arranged(x.to(device, dtype)) for x in given), training)
 
