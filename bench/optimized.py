@@ -20,14 +20,13 @@ import transconv
 from bench import waves
 from bench.environment import at_hand, versions, worker_environment
 from bench.graph_models import MODELS
-from bench.tables import geometric_mean, markdown, two_digits
+from bench.optimized_table import SIDES, optimized_table
 from bench.zoo_models import ZOO, arranged
 from transconv.cli.arguments import ranges
-from transconv.graph.optimization import EAGER, INDUCTOR, OURS, RECORDED, ModelTrial, trial_of
-from transconv.tuning.table import CsvTable, Row, number
+from transconv.graph.optimization import ModelTrial, trial_of
+from transconv.tuning.table import CsvTable, Row
 from transconv.verify.pool import Pool
 
-SIDES = {"eager": EAGER, "inductor": INDUCTOR, "transconv": OURS, "recorded": RECORDED}
 COLUMNS = ("model", "phase", "kept", *(f"{side}_ms" for side in SIDES),
            *(f"{side}_difference" for side in SIDES), "prepare_s", "note", "error", "device", "torch",
            "triton", "commit")
@@ -101,25 +100,3 @@ def _trial(name: str, device: str, quick: bool) -> ModelTrial:
         training = bool(GRAPHS[name].classes)
     model = arranged(model.to(device, dtype).train(training))
     return trial_of(model, tuple(arranged(x.to(device, dtype)) for x in given), training)
-
-
-def optimized_table(rows: list[Row]) -> str:
-    """A line for each model, the smallest gain over eager first; how often ours is kept, and means."""
-    times = [{side: number(r, f"{side}_ms") for side in SIDES} for r in rows]
-    found = []
-    for r, t in zip(rows, times, strict=True):
-        best = min((x for x in t.values() if x is not None), default=None)
-        own = min((x for s in ("transconv", "recorded") if (x := t[s]) is not None), default=None)
-        found.append((t["eager"] / best if best and t["eager"] else None,
-                      t["inductor"] / own if own and t["inductor"] else None, r, t))
-    found.sort(key=lambda row: (row[0] is None, row[0] or 0.0))
-    cells = [[r["model"], r["phase"], r["error"][:40] or r["kept"],
-              *("-" if t[s] is None else f"{t[s]:.3g}" for s in SIDES), two_digits(gain), two_digits(over)]
-             for gain, over, r, t in found]
-    means = [two_digits(geometric_mean(x)) if (x := [row[i] for row in found if row[i]]) else "-"
-             for i in (0, 1)]
-    done = [r for r in rows if not r["error"]]
-    ours = sum(r["kept"] in (OURS, RECORDED) for r in done)
-    cells.append([f"{len(done)} models", "", f"ours: {ours}", *[""] * len(SIDES), *means])
-    return markdown(["model", "phase", "kept", "eager ms", "torch.compile ms", "transconv ms",
-                     "CUDA graphs ms", "eager / kept", "torch.compile / ours"], cells)

@@ -18,6 +18,7 @@ from bench.environment import ROOT
 from bench.graph_table import graphs_table, models_table
 from bench.issue_table import issues_table
 from bench.kernels.kernel_table import kernels_table
+from bench.optimized_table import optimized_table
 from bench.quantized_table import quantized_table, training_table
 from bench.run_tables import (
     check_table,
@@ -125,6 +126,7 @@ TABLES = {
         "python -m bench zoo", "python -m bench graphs"), models_table),
     "graphs": Table(("h200_graphs.csv",), ("python -m bench graphs",), graphs_table),
     "distributed": Table(("h200_distributed.csv",), ("python -m bench distributed",), distributed_table),
+    "optimized": Table(("h200_optimized.csv",), ("python -m bench optimized",), optimized_table),
     "zoo": Table(("h200_zoo.csv",), ("python -m bench zoo",), zoo_table),
 }
 

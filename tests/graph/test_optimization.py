@@ -86,7 +86,8 @@ def test_the_fastest_whose_results_are_right_is_kept(monkeypatch: pytest.MonkeyP
         assert "kept transconv" in said and "3.00 times as fast as eager" in said
         # One that is fast and wrong is not kept, nor one that cannot be compiled.
         monkeypatch.setattr(optimization, "OTHER", "no such backend")
-        monkeypatch.setattr(optimization, "FURTHEST", 0.0)
+        for limit in ("FURTHEST", "AS_NUDGED"):
+            monkeypatch.setattr(optimization, limit, 0.0)
         kept = report(transconv.optimize(network(), X, measure=True, verbose=False)).optimization
         assert kept.kept == "eager" and "InvalidBackend" in str(kept)
     assert found.lines[1].startswith("  measured: 1 ms a call")
@@ -99,6 +100,26 @@ def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> 
         fast = transconv.optimize(nn.Sequential(*network(), nn.Dropout()).train(), X, measure=True,
                                   rest="eager")
     assert report(fast).optimization.kept == "transconv"
+
+
+def test_gradients_that_hang_on_rounding_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a bias before a batch norm is rounding alone, and no reason to keep eager; one that is
+    another function's is."""
+    monkeypatch.setattr(optimization, "OTHER", "eager")
+    monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: 1.0 + (name != "transconv"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU()).train()
+    with by_meaning():
+        found = report(transconv.optimize(model, X, measure=True, rest="eager")).optimization
+        assert found.kept == "transconv" and max(s.difference for s in found.sides) < 1e-3
+        real = optimization.ModelTrial.step
+
+        def step(self, call, given=None):
+            results, gradients = real(self, call, given)
+            ours = getattr(call, "compiled", None) is self.calls["transconv"]
+            return results, [2 * t for t in gradients] if ours else gradients
+        monkeypatch.setattr(optimization.ModelTrial, "step", step)
+        assert report(transconv.optimize(model, X, measure=True, rest="eager")).optimization.kept != "transconv"
 
 
 def test_without_a_gpu_it_stays_eager_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

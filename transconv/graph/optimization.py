@@ -27,11 +27,13 @@ from transconv.torch_ops.precompile.prepare import undisturbed
 
 Tensor = torch.Tensor
 Call = Callable[..., Any]
+Example = tuple[tuple[Any, ...], dict[str, Any]]
 EAGER, INDUCTOR, OURS, RECORDED = "eager", "torch.compile", "transconv", "transconv, CUDA graphs"
 OTHER = "inductor"  # the backend of torch.compile that is measured beside ours
 CALLS, ROUNDS, BUDGET_S = 5, 7, 2.0  # calls in a row; rounds at least; seconds of a side at most
 TURNS = 3  # of calls with and without a CUDA graph
 FURTHEST = 0.1  # from eager's results, relative, that a side which is kept may be
+AS_NUDGED = 4.0  # times as far as eager's are for inputs that are rounded otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class ModelTrial:
     """The ways to run a model, each a function; ``given``: arguments of an example, or None."""
 
     model: nn.Module
-    given: tuple[tuple[Any, ...], dict[str, Any]] | None
+    given: Example | None
     training: bool
     rest: str
     calls: dict[str, Call] = field(default_factory=dict)
@@ -207,8 +209,10 @@ class ModelTrial:
         names = [EAGER, INDUCTOR, *(n for n in (OURS, RECORDED) if n in self.calls)]
         names = names if recorded else [n for n in names if n != RECORDED]
         sides, want = {n: TimedSide(n) for n in names}, self.run(EAGER)
-        # Of a model that draws random numbers, such as for dropout, no two results are alike.
-        furthest = max(FURTHEST, 2 * _apart(self.run(EAGER, seed=1), want))
+        # Of a model that draws random numbers, such as for dropout, no two results are alike. Gradients of
+        # many layers may hang on how their inputs were rounded.
+        furthest = max(FURTHEST, 2 * _apart(self.run(EAGER, seed=1), want),
+                       AS_NUDGED * _apart(self.run(EAGER, given=_nudged(self.given)), want))
         for n in names:
             try:
                 if n == INDUCTOR:
@@ -249,21 +253,21 @@ class ModelTrial:
         made: Call = torch.compile(own, backend=how, options=options)
         return made
 
-    def run(self, name: str, seed: int = 0) -> list[Tensor]:
+    def run(self, name: str, seed: int = 0, given: Example | None = None) -> list[Tensor]:
         """Results of the example, and in training all gradients as one vector: one that is zero, as of
         a bias before a batch norm, is rounding alone. The model's state stays as it was."""
         with undisturbed(self.model):
             torch.manual_seed(seed)
-            results, gradients = self.step(self.runner(name))
+            results, gradients = self.step(self.runner(name), given)
             made = [t.detach().clone() for t in results]
             return [*made, torch.cat([t.flatten() for t in gradients])] if gradients else made
 
     def runner(self, name: str) -> Call:
         return ChosenCall(self.calls[name], Optimization(name, ()), self.training, name == RECORDED)
 
-    def step(self, call: Call) -> tuple[list[Tensor], list[Tensor]]:
-        """A call, and in training its gradients."""
-        positional, named = self.given or ((), {})
+    def step(self, call: Call, given: Example | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """A call, of the example if no other arguments are given, and in training its gradients."""
+        positional, named = given or self.given or ((), {})
         with torch.set_grad_enabled(self.training):
             results = _tensors(call(*positional, **named))
             ends = [t for t in results if t.requires_grad]
@@ -337,12 +341,23 @@ def _sharing(model: nn.Module, training: bool, keep: Callable[[nn.Module, str], 
     return twin.train(training) if training is not model.training else twin
 
 
-def _arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _arguments(example: Any) -> Example | None:
     if example is None:
         return None
     if isinstance(example, dict):
         return (), example
     return (tuple(example) if isinstance(example, (tuple, list)) else (example,)), {}
+
+
+def _nudged(given: Example | None) -> Example | None:
+    """An example whose floats are one unit in the last place larger or smaller, in turn."""
+    def nudged(t: Any) -> Any:
+        if not isinstance(t, Tensor) or not t.is_floating_point():
+            return t
+        signs = torch.arange(t.numel(), device=t.device).view(t.shape) % 2 * 2 - 1
+        return (t.detach().double() * (1 + torch.finfo(t.dtype).eps * signs)).to(t.dtype)
+    made: Example | None = _pytree.tree_map(nudged, given)
+    return made
 
 
 def _features_last(model: nn.Module) -> None:
