@@ -103,8 +103,8 @@ def test_random_models_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_gradients_that_hang_on_rounding_are_compared_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gradient of a bias before a batch norm is rounding alone, and no reason to keep eager; one that is
-    another function's is."""
+    """The gradient of a bias before a batch norm is rounding alone, and no reason to keep eager; one that
+    is another function's is."""
     monkeypatch.setattr(optimization, "OTHER", "eager")
     monkeypatch.setattr(optimization.ModelTrial, "seconds", lambda self, name: 1.0 + (name != "transconv"))
     torch.manual_seed(0)
@@ -119,7 +119,8 @@ def test_gradients_that_hang_on_rounding_are_compared_as_such(monkeypatch: pytes
             ours = getattr(call, "compiled", None) is self.calls["transconv"]
             return results, [2 * t for t in gradients] if ours else gradients
         monkeypatch.setattr(optimization.ModelTrial, "step", step)
-        assert report(transconv.optimize(model, X, measure=True, rest="eager")).optimization.kept != "transconv"
+        again = report(transconv.optimize(model, X, measure=True, rest="eager")).optimization
+        assert again.kept != "transconv"
 
 
 def test_without_a_gpu_it_stays_eager_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
