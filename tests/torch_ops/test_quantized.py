@@ -153,8 +153,8 @@ def test_repeated_calls_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not asked and started == [("src", "wei", "arg0", "arg1", "arg2", "arg3", "src_zero", "dst")]
     assert transconv.stats().native == {"fwd": call_cache.PATIENCE + 3}
     for other in ({**q, "output_scale": 4.0}, {**q, "output_dtype": torch.uint8},
-                  {**q, "activation": "relu"}, {**q, "input_scale": torch.tensor([0.1])},
-                  {n: q[n] for n in [*q][::-1]}):
+                  {**q, "activation": "relu"}, {**q, "activation": None},
+                  {**q, "input_scale": torch.tensor([0.1])}, {n: q[n] for n in [*q][::-1]}):
         asked.clear()
         got = quantized.conv1d(x, w, b, 1, 1, **other)
         limits = torch.iinfo(got.dtype)

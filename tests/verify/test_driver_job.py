@@ -48,6 +48,8 @@ def test_the_default_is_a_forward_with_bias_in_f32() -> None:
      f"{P} math=ieee", "fwd", "tanh+mul:2.5+relu", ""),
     (["--dir=BWD_D", "--dt=u8:s8:s8", "--attr-zero-points=src:common:2+dst:per_dim_1"], f"{P} dt=u8:i8:i8",
      "bwd_d", "zero:dst:per_oc+add:2", ""),
+    (["--dir=bwd_d", "--attr-post-ops=eltwise_relu:0.5+binary_add:f32"], f"{P} math=ieee", "bwd_d",
+     "relu:0.5+add:f32", ""),
     (["--dir=BWD_D", "--epilogue=bias+silu", "--bia-dt=bf16"], f"{P} math=ieee", "bwd_d",
      "bias+silu", "bf16"),
 ])

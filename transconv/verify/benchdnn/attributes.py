@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import re
+
 from transconv.conv import MOST_OPERATIONS, known, post_op, split
 from transconv.errors import ScheduleError
 
@@ -25,7 +27,7 @@ class RefusedRequest(Exception):
 def post_ops(text: str, ndims: int) -> list[str]:
     """The words of an epilogue, which are benchdnn's own; ``ndims`` counts the result's dimensions. Raises
     Refused, for the post-op that is to blame."""
-    words = split(text)
+    words = [re.sub("^(eltwise|binary)_", "", word) for word in split(text)]  # older files have these
     for word in words:
         name, *arguments = word.split(":")
         if name == "dw" or name.startswith("dw_k"):
