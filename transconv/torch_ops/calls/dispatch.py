@@ -112,7 +112,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
             precompile_backward.trained(route, input, weight, flags, aligned, settings.mode)
         call_entries.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                           aligned, cast)
-    if (route.over is not None and route.compiled is None and settings.sizes == "exact"
+    if (route.over is not None and route.compiled is None and route.asks_own
             and input.device.type not in aten_convolutions.replaced):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
         return _hand_over(f, *given[:3], *rest)
