@@ -115,6 +115,12 @@ def forget() -> None:
 settings.on_change(forget)
 
 
+def is_further(layer: Hashable, sizes: Hashable) -> bool:
+    """Whether a layer was called at another size first."""
+    first = _firsts.get(layer, [])
+    return len(first) > 0 and first[0] != sizes
+
+
 class Mark(Protocol):
     """A point in a stream: a CUDA event."""
 

@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from transconv.distributed.agreement import gathered
 from transconv.distributed.watch import watch_group
-from transconv.runtime import COMPILING
 from transconv.torch_ops.calls import route_cache
 
 Tensor = torch.Tensor
@@ -85,12 +84,12 @@ class Captured:
     def _beside(self, args: Any, kwargs: Any) -> Any:
         """On the stream that is recorded later: autograd ties the gradients of parameters to the stream
         that first asks for them."""
-        before = _torchs(COMPILING)
+        before = route_cache.counted().waiting
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             made = _detached(self._step(*args, **kwargs))
         torch.cuda.current_stream().wait_stream(self._stream)
-        self._torchs = _torchs(COMPILING) > before
+        self._torchs = route_cache.counted().waiting > before
         return made
 
     def _waits(self) -> bool:

@@ -56,13 +56,12 @@ def _waits(key: Hashable) -> Any:
     found = _waiting.get(key)
     if found is None:
         return None
-    for over in (*found[1], _is_on_time):
-        if over():
-            with stats.lock:
-                gone = _waiting.pop(key, None)
-            if gone is not None:
-                _count(gone[0])
-            return None
+    if any([over() for over in found[1]]) or _is_on_time():  # each of them may count its calls
+        with stats.lock:
+            gone = _waiting.pop(key, None)
+        if gone is not None:
+            _count(gone[0])
+        return None
     return found[0]
 
 

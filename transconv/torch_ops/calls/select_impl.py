@@ -6,7 +6,7 @@ reason. Runs once for each kind of call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import TYPE_CHECKING
@@ -109,7 +109,7 @@ class _SelectedCall:
         if None in orders:
             return None
         src = far[0] if route.params.transposed else near[0]
-        layer = route.params, self.types, near[0][1], far[0][1], weight[0], device
+        layer = layer_of(route.params, self.types, weight[0], device)
         kind = route.direction, orders, self.epilogue, self.bias, route.aligned, self.flags
         found = size_policy.choices(layer, kind).of((src[0], *src[2:]))
         if prepares:  # kernels of these sizes are compiled: none is needed for any size
@@ -204,6 +204,12 @@ class _SelectedCall:
             made = types[1] if self.route.direction is Prop.BWD_W else types[2]
         return lower_call.proven(plan, self.route.aligned,
                               lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
+
+
+def layer_of(params: Params, types: lower_call.Types, weight: Sequence[int],
+             device: torch.device) -> Hashable:
+    """What the calls of a layer of any size share, whatever they compute."""
+    return params, types, tuple(weight), device
 
 
 def settle(route: Route, why: list[str], message: str = "") -> None:
