@@ -14,7 +14,7 @@ import transconv.functional as TF
 from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (fixtures)
 from transconv.calls import size_policy
 from transconv.calls.settings import Settings
-from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial
+from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial, policy
 from transconv.conv import registry
 
 OFTEN = 4  # calls until a size is one that comes often
@@ -28,7 +28,7 @@ def auto(sized: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]: 
     monkeypatch.setattr(registry, "EXAMPLES", {2: registry.EXAMPLES[2][:1]})  # plans take a while to make
     transconv.config.sizes = "auto"
     yield sized
-    size_policy.forget()
+    policy.forget()
 
 
 def answers() -> dict[str, int]:
@@ -145,7 +145,8 @@ def test_what_is_fixed_waits_for_kernels_of_its_own(sized: Machine, fixed: str) 
     try:
         for side in SIDES:
             if fixed == "graph":
-                torch.ops.transconv.convolution(image(side), W, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+                torch.ops.transconv.convolution(image(side), W, None, [1, 1], [0, 0], [1, 1], False,
+                                                [0, 0], 1)
             else:
                 transconv.conv2d(image(side), W)
     finally:
@@ -211,7 +212,7 @@ class Event:
                                                           (1.0, 1.0, True)])
 def test_a_trial_takes_what_was_faster(own_ms: float, other_ms: float, taken: bool) -> None:
     clock = Clock()
-    choice: SizeChoice = size_policy.choices("layer", "trial").of((1,))
+    choice: SizeChoice = policy.choices("layer", "trial").of((1,))
     choice.own, choice.settled = True, False
     trial = SizeTrial(choice, clock.mark)
     run = trial.alternating(clock.launch(own_ms), clock.launch(other_ms))

@@ -100,10 +100,8 @@ class Settings:
 
 def _on_main_stream() -> bool:
     """Whether calls go to the default stream of a GPU that is in use."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return False
-    return not torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    cuda = importlib.import_module("torch").cuda
+    return bool(cuda.is_initialized() and cuda.current_stream() == cuda.default_stream())
 
 
 def _begin_interpreter() -> None:

@@ -5,7 +5,7 @@ sizes are answered by kernels that take sizes as arguments. A size that is calle
 a kernel of its own, too; both are then timed alternately in the program's own calls, and the faster one
 stays. Compiling goes on beside the program; torch answers while there is neither kernel.
 
-    choice = choices(kind, device).of(sizes)     what is known of one size
+    choice = policy.choices(layer, kind).of(sizes)  what is known of one size
     choice.own                                   which of the two is to be asked for
     choice.over()                                counts a call; whether it is to be decided anew
     SizeTrial(choice).alternating(own, other)    a function that runs one of two and times it
@@ -87,38 +87,41 @@ class SizeChoices:
         return found
 
 
-_lock = threading.Lock()
-_firsts: dict[Hashable, list[Hashable]] = {}
-_choices: dict[Hashable, SizeChoices] = {}
+class SizePolicy:
+    """What is known of the sizes of all kinds of calls."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._firsts: dict[Hashable, list[Hashable]] = {}  # the first size of each layer
+        self._choices: dict[Hashable, SizeChoices] = {}
+
+    def choices(self, layer: Hashable, kind: Hashable) -> SizeChoices:
+        """Those of a kind of call of a layer, such as a gradient: all kinds share the layer's first
+        size."""
+        key = layer, kind
+        found = self._choices.get(key)
+        if found is None:
+            with self._lock:
+                if len(self._choices) >= LIMIT:
+                    self._choices.clear()
+                    self._firsts.clear()
+                found = self._choices.setdefault(key, SizeChoices(self._firsts.setdefault(layer, [])))
+        return found
+
+    def is_further(self, layer: Hashable, sizes: Hashable) -> bool:
+        """Whether a layer was called at another size first."""
+        first = self._firsts.get(layer, [])
+        return len(first) > 0 and first[0] != sizes
+
+    def forget(self) -> None:
+        """Drop all choices."""
+        with self._lock:
+            self._choices.clear()
+            self._firsts.clear()
 
 
-def choices(layer: Hashable, kind: Hashable) -> SizeChoices:
-    """Those of a kind of call of a layer, such as a gradient: all kinds share the layer's first size."""
-    key = layer, kind
-    found = _choices.get(key)
-    if found is None:
-        with _lock:
-            if len(_choices) >= LIMIT:
-                _choices.clear()
-                _firsts.clear()
-            found = _choices.setdefault(key, SizeChoices(_firsts.setdefault(layer, [])))
-    return found
-
-
-def forget() -> None:
-    """Drop all choices."""
-    with _lock:
-        _choices.clear()
-        _firsts.clear()
-
-
-settings.on_change(forget)
-
-
-def is_further(layer: Hashable, sizes: Hashable) -> bool:
-    """Whether a layer was called at another size first."""
-    first = _firsts.get(layer, [])
-    return len(first) > 0 and first[0] != sizes
+policy = SizePolicy()
+settings.on_change(policy.forget)
 
 
 class Mark(Protocol):

@@ -14,10 +14,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from transconv.calls import size_policy, stats
+from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
-from transconv.calls.size_policy import SizeChoice, SizeTrial
+from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.errors import Unsupported
 from transconv.functional.calls import call_entries, call_forms, first_call_check, torch_operators
 from transconv.functional.calls.compiled_launch import aligned, refused
@@ -242,7 +242,7 @@ def _choice(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple
     if settings.sizes != "auto" or mode != "background" or _deterministic() or not on:
         return None
     kind, sizes = call_forms.told(f, tensors, numbers, wanted)
-    return size_policy.choices(kind, aligned(given)).of(tuple(sizes))
+    return policy.choices(kind, aligned(given)).of(tuple(sizes))
 
 
 def _launching(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],

@@ -17,9 +17,10 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from transconv.calls import size_policy, stats
+from transconv.calls import stats
 from transconv.calls.guard import means_more
 from transconv.calls.settings import settings
+from transconv.calls.size_policy import policy
 from transconv.torch_ops import arguments, library, shapes, tensor_subclasses
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
@@ -137,7 +138,7 @@ def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> b
         return False
     params = req.resolve(x, w, b)
     src = shapes.output_shape(x.shape, w.shape, params) if params.transposed else x.shape
-    return size_policy.is_further(layer_of(params, x.dtype, w.shape, x.device), (src[0], *src[2:]))
+    return policy.is_further(layer_of(params, x.dtype, w.shape, x.device), (src[0], *src[2:]))
 
 
 def _note_transform(reason: str, input: Any) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transconv.calls import size_policy, stats
+from transconv.calls import stats
 from transconv.calls.settings import settings
-from transconv.calls.size_policy import SizeChoice, SizeTrial
+from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting
@@ -111,7 +111,7 @@ class _SelectedCall:
         src = far[0] if route.params.transposed else near[0]
         layer = layer_of(route.params, self.types, weight[0], device)
         kind = route.direction, orders, self.epilogue, self.bias, route.aligned, self.flags
-        found = size_policy.choices(layer, kind).of((src[0], *src[2:]))
+        found = policy.choices(layer, kind).of((src[0], *src[2:]))
         if prepares:  # kernels of these sizes are compiled: none is needed for any size
             found.settle(own=True)
         return None if prepares else found
