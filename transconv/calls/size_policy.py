@@ -5,10 +5,10 @@ sizes are answered by kernels that take sizes as arguments. A size that is calle
 a kernel of its own, too; both are then timed alternately in the program's own calls, and the faster one
 stays. Compiling goes on beside the program; torch answers while there is neither kernel.
 
-    choice = policy.choices(layer, kind).of(sizes)  what is known of one size
-    choice.own                                   which of the two is to be asked for
-    choice.over()                                counts a call; whether it is to be decided anew
-    SizeTrial(choice).alternating(own, other)    a function that runs one of two and times it
+    choice = policy.choices(layer, kind).of(sizes)   what is known of one size
+    choice.own                                       which of the two is to be asked for
+    choice.over()                                    counts a call; whether it is to be decided anew
+    SizeTrial(choice).alternating(own, other)        a function that runs one of two and times it
 """
 
 from __future__ import annotations
@@ -67,11 +67,13 @@ class SizeChoice:
 
 
 class SizeChoices:
-    """The choices of one kind of call, by its sizes."""
+    """The choices of one kind of call, by its sizes. ``prepared``: so far each size had a kernel of its
+    own that was compiled already, as ``transconv prepare`` leaves them."""
 
-    __slots__ = ("_first", "_found")
+    __slots__ = ("_first", "_found", "prepared")
 
     def __init__(self, first: list[Hashable]) -> None:
+        self.prepared = True
         self._first = first  # the first size of the layer, if there was one
         self._found: dict[Hashable, SizeChoice] = {}
 

@@ -222,11 +222,12 @@ def _chosen(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple
                 own.trial = SizeTrial(choice)
                 own.over = own.trial.over
         return own
-    if not choice.settled and call_forms.find(f, tensors, numbers, wanted) is None:
-        with suppress(Unsupported):  # its own kernel may be compiled already
+    if choice.among.prepared and not choice.settled:
+        with suppress(Unsupported):
             own = _launching(f, tensors, numbers, wanted, False, "never")
             choice.settle(own=True)
             return own
+        choice.among.prepared = False
     route = _launching(f, tensors, numbers, wanted, True, mode)
     if not route.any_size:
         choice.settle(own=True)

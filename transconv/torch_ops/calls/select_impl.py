@@ -120,12 +120,13 @@ class _SelectedCall:
         """A kernel for any size, or the size's own one if it is compiled already; False where only its own
         one may compute the call."""
         route = self.route
-        if not choice.calls and not choice.settled:
+        if choice.among.prepared and not choice.settled:
             with suppress(Unsupported):
                 self.of_this_size("never")
                 choice.settle(own=True)
                 choice.route = route
                 return True
+            choice.among.prepared = False
         try:
             self.of_any_size(mode)
         except Unsupported as error:
