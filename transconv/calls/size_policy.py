@@ -1,8 +1,8 @@
 """Which kernel answers a call whose size is one of several: one of its own, or one for any size.
 
 With ``transconv.config.sizes = "auto"`` the first size of a kind of call has a kernel of its own. Further
-sizes are answered by kernels that take sizes as arguments. A size that is called ``OFTEN`` times is given
-a kernel of its own, too; both are then timed alternately in the program's own calls, and the faster one
+sizes are answered by kernels that take sizes as arguments. A size that comes often is given a kernel of
+its own, too; both are then timed alternately in the program's own calls, and the faster one
 stays. Compiling goes on beside the program; torch answers while there is neither kernel.
 
     choice = policy.choices(layer, kind).of(sizes)   what is known of one size
@@ -22,7 +22,7 @@ import torch
 from transconv.calls.settings import settings
 
 OFTEN = 20
-"""Calls of one size until a kernel of its own is made for it."""
+"""Calls of one size until a kernel of its own is made for it; as many more for each size before it."""
 ROUNDS = 6
 """Timed calls of each of two kernels, of which the first ``WARM`` do not count."""
 WARM = 2
@@ -49,7 +49,9 @@ class SizeChoice:
         if self.own or self.settled:
             return True
         self.calls += 1
-        self.own = self.calls >= OFTEN
+        if self.calls >= OFTEN * (1 + self.among.often):
+            self.among.often += 1
+            self.own = True
         return self.own
 
     def counted_with(self, waits: Callable[[], bool] | None) -> Callable[[], bool]:
@@ -67,13 +69,13 @@ class SizeChoice:
 
 
 class SizeChoices:
-    """The choices of one kind of call, by its sizes. ``prepared``: so far each size had a kernel of its
-    own that was compiled already, as ``transconv prepare`` leaves them."""
+    """The choices of one kind of call, by its sizes. ``often``: how many came often; ``prepared``: so far
+    each size had a kernel of its own that was compiled already, as ``transconv prepare`` leaves them."""
 
-    __slots__ = ("_first", "_found", "prepared")
+    __slots__ = ("_first", "_found", "often", "prepared")
 
     def __init__(self, first: list[Hashable]) -> None:
-        self.prepared = True
+        self.often, self.prepared = 0, True
         self._first = first  # the first size of the layer, if there was one
         self._found: dict[Hashable, SizeChoice] = {}
 
