@@ -1,4 +1,4 @@
-"""Default settings on a GPU: a program whose sizes change waits for no kernel, and gets the faster ones."""
+"""Default settings on a GPU: a program whose sizes change waits for no kernel, and gets faster ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import transconv
 import transconv.functional as TF
 from transconv.backend_triton.launch import compile_records
-from transconv.calls.size_policy import OFTEN
+from transconv.calls import size_policy
 from transconv.conv import compiler
 from transconv.runtime import check_records
 from transconv.runtime.compilation import async_compile
@@ -80,7 +80,9 @@ OWN = {"fwd", "bwd_d", "bwd_w"}
 ANY = {f"{name} any size" for name in OWN}
 
 
-def test_torch_then_any_size_then_its_own_kernel() -> None:
+def test_torch_then_any_size_then_its_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    often = size_policy.OFTEN
+    monkeypatch.setattr(size_policy, "OFTEN", 1 << 30)
     w, (first, second, third, fourth) = weight(), SIDES
     torch.conv2d(image(first), w).sum().backward()  # cuDNN itself
     assert step(w, first)[:2] == ({}, 1), "torch's call, and its gradients"
@@ -91,13 +93,15 @@ def test_torch_then_any_size_then_its_own_kernel() -> None:
     assert step(w, first)[0].keys() == OWN
     assert longest < 1.0
     # A size that comes often gets kernels of its own, which stay if they are not slower.
+    monkeypatch.setattr(size_policy, "OFTEN", often)
+    found = [of.of((8, third, third)) for of in list(size_policy.policy._choices.values())]
     end = time.monotonic() + LIMIT_S
-    while any(q.workload.direction == "fwd" and not a.done for q, a in list(async_compile._asked.items())
-              ) or time.monotonic() < end - LIMIT_S + 5:
+    while not all(choice.settled for choice in found):
         assert time.monotonic() < end
         step(w, third)
-    seen = [step(w, third)[0] for _ in range(OFTEN)]
-    assert all(s.keys() == seen[0].keys() for s in seen[-3:]), "it is settled"
+    seen = [step(w, third)[0] for _ in range(4)]
+    own = sum(" any size" not in name for name in seen[-1])
+    assert all(s == seen[0] for s in seen) and own == sum(choice.own for choice in found)
 
 
 def test_a_function_follows() -> None:
