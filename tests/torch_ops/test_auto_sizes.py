@@ -12,6 +12,7 @@ import torch
 import transconv
 import transconv.functional as TF
 from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (fixtures)
+from transconv import quantized
 from transconv.calls import size_policy
 from transconv.calls.settings import Settings
 from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial, policy
@@ -20,6 +21,7 @@ from transconv.conv import registry
 OFTEN = 4  # calls until a size is one that comes often
 SIDES = (5, 6, 7)  # the layer's first size, and two others
 W, B = torch.randn(4, 4, 3, 3), torch.randn(4)
+Q = torch.randint(-8, 8, W.shape, dtype=torch.int8)
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +53,12 @@ CALLS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor], A
     "conv2d": (lambda x: transconv.conv2d(x, W, B), lambda x: torch.conv2d(x, W, B), "fwd"),
     "fused": (lambda x: transconv.fused_conv2d(x, W, B, activation="relu"),
               lambda x: torch.conv2d(x, W, B).relu(), "fwd"),
+    "quantized": (lambda x: quantized.conv2d((8 * x).to(torch.int8), Q, output_dtype=torch.int32),
+                  lambda x: torch.conv2d((8 * x).to(torch.int8).int(), Q.int()), "fwd"),
     "softmax": (lambda x: TF.softmax(x, -1), lambda x: torch.softmax(x, -1), "softmax")}
 
 
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_torch_then_any_size_then_its_own_kernel(sized: Machine, name: str,  # noqa: F811
                                                  recwarn: pytest.WarningsRecorder) -> None:
