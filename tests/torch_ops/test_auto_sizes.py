@@ -11,12 +11,14 @@ import torch
 
 import transconv
 import transconv.functional as TF
+from bench.faked_launches import as_on_gpu
 from tests.torch_ops.test_ready import Machine, machine, sized  # noqa: F401  (fixtures)
 from transconv import quantized
 from transconv.calls import size_policy
 from transconv.calls.settings import Settings
 from transconv.calls.size_policy import ROUNDS, SizeChoice, SizeTrial, policy
 from transconv.conv import registry
+from transconv.torch_ops.calls import autograd, dispatch
 
 OFTEN = 4  # calls until a size is one that comes often
 SIDES = (5, 6, 7)  # the layer's first size, and two others
@@ -186,11 +188,15 @@ class Clock:
     it is told to."""
 
     def __init__(self) -> None:
-        self.now, self.seen = 0.0, False
+        self.spent, self.seen = 0.0, True
+
+    @property
+    def now(self) -> float:
+        return self.spent
 
     def launch(self, ms: float) -> Callable[[], float]:
         def run() -> float:
-            self.now += ms
+            self.spent += ms
             return ms
         return run
 
@@ -216,6 +222,7 @@ class Event:
                                                           (1.0, 1.0, True)])
 def test_a_trial_takes_what_was_faster(own_ms: float, other_ms: float, taken: bool) -> None:
     clock = Clock()
+    clock.seen = False
     choice: SizeChoice = policy.choices("layer", "trial").of((1,))
     choice.own, choice.settled = True, False
     trial = SizeTrial(choice, clock.mark)
@@ -226,3 +233,85 @@ def test_a_trial_takes_what_was_faster(own_ms: float, other_ms: float, taken: bo
     assert run() == own_ms and not choice.settled
     clock.seen = True
     assert trial.over() and choice.settled and choice.own is taken
+
+
+@pytest.mark.parametrize("faster", ["own", "any size"])
+def test_as_on_a_gpu_the_faster_kernel_stays(sized: Machine, faster: str,  # noqa: F811
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module's warm calls: sizes that come seldom, one that comes often, and the first one."""
+    first, often, *seldom = range(8, 16)
+    model = torch.nn.Conv2d(8, 8, 3, bias=False)
+    transconv.convert_(model)
+
+    with as_on_gpu() as launched, torch.no_grad():
+        transconv.config.sizes, transconv.config.fallback = "auto", "silent"
+        sized.compiled = sized.general = True
+
+        class After(Clock):
+            """Behind what was launched so far. Kernels for any size end in their sizes as arguments."""
+
+            @property
+            def now(self) -> float:
+                general = [one[-3:] == (2, often, often) for one in launched]
+                return sum(2.0 if is_any is (faster == "own") else 1.0 for is_any in general)
+
+        clock = After()
+        monkeypatch.setattr(size_policy, "_event", clock.mark)
+
+        def call(side: int, times: int) -> dict[str, int]:
+            for _ in range(times):
+                before = len(launched)
+                model(torch.randn(2, 8, side, side))
+                assert len(launched) == before + 1
+            return answers()
+
+        assert call(first, 4) == {"fwd": 4}
+        sized.compiled = False
+        assert call(often, OFTEN) == {"fwd any size": OFTEN} and not sized.processes.jobs
+        for side in seldom:
+            assert call(side, 1) == {"fwd any size": 1}, "of a new size, too"
+        assert call(often, 4) == {"fwd any size": 4}, "its own is being compiled"
+        assert len(sized.processes.jobs) == 1
+        sized.finish()
+        trial = call(often, 2 * ROUNDS + 1)  # the first one of them is not timed
+        assert trial == {"fwd": ROUNDS + 1, "fwd any size": ROUNDS}
+        stays = "fwd" + " any size" * (faster == "any size")
+        assert call(often, 9) == {stays: 9}
+        sized.compiled = False
+        assert call(first, 9) == {"fwd": 9} and call(seldom[0], 1) == {"fwd any size": 1}
+        assert call(often, 9) == {stays: 9}
+        monkeypatch.setattr(dispatch, "requested", lambda *_: pytest.fail("not by the layer's entry"))
+        for side in (often, first, *seldom):
+            call(side, 1)
+
+
+@pytest.mark.slow
+def test_as_on_a_gpu_each_direction_has_its_choice(sized: Machine,  # noqa: F811
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.randn(8, 8, 3, 3, requires_grad=True)
+    first, often, *seldom = range(8, 13)
+    monkeypatch.setattr(size_policy, "_event", Clock().mark)  # all take the same time
+
+    def step(side: int, times: int, odd: bool = False) -> dict[str, int]:
+        for _ in range(times):
+            x = torch.randn(2, 8, side, side, requires_grad=True)
+            y = transconv.conv2d(x, w)
+            grad = torch.ones(()).expand_as(y) if odd else torch.ones_like(y)
+            torch.autograd.grad(y, (x, w), grad)
+        return answers()
+
+    with as_on_gpu():
+        transconv.config.sizes, transconv.config.fallback = "auto", "silent"
+        sized.compiled = sized.general = True
+        own, general = ({f"{n}{end}" for n in ("fwd", "bwd_d", "bwd_w")} for end in ("", " any size"))
+        assert step(first, 5).keys() == own
+        for known in policy._choices.values():
+            known.prepared = False  # as if further kernels were not compiled already
+        assert [step(side, 2).keys() for side in (often, *seldom)] == [general] * 4
+        assert step(seldom[0], 1, odd=True).keys() == general
+        step(often, 3 * OFTEN + 4 * ROUNDS)
+        assert step(often, 5).keys() == step(first, 5).keys() == own
+        assert [step(side, 1).keys() for side in seldom] == [general] * 3
+        monkeypatch.setattr(autograd, "gradients", lambda *_: pytest.fail("not by an entry"))
+        for side in (often, first, *seldom):
+            step(side, 1)

@@ -149,10 +149,10 @@ def _event() -> Mark:
 
 class SizeTrial:
     """Times two ways to answer a choice's calls, alternately, and settles it. ``mark`` makes points in the
-    stream; nothing waits for them: the choice is settled by the call that finds them passed."""
+    stream (CUDA events); nothing waits for them: the choice is settled by the call that finds them passed."""
 
-    def __init__(self, choice: SizeChoice, mark: Callable[[], Mark] = _event) -> None:
-        self.choice, self.mark = choice, mark
+    def __init__(self, choice: SizeChoice, mark: Callable[[], Mark] | None = None) -> None:
+        self.choice, self.mark = choice, mark or _event
         self.timed: tuple[list[tuple[Mark, Mark]], ...] = ([], [])
 
     def over(self) -> bool:

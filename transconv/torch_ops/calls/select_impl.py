@@ -139,10 +139,10 @@ class _SelectedCall:
         return True
 
     def held_against(self, choice: SizeChoice) -> None:
-        """Have the size's own kernel timed against one for any size that runs already; without one, and
-        where calls are not timed, its own is the choice."""
+        """Have the size's own kernel timed against one for any size that runs on the device already;
+        without one its own is the choice."""
         route = self.route
-        if not choice.settled and self.some.device.type == "cuda":
+        if not choice.settled:
             rival = Route(route.direction, route.params, route.shape, route.channels_last, route.epilogue)
             rival.types, rival.copies, rival.aligned = route.types, route.copies, route.aligned
             with suppress(Unsupported):
