@@ -37,9 +37,7 @@ def _defaults() -> None:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TRANSCONV_COMPILE", "now")  # of other processes
-    monkeypatch.setenv("TRANSCONV_SIZES", "exact")
+def fresh() -> Iterator[None]:
     _defaults()
     stats.forget_warnings()
     transconv.stats(reset=True)

@@ -174,6 +174,7 @@ def test_prepared_sizes_have_their_own_kernels(sized: Machine) -> None:  # noqa:
     assert not any("?" in job["problem"] for job, _ in sized.processes.jobs), "none is asked for any size"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_auto_is_synchronous_without_a_gpu() -> None:
     made = Settings()
     assert (made.compile, made.sizes, made.steady) == ("auto", "auto", False)

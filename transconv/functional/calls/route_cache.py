@@ -115,8 +115,19 @@ class FunctionRoute:
             found = self.functions[saves] = call_entries.launching(
                 _empty, bound.operands, begun, bound.results, bound.saved if saves else None)
             if self.trial is not None and self.rival is not None:
-                found = self.functions[saves] = self.trial.alternating(found, self.rival.written(saves))
+                found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
         return found
+
+    def _by(self, rival: FunctionRoute, saves: bool) -> Callable[..., Any] | None:
+        """``written`` of another route, which then counts the call."""
+        found = rival.written(saves)
+
+        def run(*given: Any) -> Any:
+            self.calls -= 1
+            rival.calls += 1
+            return found(*given) if found is not None else None
+
+        return found and run
 
     def written_back(self, saved: Sequence[Tensor],
                      grad: Tensor) -> Callable[..., tuple[Any, ...] | None] | None:
