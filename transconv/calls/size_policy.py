@@ -2,7 +2,8 @@
 
 With ``transconv.config.sizes = "auto"`` the first size of a kind of call has a kernel of its own. Further
 sizes are answered by kernels that take sizes as arguments. A size that comes often is given a kernel of
-its own, too; both are then timed alternately in the program's own calls, and the faster one stays. Compiling goes on beside the program; torch answers while there is neither kernel.
+its own, too; both are then timed alternately in the program's own calls, and the faster one stays.
+Compiling goes on beside the program; torch answers while there is neither kernel.
 
     choice = policy.choices(layer, kind).of(sizes)   what is known of one size
     choice.own                                       which of the two is to be asked for

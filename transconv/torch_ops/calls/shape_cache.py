@@ -29,7 +29,6 @@ from transconv.torch_ops.calls.dynamic_sizes import LIMIT, order_of
 from transconv.torch_ops.calls.route import Begin, Route
 
 if TYPE_CHECKING:
-    from transconv.calls.size_policy import SizeChoice
     from transconv.conv import CompiledDirection
     from transconv.runtime import RegisteredPlan
 
@@ -54,7 +53,7 @@ class _Direction:
         """The route for sizes, whose result has this shape and these strides; None if a plan is missing or
         has not run yet, or if they are to have a kernel of their own."""
         like = self.like
-        choice = self.choice(sizes)
+        choice = None if like.choice is None else like.choice.among.of(sizes)
         if choice is not None and choice.own:
             return None
         best = like.registry.fastest(sizes)  # type: ignore[union-attr]
@@ -68,11 +67,6 @@ class _Direction:
         if choice is not None and choice.is_counting:
             made.choice, made.over = choice, choice.over
         return made
-
-    def choice(self, sizes: Ints) -> SizeChoice | None:
-        """What is known of sizes, where that decides which kernel answers."""
-        like = self.like.choice
-        return None if like is None else like.among.of(sizes)
 
     def _begin(self, best: RegisteredPlan[CompiledDirection]) -> Begin | None:
         aligned = self.like.aligned
@@ -116,10 +110,11 @@ class LayerEntry:
         each = [texts[n:n + self.rank] for n in range(0, len(texts), self.rank)]
         return [], ", ".join(f"({', '.join(one)},)" for one in each)
 
-    def keep(self, key: Hashable, found: Any) -> Any:
-        """Keep what calls of these shapes and strides run, if there is something."""
+    def keep(self, key: Hashable, found: Any, counts: bool) -> Any:
+        """Keep what calls of these shapes and strides run, if there is something; ``counts``: while they
+        are counted."""
         if found is not None:
-            kept = self.known if all(r.over is None for r in found.routes()) else self.counted
+            kept = self.counted if counts else self.known
             if len(kept) >= LIMIT:
                 kept.clear()
             kept[key] = found
@@ -148,14 +143,14 @@ class LayerEntry:
         if (strides != steps or self.open) and not self._lie_so(x, w) or given != shape:
             return None
         made = data.route(sizes, *far) or self._own(sizes, strides == steps)
-        self.keep((given, strides), made)
+        self.keep((given, strides), made, made is not None and made.over is not None)
         return made
 
     def _own(self, sizes: Ints, as_stepped: bool) -> Route | None:
         """The route of the sizes' own kernel, if that is settled and runs; ``as_stepped``: for tensors
         that lie as the kernel says."""
-        choice = None if self.data is None else self.data.choice(sizes)
-        route: Route | None = None if choice is None else choice.route
+        choice = None if self.data is None else self.data.like.choice
+        route: Route | None = None if choice is None else choice.among.of(sizes).route
         ready = route is not None and route.start is not None and route.over is None and not (
             route.adds_bias or route.copies)
         return route if ready and as_stepped else None
@@ -182,7 +177,8 @@ class LayerEntry:
             if (dw := weight.route(sizes, like.shape, like.strides)) is None:
                 return None
         assert self.like is not None
-        return self.keep(key, self.like.resized(dx, dw, self))  # type: ignore[no-any-return]
+        counts = dx is not None and dx.over is not None or dw is not None and dw.over is not None
+        return self.keep(key, self.like.resized(dx, dw, self), counts)  # type: ignore[no-any-return]
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
