@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from transconv.distributed.agreement import gathered
 from transconv.distributed.watch import watch_group
+from transconv.runtime import COMPILING
 from transconv.torch_ops.calls import route_cache
 
 Tensor = torch.Tensor
@@ -84,12 +85,12 @@ class Captured:
     def _beside(self, args: Any, kwargs: Any) -> Any:
         """On the stream that is recorded later: autograd ties the gradients of parameters to the stream
         that first asks for them."""
-        before = route_cache.counted().waiting
+        before = _torchs(COMPILING)
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             made = _detached(self._step(*args, **kwargs))
         torch.cuda.current_stream().wait_stream(self._stream)
-        self._torchs = route_cache.counted().waiting > before
+        self._torchs = _torchs(COMPILING) > before
         return made
 
     def _waits(self) -> bool:
@@ -195,7 +196,8 @@ def _first(error: BaseException) -> str:
 
 def _torchs(reason: str) -> int:
     """How many results torch computed so far for this reason."""
-    return route_cache.counted().fallback.get(reason, 0)
+    found = route_cache.counted()
+    return found.waiting if reason == COMPILING else found.fallback.get(reason, 0)
 
 
 def _local(t: Any) -> Tensor:
