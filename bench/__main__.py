@@ -41,6 +41,7 @@ DROP_IN = {"ablation": "disable each pass, change each word of the schedule, and
            "graph-checks": "time first calls of models with and without their comparison with torch",
            "start": "time the first training steps of a model, cold, warm and prepared, and torch's",
            "first-calls": "measure what a new size costs the host, with kernels for any size",
+           "auto-sizes": "time calls whose sizes change with default settings, and who answers them",
            "sizes": "time and check layers at drawn sizes with kernels for any size, and cuDNN",
            "maps": "time maps, reductions and norms, and torch's",
            "kernels": "time kernels of the kernel API, the same in Triton by hand, and torch",
@@ -177,4 +178,7 @@ def understood(words: list[str]) -> tuple[ModuleType, argparse.Namespace]:
 
 
 if __name__ == "__main__":
+    # What is timed is kernels, not torch in their place while they are compiled.
+    os.environ.setdefault("TRANSCONV_COMPILE", "now")
+    os.environ.setdefault("TRANSCONV_SIZES", "exact")
     raise SystemExit(main())

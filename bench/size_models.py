@@ -128,7 +128,8 @@ def _settle(model: Callable[..., Any], images: list[torch.Tensor]) -> None:
     while time.monotonic() < end:
         transconv.stats(reset=True)
         _each(model, images)
-        if not transconv.stats(reset=True).fallback:
+        found = transconv.stats(reset=True)
+        if not found.fallback and not found.waiting:
             return
         time.sleep(0.2)
 

@@ -163,7 +163,7 @@ def measure(name: str, small: bool, side: str, start: str, end: float) -> None:
 
         epochs.measure(name, small, device, convert, start == "prepare", lambda: _wait(device),
                        lambda: end - time.time() - ENDING_S, tell)
-    tell({"elsewhere": sum(transconv.stats().fallback.values())})
+    tell({"elsewhere": sum(transconv.stats().fallback.values()) + transconv.stats().waiting})
 
 
 def _steps(name: str, small: bool, start: str, device: str,
@@ -220,7 +220,7 @@ def _compiling() -> int:
     """How many results torch has computed because processes compiled their kernels."""
     import transconv
 
-    return transconv.stats().fallback.get("compiling", 0)
+    return transconv.stats().waiting
 
 
 def _cores() -> int:

@@ -17,7 +17,10 @@ import pytest
 import torch
 
 os.environ.setdefault("TRANSCONV_VERIFY", "1")
-if not torch.cuda.is_available():
+if torch.cuda.is_available():  # each call has its own kernel, here and in processes that tests start
+    os.environ.setdefault("TRANSCONV_COMPILE", "now")
+    os.environ.setdefault("TRANSCONV_SIZES", "exact")
+else:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
 # Workers inherit the environment of the process that starts them, but each needs a cache of its own.

@@ -153,14 +153,17 @@ schedule = Knob("TRANSCONV_SCHEDULE", "the text of a schedule", "",
 fallback = Knob("TRANSCONV_FALLBACK", "silent, warn or error", "warn",
                 "what happens when a call has to be computed by torch",
                 _one_of("silent", "warn", "error"))
-compile = Knob("TRANSCONV_COMPILE", "now, background or never", "now",
+compile = Knob("TRANSCONV_COMPILE", "auto, now, background or never", "auto",
                "what a call does whose kernel is not compiled yet: now: it compiles, and waits; "
-               "background: torch answers while processes compile; never: torch answers",
-               _one_of("now", "background", "never"))
-sizes = Knob("TRANSCONV_SIZES", "exact or any", "exact",
+               "background: torch answers while processes compile; never: torch answers; auto: background "
+               "on a GPU, unless the same bits are asked for or torch may not answer, otherwise now",
+               _one_of("auto", "now", "background", "never"))
+sizes = Knob("TRANSCONV_SIZES", "auto, exact or any", "auto",
              "exact: a kernel is made for each size of a layer; any: batch and image sizes are arguments "
-             "of a few kernels for each layer, and a new size compiles nothing",
-             _one_of("exact", "any"))
+             "of a few kernels for each layer, and a new size compiles nothing; auto: exact for the first "
+             "size of a layer and for those that are called often, any for the others, as far as torch "
+             "may answer while kernels are compiled, otherwise exact",
+             _one_of("auto", "exact", "any"))
 passes = Knob("TRANSCONV_PASSES", "passes to switch on or off, such as -cse,+hoist", "",
               "passes that run, or not, against their default", _switches)
 features = Knob("TRANSCONV_FEATURES", "features of the chip to switch on or off, such as -wgmma", "",

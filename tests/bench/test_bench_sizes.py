@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import environment, reference, size_layers, size_measures, size_models
+from bench import auto_sizes, environment, reference, size_layers, size_measures, size_models
 from bench.__main__ import main, understood
 from bench.size_calls import Subject, same, switched
 from bench.size_layers import Size
@@ -206,3 +206,18 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
         found = size_measures._registry(name, "fwd", False, layout)
         subject.call("ours", p, subject.operands(p, 0))()  # computed by torch
     assert asked[0].questions == found.questions
+
+
+def test_calls_with_default_settings_have_rows() -> None:
+    """The first passes and the last one whole; of those between, slow calls."""
+    x = torch.ones(2, requires_grad=True)
+    steps = [(name, lambda: (x * 2).sum()) for name in ("a", "b")]
+    rows = auto_sizes._passes(steps, 0.2, ours=False)
+    assert [(r["pass"], r["size"]) for r in rows[:6]] == [(n, s) for n in (1, 2, 3) for s in "ab"]
+    assert [r["size"] for r in rows[-2:]] == ["a", "b"] and rows[-1]["pass"] == rows[-2]["pass"] > 4
+    assert all({*r} < {*auto_sizes.COLUMNS} for r in rows)
+    for row, slow_ms, at_s in zip(rows, (7.0, 9.0), (1.0, 31.0), strict=False):
+        row.update(forward_ms=slow_ms, at_s=at_s, kernels=3, waiting=1, us=3.0, own_us=2.0)
+    told = auto_sizes.told(rows[:2])
+    assert told == ("slowest of ten first calls 9.0 ms, of others 0.0 ms; after 30 s 75.0% by kernels; "
+                    "time over that of own kernels at most 1.500")

@@ -28,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _defaults() -> None:
     transconv.config.fallback = "silent"
+    transconv.config.compile, transconv.config.sizes = "now", "exact"  # each call has its own kernel
+    transconv.config.steady = False
     transconv.config.cpu = "interpret" if c.DEVICE == "cpu" and knobs.interpret() else "fallback"
     torch.use_deterministic_algorithms(False)
     c.set_precision("ieee")

@@ -63,7 +63,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
 
 def counts() -> tuple[dict[str, int], dict[str, int]]:
     found = transconv.stats(reset=True)
-    return found.native, found.fallback
+    return found.native, found.fallback | ({"compiling": found.waiting} if found.waiting else {})
 
 
 

@@ -3,8 +3,11 @@
     transconv.config.fallback = "silent" | "warn" | "error"    what a call that torch must do means
     transconv.config.cpu      = "fallback" | "interpret"       what a call on CPU tensors means; without a
                                 GPU "interpret" starts Triton's interpreter
-    transconv.config.compile  = "now" | "background" | "never"   what a call does without its kernel
-    transconv.config.sizes    = "exact" | "any"                whether kernels are for one size each
+    transconv.config.compile  = "auto" | "now" | "background" | "never"
+                                what a call does without its kernel
+    transconv.config.sizes    = "auto" | "exact" | "any"       whether kernels are for one size each
+    transconv.config.steady   = False | True                   whether the same call has the same bits
+                                throughout a program: what "auto" stands for is then fixed
 
 A wrong word is a ValueError that lists the legal ones. The environment gives the first values.
 """
@@ -20,11 +23,12 @@ from typing import Any
 from transconv import knobs
 from transconv.errors import nearest
 
-WORDS = {
+WORDS: dict[str, tuple[str | bool, ...]] = {
     "fallback": ("silent", "warn", "error"),
     "cpu": ("fallback", "interpret"),
-    "compile": ("now", "background", "never"),
-    "sizes": ("exact", "any"),
+    "compile": ("auto", "now", "background", "never"),
+    "sizes": ("auto", "exact", "any"),
+    "steady": (False, True),
 }
 
 
@@ -35,6 +39,7 @@ class Settings:
     cpu: str
     compile: str
     sizes: str
+    steady: bool
 
     def __init__(self) -> None:
         object.__setattr__(self, "_listeners", [])
@@ -43,15 +48,16 @@ class Settings:
         self.cpu = "fallback"
         self.compile = knobs.compile()
         self.sizes = knobs.sizes()
+        self.steady = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in WORDS:
             raise AttributeError(f"transconv.config has no switch '{name}'; "
                                  f"expected one of: {', '.join(WORDS)}{nearest(name, WORDS)}")
-        if value not in WORDS[name]:
+        if not any(value is word or isinstance(value, str) and value == word for word in WORDS[name]):
+            words = [str(word) for word in WORDS[name]]
             raise ValueError(f"transconv.config.{name} = {value!r}; "
-                             f"expected one of: {', '.join(WORDS[name])}"
-                             f"{nearest(str(value), WORDS[name])}")
+                             f"expected one of: {', '.join(words)}{nearest(str(value), words)}")
         object.__setattr__(self, name, value)
         if value == "interpret":
             _begin_interpreter()
@@ -72,13 +78,30 @@ class Settings:
 
     @property
     def mode(self) -> str:
-        """``compile``, but ``now`` where torch may not compute meanwhile."""
-        background = self.compile == "background" and self.fallback == "error"
-        return "now" if background else self.compile
+        """``compile`` as a call obeys it that is about to be decided: ``now`` where torch may not compute
+        meanwhile, and for "auto" on no GPU, and on a stream of its own, as calls are that warm up for the
+        capture of a CUDA graph."""
+        if self.compile not in ("auto", "background"):
+            return self.compile
+        if self.fallback == "error" or self.steady or self.compile == "auto" and not _on_main_stream():
+            return "now"
+        return "background"
+
+    @property
+    def varies(self) -> bool:
+        """Whether the sizes that came before decide what answers a call: "auto", where torch may answer
+        while a kernel is compiled."""
+        return self.sizes == "auto" and self.mode == "background"
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` after every change."""
         self._listeners.append(listener)
+
+
+def _on_main_stream() -> bool:
+    """Whether calls go to the default stream of a GPU that is in use."""
+    cuda = importlib.import_module("torch").cuda
+    return bool(cuda.is_initialized() and cuda.current_stream() == cuda.default_stream())
 
 
 def _begin_interpreter() -> None:

@@ -62,7 +62,8 @@ class FallbackWarning(UserWarning):
 class Stats:
     """Counts since the start or the last reset. ``native`` counts launches of generated kernels by what
     they compute: a function (softmax, softmax_gradient) or the direction of a convolution, with "any size"
-    behind it where sizes are arguments. ``fallback`` counts results that torch computed, by reason.
+    behind it where sizes are arguments. ``fallback`` counts results that torch computed, by reason;
+    ``waiting``, apart from these, those that it computed while processes compiled their kernels.
     ``compared`` counts first results of compiled graphs that were held against torch's operators: right,
     wrong, left out; ``compared_us``: the microseconds that this took, by the same outcomes."""
 
@@ -70,10 +71,11 @@ class Stats:
     fallback: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)
     compared_us: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self.native.values()) + sum(self.fallback.values())
+        return sum(self.native.values()) + sum(self.fallback.values()) + self.waiting
 
     @property
     def native_share(self) -> float:
@@ -83,6 +85,7 @@ class Stats:
     def __str__(self) -> str:
         rows = [f"native   {name:<32} {n}" for name, n in sorted(self.native.items())]
         rows += [f"fallback {name:<32} {n}" for name, n in sorted(self.fallback.items())]
+        rows += [f"waiting  {'for kernels':<32} {self.waiting}"] * bool(self.waiting)
         rows += [f"compared {name:<32} {n}" for name, n in sorted(self.compared.items())]
         return "\n".join([*rows, f"{self.total} results, {self.native_share:.1%} native"])
 
@@ -118,7 +121,9 @@ def totals(reset: bool = False) -> Stats:
     with lock:
         times, us = ({outcome: n for (outcome, of), n in _compared.items() if of == figure}
                      for figure in ("times", "us"))
-        now = Stats(dict(_native), dict(_fallback), times, us)
+        fallback = dict(_fallback)
+        waiting = fallback.pop(COMPILING, 0)
+        now = Stats(dict(_native), fallback, times, us, waiting)
         if reset:
             _clear()
         return now

@@ -196,7 +196,8 @@ def _first(error: BaseException) -> str:
 
 def _torchs(reason: str) -> int:
     """How many results torch computed so far for this reason."""
-    return route_cache.counted().fallback.get(reason, 0)
+    found = route_cache.counted()
+    return found.waiting if reason == COMPILING else found.fallback.get(reason, 0)
 
 
 def _local(t: Any) -> Tensor:

@@ -46,7 +46,7 @@ def find(
     """What a call is bound to for any size, if it is of a known form; without texts for its sizes."""
     if f.shapes is None:
         return None
-    kind, sizes = _told(f, tensors, numbers, wanted)
+    kind, sizes = told(f, tensors, numbers, wanted)
     for form in _forms.get(kind, ()):
         if (found := form(*sizes)) is not None:
             return found
@@ -58,7 +58,7 @@ def note(bound: BoundCall, tensors: Tensors, numbers: Numbers, wanted: tuple[boo
     f = bound.function
     if f.shapes is None or bound.forward.named is None:
         return
-    kind, sizes = _told(f, tensors, numbers, wanted)
+    kind, sizes = told(f, tensors, numbers, wanted)
     if len(kept := _forms.get(kind, [])) >= FORMS:
         return
     try:
@@ -75,7 +75,7 @@ def note(bound: BoundCall, tensors: Tensors, numbers: Numbers, wanted: tuple[boo
     _forms[kind] = [*kept, form]
 
 
-def _told(f: PublicFunction, tensors: Tensors, numbers: Numbers,
+def told(f: PublicFunction, tensors: Tensors, numbers: Numbers,
           wanted: tuple[bool, ...]) -> tuple[Hashable, list[tuple[int, ...]]]:
     """The kind of a call, and its sizes: shape and strides of each tensor, a shape among the numbers."""
     looks: list[Hashable] = []

@@ -6,6 +6,7 @@ modes see the operator ``transconv::function``."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
+from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.errors import Unsupported
 from transconv.functional.calls import call_entries, call_forms, first_call_check, torch_operators
 from transconv.functional.calls.compiled_launch import aligned, refused
@@ -28,7 +30,7 @@ from transconv.functional.calls.derivatives import (
 from transconv.functional.calls.explain_mode import Asking
 from transconv.functional.calls.route_cache import FunctionRoute, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
-from transconv.runtime import Waiting
+from transconv.runtime import COMPILING, NEVER, Waiting
 from transconv.torch_ops import transforms
 from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
@@ -181,22 +183,81 @@ def _made(
     waits: Unsupported | None = None
     if not why:
         try:
-            any_size = settings.sizes == "any"
-            known = call_forms.find(f, tensors, numbers, wanted) if any_size else None
-            bound = bind(f, tensors, numbers, wanted, any_size) if known is None else known
-            route = made_of(bound, given[0].device, aligned(given))
-            if route.hands_gradients:
-                stats.announce("deterministic:add", what=f"{f.name}_gradient")
-            first_call_check.agree(route, tensors)
-            if any_size and known is None:
-                call_forms.note(bound, tensors, numbers, wanted)
-            return route
+            return _chosen(f, tensors, numbers, wanted, given)
         except Unsupported as error:
             why, message, waits = error.reason, error.message, error
     stats.announce(why, message, f.name)
     route = FunctionRoute(None, why, f.name)
     if isinstance(waits, Waiting):
         route.over = waits.over
+    return route
+
+
+def _chosen(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
+            given: list[Tensor]) -> FunctionRoute:
+    """The route of a call that a kernel may compute: of its size or for any, as the sizes before it and
+    its calls so far decide, or as was asked. Raises Unsupported where there is none, or none yet."""
+    mode, device = settings.mode, given[0].device
+    choice = _choice(f, tensors, numbers, wanted, given, mode)
+    if choice is None:
+        return _launching(f, tensors, numbers, wanted, settings.sizes == "any", mode)
+    if choice.own:
+        try:
+            own = _launching(f, tensors, numbers, wanted, False, mode)
+        except Unsupported as error:
+            if choice.settled:
+                raise
+            route = _launching(f, tensors, numbers, wanted, True, mode)  # stands in
+            if isinstance(error, Waiting):
+                route.over = error.over
+            elif error.reason not in (COMPILING, NEVER):
+                choice.settle(own=False)
+            return route
+        if not choice.settled:
+            # Gradients read what their own forward kernel saved: where there are some, nothing is timed.
+            if True in wanted or device.type != "cuda":
+                choice.settle(own=True)
+            else:
+                own.rival = _launching(f, tensors, numbers, wanted, True, mode)
+                own.trial = SizeTrial(choice)
+                own.over = own.trial.over
+        return own
+    if choice.among.prepared and not choice.settled:
+        with suppress(Unsupported):
+            own = _launching(f, tensors, numbers, wanted, False, "never")
+            choice.settle(own=True)
+            return own
+        choice.among.prepared = False
+    route = _launching(f, tensors, numbers, wanted, True, mode)
+    if not route.any_size:
+        choice.settle(own=True)
+    elif choice.is_counting:
+        route.over = choice.counted_with(route.over)
+    return route
+
+
+def _choice(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
+            given: list[Tensor], mode: str) -> SizeChoice | None:
+    """What is known of the call's size, where that decides which kernel answers."""
+    on = given[0].device.type != "cpu" or settings.compile != "auto"
+    if settings.sizes != "auto" or mode != "background" or _deterministic() or not on:
+        return None
+    kind, sizes = call_forms.told(f, tensors, numbers, wanted)
+    return policy.choices(kind, aligned(given)).of(tuple(sizes))
+
+
+def _launching(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
+               any_size: bool, mode: str) -> FunctionRoute:
+    """The route of a call's kernels, for any size or of its own, whose first results are torch's."""
+    given = [t for t in tensors if t is not None]
+    known = call_forms.find(f, tensors, numbers, wanted) if any_size else None
+    bound = bind(f, tensors, numbers, wanted, any_size) if known is None else known
+    route = made_of(bound, given[0].device, aligned(given), mode)
+    if route.hands_gradients:
+        stats.announce("deterministic:add", what=f"{f.name}_gradient")
+    first_call_check.agree(route, tensors)
+    if any_size and known is None:
+        call_forms.note(bound, tensors, numbers, wanted)
     return route
 
 

@@ -116,9 +116,10 @@ class SizedLaunchChoice(NamedTuple):
 
 def launched(step: BoundText, exact: Callable[[], str], device: torch.device, aligned: bool,
              mode: str) -> SizedLaunchChoice:
-    """What launches a step. What has no form for any size, or sizes that no plan is for, gets a kernel for
-    its exact sizes, of the text ``exact``. Raises as launch."""
-    if step.named is not None and settings.sizes == "any":
+    """What launches a step: kernels for any size, if it is bound for any. What has no form for any size,
+    or sizes that no plan is for, gets a kernel for its exact sizes, of the text ``exact``. Raises as
+    launch."""
+    if step.named is not None:
         try:
             taken, text = chosen(step.named, device, aligned, mode)
             if log.isEnabledFor(logging.INFO):

@@ -10,7 +10,7 @@ import torch
 
 from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT, StartableKernel, check_of, current_device, means_more
-from transconv.calls.settings import settings
+from transconv.calls.size_policy import SizeTrial
 from transconv.errors import Unsupported
 from transconv.functional.calls import call_entries
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic
@@ -56,7 +56,7 @@ class FunctionRoute:
     """``bound`` is None where torch computes, for ``reason``."""
 
     __slots__ = ("adds", "aligned", "bound", "calls", "calls_back", "entry_back", "functions", "gradients",
-                 "name", "only_on", "over", "reason", "step")
+                 "name", "only_on", "over", "reason", "rival", "step", "trial")
 
     def __init__(self, bound: BoundCall | None, reason: str, name: str) -> None:
         self.bound, self.reason, self.name = bound, reason, name
@@ -68,6 +68,9 @@ class FunctionRoute:
         self.adds = bound is not None and bound.adds
         # Torch, or kernels that are not meant for it, compute until this says that others may be there.
         self.over: Callable[[], bool] | None = None
+        # While its kernel is timed against one for any size: the trial, and the route of that one.
+        self.trial: SizeTrial | None = None
+        self.rival: FunctionRoute | None = None
         self.aligned = False  # all its tensors begin at multiples of 16 bytes
         self.only_on: int | None = None  # the device that must be the current one, if there are several
 
@@ -76,12 +79,19 @@ class FunctionRoute:
         """Whether torch computes gradients: deterministic ones are required, and ours are not."""
         return self.adds and (deterministic() or not self.gradients)
 
+    @property
+    def any_size(self) -> bool:
+        """Whether sizes are arguments of its kernel."""
+        return self.step is not None and self.step.any_size
+
     def routes(self) -> list[FunctionRoute]:
         """Itself: what the table of routes counts."""
         return [self]
 
     def count(self) -> None:
         """Move the calls so far into the totals."""
+        if self.rival is not None:
+            self.rival.count()
         calls, back = self.calls, self.calls_back
         self.calls = self.calls_back = 0
         if calls:
@@ -104,7 +114,20 @@ class FunctionRoute:
         if found is None and bound is not None and step is not None and (begun := step.begun()):
             found = self.functions[saves] = call_entries.launching(
                 _empty, bound.operands, begun, bound.results, bound.saved if saves else None)
+            if self.trial is not None and self.rival is not None:
+                found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
         return found
+
+    def _by(self, rival: FunctionRoute, saves: bool) -> Callable[..., Any] | None:
+        """``written`` of another route, which then counts the call."""
+        found = rival.written(saves)
+
+        def run(*given: Any) -> Any:
+            self.calls -= 1
+            rival.calls += 1
+            return found(*given) if found is not None else None
+
+        return found and run
 
     def written_back(self, saved: Sequence[Tensor],
                      grad: Tensor) -> Callable[..., tuple[Any, ...] | None] | None:
@@ -144,15 +167,15 @@ class FunctionRoute:
                       for n, on in zip(bound.operands, bound.wanted, strict=True)])
 
 
-def made_of(bound: BoundCall, device: torch.device, is_aligned: bool) -> FunctionRoute:
-    """Raises Unsupported where a text has no kernel."""
+def made_of(bound: BoundCall, device: torch.device, is_aligned: bool, mode: str) -> FunctionRoute:
+    """Raises Unsupported where a text has no kernel, or none yet as the mode has it."""
     route = FunctionRoute(bound, "", bound.function.name)
     backward = () if route.adds and deterministic() else bound.backward
     waits: Unsupported | None = None
     found: list[Started] = []
     for at, step in enumerate((bound.forward, *backward)):  # request all before waiting for the first
         try:
-            one = launched(step, partial(_text, bound, at), device, is_aligned, settings.mode)
+            one = launched(step, partial(_text, bound, at), device, is_aligned, mode)
             found.append(Started(step, one, device))
         except Unsupported as error:
             if error.reason != COMPILING:

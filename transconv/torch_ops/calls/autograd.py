@@ -16,13 +16,17 @@ from transconv.calls import stats
 from transconv.calls.autograd import Gradients, class_of, forward_of, start_backward
 from transconv.calls.guard import is_batched
 from transconv.calls.settings import settings
-from transconv.torch_ops import library
+from transconv.torch_ops import library, shapes
 from transconv.torch_ops.arguments import spelled_out
-from transconv.torch_ops.calls import call_entries, route_cache
+from transconv.torch_ops.calls import call_entries, dynamic_sizes, route_cache
 from transconv.torch_ops.calls.route import Route
 from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
+
+READ_OFTEN = 16
+"""How often each element of a gradient is read, from where on a copy of it costs less than what a kernel
+loses that cannot read many of them at once."""
 
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -94,10 +98,19 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
     if forward_ad._current_level >= 0:  # the gradient may be a dual number
         stats.handed_over("transform:forward_ad")
         return aten_convolutions.aten_backward(grad, input, weight, params, mask, dual=True)
-    grad = spelled_out(grad)
+    grad = _dense(spelled_out(grad), input, weight) if settings.varies else spelled_out(grad)
     made, flags, aligned = route_cache.backward_routes(params, grad, input, weight, mask, settings.mode)
     call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
+
+
+def _dense(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of a result; a copy if it is expanded or has gaps, and a kernel of its own would be
+    slower than the copy and a kernel that other calls use: where its elements are read often."""
+    last = shapes.channels_last_result(input, weight)
+    if weight.numel() < READ_OFTEN * grad.shape[1] or not dynamic_sizes.has_gaps(grad, last):
+        return grad
+    return shapes.with_result_strides(grad, last)
 
 
 def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,

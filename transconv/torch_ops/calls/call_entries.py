@@ -29,6 +29,7 @@ from transconv.calls.guard import (
     function_modes,
     written,
 )
+from transconv.calls.settings import settings
 from transconv.torch_ops.calls import lower_call, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.lower_call import Flags
@@ -194,8 +195,10 @@ def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tenso
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
     route and wanted subset, or for all sizes of a layer."""
     layer = routes.layer
-    cold = any(r.reason in PASSING or r.over is not None for r in routes.routes())
-    if cold or not CALLS.due((route if layer is None else layer, wanted), 1):
+    cold = any(r.reason in PASSING or r.over is not None and layer is None for r in routes.routes())
+    # The gradients' entries of a layer are those of all its sizes: none is for one size alone.
+    of_one = layer is None and route.any_size and settings.sizes == "auto"
+    if cold or of_one or not CALLS.due((route if layer is None else layer, wanted), 1):
         return
     check = check_of(grad, x, w, free=0 if layer is None else 2)
     if check is None:

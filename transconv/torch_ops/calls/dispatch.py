@@ -20,11 +20,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 from transconv.calls import stats
 from transconv.calls.guard import means_more
 from transconv.calls.settings import settings
-from transconv.torch_ops import arguments, library, tensor_subclasses
+from transconv.calls.size_policy import policy
+from transconv.torch_ops import arguments, library, shapes, tensor_subclasses
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
-from transconv.torch_ops.calls import autograd, call_entries, lower_call, route_cache
+from transconv.torch_ops.calls import autograd, call_entries, dynamic_sizes, lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
+from transconv.torch_ops.calls.select_impl import layer_of
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.precompile import precompile_backward, speculative_compile
 
@@ -102,6 +104,9 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
             return _mixed_types(f, input, weight, bias, *rest)
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
+        if settings.varies and _is_copied(req, input, weight, bias):
+            dense = shapes.with_result_strides(input, shapes.channels_last_result(input, weight))
+            return dispatch(f, dense, weight, bias, *rest)
         speculative_compile.layers(given[1], input, weight, flags, settings.mode)
         route, layer = route_cache.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None:
@@ -112,7 +117,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
             precompile_backward.trained(route, input, weight, flags, aligned, settings.mode)
         call_entries.note(autograd.function_of, f, given, (input, weight, bias, None), rest, route, flags,
                           aligned, cast)
-    if (route.over is not None and route.compiled is None and settings.sizes == "exact"
+    if (route.over is not None and route.compiled is None and route.asks_own
             and input.device.type not in aten_convolutions.replaced):
         route.calls += 1  # torch's own call, with its gradients, costs the least until the kernel is there
         return _hand_over(f, *given[:3], *rest)
@@ -124,6 +129,16 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         return autograd.apply_cast(input, *given[1:3], weight, bias, route)
     result: Tensor = route.forward(input, weight, bias)
     return result
+
+
+def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> bool:
+    """Whether kernels for any size are to answer a call through a copy of an input with gaps: at a size
+    that is not the layer's first one."""
+    if not x.numel() or not dynamic_sizes.has_gaps(x, shapes.channels_last_result(x, w)):
+        return False
+    params = req.resolve(x, w, b)
+    src = shapes.output_shape(x.shape, w.shape, params) if params.transposed else x.shape
+    return policy.is_further(layer_of(params, x.dtype, w.shape, x.device), (src[0], *src[2:]))
 
 
 def _note_transform(reason: str, input: Any) -> None:

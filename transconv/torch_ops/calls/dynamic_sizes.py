@@ -104,6 +104,12 @@ def _made(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence
         return str(error)
 
 
+def has_gaps(t: torch.Tensor, channels_last: bool) -> bool:
+    """Whether a tensor lies so that kernels for any size do not take it: with gaps, expanded, or with its
+    dims in another order than torch's."""
+    return order_of(t.shape, t.stride(), channels_last) is None
+
+
 def order_of(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
     """The dims of a dense tensor, outermost first, as torch lays tensors out: contiguous or channels last,
     in this order of preference or the other; None for any other tensor."""

@@ -14,6 +14,7 @@ import torch
 from transconv.calls import stats
 from transconv.calls.guard import current_device as current_device
 from transconv.calls.guard import start_of
+from transconv.calls.settings import settings
 from transconv.conv import Prop
 from transconv.runtime import allocator
 from transconv.torch_ops import shapes
@@ -23,6 +24,7 @@ from transconv.torch_ops.conversion import aten_convolutions, prepacked_weights
 from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
+    from transconv.calls.size_policy import SizeChoice, SizeTrial
     from transconv.conv import CompiledDirection, LayerRegistry
 
 Run = Callable[..., torch.Tensor]  # from the given tensors to the computed one
@@ -76,6 +78,7 @@ class Route:
         "aligned",
         "calls",
         "channels_last",
+        "choice",
         "compiled",
         "copies",
         "device",
@@ -91,10 +94,12 @@ class Route:
         "plain",
         "reason",
         "registry",
+        "rival",
         "shape",
         "start",
         "strides",
         "trains",
+        "trial",
         "types",
         "whole",
     )
@@ -117,6 +122,11 @@ class Route:
         self.halves: prepacked_weights.Halves | None = None  # where it copies the weight first
         self.reason = ""
         self.registry: LayerRegistry | None = None  # where sizes are arguments of its kernel
+        # Where earlier sizes decide which kernel answers: what is known of this one, and while its own
+        # kernel is timed against one for any size, the trial and the route of that one.
+        self.choice: SizeChoice | None = None
+        self.trial: SizeTrial | None = None
+        self.rival: Route | None = None
         self.whole = False  # of integers, for which another route is found
         # Torch, or a kernel that is not meant for it, computes until this says that another may be there.
         self.over: Callable[[], bool] | None = None
@@ -141,17 +151,27 @@ class Route:
         return self.registry is not None
 
     @property
+    def asks_own(self) -> bool:
+        """Whether the kernel that it has, or waits for, is to be one of its own size."""
+        return settings.sizes != "any" if self.choice is None else self.choice.own
+
+    @property
     def does(self) -> str:
         """The name that its calls are counted under: the direction, or the reason for torch."""
         return self.reason or self.direction.value + " any size" * self.any_size
+
+    def routes(self) -> list[Route]:
+        """Itself: what of a call is kept."""
+        return [self]
 
     def count(self) -> None:
         """Move the calls so far into the totals."""
         calls, self.calls = self.calls, 0
         if calls:
             stats.add(not self.reason, self.does, calls)
-        if self.plain is not None:
-            self.plain.count()
+        for other in (self.plain, self.rival):
+            if other is not None:
+                other.count()
 
     def forward(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None,
                 *more: Any) -> torch.Tensor:
@@ -246,6 +266,8 @@ class Route:
         begin = self.compiled.starter(device, self.aligned, names)
         if begin is None:  # no kernel of a device is kept, as on the CPU
             return
+        if self.rival is not None:
+            self.rival.bind(given, dtype, *names)
         if self.halves is not None:
             begin = prepacked_weights.starter(self.halves, device, self.aligned, names, begin)
         self._starts(begin, device, len(names), dtype)
@@ -253,7 +275,10 @@ class Route:
     def _starts(self, begin: Callable[..., None], device: int, count: int, dtype: torch.dtype) -> None:
         self.device = device
         self.functions.clear()
-        self.start = start_of(count - 1)(self, self.shape, self.strides, begin, dtype, _empty)
+        start = start_of(count - 1)(self, self.shape, self.strides, begin, dtype, _empty)
+        if self.trial is not None and self.rival is not None:
+            start = self.trial.alternating(start, self.rival.start)
+        self.start = start
 
     def resized(self, shape: Ints, strides: Ints, compiled: CompiledDirection, begin: Callable[..., None],
                 device: int, count: int, dtype: torch.dtype) -> Route:
@@ -265,7 +290,7 @@ class Route:
         made.types, made.aligned, made.registry = self.types, self.aligned, self.registry
         made.compiled, made.device, made.halves, made.reason = compiled, device, None, ""
         made.whole = made.trains = made.adds_bias = made.copies = False
-        made.over = made.epilogue = made.plain = None
+        made.over = made.epilogue = made.plain = made.choice = made.trial = made.rival = None
         made.functions, made.gradients, made.calls = {}, self.gradients, 0
         made.start = start_of(count - 1)(self, shape, strides, begin, dtype, _empty)
         return made

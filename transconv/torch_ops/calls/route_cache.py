@@ -56,14 +56,18 @@ def _waits(key: Hashable) -> Any:
     found = _waiting.get(key)
     if found is None:
         return None
-    for over in found[1]:
-        if over():
-            with stats.lock:
-                gone = _waiting.pop(key, None)
-            if gone is not None:
-                _count(gone[0])
-            return None
+    if any([over() for over in found[1]]) or _is_on_time():  # each of them may count its calls
+        with stats.lock:
+            gone = _waiting.pop(key, None)
+        if gone is not None:
+            _count(gone[0])
+        return None
     return found[0]
+
+
+def _is_on_time() -> bool:
+    """Whether calls wait for kernels here, where they did not wait before: on another stream."""
+    return settings.compile == "auto" and settings.mode == "now"
 
 
 def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor,
@@ -75,7 +79,7 @@ def add_forward(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Te
 def add_sized(key: Hashable, req: CallAttributes, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
               flags: lower_call.Flags, aligned: bool, mode: str) -> tuple[Any, Hashable]:
     """``add_forward``, and the key of the layer if the route was made from that of another size."""
-    layer = shape_cache.forward_key(req, x, w, b, flags, aligned) if settings.sizes == "any" else None
+    layer = shape_cache.forward_key(req, x, w, b, flags, aligned) if settings.sizes != "exact" else None
     known = shape_cache.find(layer)
     route = None if known is None else known.forward(x, w)
     if route is not None:
@@ -105,7 +109,7 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
     flags = lower_call.flags(x.dtype)
     aligned = not (grad.data_ptr() | x.data_ptr() | w.data_ptr()) & ALIGNMENT
     layer, sizes = None, (x.shape, x.stride(), grad.shape, grad.stride())
-    if settings.sizes == "any":
+    if settings.sizes != "exact":
         layer = shape_cache.backward_key(params, grad, x, w, sizes, mask, flags, aligned)
         known = shape_cache.find(layer)
         if known is not None and (found := known.backward(grad, x, w, sizes)) is not None:

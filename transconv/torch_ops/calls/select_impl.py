@@ -6,14 +6,16 @@ reason. Runs once for each kind of call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import TYPE_CHECKING
 
 import torch
 
 from transconv.calls import stats
 from transconv.calls.settings import settings
+from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting
@@ -38,12 +40,17 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
     Of the tensors, the one that the route computes is None; ``extra``: operands of the epilogue.
 
     With ``config.sizes = "any"`` the kernel takes sizes as arguments, if one for the layer does; otherwise
-    it is made for these sizes, and one for any size, if there is one, answers until it is compiled."""
+    it is made for these sizes, and one for any size, if there is one, answers until it is compiled. With
+    "auto" the sizes that came before decide (calls/size_policy.py)."""
     call = _SelectedCall(route, near, weight, far, epilogue, aligned, flags, extra)
     if lower_call.capturing(call.some.device):
         call.captured()
         return
-    if settings.sizes == "any":
+    choice = route.choice = call.choice(mode)
+    if choice is not None and not choice.own:
+        if call.of_any_or_known(choice, mode):
+            return
+    elif settings.sizes == "any":
         if is_collecting():
             call.elsewhere(mode)
         try:
@@ -55,13 +62,19 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
     try:
         call.of_this_size(mode)
     except Unsupported as error:
-        if error.reason not in (COMPILING, NEVER) or is_collecting():
+        if (error.reason not in (COMPILING, NEVER) and (choice is None or choice.settled)
+                or is_collecting()):
             raise
         try:
             call.of_any_size("never")
         except Unsupported:
             raise error from None
         route.over = error.over if isinstance(error, Waiting) else None
+        if choice is not None and error.reason not in (COMPILING, NEVER):
+            choice.settle(own=False)  # the size has no kernel of its own
+        return
+    if choice is not None and choice.own:
+        call.held_against(choice)
 
 
 class _SelectedCall:
@@ -82,6 +95,65 @@ class _SelectedCall:
         self.bias = extra["bia"].dtype if "bia" in extra else None
         self.copies_weight = route.direction is not Prop.BWD_W and far is None
         route.aligned = aligned
+
+    def choice(self, mode: str) -> SizeChoice | None:
+        """What is known of the call's size, where that decides which kernel answers; None also where
+        tensors lie so that only kernels of their own take them."""
+        route, device, prepares = self.route, self.some.device, is_collecting()
+        on = device.type != "cpu" or settings.compile != "auto"
+        if settings.sizes != "auto" or self.flags.deterministic or not on or not (
+                prepares or mode == "background"):
+            return None
+        near, weight, far = self.tensors
+        orders = tuple([dynamic_sizes.order_of(*t, route.channels_last) for t in self.tensors])
+        if None in orders:
+            return None
+        src = far[0] if route.params.transposed else near[0]
+        layer = layer_of(route.params, self.types, weight[0], device)
+        kind = route.direction, orders, self.epilogue, self.bias, route.aligned, self.flags
+        found = policy.choices(layer, kind).of((src[0], *src[2:]))
+        if prepares:  # kernels of these sizes are compiled: none is needed for any size
+            found.settle(own=True)
+        return None if prepares else found
+
+    def of_any_or_known(self, choice: SizeChoice, mode: str) -> bool:
+        """A kernel for any size, or the size's own one if it is compiled already; False where only its own
+        one may compute the call."""
+        route = self.route
+        if choice.among.prepared and not choice.settled:
+            with suppress(Unsupported):
+                self.of_this_size("never")
+                choice.settle(own=True)
+                choice.route = route
+                return True
+            choice.among.prepared = False
+        try:
+            self.of_any_size(mode)
+        except Unsupported as error:
+            if error.reason in (COMPILING, NEVER):
+                raise
+            choice.settle(own=True)
+            return False
+        if choice.is_counting:
+            route.over = choice.counted_with(route.over)
+        return True
+
+    def held_against(self, choice: SizeChoice) -> None:
+        """Have the size's own kernel timed against one for any size that runs on the device already;
+        without one its own is the choice."""
+        route = self.route
+        if not choice.settled:
+            rival = Route(route.direction, route.params, route.shape, route.channels_last, route.epilogue)
+            rival.types, rival.copies, rival.aligned = route.types, route.copies, route.aligned
+            with suppress(Unsupported):
+                other = copy(self)
+                other.route = rival
+                other.of_any_size("never", loaded=True)
+                route.rival, route.trial = rival, SizeTrial(choice)
+                route.over = route.trial.over
+                return
+        choice.settle(own=True)
+        choice.route = route
 
     def of_any_size(self, mode: str, loaded: bool = False) -> None:
         """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
@@ -119,7 +191,7 @@ class _SelectedCall:
 
     def captured(self) -> None:
         """A kernel for a call that a CUDA graph captures, where nothing can be compiled or checked."""
-        if settings.sizes == "any":
+        if settings.sizes != "exact":
             with suppress(Unsupported):
                 self.of_any_size("never", loaded=True)
                 return
@@ -133,6 +205,12 @@ class _SelectedCall:
             made = types[1] if self.route.direction is Prop.BWD_W else types[2]
         return lower_call.proven(plan, self.route.aligned,
                               lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
+
+
+def layer_of(params: Params, types: lower_call.Types, weight: Sequence[int],
+             device: torch.device) -> Hashable:
+    """What the calls of a layer of any size share, whatever they compute."""
+    return params, types, tuple(weight), device
 
 
 def settle(route: Route, why: list[str], message: str = "") -> None:
@@ -180,7 +258,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
         compile_route(route, x, w, None, "", aligned, flags, mode)
     except Unsupported as error:
         refused(route, error, x)
-        if route.over is not None:
+        if route.over is not None and route.asks_own:
             precompile_backward.meanwhile(params, x, w, flags, aligned)
     return route
 

@@ -51,16 +51,22 @@ class _Direction:
 
     def route(self, sizes: Ints, shape: Ints, strides: Ints) -> Route | None:
         """The route for sizes, whose result has this shape and these strides; None if a plan is missing or
-        has not run yet."""
+        has not run yet, or if they are to have a kernel of their own."""
         like = self.like
+        choice = None if like.choice is None else like.choice.among.of(sizes)
+        if choice is not None and choice.own:
+            return None
         best = like.registry.fastest(sizes)  # type: ignore[union-attr]
         if best is None:
             return None
         begin = self.begins.get(best) or self._begin(best)
         if begin is None:
             return None
-        return like.resized(shape, strides, best.plan, begin(sizes), self.device.index, len(self.names),
+        made = like.resized(shape, strides, best.plan, begin(sizes), self.device.index, len(self.names),
                             self.dtype)
+        if choice is not None and choice.is_counting:
+            made.choice, made.over = choice, choice.over
+        return made
 
     def _begin(self, best: RegisteredPlan[CompiledDirection]) -> Begin | None:
         aligned = self.like.aligned
@@ -74,11 +80,12 @@ class _Direction:
 
 class LayerEntry:
     """What the calls of a layer share: of its forward pass (``data``), or of its gradients; ``like`` has
-    these for one size. ``known``: what its calls run, by shapes and strides. ``lies``, of sizes: shape and
+    these for one size. ``known``: what its calls run, by shapes and strides; ``counted``: the same while
+    calls of the size are counted. ``lies``, of sizes: shape and
     strides of the layer's input, then those of its result."""
 
-    __slots__ = ("channels_last", "data", "known", "lies", "like", "open", "orders", "params", "rank",
-                 "weight")
+    __slots__ = ("channels_last", "counted", "data", "known", "lies", "like", "open", "orders", "params",
+                 "rank", "weight")
 
     def __init__(self, x: torch.Tensor, data: _Direction | None, weight: _Direction | None = None,
                  gradients: BackwardRoutes | None = None) -> None:
@@ -88,6 +95,7 @@ class LayerEntry:
         assert required is not None
         self.data, self.weight, self.params, self.rank = data, weight, like.params, x.dim()
         self.like, self.known = gradients, dict[Hashable, Any]()
+        self.counted: dict[Hashable, Any] = {}
         tensors = {t.name: t for t in required.tensors}
         both = tensors[like.near], tensors[like.far]
         self.lies: Callable[..., Sizes] = function_of(
@@ -102,33 +110,57 @@ class LayerEntry:
         each = [texts[n:n + self.rank] for n in range(0, len(texts), self.rank)]
         return [], ", ".join(f"({', '.join(one)},)" for one in each)
 
-    def keep(self, key: Hashable, found: Any) -> Any:
-        """Keep what calls of these shapes and strides run, if there is something."""
+    def keep(self, key: Hashable, found: Any, counts: bool) -> Any:
+        """Keep what calls of these shapes and strides run, if there is something; ``counts``: while they
+        are counted."""
         if found is not None:
-            if len(self.known) >= LIMIT:
-                self.known.clear()
-            self.known[key] = found
+            kept = self.counted if counts else self.known
+            if len(kept) >= LIMIT:
+                kept.clear()
+            kept[key] = found
+        return found
+
+    def count(self, key: Hashable) -> Any:
+        """What calls of these shapes and strides run while they are counted, this one, too; None where
+        they are not, or no longer."""
+        found = self.counted.get(key)
+        if found is not None and any([r.over is not None and r.over() for r in found.routes()]):
+            self.counted.pop(key, None)
+            return None
         return found
 
     def forward(self, x: torch.Tensor, w: torch.Tensor) -> Route | None:
         """The route of a forward call, made for its sizes."""
         data, given, strides = self.data, x.shape, x.stride()
         assert data is not None
+        made: Route | None = self.count((given, strides)) if self.counted else None
+        if made is not None:
+            return made
         src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
         n, _, *sides = src
         sizes = n, *sides
         shape, steps, *far = self.lies(*sizes)
         if (strides != steps or self.open) and not self._lie_so(x, w) or given != shape:
             return None
-        made: Route | None = self.keep((given, strides), data.route(sizes, *far))
+        made = data.route(sizes, *far) or self._own(sizes, strides == steps)
+        self.keep((given, strides), made, made is not None and made.over is not None)
         return made
+
+    def _own(self, sizes: Ints, as_stepped: bool) -> Route | None:
+        """The route of the sizes' own kernel, if that is settled and runs; ``as_stepped``: for tensors
+        that lie as the kernel says."""
+        choice = None if self.data is None else self.data.like.choice
+        route: Route | None = None if choice is None else choice.among.of(sizes).route
+        ready = route is not None and route.start is not None and route.over is None and not (
+            route.adds_bias or route.copies)
+        return route if ready and as_stepped else None
 
     def backward(self, grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor,
                  key: Sizes) -> BackwardRoutes | None:
         """The routes of the gradients, found or made. ``key``: how input and gradient lie."""
         given, strides, made, steps = key
         found: BackwardRoutes | None = self.known.get(key)
-        if found is not None:
+        if found is not None or self.counted and (found := self.count(key)) is not None:
             return found
         data, weight = self.data, self.weight
         n, _, *sides = made if self.params.transposed else given
@@ -145,7 +177,8 @@ class LayerEntry:
             if (dw := weight.route(sizes, like.shape, like.strides)) is None:
                 return None
         assert self.like is not None
-        return self.keep(key, self.like.resized(dx, dw, self))  # type: ignore[no-any-return]
+        counts = dx is not None and dx.over is not None or dw is not None and dw.over is not None
+        return self.keep(key, self.like.resized(dx, dw, self), counts)  # type: ignore[no-any-return]
 
     def _lie_so(self, x: torch.Tensor, w: torch.Tensor, *grads: torch.Tensor) -> bool:
         """Whether tensors whose strides are not those of the layer's lie as the layer's all the same."""
@@ -210,7 +243,10 @@ def forget() -> None:
 
 def _serves(route: Route) -> bool:
     """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
-    return route.registry is not None and route.over is None and route.types is None
+    if route.registry is None or route.types is not None:
+        return False
+    return route.over is None or (route.choice is not None and not route.choice.own
+                                  and route.registry.is_settled())
 
 
 def _keep(key: Hashable, layer: LayerEntry, *routes: Route) -> None:

@@ -54,7 +54,7 @@ def meanwhile(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_cal
               aligned: bool) -> None:
     """The same for a call that torch computes while a process compiles its kernel: torch makes the
     gradients, too, which ask for nothing."""
-    if (settings.sizes == "exact" and torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
+    if (settings.sizes != "any" and torch.is_grad_enabled() and (x.requires_grad or w.requires_grad)
             and not is_collecting()):
         with quietly():
             asked = questions(params, Given.of(x), Given.of(w), x.requires_grad, w.requires_grad, flags,

@@ -55,7 +55,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
         for given in runs:
             _run(model, given, backward)
         route_cache.forget(layers=False)
-        left = tuple(sorted((why, n) for why, n in counted().fallback.items() if why != "compiling"))
+        left = tuple(sorted(counted().fallback.items()))
     with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
         def ended(question: PlanRequest, has_plan: bool) -> None:
             for device in devices if has_plan else ():

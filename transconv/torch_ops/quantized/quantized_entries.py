@@ -45,8 +45,9 @@ def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor |
          numbers: tuple[Any, ...], given: dict[str, Any], route: Route, flags: Flags,
          aligned: bool, real: Real | None) -> None:
     """A call with a known route went the general way: after a few, make an entry for its kind. ``x``: its
-    input, quantised from ``real``, if that is given."""
-    if any(isinstance(n, list) for n in numbers):
+    input, quantised from ``real``, if that is given. A route that waits for a kernel is asked at each
+    call."""
+    if route.over is not None or any(isinstance(n, list) for n in numbers):
         return  # lists can change under their identity
     calls = CALLS if real is None else OF_REALS
     place = calls.due(id(weight))

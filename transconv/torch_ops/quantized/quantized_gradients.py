@@ -15,7 +15,7 @@ from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.route import Route
-from transconv.torch_ops.calls.select_impl import compile_route, settle
+from transconv.torch_ops.calls.select_impl import compile_route, refused, settle
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks
 
@@ -56,5 +56,5 @@ def _decided(x: Tensor, grad: Tensor, weight: Tensor, params: Params, flags: low
     try:
         compile_route(route, x, None, grad, "", aligned, flags, settings.mode)
     except Unsupported as error:
-        settle(route, [error.reason], error.message)
+        refused(route, error, x)
     return route

@@ -21,7 +21,7 @@ from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.calls import lower_call, route_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import Route, RouteEpilogue, RouteMatch
-from transconv.torch_ops.calls.select_impl import compile_route, settle
+from transconv.torch_ops.calls.select_impl import compile_route, refused, settle
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks, qparams, zero_point_sums
 from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue
@@ -134,7 +134,7 @@ def find(
             compile_route(made, x, w, None, behind.words, aligned, summed, settings.mode,
                           **behind.named(read))
         except Unsupported as error:
-            settle(made, [error.reason], error.message)
+            refused(made, error, x)
     else:
         settle(made, why)
     return RouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)

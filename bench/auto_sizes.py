@@ -1,0 +1,175 @@
+"""``python -m bench auto-sizes``: who answers a program whose sizes change, with default settings.
+
+A 3x3 layer at 24 drawn sizes and a training step of a detection model at 16, forward and backward, from
+empty caches: each call is waited for, and told who answered. The sizes come again and again for
+``--seconds``; the first three passes and the last one have a row for each call, those between only for
+calls above ``SLOW_MS``. At the end each size is timed as it is then answered (``us``), those of the layer
+also with kernels of their own (``own_us``). torch runs beside it with cuDNN's benchmark off and on. Rows
+are in ``<gpu>_auto_sizes.csv``; a repeated run measures the sides that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import transconv
+from bench import environment, epochs, reference
+from bench.issues import short
+from bench.size_calls import switched
+from transconv.cli.arguments import ranges
+from transconv.tuning.table import CsvTable, Row
+from transconv.verify.machine import device, synchronize
+from transconv.verify.pool import Pool, Task, WorkerTask
+
+COLUMNS = ("case", "side", "pass", "size", "at_s", "forward_ms", "backward_ms", "kernels", "waiting",
+           "answered", "us", "own_us", "device", "torch", "triton", "commit")
+KEY = ("case", "side", "device")
+SIDES = (("layer", "auto"), ("detection", "auto"), ("layer", "torch heuristics"),
+         ("layer", "torch benchmark"), ("detection", "torch heuristics"), ("detection", "torch benchmark"))
+COUNTS = {"layer": 24, "detection": 16}
+SLOW_MS = 20.0
+SETTLED_S = 30.0
+WHOLE_PASSES = 3
+TIMED = 10  # steps in a row, for the time of one
+Forward = Callable[[], torch.Tensor]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", choices=(*COUNTS, ""), default="", help="one of the cases")
+    parser.add_argument("--seconds", type=ranges.seconds, default=40,
+                        help="of one side's calls (default: 40)")
+    parser.add_argument("--limit", type=ranges.seconds, default=120, help="seconds in all (default: 120)")
+    parser.add_argument("--quick", action="store_true", help="a small layer, for Triton's interpreter")
+
+
+def main(options: argparse.Namespace) -> int:
+    """1 if a side failed. Each runs in a process of its own."""
+    versions, end = environment.versions(), time.monotonic() + options.limit
+    table = CsvTable(Path(options.out) / f"{short(versions['device'])}_auto_sizes.csv", COLUMNS, KEY)
+    failed = 0
+    for case, side in SIDES:
+        left = end - time.monotonic()
+        about = {"case": case, "side": side, **versions}
+        if options.only not in ("", case) or table.has(about) or left < 1:
+            continue
+        with tempfile.TemporaryDirectory(prefix="bench-auto-") as place:
+            group = WorkerTask("bench.auto_sizes:measure", 1, {
+                "TRANSCONV_CACHE": f"{place}/ours", "TRITON_CACHE_DIR": f"{place}/triton"})
+            seconds = options.seconds if side == "auto" else options.seconds / 10
+            payload = {"case": case, "side": side, "quick": options.quick, "seconds": min(seconds, left)}
+            for _, answer in Pool({case: group}).run([Task(case, payload, left)], left):
+                failed += "error" in answer
+                print(f"{case}, {side}: {answer.get('error') or told(answer['rows'])}", flush=True)
+                for row in answer.get("rows", ()):
+                    table.add({**about, **row})
+    print(f"{len(table.rows)} rows are in {table.path}", file=sys.stderr)
+    return int(bool(failed))
+
+
+def told(rows: list[Row]) -> str:
+    """The slowest calls, who answered at the end, and what a choice costs beside kernels of its own."""
+    calls = [(float(r["forward_ms"]), float(r["backward_ms"])) for r in rows]
+    late = [r for r in rows if float(r["at_s"]) > SETTLED_S]
+    kernels, waiting = (sum(int(r[name]) for r in late) for name in ("kernels", "waiting"))
+    ratios = [float(r["us"]) / float(r["own_us"]) for r in rows if r.get("own_us")]
+    parts = [f"slowest of ten first calls {max(map(max, calls[:10])):.1f} ms, of others "
+             f"{max(map(max, calls[10:]), default=0.0):.1f} ms"]
+    if kernels + waiting:
+        parts.append(f"after {SETTLED_S:.0f} s {kernels / (kernels + waiting):.1%} by kernels")
+    if ratios:
+        parts.append(f"time over that of own kernels at most {max(ratios):.3f}")
+    return "; ".join(parts)
+
+
+def measure(case: str, side: str, quick: bool, seconds: float) -> Row:
+    """The rows of one side."""
+    ours = side == "auto"
+    reference.settings(tf32=True, benchmark=side == "torch benchmark")
+    torch.ones(1, device=device()).sum().item()  # the GPU itself
+    with switched(compile="auto", sizes="auto", fallback="silent"):
+        model, steps = _layer(quick) if case == "layer" else _detection()
+        if ours:
+            transconv.convert_(model)
+        rows = _passes(steps, seconds, ours)
+        us = {size: _us(forward) for size, forward in steps}
+        own = dict[str, float]()
+        if ours and case == "layer":  # the model's layers would need thousands
+            with switched(compile="now", sizes="exact"):
+                own = {size: _us(forward) for size, forward in steps}
+    for row in rows[-len(steps):]:
+        row |= {"us": us[row["size"]], "own_us": own.get(row["size"], "")}
+    return {"rows": rows}
+
+
+def _passes(steps: list[tuple[str, Forward]], seconds: float, ours: bool) -> list[Row]:
+    """A row for each call that has one; the last pass has one for each."""
+    transconv.stats(reset=True)
+    rows, last, number, began = list[Row](), list[Row](), 0, time.monotonic()
+    while number <= WHOLE_PASSES or time.monotonic() - began < seconds:
+        number += 1
+        rows += last if number <= WHOLE_PASSES + 1 else [
+            r for r in last if max(r["forward_ms"], r["backward_ms"]) > SLOW_MS]
+        last = []
+        for size, forward in steps:
+            start = time.perf_counter()
+            y = forward()
+            synchronize()
+            middle = time.perf_counter()
+            y.backward()
+            synchronize()
+            end = time.perf_counter()
+            found = transconv.stats(reset=True)
+            answered = found.native | found.fallback | {"waiting": found.waiting}
+            last.append({"pass": number, "size": size, "at_s": time.monotonic() - began,
+                         "forward_ms": (middle - start) * 1e3, "backward_ms": (end - middle) * 1e3,
+                         "kernels": sum(found.native.values()), "waiting": found.waiting,
+                         "answered": " ".join(
+                             f"{k.replace(' ', '_')}={n}" for k, n in answered.items() if n)
+                         if ours else "torch"})
+    return rows + last
+
+
+def _us(forward: Forward) -> float:
+    """The microseconds of a step, of several that follow each other, after one."""
+    forward().backward()
+    synchronize()
+    start = time.perf_counter()
+    for _ in range(TIMED):
+        forward().backward()
+    synchronize()
+    return (time.perf_counter() - start) * 1e6 / TIMED
+
+
+def _layer(quick: bool) -> tuple[Any, list[tuple[str, Forward]]]:
+    """A layer, and the sum of its result at each size."""
+    torch.manual_seed(0)
+    draw, channels = random.Random(1), 4 if quick else 64
+    dtype = torch.float32 if quick else torch.bfloat16
+    model: Any = torch.nn.Conv2d(channels, channels, 3, padding=1).to(device(), dtype)
+    model = model.to(memory_format=torch.channels_last)
+    low, high, count = (4, 9, 3) if quick else (64, 160, COUNTS["layer"])
+    sides = [(draw.randint(low, high), draw.randint(low, high)) for _ in range(count)]
+
+    def step(h: int, w: int) -> Forward:
+        x = torch.randn(1 if quick else 16, channels, h, w, device=device(), dtype=dtype)
+        x = x.to(memory_format=torch.channels_last).requires_grad_()
+        return lambda: model(x).sum()  # type: ignore[no-any-return]
+
+    return model, [(f"{h}x{w}", step(h, w)) for h, w in dict.fromkeys(sides)]
+
+
+def _detection() -> tuple[Any, list[tuple[str, Forward]]]:
+    """The detection model of bench/epochs.py, and its loss at each size."""
+    model, step_of, _ = epochs.build("detection", device() == "cpu", device())
+    model = model.to(device())
+    step = step_of(model)
+    return model, [(f"image {at}", lambda at=at: step(at)) for at in range(COUNTS["detection"])]  # type: ignore[misc]

@@ -1,0 +1,152 @@
+"""Default settings on a GPU: a program whose sizes change waits for no kernel, and gets faster ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import transconv
+import transconv.functional as TF
+from transconv.backend_triton.launch import compile_records
+from transconv.calls import size_policy
+from transconv.conv import compiler
+from transconv.runtime import check_records
+from transconv.runtime.compilation import async_compile
+
+pytestmark = pytest.mark.gpu
+
+LIMIT_S = 150.0
+SIDES = (31, 33, 40, 47)
+
+
+@pytest.fixture(autouse=True)
+def auto(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Default settings and empty caches, here and in processes."""
+    monkeypatch.setenv("TRANSCONV_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("TRANSCONV_VERIFY", "0")
+    for forget in (compiler.forget, compile_records.forget, check_records.forget, async_compile.forget):
+        forget()
+    transconv.config.compile = transconv.config.sizes = "auto"
+    yield
+    async_compile.forget()
+
+
+def weight() -> torch.Tensor:
+    w = torch.randn(64, 64, 3, 3, device="cuda", dtype=torch.bfloat16)
+    return w.to(memory_format=torch.channels_last).requires_grad_()
+
+
+def image(side: int) -> torch.Tensor:
+    x = torch.randn(8, 64, side, side, device="cuda", dtype=torch.bfloat16)
+    return x.to(memory_format=torch.channels_last).requires_grad_()
+
+
+def step(w: torch.Tensor, side: int) -> tuple[dict[str, int], int, float]:
+    """Who answered a forward and a backward pass, whose results are torch's, and how long they took."""
+    x = image(side)
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    y = transconv.conv2d(x, w, padding=1)
+    found = torch.autograd.grad(y.sum(), (x, w))
+    torch.cuda.synchronize()
+    took = time.perf_counter() - start
+    seen = transconv.stats(reset=True)
+    assert not seen.fallback
+    want = torch.conv2d(x, w, padding=1)
+    torch.testing.assert_close(y, want, rtol=2e-2, atol=1e-1)
+    for made, theirs in zip(found, torch.autograd.grad(want.sum(), (x, w)), strict=True):
+        torch.testing.assert_close(made, theirs, rtol=3e-2, atol=0.03 * theirs.abs().max().item())
+    return seen.native, seen.waiting, took
+
+
+def until(w: torch.Tensor, side: int, wanted: set[str]) -> float:
+    """Call a size until these answer all of it; the longest step."""
+    end, longest = time.monotonic() + LIMIT_S, 0.0
+    while True:
+        native, waiting, took = step(w, side)
+        longest = max(longest, took)
+        if native.keys() == wanted and not waiting:
+            return longest
+        assert time.monotonic() < end, (native, waiting)
+        time.sleep(0.02)
+
+
+OWN = {"fwd", "bwd_d", "bwd_w"}
+ANY = {f"{name} any size" for name in OWN}
+
+
+def test_torch_then_any_size_then_its_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    often = size_policy.OFTEN
+    monkeypatch.setattr(size_policy, "OFTEN", 1 << 30)
+    w, (first, second, third, fourth) = weight(), SIDES
+    torch.conv2d(image(first), w).sum().backward()  # cuDNN itself
+    assert step(w, first)[:2] == ({}, 1), "torch's call, and its gradients"
+    longest = until(w, first, OWN)
+    assert step(w, second)[1] == 3
+    longest = max(longest, until(w, second, ANY))
+    assert step(w, third)[0].keys() == step(w, fourth)[0].keys() == ANY, "a new size waits for nothing"
+    assert step(w, first)[0].keys() == OWN
+    assert longest < 1.0
+    # A size that comes often gets kernels of its own, which stay if they are not slower.
+    monkeypatch.setattr(size_policy, "OFTEN", often)
+    found = [of.of((8, third, third)) for of in list(size_policy.policy._choices.values())]
+    end = time.monotonic() + LIMIT_S
+    while not all(choice.settled for choice in found):
+        assert time.monotonic() < end
+        step(w, third)
+    seen = [step(w, third)[0] for _ in range(4)]
+    own = sum(" any size" not in name for name in seen[-1])
+    assert all(s == seen[0] for s in seen) and own == sum(choice.own for choice in found)
+
+
+def test_a_function_follows() -> None:
+    end = time.monotonic() + LIMIT_S
+    sizes = ((64, 300), (65, 301), (66, 301))
+    for rows, columns in sizes:
+        native: dict[str, int] = {}
+        while not native:
+            x = torch.randn(rows, columns, device="cuda")
+            torch.testing.assert_close(TF.softmax(x, -1), torch.softmax(x, -1))
+            native = transconv.stats(reset=True).native
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        assert native == {"softmax" + " any size" * ((rows, columns) != sizes[0]): 1}
+
+
+@pytest.mark.parametrize("fixed", ["steady", "deterministic", "stream"])
+def test_what_is_fixed_waits_for_its_kernel(fixed: str) -> None:
+    w = weight().detach()
+    transconv.config.steady = fixed == "steady"
+    torch.use_deterministic_algorithms(fixed == "deterministic")
+    stream = torch.cuda.Stream() if fixed == "stream" else torch.cuda.default_stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for side in SIDES[:2]:
+            x = image(side).detach()
+            torch.testing.assert_close(transconv.conv2d(x, w), torch.conv2d(x, w), rtol=2e-2, atol=1e-1)
+    torch.cuda.synchronize()
+    assert transconv.stats(reset=True).native == {"fwd": 2}
+
+
+def test_a_capture_after_a_warm_up_holds_kernels() -> None:
+    x, w = image(SIDES[0]).detach(), weight().detach()
+    transconv.conv2d(x, w)  # torch's, while a process compiles
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            transconv.conv2d(x, w)
+    torch.cuda.current_stream().wait_stream(stream)
+    transconv.stats(reset=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = transconv.conv2d(x, w)
+    graph.replay()
+    torch.testing.assert_close(y, torch.conv2d(x, w), rtol=2e-2, atol=1e-1)
+    seen = transconv.stats(reset=True)
+    assert seen.native == {"fwd": 1} and not seen.waiting
