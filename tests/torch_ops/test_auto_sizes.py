@@ -316,3 +316,14 @@ def test_as_on_a_gpu_each_direction_has_its_choice(sized: Machine,  # noqa: F811
         monkeypatch.setattr(autograd, "gradients", lambda *_: pytest.fail("not by an entry"))
         for side in (often, first, *seldom):
             step(side, 1)
+
+
+def test_a_search_at_first_calls_waits_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, found in (("is_initialized", True), ("current_stream", "main"), ("default_stream", "main")):
+        monkeypatch.setattr(torch.cuda, name, lambda found=found: found)
+    with monkeypatch.context() as patch:
+        patch.setattr(transconv.config, "compile", "auto")
+        patch.setattr(torch.backends.cudnn, "benchmark", False)
+        assert transconv.config.mode == "background"
+        patch.setattr(torch.backends.cudnn, "benchmark", True)
+        assert transconv.config.mode == "now"

@@ -79,11 +79,12 @@ class Settings:
     @property
     def mode(self) -> str:
         """``compile`` as a call obeys it that is about to be decided: ``now`` where torch may not compute
-        meanwhile, and for "auto" on no GPU, and on a stream of its own, as calls are that warm up for the
-        capture of a CUDA graph."""
+        meanwhile, and for "auto" on no GPU, on a stream of its own, as calls are that warm up for the
+        capture of a CUDA graph, and with ``torch.backends.cudnn.benchmark``, which asks for the best
+        kernel of each size at its first call."""
         if self.compile not in ("auto", "background"):
             return self.compile
-        if self.fallback == "error" or self.steady or self.compile == "auto" and not _on_main_stream():
+        if self.fallback == "error" or self.steady or self.compile == "auto" and not _may_wait():
             return "now"
         return "background"
 
@@ -98,10 +99,12 @@ class Settings:
         self._listeners.append(listener)
 
 
-def _on_main_stream() -> bool:
-    """Whether calls go to the default stream of a GPU that is in use."""
-    cuda = importlib.import_module("torch").cuda
-    return bool(cuda.is_initialized() and cuda.current_stream() == cuda.default_stream())
+def _may_wait() -> bool:
+    """Whether kernels may come later: calls go to the default stream of a GPU that is in use, and the
+    program does not ask cuDNN to search at first calls either."""
+    torch = importlib.import_module("torch")
+    return bool(torch.cuda.is_initialized() and not torch.backends.cudnn.benchmark
+                and torch.cuda.current_stream() == torch.cuda.default_stream())
 
 
 def _begin_interpreter() -> None:
