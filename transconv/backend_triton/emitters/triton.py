@@ -8,6 +8,7 @@ emitters/arithmetic.py and emitters/expressions.py.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import replace
 
 from transconv.backend_triton.emitters.arithmetic import POSTFIX
 from transconv.backend_triton.emitters.expressions import ExprSpeller
@@ -71,6 +72,7 @@ class TlEmitter(ExprSpeller):
             yield from self.lines(part)
 
     def lines_Let(self, s: Let) -> list[str]:
+        s = replace(s, value=self.typed(s.value))
         self.name(s)
         return [f"{s.var.name} = {self.text(s.value)}"]
 
@@ -114,7 +116,7 @@ class TlEmitter(ExprSpeller):
     def write(self, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> str:
         lanes = tuple(sorted({*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
                              key=lambda x: (x.axis, x.name)))
-        text = f"{self.address(tensor, offset, lanes)}, {self.fit(value, lanes)}"
+        text = f"{self.address(tensor, offset, lanes)}, {self.fit(self.typed(value), lanes)}"
         return text if mask is TRUE else f"{text}, mask={self.condition(mask, lanes)}"
 
     def lines_BoxStore(self, s: BoxStore) -> list[str]:
