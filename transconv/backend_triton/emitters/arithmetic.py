@@ -187,8 +187,9 @@ class ArithmeticSpeller:
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
         if self.may_count_up(e.x) or e.dtype.kind == "int" and not e.dtype.limits[0]:
             return self.negated(e.x, self.lanes(e)), LEVEL[Add]
-        if isinstance(e.x, Const) and e.dtype.kind == "float":
-            return self.spell(Const(-e.x.value, e.x.type))
+        if e.dtype.kind == "float":  # Triton's -x is 0 - x, which takes the sign of -0 away
+            minus = Const(-1.0, e.dtype)
+            return self.spell(Const(-e.x.value, e.dtype) if isinstance(e.x, Const) else e.x * minus)
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def counts(self, e: Expr) -> str:
