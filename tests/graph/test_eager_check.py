@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch._inductor
 import torch.nn.functional as F
 
 import transconv
@@ -102,6 +103,42 @@ def test_a_mistake_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch,
     assert transconv.stats().fallback["wrong"] == transconv.stats().compared["wrong"] == 1
     torch.testing.assert_close(run(x), f(x))
     assert len([w for w in told if issubclass(w.category, stats.FallbackWarning)]) == 1
+
+
+@pytest.mark.parametrize("at", ["the end", "the middle"])
+def test_a_mistake_of_inductor(at: str, monkeypatch: pytest.MonkeyPatch,
+                               told: list[warnings.WarningMessage]) -> None:
+    """What it compiles of a part that kernels leave is judged as they are, once."""
+    calls: list[int] = []
+
+    def compile_(gm: Any, given: Any) -> Any:
+        def run(*given: Any) -> Any:
+            calls.append(1)
+            return [t.flip(0) for t in gm(*given)]
+        return run
+    monkeypatch.setattr(torch._inductor, "compile", compile_)
+
+    def f(x: Tensor) -> Tensor:
+        made = torch.cumsum(x * 2, 0)
+        return made if at == "the end" else made.sin() + 1
+
+    run, x = torch.compile(f, backend=backend), torch.randn(5, 5)
+    torch.testing.assert_close(run(x), f(x))
+    assert "Inductor" in str(only(told).message) and "cumsum" in str(only(told).message)
+    assert "cumsum" in wrong(run) and transconv.stats().compared["wrong"] == 1
+    torch.testing.assert_close(run(x), f(x))
+    assert len(calls) == 1
+
+
+def test_what_inductor_makes_is_compared_once(monkeypatch: pytest.MonkeyPatch,
+                                              told: list[warnings.WarningMessage]) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", lambda gm, given: gm)
+    monkeypatch.setattr(torch, "compile", lambda gm, dynamic=None, real=torch.compile, **more: (
+        gm if isinstance(gm, torch.fx.GraphModule) else real(gm, dynamic=dynamic, **more)))
+    run = torch.compile(lambda x: torch.cumsum(x, 0), backend=backend, dynamic=True)
+    for n in (3, 4, 5, 9):
+        torch.testing.assert_close(run(torch.ones(n, 2)), torch.cumsum(torch.ones(n, 2), 0))
+    assert transconv.stats().compared == {"right": 1} and not told
 
 
 def test_a_mistake_without_a_disk(monkeypatch: pytest.MonkeyPatch,

@@ -6,7 +6,8 @@
                                those that cross the edge of a tile or need another mask
 
 A kernel whose result is not torch's is refused, as one that cannot be had is: torch computes its
-operations, in this call and later ones. The check is none of a warm call's: one whose sizes were seen
+operations, in this call and later ones. What Inductor makes of regions that kernels leave is compared in
+the first call. The check is none of a warm call's: one whose sizes were seen
 runs what it ran before. It draws no random numbers, and is over before a CUDA graph is captured.
 TRANSCONV_TRUST=never switches it off.
 """
@@ -162,6 +163,19 @@ class WatchedCall:
             self.spent += took
             checks.note(key, took, got)
         return ""
+
+    def compiled(self, region: Region, made: Sequence[Any]) -> tuple[list[Any], str]:
+        """What another compiler makes of a region of torch's, compared in a graph's first call alone; with
+        torch's own values in the place of what differs, and in what."""
+        found, wrong = [*made], ""
+        for i, node in enumerate(region.outputs if self.chosen is None else ()):
+            name, t = origin(node), made[i]
+            if name not in self.values.of.nodes or not isinstance(t, Tensor):
+                continue
+            if why := self.difference(region, name, t, torch.backends.cuda.matmul.allow_tf32, []):
+                found[i] = self.values.evaluated(self.values.needed(name), [name])[name]
+                wrong = wrong or why
+        return found, wrong
 
     def has_time(self, key: object) -> bool:
         """Whether a result is compared: of further sizes until the time is over, if the machine is slower

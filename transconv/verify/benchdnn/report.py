@@ -22,6 +22,7 @@ STATUSES = ("PASSED", "SKIPPED", "MISTRUSTED", "UNIMPLEMENTED", "INVALID_ARGUMEN
 COUNTED = STATUSES[:7]  # in benchdnn's last line, in its order; what was only run has passed
 BAD = ("FAILED", "INVALID_ARGUMENTS")
 DOUBTFUL = (*BAD, "UNIMPLEMENTED", "MISTRUSTED", "SKIPPED")  # what --strict does not let pass
+ANSWERS = {"slices": "sums over slices in f64", "torch": "torch.nn.functional in f64"}
 MOST_TOLD = 3  # failing schedules of one problem that are printed
 
 
@@ -94,6 +95,9 @@ class BenchdnnReport:
         if plans > len(self.results):
             yield (f"{plans} plans were checked" + (f", {too_large} of them take more than the "
                                                     "device has" if too_large else ""))
+        answers = Counter(r.row["answers"] for r in self.results if "answers" in r.row)
+        for named, n in answers.most_common():
+            yield f"{n} problems beside the answers of {' and '.join(ANSWERS[a] for a in named.split('+'))}"
         if rejected:
             yield (f"{rejected} better schedules were passed over: their first results were wrong "
                    "(--schedules=all shows them)")

@@ -148,7 +148,9 @@ def _execute(case: ProblemCase, compiled: CompiledDirection, data: str, seed: in
 
 def _compare(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
     """Judge on the asked data. Of many plans, those after the first share exact data and answer."""
-    made: Row = {}
+    from transconv.verify.oracle import answered_by
+
+    made: Row = {"answers": "+".join(answered_by(case.problem))}
     reasons = []
     for kind in data.split("+"):
         shared = kind == "exact" and not first
