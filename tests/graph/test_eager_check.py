@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch._inductor
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import transconv
 from tests.graph.meant import by_meaning
@@ -24,7 +25,7 @@ from transconv.graph import backend, report
 from transconv.graph.fusion.index_ir import ConstantValue
 from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.graph.regions import region_calls
-from transconv.graph.verification import agreement, eager_check, failing_case
+from transconv.graph.verification import agreement, eager_check, failing_case, fx_reference
 from transconv.runtime import FirstSizes
 
 Tensor = torch.Tensor
@@ -318,3 +319,56 @@ def test_what_rounding_may_change() -> None:
         bad[place] *= factor
         assert f"1 of 4096 elements differ, the first at {list(place)}" in said(bad.bfloat16())
     assert "torch's is" in said(exact.float()) and "torch's is" in said(exact[:3].bfloat16())
+
+
+class Counted(TorchDispatchMode):
+    """How many operations of torch run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return f(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ([1e25, 2e25], [1.5e25, 2e25], False), ([1e25, 2e25], [1e25, 2e25], True),
+    ([float("inf"), 1.0], [float("inf"), 1.0], True), ([float("inf"), 1.0], [-float("inf"), 1.0], False),
+    ([float("nan"), 1.0], [float("nan"), 1.0], True), ([float("nan"), 1.0], [1.0, 1.0], False),
+    ([1.0, 1e-6], [1.0, 2e-6], True), ([1.0, 1e-3], [1.0, 2e-3], False), ([0.0, 0.0], [0.0, -0.0], True),
+    ([], [], True)])
+def test_what_is_near(one: list[float], other: list[float], same: bool) -> None:
+    """Squares of large numbers overflow, and infinite errors would be allowed then."""
+    for dtype, eps in ((torch.float32, 2.0**-23), (torch.bfloat16, 2.0**-7)):
+        if dtype is torch.float32 or same or abs(one[1] - other[1]) > 0.1 or one[0] != other[0]:
+            a, b = torch.tensor(one, dtype=dtype), torch.tensor(other, dtype=dtype)
+            assert agreement.near(a, b, eps) is agreement.near(b, a, eps) is same
+
+
+def test_a_comparison_takes_few_operations() -> None:
+    """The first call of a graph has one for each kernel."""
+    x, y = torch.randn(1000), torch.randn(1000)
+    y.copy_(x).add_(1e-7)
+    with Counted() as counted:
+        assert agreement.near(x, y, 2.0**-23)
+    assert counted.count <= 12
+
+
+def test_no_more_runs_in_f64_than_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded once where torch rounds at each operation: torch's own error allows it, in one run."""
+    wide: list[bool] = []
+    real = fx_reference.Values.evaluated
+
+    def evaluated(self: Any, *said: Any, **how: Any) -> Any:
+        wide.append(bool(how.get("wide")))
+        return real(self, *said, **how)
+
+    monkeypatch.setattr(fx_reference.Values, "evaluated", evaluated)
+    def f(x: Tensor) -> Tensor:
+        return ((x * 1.7 + 0.3).exp() / 3 - x * 5.1) * 0.7 + 11 * x
+
+    run, x = compiled(f), torch.randn(64, 64).bfloat16()
+    run(x)
+    assert transconv.stats().compared == {"right": 1} and wide == [False, True]

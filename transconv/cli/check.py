@@ -146,7 +146,8 @@ def _beside_torch(texts: Sequence[str], own: argparse.Namespace) -> int:
     for prop in Prop:
         try:
             for said, judged in sizes_of.beside_torch(problem, names, prop, target, own.sizes):
-                print(f"  {'right' if judged.right else 'WRONG'}  {prop}  {said}  {judged.reason}".rstrip())
+                word = "right" if judged.right else "WRONG"
+                print(f"  {word}  {prop}  {said}  {judged.reason}".rstrip())
                 wrong |= not judged.right
         except Unsupported as refused:
             print(f"  not run  {prop}: {refused}")

@@ -90,11 +90,12 @@ def outside(named: Sizes) -> Iterator[dict[str, int]]:
 
 def beside_torch(problem: ConvProblem, names: frozenset[str], prop: Prop, target: Target,
                  text: str | None = None) -> Iterator[tuple[str, Judgement]]:
-    """One direction with kernels for any size: sizes in words, and how the results compare with answers that
-    know no text of a computation. ``text``: a command line's sizes. Raises ScheduleError, Unsupported."""
+    """One direction with kernels for any size: sizes in words, and how the results compare with answers
+    that know no text of a computation. ``text``: a command line's sizes. Raises ScheduleError,
+    Unsupported."""
     workload = ConvWorkload(problem, prop, open=names)
     made = plan(workload, target, None, False, CompiledDirection, keeps=False)
-    needs = made.required.sizes
+    needs = made.required.sizes if made.required else None
     for sizes in asked(workload.computations[0], text):
         if needs is None or needs.why_not(sizes):
             continue

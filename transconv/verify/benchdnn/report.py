@@ -97,7 +97,8 @@ class BenchdnnReport:
                                                     "device has" if too_large else ""))
         answers = Counter(r.row["answers"] for r in self.results if "answers" in r.row)
         for named, n in answers.most_common():
-            yield f"{n} problems beside the answers of {' and '.join(ANSWERS[a] for a in named.split('+'))}"
+            said = " and ".join(ANSWERS[answer] for answer in named.split("+"))
+            yield f"{n} problems beside the answers of {said}"
         if rejected:
             yield (f"{rejected} better schedules were passed over: their first results were wrong "
                    "(--schedules=all shows them)")

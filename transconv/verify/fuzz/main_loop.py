@@ -158,7 +158,8 @@ class Tally:
         """Everything worth keeping: counts by dimension and status, lines of what is not good."""
         return {"asked": self.asked, "problems": self.problems, "seconds": round(self.seconds, 1),
                 "per second": round(self.rate, 2),
-                "statuses": dict(self.statuses), "answers": dict(self.answers), "mostly zeros": self.silent,
+                "statuses": dict(self.statuses), "answers": dict(self.answers),
+                "mostly zeros": self.silent,
                 "spent": {k: round(v, 1) for k, v in self.spent.items()},
                 "counts": {name: {word: dict(c) for word, c in sorted(words.items())}
                            for name, words in sorted(self.facts.items())},
