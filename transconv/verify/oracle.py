@@ -132,7 +132,8 @@ def convolve_in_torch(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tens
 
     x, w = operand(src, (a.shape[0], p.ic, *p.i)), operand(wei, (p.oc, p.icg, *p.k))
     with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        made = CONVOLUTIONS[p.ndims](F.pad(x, around), w, None, p.stride, 0, p.dilation, p.g)
+        padded = F.pad(F.pad(x, [max(0, n) for n in around]), [min(0, n) for n in around])
+        made = CONVOLUTIONS[p.ndims](padded, w, None, p.stride, 0, p.dilation, p.g)
         if flow is None:
             return made
         return torch.autograd.grad(made, w if prop is Prop.BWD_W else x, flow.detach().double())[0]

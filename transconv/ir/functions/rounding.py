@@ -70,14 +70,15 @@ def held_constant(value: float, by: DType) -> float:
 
 
 def is_held(value: float, by: DType) -> bool:
-    """Whether a number of Python is one of a type: a whole number within an integer's limits, 0 or 1 of a
+    """Whether a number of Python is one of a type: an ``int`` within an integer's limits, 0 or 1 of a
     boolean, the number itself behind the rounding of a float of less than 32 bits. Digits beyond those of
     f32 are taken off where it is used."""
     if by.kind == "float":
         finite = value != value or abs(value) == np.inf or abs(value) <= min(by.largest, MOST[by.numpy])
         return finite and (by.bits >= 32 or value != value or held_constant(value, by) == value)
-    whole = not isinstance(value, float) or value.is_integer()
-    return whole and (int(value) in (0, 1) if by.kind == "bool" else wrapped(int(value), by) == int(value))
+    if isinstance(value, float):
+        return False
+    return value in (0, 1) if by.kind == "bool" else wrapped(value, by) == value
 
 
 def rounded(x: Array, to: DType) -> Array:

@@ -102,7 +102,7 @@ def constant_is_of_its_type(site: Site) -> Iterator[str]:
     """A constant, and what a load gives where its mask does not hold, is a number that its type has; of
     another number a text would compute with digits that the type lacks. It needs an explicit cast."""
     held: list[tuple[ex.Expr, float, DType]] = [(e, e.value, e.type) for e in site.find(ex.Const)]
-    held += [(e, e.fill, e.dtype) for e in site.find(ac.Load)]
+    held += [(e, e.fill if e.dtype.kind == "float" else int(e.fill), e.dtype) for e in site.find(ac.Load)]
     for e, value, by in held:
         if not is_held(value, by):
             yield f"`{e}` holds {value!r}, which is no number of {by}"
