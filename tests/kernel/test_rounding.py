@@ -9,7 +9,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
+import transconv
 from tests.kernel.cases import Case, floats, out
 from tests.kernel.test_engines import copies, interpreted
 from transconv.backend_triton import CompileJob, Resources, compile_offline
@@ -179,27 +181,30 @@ def numbers(group, X, Y):
     group.store(Y[5, i:], x + (x < 0.3) * 0.1)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
-def test_numbers_beside_tiles_have_their_type(dtype):
-    """Also where Triton makes f32 of them: of a comparison, a choice, and what a load gives outside."""
-    import torch
+SHORT_AND_WIDE = ("float64", "float32", "float16", "bfloat16")
 
-    import transconv
 
-    transconv.config.cpu = "interpret"
+def numbers_beside_tiles(dtype, device="cpu"):
+    """What the kernel stores, and what it should: each number rounded to the type of its tile; those
+    without a tile of floats are float32, and products of 16 bits are rounded once."""
     kind = getattr(torch, dtype)
     x = torch.tensor([0.1, 0.3, -1.0, 2.0, 0.0, 0.2, 0.7, 1e-6], dtype=kind)
-    found = torch.zeros(6, 8, dtype=kind)
-    numbers(Group(8, 8), x, found)
+    found = torch.zeros(6, 8, dtype=kind, device=device)
+    numbers(Group(8, 8), x.to(device), found)
 
     def typed(n):
         return torch.tensor(n, dtype=torch.float64).to(kind)
 
-    small = torch.float64 if kind is torch.float64 else torch.float32  # products are rounded once
+    wide, alone = torch.float64 if kind is torch.float64 else torch.float32, torch.tensor([0.1, 0.2])
     outside = torch.cat([x[3:], typed(0.1).repeat(3)])
-    alone = torch.tensor([0.1, 0.2])  # numbers without a tile of floats are float32
-    want = torch.stack([
-        (x.to(small) * typed(1e-7).to(small)).to(kind), torch.where(x > typed(0.1), typed(1e-7), x),
+    return found.cpu(), torch.stack([
+        (x.to(wide) * typed(1e-7).to(wide)).to(kind), torch.where(x > typed(0.1), typed(1e-7), x),
         torch.where(x > 1, *alone).to(kind), torch.maximum(x, typed(1.2345e-5)), outside,
-        (x.to(small) + (x < typed(0.3)).to(small) * alone[0].to(small)).to(kind)])
-    torch.testing.assert_close(found, want, rtol=0, atol=0)
+        (x.to(wide) + (x < typed(0.3)).to(wide) * alone[0].to(wide)).to(kind)])
+
+
+@pytest.mark.parametrize("dtype", SHORT_AND_WIDE)
+def test_numbers_beside_tiles_have_their_type(dtype):
+    """Also where Triton makes f32 of them: of a comparison, a choice, and what a load gives outside."""
+    transconv.config.cpu = "interpret"
+    torch.testing.assert_close(*numbers_beside_tiles(dtype), rtol=0, atol=0)
