@@ -394,13 +394,15 @@ def test_a_dilation_that_the_text_of_any_size_forgets(monkeypatch: pytest.Monkey
     """Its kernels do what it says; the answers of slices and of torch are of no text."""
     def wrong() -> list[str]:
         compiler.forget()
-        found = any_size.beside_torch(ConvProblem.parse(DILATED), frozenset({"mb", "iw"}), Prop.FWD,
-                                      executable(TARGETS["sm_90"], "cpu"), "MB=2")
-        return [judged.reason for _, judged in found]
+        found = any_size.beside_torch(ConvProblem.parse(DILATED), frozenset({"mb", "iw"}),
+                                      executable(TARGETS["sm_90"], "cpu"), "MB=2", [Prop.FWD])
+        first, *rest = [line for line, _ in found]
+        assert first == BESIDE
+        return rest
 
-    assert wrong() == [""]
+    assert wrong() == ["  right  fwd  MB=2 IW=6"]
     forget_dilation(monkeypatch)
-    assert "elements are wrong" in wrong()[0]
+    assert re.match("  WRONG  fwd  MB=2 IW=6  .* elements are wrong", wrong()[0])
 
 
 @pytest.mark.slow
@@ -417,14 +419,14 @@ def test_a_dilation_that_the_front_end_forgets(direction: str, capsys: Output,
     words = (f"--dir={direction}", "--data=exact")
     lines, counts = told(capsys, *words, DILATED)
     assert counts["PASSED"] == 1
-    assert f"1 problems {BESIDE.replace('beside', 'beside the answers of')}" in lines
+    assert f"1 problems {BESIDE}" in lines
     forget_dilation(monkeypatch)
     compiler.forget()
     line = f"{direction} --dt=f32:f32:f32 {DILATED.replace('ic2', 'ic3')}"  # of which nothing is kept
     lines, counts = told(capsys, *words, DILATED.replace("ic2", "ic3"), code=1)
     assert counts["FAILED"] == 1 and "elements are wrong" in lines[0]
     row = trial_run.work(line=f"--dir={line}", way="numpy")
-    assert row["status"] == "failed" and row["answers"] == "slices+torch"
+    assert row["status"] == "failed" and BESIDE == f"beside {row['answers']}"
 
 
 def test_an_answer_that_forgets_a_dilation(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:

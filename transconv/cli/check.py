@@ -103,8 +103,10 @@ def run(words: argparse.Namespace) -> int:
                                f"expected some of {' '.join(f'--{o}=' for o in OF_TEXTS)}")
         if of:
             return max(computations.check_gradients(c, of, own) for c in found)
-        wrong = max(computations.check(c, own) for c in found)
-        return max(wrong, _beside_torch(texts, own)) if computations.has_sizes(texts) else wrong
+        codes = [computations.check(c, own) for c in found]
+        if computations.has_sizes(texts):
+            codes.append(computations.beside_torch(texts, own))
+        return max(codes)
     driver = Driver()
     asked = (each for request in driver.requests(rest) for each in apart(request))
     requests = list(asked)[own.shard[0]::own.shard[1]]
@@ -128,30 +130,6 @@ def _computations(texts: Sequence[str]) -> list[Compute]:
         return computations.given(texts, sizes=True)
     text, names = marked(" ".join(texts))
     return [c for prop in Prop for c in any_size(ConvProblem.parse(text), prop, names)]
-
-
-def _beside_torch(texts: Sequence[str], own: argparse.Namespace) -> int:
-    """The results of kernels for any size beside answers that no text of a computation is part of."""
-    from transconv.cli.execute import device, executable
-    from transconv.errors import Unsupported
-    from transconv.target import Target, detect
-    from transconv.verify import any_size as sizes_of
-    from transconv.verify.benchdnn.report import ANSWERS
-    from transconv.verify.oracle import answered_by
-
-    text, names = marked(" ".join(texts))
-    problem, wrong = ConvProblem.parse(text), 0
-    target = executable(Target.parse(own.target) if own.target else detect(), device())
-    print(f"beside {' and '.join(ANSWERS[a] for a in answered_by(problem))}")
-    for prop in Prop:
-        try:
-            for said, judged in sizes_of.beside_torch(problem, names, prop, target, own.sizes):
-                word = "right" if judged.right else "WRONG"
-                print(f"  {word}  {prop}  {said}  {judged.reason}".rstrip())
-                wrong |= not judged.right
-        except Unsupported as refused:
-            print(f"  not run  {prop}: {refused}")
-    return int(wrong)
 
 
 def _schedules(text: str) -> str:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from math import prod
 
 from transconv.compute import Compute
 from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
-from transconv.errors import ComputeError
+from transconv.errors import ComputeError, Unsupported
 from transconv.ir import Sizes, text_of
 from transconv.runtime import plan
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
-from transconv.verify.judgement import Judgement
+from transconv.verify.oracle import answered_by, told_answers
 
 SMALL = 1 << 14  # points of a computation that is interpreted
 LONGEST = 70  # of a drawn size
@@ -88,22 +88,29 @@ def outside(named: Sizes) -> Iterator[dict[str, int]]:
                 break
 
 
-def beside_torch(problem: ConvProblem, names: frozenset[str], prop: Prop, target: Target,
-                 text: str | None = None) -> Iterator[tuple[str, Judgement]]:
-    """One direction with kernels for any size: sizes in words, and how the results compare with answers
-    that know no text of a computation. ``text``: a command line's sizes. Raises ScheduleError,
-    Unsupported."""
-    workload = ConvWorkload(problem, prop, open=names)
-    made = plan(workload, target, None, False, CompiledDirection, keeps=False)
-    needs = made.required.sizes if made.required else None
-    for sizes in asked(workload.computations[0], text):
-        if needs is None or needs.why_not(sizes):
+def beside_torch(problem: ConvProblem, names: frozenset[str], target: Target, text: str | None = None,
+                 props: Iterable[Prop] = Prop) -> Iterator[tuple[str, bool]]:
+    """Lines about kernels for any size beside answers that know no text of a computation, and whether they
+    are right. ``text``: a command line's sizes."""
+    yield f"beside {told_answers(answered_by(problem))}", True
+    for prop in props:
+        workload = ConvWorkload(problem, prop, open=names)
+        try:
+            made = plan(workload, target, None, False, CompiledDirection, keeps=False)
+        except Unsupported as refused:
+            yield f"  not run  {prop}: {refused}", True
             continue
-        i = tuple(sizes.get(f"I{n.upper()}", problem.i[x]) for x, n in enumerate(problem.spatial))
-        o = tuple(_out(problem, x, n) for x, n in enumerate(i))
-        case = ProblemCase(problem.at(sizes.get("MB", problem.mb), i, o), prop)
-        found = case.judge(made.at({n: sizes[n] for n in needs.names}), "exact")
-        yield " ".join(f"{n}={v}" for n, v in sizes.items()), found
+        needs = made.required.sizes if made.required else None
+        for sizes in asked(workload.computations[0], text):
+            if needs is None or needs.why_not(sizes):
+                continue
+            i = tuple(sizes.get(f"I{n.upper()}", problem.i[x]) for x, n in enumerate(problem.spatial))
+            o = tuple(_out(problem, x, n) for x, n in enumerate(i))
+            case = ProblemCase(problem.at(sizes.get("MB", problem.mb), i, o), prop)
+            found = case.judge(made.at({n: sizes[n] for n in needs.names}), "exact")
+            said = " ".join(f"{n}={v}" for n, v in sizes.items())
+            yield (f"  {'right' if found.right else 'WRONG'}  {prop}  {said}  {found.reason}".rstrip(),
+                   found.right)
 
 
 def _out(p: ConvProblem, x: int, i: int) -> int:

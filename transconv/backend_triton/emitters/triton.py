@@ -8,7 +8,6 @@ emitters/arithmetic.py and emitters/expressions.py.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from dataclasses import replace
 
 from transconv.backend_triton.emitters.arithmetic import POSTFIX
 from transconv.backend_triton.emitters.expressions import ExprSpeller
@@ -72,7 +71,7 @@ class TlEmitter(ExprSpeller):
             yield from self.lines(part)
 
     def lines_Let(self, s: Let) -> list[str]:
-        s = replace(s, value=self.typed(s.value))
+        s = Let(s.var, self.typed(s.value), s.origin)
         self.name(s)
         return [f"{s.var.name} = {self.text(s.value)}"]
 

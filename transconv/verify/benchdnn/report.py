@@ -22,7 +22,6 @@ STATUSES = ("PASSED", "SKIPPED", "MISTRUSTED", "UNIMPLEMENTED", "INVALID_ARGUMEN
 COUNTED = STATUSES[:7]  # in benchdnn's last line, in its order; what was only run has passed
 BAD = ("FAILED", "INVALID_ARGUMENTS")
 DOUBTFUL = (*BAD, "UNIMPLEMENTED", "MISTRUSTED", "SKIPPED")  # what --strict does not let pass
-ANSWERS = {"slices": "sums over slices in f64", "torch": "torch.nn.functional in f64"}
 MOST_TOLD = 3  # failing schedules of one problem that are printed
 
 
@@ -97,8 +96,7 @@ class BenchdnnReport:
                                                     "device has" if too_large else ""))
         answers = Counter(r.row["answers"] for r in self.results if "answers" in r.row)
         for named, n in answers.most_common():
-            said = " and ".join(ANSWERS[answer] for answer in named.split("+"))
-            yield f"{n} problems beside the answers of {said}"
+            yield f"{n} problems beside {named}"
         if rejected:
             yield (f"{rejected} better schedules were passed over: their first results were wrong "
                    "(--schedules=all shows them)")

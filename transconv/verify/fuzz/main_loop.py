@@ -141,8 +141,7 @@ class Tally:
                  f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
                  + (f", of them {', '.join(parts)}" if parts else "")
                  + f"; {self.silent} answers were mostly zeros"]
-        lines += [f"  {n} beside the answers of {named.replace('+', ' and ')}"
-                  for named, n in self.answers.most_common()]
+        lines += [f"  {n} beside {named}" for named, n in self.answers.most_common()]
         lines += [f"  {n} times {reason}" for reason, n in self.refusals.most_common(5)]
         return lines
 
