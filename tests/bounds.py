@@ -21,6 +21,8 @@ from transconv import ir
 from transconv.backend_triton.emitters import triton
 from transconv.backend_triton.launch.interpreter import prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
+from transconv.compute import OPS
+from transconv.kernel.functions import FUNCTIONS
 
 L = np.longdouble
 PI = L("3.14159265358979323846264338327950288")
@@ -147,7 +149,9 @@ BOUNDS = {
     "sqrt": Bound(np.sqrt, 2, positive=True),
     "sqrt'": Bound(lambda x: L(0.5) / np.sqrt(x), 3, positive=True),
     "rsqrt": Bound(lambda x: 1 / np.sqrt(x), 2, positive=True),
-    "rsqrt'": Bound(lambda x: L(-0.5) / np.sqrt(x) / x, 4, positive=True),
+    # A cube of a quotient by a root: three factors are rounded twice and two products once. That is 8
+    # times half a unit of a significand of 1, which is a whole one of a significand near 2.
+    "rsqrt'": Bound(lambda x: L(-0.5) / np.sqrt(x) / x, 8, positive=True),
     "sin": Bound(precise(mpmath.sin), 2), "sin'": Bound(precise(mpmath.cos), 2),
     "cos": Bound(precise(mpmath.cos), 2), "cos'": Bound(precise(lambda v: -mpmath.sin(v)), 2),
     "erf": Bound(erf, 2), "erf'": Bound(lambda x: 2 * np.exp(-x * x) / np.sqrt(PI), 4, 4),
@@ -230,3 +234,67 @@ def emitted(value: Callable[[ir.Expr], ir.Expr], x: Array, dtype: ir.DType, devi
     with np.errstate(all="ignore"):
         function[(1,)](given, out)
     return out.cpu().to(torch.float64 if dtype.bits == 64 else torch.float32).numpy()
+
+
+EXPONENTS = (0.0, 1.0, 2.0, 3.0, 12.0, 33.0, -1.0, -8.0, 0.5, -0.25, 2.7, -3.3, 40.5, 1e-3)
+
+
+def power_excess(x: Array, exponent: float, got: Array, dtype: ir.DType) -> Array:
+    """By which factor powers are off more than they may be. Of |x|**b, which is 2**(b log2|x|), a
+    logarithm may be off by two units and its product with b is rounded once: each half unit of the product
+    is as many of the result as the product is long, times log(2). Two units more are those of exp2."""
+    of = np.float32 if dtype is ir.f32 else np.float64
+    b = L(of(exponent))
+    with np.errstate(all="ignore"):
+        want = np.power(np.abs(x.astype(L)), b)
+        whole, odd = float(b).is_integer(), float(b) % 2 == 1
+        want = want if b == 0 else np.where(x < 0, (-want if odd else want) if whole else np.nan, want)
+        most, smallest = L(np.finfo(of).max), L(np.finfo(of).tiny)
+        size = np.clip(np.abs(want), smallest, most)
+        unit = L(2)**(np.floor(np.log2(size)) + 1 - dtype.digits)
+        turns = np.abs(np.log2(np.abs(x.astype(L))) * b)
+        half = np.log(L(2)) * L(2)**-dtype.digits
+        allowed = 2 * unit + size * np.minimum(turns, 2048) * 5 * half + smallest
+        off = np.abs(got.astype(L) - want)
+    alike = (np.isnan(got) & np.isnan(want)) | (got == want.astype(of))
+    over = (np.abs(want) >= most * (1 - L(2)**-12)) & (np.abs(got) >= most / 2)
+    found = np.where(alike | over & (np.sign(got) == np.sign(want)), 0, off / allowed)
+    return np.asarray(np.where(np.isnan(found), np.inf, found))
+
+
+def powers(exponent: float, dtype: ir.DType, device: str = "cpu") -> tuple[Array, Array, Array]:
+    """Numbers of every exponent and of both signs; their powers by the kernels' function, as emitted; and
+    by which factor each is off more than it may be."""
+    x = points(BOUNDS["exp2"], dtype)
+    row = FUNCTIONS["power"].expression
+    got = emitted(lambda v: row(v, ir.Const(exponent, dtype)), x, dtype, device)
+    return x, got, power_excess(x, exponent, got, dtype)
+
+
+EDGES = (0.0, -0.0, np.inf, -np.inf, np.nan, 1.0, -1.0, 3.0, -3.0, 0.3, -0.3, 1e30, -1e30)
+# Torch multiplies an infinite factor by 0 there; the limits are 1 and 0.
+LIMITS = {"gelu_tanh'": {np.inf: 1.0, -np.inf: 0.0, 1e30: 1.0, -1e30: 0.0}}
+# The greater of -0 and 0 may be either; so may be the 0 that a derivative ends in.
+OF_ANY_SIGN = {"relu", "relu6"}
+
+
+def wrong_edges(name: str, value: Callable[[ir.Expr], ir.Expr], dtype: ir.DType,
+                device: str = "") -> list[str]:
+    """Where an operation of the table, or its derivative (``tanh'``), is not what torch computes in f64 of
+    zeros, infinities, NaN and numbers around, signs of zeros among them. ``device``: that of the emitted
+    kernel; empty for the IR's interpreter."""
+    x = np.resize(np.array(EDGES, dtype.numpy), LANES)
+    t = torch.tensor(x.astype(np.float64), requires_grad=name.endswith("'"))  # of few torch's differ
+    made = OPS[name.rstrip("'")].function()(t)
+    want = (torch.autograd.grad(made.sum(), t)[0] if name.endswith("'") else made).numpy()
+    got = (emitted(value, x, dtype, device) if device else interpreted(value, x, dtype)).astype(np.float64)
+    with np.errstate(over="ignore"):
+        held = want.astype(dtype.numpy).astype(np.float64)
+    found = []
+    for of, a, b in zip(EDGES, got, held, strict=False):
+        b = LIMITS.get(name, {}).get(of, b)
+        same = a == b or (np.isnan(a) and np.isnan(b)) or abs(a - b) <= 1e-5 * abs(b)
+        if same and a == 0 == b and not name.endswith("'") and name not in OF_ANY_SIGN:
+            same = np.signbit(a) == np.signbit(b)
+        found += [] if same else [f"{name}({of}) is {a} instead of {b}"]
+    return found

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import constants
 from transconv import ir, knobs
 from transconv.backend_triton import CompileJob, Resources, compile_offline, emit
 from transconv.backend_triton.emitters.expressions import ExprSpeller
@@ -158,3 +159,10 @@ def test_sums_of_equal_numbers_wrap_around(dtype: DType, tmp_path: Path) -> None
         assert speller.text(ir.Reduce(op, Const(5, dtype), lane)) == str(ir.wrapped(want, dtype))
     x = ir.Var("x", dtype)
     assert speller.text(ir.Reduce("sum", x, lane)) == f"x * {ir.wrapped(256, dtype)}"
+
+
+@pytest.mark.parametrize("simple", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("of", TYPES, ids=str)
+@pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
+def test_constants_in_every_place(of: DType, simple: bool) -> None:
+    assert constants.wrong(of, simple=simple) == []

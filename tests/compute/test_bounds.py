@@ -12,7 +12,16 @@ import torch
 import torch.nn.functional as F
 
 import transconv
-from tests.bounds import BOUNDS, emitted, excess, interpreted, points
+from tests.bounds import (
+    BOUNDS,
+    EXPONENTS,
+    emitted,
+    excess,
+    interpreted,
+    points,
+    powers,
+    wrong_edges,
+)
 from transconv import ir
 from transconv.compute import OPS, execute, parse
 from transconv.kernel import Group, kernel
@@ -105,6 +114,37 @@ def test_of_a_kernel(dtype: torch.dtype) -> None:
     functions(Group(8, 8), x, found)
     want = torch.stack([torch.expm1(x), torch.tanh(x)])
     torch.testing.assert_close(found, want, rtol=4e-7 if dtype is torch.float32 else 1e-15, atol=0)
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("dtype", [ir.f32, ir.f64], ids=str)
+@pytest.mark.parametrize("name", sorted(BOUNDS))
+def test_edges_are_those_of_torch(name: str, dtype: ir.DType) -> None:
+    for device in ("", "cpu"):
+        assert wrong_edges(name, rows()[name], dtype, device) == []
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("dtype", [ir.f32, ir.f64], ids=str)
+@pytest.mark.parametrize("exponent", EXPONENTS)
+def test_powers_of_kernels_are_within_their_bound(exponent: float, dtype: ir.DType) -> None:
+    x, got, off = powers(exponent, dtype)
+    at = int(np.argmax(off))
+    assert off[at] <= 1, f"{x[at]!r}**{exponent} is {got[at]!r}: {off[at]} times its bound"
+    missing = np.isnan(got) & ~np.isnan(x)
+    assert missing[x < 0].all() != float(exponent).is_integer() and not missing[x >= 0].any()
+
+
+@pytest.mark.parametrize("dtype", [ir.f32, ir.f64], ids=str)
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 8])
+def test_small_whole_powers_are_products(exponent: int, dtype: ir.DType) -> None:
+    x = points(BOUNDS["exp2"], dtype)
+    got = emitted(lambda v: OPS["pow"](v, ir.Const(float(exponent), dtype)), x, dtype)
+    want = np.ones_like(x)
+    with np.errstate(all="ignore"):
+        for _ in range(exponent):
+            want = want * x
+    np.testing.assert_array_equal(got, want)
 
 
 def test_whole_powers_of_numbers_below_zero() -> None:

@@ -217,3 +217,24 @@ def test_a_product_of_a_text_at_its_edges() -> None:
             found.append(torch.autograd.grad(one(x).sum(), x))
         torch.testing.assert_close(*found, equal_nan=True)
     assert not transconv.stats().fallback
+
+
+def test_numbers_of_f64_that_f32_lacks() -> None:
+    """In a condition, behind it, outside of a tensor and alone."""
+    transconv.config.cpu = "interpret"
+    text = """compute numbers
+        tensor x f64 [n=64]
+        tensor y f64 [n=64]
+        tensor z f64 [n=64]
+        axes n=64
+        read a = x[n]
+        read b = x[n + 1] else 0.1
+        store y[n] = where(a < 0.1, a + 0.1, 0.7)
+        store z[n] = b"""
+    x = torch.full((64,), 0.1, dtype=torch.float64)
+    x[::2] -= 1e-12
+    transconv.stats(reset=True)
+    y, z = transconv.computation(text)(x)
+    assert transconv.stats().native and not transconv.stats().fallback
+    assert torch.equal(y, torch.where(x < 0.1, x + 0.1, 0.7))
+    assert torch.equal(z, torch.cat([x[1:], torch.tensor([0.1], dtype=torch.float64)]))

@@ -13,7 +13,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch._inductor
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import transconv
 from tests.graph.meant import by_meaning
@@ -23,7 +25,7 @@ from transconv.graph import backend, report
 from transconv.graph.fusion.index_ir import ConstantValue
 from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.graph.regions import region_calls
-from transconv.graph.verification import agreement, eager_check, failing_case
+from transconv.graph.verification import agreement, eager_check, failing_case, fx_reference
 from transconv.runtime import FirstSizes
 
 Tensor = torch.Tensor
@@ -102,6 +104,42 @@ def test_a_mistake_of_a_row(name: str, monkeypatch: pytest.MonkeyPatch,
     assert transconv.stats().fallback["wrong"] == transconv.stats().compared["wrong"] == 1
     torch.testing.assert_close(run(x), f(x))
     assert len([w for w in told if issubclass(w.category, stats.FallbackWarning)]) == 1
+
+
+@pytest.mark.parametrize("at", ["the end", "the middle"])
+def test_a_mistake_of_inductor(at: str, monkeypatch: pytest.MonkeyPatch,
+                               told: list[warnings.WarningMessage]) -> None:
+    """What it compiles of a part that kernels leave is judged as they are, once."""
+    calls: list[int] = []
+
+    def compile_(gm: Any, given: Any) -> Any:
+        def run(*given: Any) -> Any:
+            calls.append(1)
+            return [t.flip(0) for t in gm(*given)]
+        return run
+    monkeypatch.setattr(torch._inductor, "compile", compile_)
+
+    def f(x: Tensor) -> Tensor:
+        made = torch.cumsum(x * 2, 0)
+        return made if at == "the end" else made.sin() + 1
+
+    run, x = torch.compile(f, backend=backend), torch.randn(5, 5)
+    torch.testing.assert_close(run(x), f(x))
+    assert "Inductor" in str(only(told).message) and "cumsum" in str(only(told).message)
+    assert "cumsum" in wrong(run) and transconv.stats().compared["wrong"] == 1
+    torch.testing.assert_close(run(x), f(x))
+    assert len(calls) == 1
+
+
+def test_what_inductor_makes_is_compared_once(monkeypatch: pytest.MonkeyPatch,
+                                              told: list[warnings.WarningMessage]) -> None:
+    monkeypatch.setattr(torch._inductor, "compile", lambda gm, given: gm)
+    monkeypatch.setattr(torch, "compile", lambda gm, dynamic=None, real=torch.compile, **more: (
+        gm if isinstance(gm, torch.fx.GraphModule) else real(gm, dynamic=dynamic, **more)))
+    run = torch.compile(lambda x: torch.cumsum(x, 0), backend=backend, dynamic=True)
+    for n in (3, 4, 5, 9):
+        torch.testing.assert_close(run(torch.ones(n, 2)), torch.cumsum(torch.ones(n, 2), 0))
+    assert transconv.stats().compared == {"right": 1} and not told
 
 
 def test_a_mistake_without_a_disk(monkeypatch: pytest.MonkeyPatch,
@@ -281,3 +319,56 @@ def test_what_rounding_may_change() -> None:
         bad[place] *= factor
         assert f"1 of 4096 elements differ, the first at {list(place)}" in said(bad.bfloat16())
     assert "torch's is" in said(exact.float()) and "torch's is" in said(exact[:3].bfloat16())
+
+
+class Counted(TorchDispatchMode):
+    """How many operations of torch run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return f(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ([1e25, 2e25], [1.5e25, 2e25], False), ([1e25, 2e25], [1e25, 2e25], True),
+    ([float("inf"), 1.0], [float("inf"), 1.0], True), ([float("inf"), 1.0], [-float("inf"), 1.0], False),
+    ([float("nan"), 1.0], [float("nan"), 1.0], True), ([float("nan"), 1.0], [1.0, 1.0], False),
+    ([1.0, 1e-6], [1.0, 2e-6], True), ([1.0, 1e-3], [1.0, 2e-3], False), ([0.0, 0.0], [0.0, -0.0], True),
+    ([], [], True)])
+def test_what_is_near(one: list[float], other: list[float], same: bool) -> None:
+    """Squares of large numbers overflow, and infinite errors would be allowed then."""
+    for dtype, eps in ((torch.float32, 2.0**-23), (torch.bfloat16, 2.0**-7)):
+        if dtype is torch.float32 or same or abs(one[1] - other[1]) > 0.1 or one[0] != other[0]:
+            a, b = torch.tensor(one, dtype=dtype), torch.tensor(other, dtype=dtype)
+            assert agreement.near(a, b, eps) is agreement.near(b, a, eps) is same
+
+
+def test_a_comparison_takes_few_operations() -> None:
+    """The first call of a graph has one for each kernel."""
+    x, y = torch.randn(1000), torch.randn(1000)
+    y.copy_(x).add_(1e-7)
+    with Counted() as counted:
+        assert agreement.near(x, y, 2.0**-23)
+    assert counted.count <= 12
+
+
+def test_no_more_runs_in_f64_than_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded once where torch rounds at each operation: torch's own error allows it, in one run."""
+    wide: list[bool] = []
+    real = fx_reference.Values.evaluated
+
+    def evaluated(self: Any, *said: Any, **how: Any) -> Any:
+        wide.append(bool(how.get("wide")))
+        return real(self, *said, **how)
+
+    monkeypatch.setattr(fx_reference.Values, "evaluated", evaluated)
+    def f(x: Tensor) -> Tensor:
+        return ((x * 1.7 + 0.3).exp() / 3 - x * 5.1) * 0.7 + 11 * x
+
+    run, x = compiled(f), torch.randn(64, 64).bfloat16()
+    run(x)
+    assert transconv.stats().compared == {"right": 1} and wide == [False, True]

@@ -62,6 +62,13 @@ BREACHES = {
         kernel(ir.Let(ACC, M * N * ZERO), ir.FuncCall(DOT, (ACC, M * KK, KK * N))),
         kernel(ir.For(I, 2, ir.Alloc(ACC, (), ZERO)), ir.Update(ACC, ZERO)),
     ],
+    "constant-is-of-its-type": [
+        kernel(ir.store(T, 0, ir.Const(300, ir.u8))), kernel(ir.store(T, 0, ir.Const(-1, ir.u8))),
+        kernel(ir.store(T, 0, ir.Const(0.1, ir.f16))), kernel(ir.store(T, 0, ir.Const(1e39, ir.f32))),
+        kernel(ir.store(T, 0, ir.Const(float("inf"), ir.f8e4m3))),
+        kernel(ir.store(T, 0, ir.Const(2.5, ir.i32))),
+        kernel(ir.Let(X, ir.Load(T, ir.ZERO, ir.TRUE, 1e300))),
+    ],
     "mask-is-boolean": [
         kernel(ir.store(T, 0, ZERO, ir.ONE)), kernel(ir.Let(X, load(ir.ZERO, ir.ONE))),
         kernel(ir.If(ir.ONE, ir.Comment("x"))),

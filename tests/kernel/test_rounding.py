@@ -9,7 +9,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
+import transconv
 from tests.kernel.cases import Case, floats, out
 from tests.kernel.test_engines import copies, interpreted
 from transconv.backend_triton import CompileJob, Resources, compile_offline
@@ -165,3 +167,44 @@ def test_one_rounding() -> None:
         near = [np.nextafter(got, np.float32(s)) for s in (-np.inf, np.inf)]
         off = abs(Fraction(float(got)) - exact)
         assert all(off <= abs(Fraction(float(n)) - exact) for n in near)
+
+
+@kernel
+def numbers(group, X, Y):
+    i, = group.work_offset()
+    x = group.load(X[i:], shape=group.shape)
+    group.store(Y[0, i:], x * 1e-7)
+    group.store(Y[1, i:], np.where(x > 0.1, 1e-7, x))
+    group.store(Y[2, i:], np.where(x > 1, 0.1, 0.2))
+    group.store(Y[3, i:], np.maximum(x, 1.2345e-5))
+    group.store(Y[4, i:], group.load(X[i + 3:], shape=group.shape, fill=0.1))
+    group.store(Y[5, i:], x + (x < 0.3) * 0.1)
+
+
+SHORT_AND_WIDE = ("float64", "float32", "float16", "bfloat16")
+
+
+def numbers_beside_tiles(dtype, device="cpu"):
+    """What the kernel stores, and what it should: each number rounded to the type of its tile; those
+    without a tile of floats are float32, and products of 16 bits are rounded once."""
+    kind = getattr(torch, dtype)
+    x = torch.tensor([0.1, 0.3, -1.0, 2.0, 0.0, 0.2, 0.7, 1e-6], dtype=kind)
+    found = torch.zeros(6, 8, dtype=kind, device=device)
+    numbers(Group(8, 8), x.to(device), found)
+
+    def typed(n):
+        return torch.tensor(n, dtype=torch.float64).to(kind)
+
+    wide, alone = torch.float64 if kind is torch.float64 else torch.float32, torch.tensor([0.1, 0.2])
+    outside = torch.cat([x[3:], typed(0.1).repeat(3)])
+    return found.cpu(), torch.stack([
+        (x.to(wide) * typed(1e-7).to(wide)).to(kind), torch.where(x > typed(0.1), typed(1e-7), x),
+        torch.where(x > 1, *alone).to(kind), torch.maximum(x, typed(1.2345e-5)), outside,
+        (x.to(wide) + (x < typed(0.3)).to(wide) * alone[0].to(wide)).to(kind)])
+
+
+@pytest.mark.parametrize("dtype", SHORT_AND_WIDE)
+def test_numbers_beside_tiles_have_their_type(dtype):
+    """Also where Triton makes f32 of them: of a comparison, a choice, and what a load gives outside."""
+    transconv.config.cpu = "interpret"
+    torch.testing.assert_close(*numbers_beside_tiles(dtype), rtol=0, atol=0)

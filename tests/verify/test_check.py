@@ -16,13 +16,17 @@ from tests.verify import planted
 from transconv import knobs, runtime
 from transconv.__main__ import main
 from transconv.cli import check as verb
-from transconv.conv import CompiledDirection, ConvWorkload, compiler
+from transconv.conv import CompiledDirection, ConvWorkload, compiler, relation
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
+from transconv.target import TARGETS
+from transconv.verify import any_size, oracle
 from transconv.verify.benchdnn import run
 from transconv.verify.benchdnn.report import COUNTED
 from transconv.verify.benchdnn.run import work
 from transconv.verify.case import ProblemCase
+from transconv.verify.fuzz import trial_run
+from transconv.verify.machine import executable
 
 pytestmark = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 Output = pytest.CaptureFixture[str]
@@ -372,3 +376,62 @@ def test_memory_and_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     assert work(SMALL, "fwd", mode="R")["status"] == "FAILED"
     row = work(SMALL, "fwd", mode="R", schedules="3")
     assert (row["status"], row["too_large"], row["plans"]) == ("EXECUTED", 4, 4)
+
+
+BESIDE = "beside sums over slices in f64 and torch.nn.functional in f64"
+DILATED = "mb1ic2iw6oc2ow6kw3pw2dw1"
+
+
+def forget_dilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front end that relates positions and taps as if taps were side by side."""
+    for name in ("_solve_i", "_solve_o"):
+        real = getattr(relation, name)
+        monkeypatch.setattr(relation, name, lambda p, *said, real=real: real(
+            replace(p, dilation=(1, ) * p.ndims), *said))
+
+
+def test_a_dilation_that_the_text_of_any_size_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels do what it says; the answers of slices and of torch are of no text."""
+    def wrong() -> list[str]:
+        compiler.forget()
+        found = any_size.beside_torch(ConvProblem.parse(DILATED), frozenset({"mb", "iw"}),
+                                      executable(TARGETS["sm_90"], "cpu"), "MB=2", [Prop.FWD])
+        first, *rest = [line for line, _ in found]
+        assert first == BESIDE
+        return rest
+
+    assert wrong() == ["  right  fwd  MB=2 IW=6"]
+    forget_dilation(monkeypatch)
+    assert re.match("  WRONG  fwd  MB=2 IW=6  .* elements are wrong", wrong()[0])
+
+
+@pytest.mark.slow
+def test_a_check_of_any_size_says_what_answers(capsys: Output) -> None:
+    assert main(["check", "--sizes=MB=2", "mb1?ic2iw6?oc2kw3pw2dw1"]) == 0
+    _, beside = capsys.readouterr().out.split(BESIDE)
+    assert [line.split() for line in beside.split("\n") if line] == [
+        ["right", prop.value, "MB=2", "IW=6"] for prop in Prop]
+
+
+@pytest.mark.parametrize("direction", ["FWD_D", "BWD_D", "BWD_W"])
+def test_a_dilation_that_the_front_end_forgets(direction: str, capsys: Output,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (f"--dir={direction}", "--data=exact")
+    lines, counts = told(capsys, *words, DILATED)
+    assert counts["PASSED"] == 1
+    assert f"1 problems {BESIDE}" in lines
+    forget_dilation(monkeypatch)
+    compiler.forget()
+    line = f"{direction} --dt=f32:f32:f32 {DILATED.replace('ic2', 'ic3')}"  # of which nothing is kept
+    lines, counts = told(capsys, *words, DILATED.replace("ic2", "ic3"), code=1)
+    assert counts["FAILED"] == 1 and "elements are wrong" in lines[0]
+    row = trial_run.work(line=f"--dir={line}", way="numpy")
+    assert row["status"] == "failed" and BESIDE == f"beside {row['answers']}"
+
+
+def test_an_answer_that_forgets_a_dilation(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two answers are not of one mind then."""
+    real = oracle.tap_slices
+    monkeypatch.setattr(oracle, "tap_slices", lambda p: real(replace(p, dilation=(1, ) * p.ndims)))
+    lines, counts = told(capsys, "--data=exact", DILATED, code=1)
+    assert counts["FAILED"] == 1 and "are not those of torch.nn.functional.conv1d in f64" in lines[0]

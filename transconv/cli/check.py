@@ -103,7 +103,10 @@ def run(words: argparse.Namespace) -> int:
                                f"expected some of {' '.join(f'--{o}=' for o in OF_TEXTS)}")
         if of:
             return max(computations.check_gradients(c, of, own) for c in found)
-        return max(computations.check(c, own) for c in found)
+        codes = [computations.check(c, own) for c in found]
+        if computations.has_sizes(texts):
+            codes.append(computations.beside_torch(texts, own))
+        return max(codes)
     driver = Driver()
     asked = (each for request in driver.requests(rest) for each in apart(request))
     requests = list(asked)[own.shard[0]::own.shard[1]]

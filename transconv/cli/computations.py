@@ -11,6 +11,7 @@ from pathlib import Path
 
 from transconv.cli.arguments import options
 from transconv.cli.compiled import printed
+from transconv.cli.execute import device, executable
 from transconv.compute import Alone, Compute, describe, differentiate, kernels, parse
 from transconv.conv import ConvProblem, any_size, marked
 from transconv.errors import ComputeError, ScheduleError
@@ -165,7 +166,6 @@ def check_gradients(compute: Compute, of: str, words: argparse.Namespace) -> int
 
 
 def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str]) -> int:
-    from transconv.cli.execute import device, executable
     from transconv.verify import computation
 
     where = device()
@@ -196,7 +196,6 @@ def _verified(compute: Compute, words: argparse.Namespace, kinds: Sequence[str])
 def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Sequence[str]) -> int:
     """The same where sizes are arguments, with one kernel: at ``--sizes``, or at the examples and the
     limits of the requirements."""
-    from transconv.cli.execute import device, executable
     from transconv.verify import any_size, computation
 
     where = device()
@@ -216,6 +215,20 @@ def _at_sizes(compute: Compute, words: argparse.Namespace, made: Plan, kinds: Se
             print(f"  {'WRONG' if judged.problem else 'right'}  {said}  {what}  {judged.problem}".rstrip())
             wrong |= bool(judged.problem)
     return 1 if wrong else 0
+
+
+def beside_torch(texts: Sequence[str], words: argparse.Namespace) -> int:
+    """The results of a convolution's kernels for any size, in all directions, beside answers that no text
+    of a computation is part of."""
+    from transconv.verify import any_size
+
+    text, names = marked(" ".join(texts))
+    target = executable(Target.parse(words.target) if words.target else detect(), device())
+    wrong = False
+    for line, right in any_size.beside_torch(ConvProblem.parse(text), names, target, words.sizes):
+        print(line)
+        wrong |= not right
+    return int(wrong)
 
 
 def compile_offline(compute: Compute, words: argparse.Namespace) -> int:

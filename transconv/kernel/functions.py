@@ -69,7 +69,9 @@ def _op(name: str) -> Expression:
 
 
 def _const(value: float, like: Expr) -> Const:
-    return Const(float(value) if like.dtype.kind == "float" else int(value), like.dtype)
+    """A number in the type of an expression, rounded to it."""
+    number = float(value) if like.dtype.kind == "float" else int(value)
+    return Const(held_constant(number, like.dtype), like.dtype)
 
 
 def _floor_divided(a: Expr, b: Expr) -> Expr:
@@ -328,7 +330,7 @@ def cast(e: Expr, dtype: DType) -> Expr:
         return e
     if isinstance(e, Const) and dtype.kind != "bool":
         if dtype.kind == "float":
-            return Const(float(held_constant(e.value, e.dtype)), dtype)
+            return Const(held_constant(float(held_constant(e.value, e.dtype)), dtype), dtype)
         if not isinstance(e.value, float):
             return Const(wrapped(int(e.value), dtype), dtype)
     if dtype is boolean:

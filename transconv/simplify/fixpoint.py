@@ -27,6 +27,7 @@ from transconv.ir import (
     Var,
     all_of,
     conjuncts,
+    held_constant,
     walk,
 )
 from transconv.simplify.comparison import both_bounds
@@ -171,7 +172,7 @@ def _typed(e: Expr, dtype: DType) -> Expr:
     if e.dtype is dtype:
         return e
     if isinstance(e, Const) and e.dtype.kind == dtype.kind:
-        return Const(e.value, dtype)
+        return Const(held_constant(e.value, dtype), dtype)
     return Cast(e, dtype)
 
 

@@ -2,20 +2,25 @@
 requirements.
 
 In: a computation with sizes that are arguments. Out: sizes that meet its requirements, small enough for an
-interpreter, and some that do not.
+interpreter, and some that do not; and whether a convolution's kernels for any size are right at some.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from math import prod
 
 from transconv.compute import Compute
-from transconv.errors import ComputeError
+from transconv.conv import CompiledDirection, ConvProblem, ConvWorkload, Prop
+from transconv.errors import ComputeError, Unsupported
 from transconv.ir import Sizes, text_of
+from transconv.runtime import plan
+from transconv.target import Target
+from transconv.verify.case import ProblemCase
+from transconv.verify.oracle import answered_by, told_answers
 
 SMALL = 1 << 14  # points of a computation that is interpreted
 LONGEST = 70  # of a drawn size
@@ -81,6 +86,39 @@ def outside(named: Sizes) -> Iterator[dict[str, int]]:
             if named.why_not(sizes).startswith(text_of(condition)):
                 yield sizes
                 break
+
+
+def beside_torch(problem: ConvProblem, names: frozenset[str], target: Target, text: str | None = None,
+                 props: Iterable[Prop] = Prop) -> Iterator[tuple[str, bool]]:
+    """Lines about kernels for any size beside answers that know no text of a computation, and whether they
+    are right. ``text``: a command line's sizes."""
+    yield f"beside {told_answers(answered_by(problem))}", True
+    for prop in props:
+        workload = ConvWorkload(problem, prop, open=names)
+        try:
+            made = plan(workload, target, None, False, CompiledDirection, keeps=False)
+        except Unsupported as refused:
+            yield f"  not run  {prop}: {refused}", True
+            continue
+        needs = made.required.sizes if made.required else None
+        for sizes in asked(workload.computations[0], text):
+            if needs is None or needs.why_not(sizes):
+                continue
+            i = tuple(sizes.get(f"I{n.upper()}", problem.i[x]) for x, n in enumerate(problem.spatial))
+            o = tuple(_out(problem, x, n) for x, n in enumerate(i))
+            case = ProblemCase(problem.at(sizes.get("MB", problem.mb), i, o), prop)
+            found = case.judge(made.at({n: sizes[n] for n in needs.names}), "exact")
+            said = " ".join(f"{n}={v}" for n, v in sizes.items())
+            yield (f"  {'right' if found.right else 'WRONG'}  {prop}  {said}  {found.reason}".rstrip(),
+                   found.right)
+
+
+def _out(p: ConvProblem, x: int, i: int) -> int:
+    """The size of dst along a dimension if that of src is ``i``. Padding is that of the call, as much in
+    front as behind, where the example's is less behind because positions are left over."""
+    same = 0 <= p.pad_lo[x] - p.pad_hi[x] < p.stride[x]
+    around = p.pad_lo[x] + (p.pad_lo[x] if same else p.pad_hi[x])
+    return (i + around - (p.k[x] - 1) * p.dilation[x] - 1) // p.stride[x] + 1
 
 
 def _near(named: Sizes, name: str, start: int, step: int) -> int:

@@ -51,7 +51,14 @@ from transconv.verify.data import (
 )
 from transconv.verify.judgement import Judgement, judge
 from transconv.verify.machine import device, synchronize
-from transconv.verify.oracle import after, approximates, once_stored, pieces
+from transconv.verify.oracle import (
+    after,
+    answered_by,
+    approximates,
+    once_stored,
+    pieces,
+    told_answers,
+)
 
 Call = Callable[[], object]
 
@@ -145,6 +152,11 @@ class ProblemCase(Case):
                             keeps=False)
         return made.at(dict(zip(made.required.sizes.names, (p.mb, *p.i), strict=True))) if (
             self.open and made.required) else made
+
+    @property
+    def answers(self) -> str:
+        """What computes the answer, in words."""
+        return told_answers(answered_by(self.problem))
 
     @property
     def footprint(self) -> int:

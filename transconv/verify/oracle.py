@@ -3,12 +3,15 @@
 It shares no code with the kernels or cuDNN, and runs on any device: for every tap of the
 filter the points that it joins are cut out of the tensors with slices and multiplied. Results come
 in pieces of the batch, so that the f64 copies of large tensors never exist as a whole.
+
+Each piece is computed a second time by torch.nn.functional and its gradients, which know nothing of this
+package; the two must agree.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import inf, prod
 
 import torch
@@ -18,6 +21,8 @@ from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.ir import DType, chances, one_of_two
 from transconv.verify.data import torch_dtype
 
+CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+MOST_PRODUCTS = 1 << 34  # that torch computes in f64 in a second on a GPU
 PIECE = 1 << 26  # elements of a piece of the batch, both tensors together
 
 
@@ -103,6 +108,56 @@ def convolve(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor) -> to
     return _ungrouped(dst if prop is Prop.FWD else src, p.g, depthwise)
 
 
+class AnswersDiffer(RuntimeError):
+    """The slices and torch's own convolution give two answers: one of them is wrong."""
+
+
+def answered_by(p: ConvProblem) -> tuple[str, ...]:
+    """What computes the answers of a problem. Torch takes no tensor without elements."""
+    least = min(*(n for shape in p.shapes.values() for n in shape))
+    torch_too = p.ndims in CONVOLUTIONS and least > 0 and p.macs_padded <= MOST_PRODUCTS
+    return ("slices", "torch") if torch_too else ("slices",)
+
+
+def told_answers(names: Iterable[str]) -> str:
+    """The same in words."""
+    said = {"slices": "sums over slices in f64", "torch": "torch.nn.functional in f64"}
+    return " and ".join(said[name] for name in names)
+
+
+def convolve_in_torch(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The same as ``convolve`` by torch's function and its gradients, in f64."""
+    around = [n for lo, hi in zip(p.pad_lo[::-1], p.pad_hi[::-1], strict=True) for n in (lo, hi)]
+    src, wei, flow = {Prop.FWD: (a, b, None), Prop.BWD_D: (None, b, a), Prop.BWD_W: (a, None, b)}[prop]
+
+    def operand(given: torch.Tensor | None, shape: tuple[int, ...]) -> torch.Tensor:
+        if given is not None:
+            return given.detach().double().reshape(shape)
+        return torch.zeros(shape, dtype=torch.float64, device=a.device, requires_grad=True)
+
+    x, w = operand(src, (a.shape[0], p.ic, *p.i)), operand(wei, (p.oc, p.icg, *p.k))
+    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+        pad = torch.nn.functional.pad
+        padded = pad(pad(x, [max(0, n) for n in around]), [min(0, n) for n in around])
+        made = CONVOLUTIONS[p.ndims](padded, w, None, p.stride, 0, p.dilation, p.g)
+        if flow is None:
+            return made
+        return torch.autograd.grad(made, w if prop is Prop.BWD_W else x, flow.detach().double())[0]
+
+
+def agree(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, made: torch.Tensor) -> None:
+    """Raise AnswersDiffer where torch's answer is not ``made``: equal but for the order of additions."""
+    if not made.numel() or "torch" not in answered_by(p):
+        return
+    other = convolve_in_torch(p, prop, a, b)
+    terms = p.macs_padded / max(1, prod(p.shapes[prop.result]))
+    most = float(a.double().abs().amax() * b.double().abs().amax()) * (terms + 1) * 2.0**-50
+    wrong = int(((made - other).abs() > most).sum()) if made.shape == other.shape else made.numel()
+    if wrong:
+        raise AnswersDiffer(f"{wrong} of {made.numel()} elements of the answer are not those of "
+                            f"torch.nn.functional.conv{p.ndims}d in f64")
+
+
 def _input(t: torch.Tensor, p: ConvProblem, depthwise: bool) -> torch.Tensor:
     if depthwise or p.g != t.shape[1]:
         return _grouped(t, p.g)
@@ -123,6 +178,8 @@ def pieces(p: ConvProblem, prop: Prop, a: torch.Tensor, b: torch.Tensor, size: i
         if absolute:
             x, y = (t.double().abs() if t.itemsize == 1 else t.abs() for t in (x, y))
         made = convolve(p, prop, x, y)
+        if not absolute:
+            agree(p, prop, x, y, made)
         if prop is not Prop.BWD_W:
             yield at, made
         else:

@@ -5,7 +5,7 @@ operand lacks lanes of the other operand.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isinf, isnan
+from math import copysign, isinf, isnan
 
 from transconv.ir import (
     CALLS,
@@ -61,6 +61,18 @@ def is_narrow(dtype: DType) -> bool:
     return dtype.kind == "int" and dtype.bits < 32
 
 
+def is_written(c: Const) -> bool:
+    """Whether a number of Python in the text becomes this constant beside a tile of its type. Triton 3.6
+    writes one of bf16 with six digits behind the point (1e-7 is 0 there), makes none of 8-bit floats,
+    takes the sign of -0.0 away, and makes f64 of what is no normal number of f32."""
+    if c.type.kind != "float" or isinf(c.value) or isnan(c.value):
+        return c.type is not bf16 and not c.type.is_short
+    if not c.value:
+        return copysign(1.0, c.value) > 0
+    normal = c.type is not f32 or 2.0**-126 <= abs(c.value) < 2.0**128
+    return normal and c.type is not bf16 and not c.type.is_short
+
+
 class ArithmeticSpeller:
     """Spells expressions: (text, precedence level), in an expression's own lanes. ``scope`` holds the
     lanes of every variable in scope; ``space`` is the name of Triton's module in the text."""
@@ -82,8 +94,13 @@ class ArithmeticSpeller:
 
     def is_number(self, e: Expr) -> bool:
         """Whether Triton's interpreter holds it as a Python number, which has no ``.to``."""
-        return all(isinstance(x, (Const, Neg, Not)) or type(x) in LEVEL or x in self.numbers
-                   for x in walk(e))
+        return all(is_written(x) if isinstance(x, Const) else isinstance(x, (Neg, Not))
+                   or type(x) in LEVEL or x in self.numbers for x in walk(e))
+
+    def typed(self, e: Expr) -> Expr:
+        """The same where no tile beside it gives a number its type: of a lone one Triton makes 32 bits.
+        What is stored or loaded is converted then, which takes digits from f64 alone."""
+        return Cast(e, e.dtype) if e.dtype is f64 and self.is_number(e) else e
 
     def spell(self, e: Expr) -> tuple[str, int]:
         method: Callable[[Expr], tuple[str, int]] | None = getattr(self, f"spell_{type(e).__name__}", None)
@@ -95,11 +112,16 @@ class ArithmeticSpeller:
         return self.binary(e)
 
     def binary(self, e: Binary) -> tuple[str, int]:
+        """Numbers are typed where Python would compute with them, which neither rounds nor wraps around,
+        and where Triton compares with them: it takes them for f32."""
         level, lanes = LEVEL[type(e)], self.lanes(e)
-        left = self.fit(e.a, lanes, level + (1 if level == 1 else 0))
+        a, b = (self.typed(e.a), self.typed(e.b)) if level == 1 else (e.a, e.b)
+        if a.dtype.kind in ("int", "float") and self.is_number(a) and self.is_number(b):
+            a = Cast(a, a.dtype)
+        left = self.fit(a, lanes, level + (1 if level == 1 else 0))
         if isinstance(e, Sub) and self.may_count_up(e.b):
             return f"{left} + {self.negated(e.b, lanes)}", level
-        right = self.fit(e.b, lanes, level + 1)
+        right = self.fit(b, lanes, level + 1)
         return f"{left} {SIGN[type(e)]} {right}", level
 
     def lanes(self, e: Expr) -> tuple[Lane, ...]:
@@ -123,6 +145,10 @@ class ArithmeticSpeller:
         return self.spell(e)[0]
 
     def spell_Const(self, e: Const) -> tuple[str, int]:
+        return self.number_text(e) if is_written(e) else self.number(e, e.type)
+
+    def number_text(self, e: Const) -> tuple[str, int]:
+        """A constant as a number of Python."""
         if isinstance(e.value, float) and (isinf(e.value) or isnan(e.value)):
             return f'float("{e.value}")', ATOM
         negative = not isinstance(e.value, bool) and e.value < 0
@@ -161,6 +187,9 @@ class ArithmeticSpeller:
     def spell_Neg(self, e: Neg) -> tuple[str, int]:
         if self.may_count_up(e.x) or e.dtype.kind == "int" and not e.dtype.limits[0]:
             return self.negated(e.x, self.lanes(e)), LEVEL[Add]
+        if e.dtype.kind == "float":  # Triton's -x is 0 - x, which takes the sign of -0 away
+            minus = Const(-1.0, e.dtype)
+            return self.spell(Const(-e.x.value, e.dtype) if isinstance(e.x, Const) else e.x * minus)
         return f"-{self.fit(e.x, self.lanes(e), PREFIX)}", PREFIX
 
     def counts(self, e: Expr) -> str:
@@ -222,7 +251,8 @@ class ArithmeticSpeller:
         makes f32 or i32."""
         yes, no = (Add(x, other) if x in self.products and isinstance(other, Const) and other.value == 0.0
                    and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))
-        if (e.dtype.bits == 64 or is_narrow(e.dtype)) and self.is_number(yes) and self.is_number(no):
+        typed = e.dtype.bits != 32 and e.dtype.kind in ("int", "float")
+        if typed and self.is_number(yes) and self.is_number(no):
             yes = Cast(yes, e.dtype)  # the other then is of its type
         return self.function("where", (e.cond, yes, no), e)
 
@@ -232,9 +262,12 @@ class ArithmeticSpeller:
         spelling, lanes = callee.triton if self.space == "tl" else callee.gluon, self.lanes(e)
         if "{" in spelling:
             return spelling.format(*(self.fit(a, lanes, POSTFIX) for a in e.args)), LEVEL[Div]
+        taken, numbers = e.taken, all(map(self.is_number, e.args)) and bool(callee.helper)
+        lone = taken is f64 or numbers and taken.kind == "float"
+        args = tuple(Cast(a, taken) if lone and self.is_number(a) else a for a in e.args)
         if callee.helper:  # a function of the module's own
-            return f"{spelling}({', '.join(self.fit(a, lanes) for a in e.args)})", POSTFIX
-        return self.function(spelling, e.args, e)
+            return f"{spelling}({', '.join(self.fit(a, lanes) for a in args)})", POSTFIX
+        return self.function(spelling, args, e)
 
     def spell_Cast(self, e: Cast) -> tuple[str, int]:
         if e.x.dtype.within is e.type:  # it is of that type there
@@ -242,7 +275,7 @@ class ArithmeticSpeller:
         if e.type.rounding is not None:
             memory = e.x if e.x.dtype is e.type.memory else Cast(e.x, e.type.memory)
             return f"{e.type.rounding.name}({self.fit(memory, self.lanes(e))})", POSTFIX
-        if self.is_number(e.x):
+        if isinstance(e.x, Const) or self.is_number(e.x):
             return self.number(e.x, e.type)
         return f"{self.fit(e.x, self.lanes(e), POSTFIX)}.to({self.type(e.type)})", POSTFIX
 
@@ -251,7 +284,10 @@ class ArithmeticSpeller:
         8-bit floats, and integers of floats, are made of a tensor as at run time."""
         own = x.dtype
         x = Const(held_constant(x.value, own), own) if isinstance(x, Const) else x
-        value, whole = self.text(x), own.kind != "float"
+        value, _ = self.number_text(x) if isinstance(x, Const) else self.spell(x)
+        whole = own.kind != "float"
+        if to.kind == "float" and value == "-0.0":  # Triton has no such number
+            return self.spell(Cast(Mul(Cast(Const(0.0, f32), f32), Const(-1.0, f32)), to))
         if isinstance(x, Const) and (to.kind == "bool" or whole and to.kind == "int"):
             value = repr(bool(x.value) if to.kind == "bool" else wrapped(int(x.value), to))
         elif to.kind == "float" and (to is bf16 or to.is_short):

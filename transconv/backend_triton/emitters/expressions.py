@@ -51,16 +51,16 @@ class ExprSpeller(ArithmeticSpeller):
         lanes = self.lanes(e.x)
         if e.lane not in lanes:  # nothing varies along the lane: the sum is a product
             if REDUCERS[e.op].node is Add and isinstance(e.x, Const):
-                return self.spell(_times(e.x, e.x.value * e.lane.extent))
+                return self.spell(self.typed(_times(e.x, e.x.value * e.lane.extent)))
             if REDUCERS[e.op].node is Add and e.dtype.kind == "int":
                 times = Const(wrapped(e.lane.extent, e.dtype), e.dtype)
                 return f"{self.fit(e.x, lanes, LEVEL[Mul] + 1)} * {self.text(times)}", LEVEL[Mul]
             if REDUCERS[e.op].node is Add:
                 return f"{self.fit(e.x, lanes, LEVEL[Mul] + 1)} * {e.lane.extent}", LEVEL[Mul]
             if REDUCERS[e.op].node is not Mul:
-                return self.fit(e.x, lanes, POSTFIX), POSTFIX
+                return self.fit(self.typed(e.x), lanes, POSTFIX), POSTFIX
             if isinstance(e.x, Const):
-                return self.spell(_times(e.x, e.x.value**e.lane.extent))
+                return self.spell(self.typed(_times(e.x, e.x.value**e.lane.extent)))
             every = tuple(sorted((*lanes, e.lane), key=lambda x: (x.axis, x.name)))
             return self.spell(Reduce(e.op, Spread(e.x, every), e.lane))
         text = self.text(self.not_a_dot(e.x, lanes))
@@ -100,7 +100,7 @@ class ExprSpeller(ArithmeticSpeller):
         if e.mask is TRUE:
             return f"{self.space}.load({address})", POSTFIX
         fill = e.fill if e.dtype.kind == "float" else int(e.fill)
-        other = self.text(Const(fill, e.dtype))
+        other = self.text(self.typed(Const(fill, e.dtype)))
         mask = self.condition(e.mask, lanes)
         if lanes and is_lost(e.dtype, fill):
             loaded = f"{self.space}.load({address}, mask={mask}, other=0)"

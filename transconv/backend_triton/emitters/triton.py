@@ -71,6 +71,7 @@ class TlEmitter(ExprSpeller):
             yield from self.lines(part)
 
     def lines_Let(self, s: Let) -> list[str]:
+        s = Let(s.var, self.typed(s.value), s.origin)
         self.name(s)
         return [f"{s.var.name} = {self.text(s.value)}"]
 
@@ -114,7 +115,7 @@ class TlEmitter(ExprSpeller):
     def write(self, tensor: Tensor, offset: Expr, value: Expr, mask: Expr) -> str:
         lanes = tuple(sorted({*self.lanes(offset), *self.lanes(value), *self.lanes(mask)},
                              key=lambda x: (x.axis, x.name)))
-        text = f"{self.address(tensor, offset, lanes)}, {self.fit(value, lanes)}"
+        text = f"{self.address(tensor, offset, lanes)}, {self.fit(self.typed(value), lanes)}"
         return text if mask is TRUE else f"{text}, mask={self.condition(mask, lanes)}"
 
     def lines_BoxStore(self, s: BoxStore) -> list[str]:

@@ -41,6 +41,7 @@ class Rest:
 
     def __init__(self, gm: fx.GraphModule, rest: str, sized: bool) -> None:
         self.gm, self.sized = gm, sized  # whether its sizes differ between calls
+        self.compiles = rest != "eager"
         self.run: Callable[..., Any] | None = gm.forward if rest == "eager" else None
 
     def __call__(self, *given: Any) -> Sequence[Any]:
@@ -253,7 +254,17 @@ class RunnableRegion:
         if self.instead is not None:
             return self.instead(sizes, given, {}) if watch is None else self.instead.compared(
                 sizes, given, {}, watch)
-        return self.torch(*given)
+        made = self.torch(*given)
+        return made if watch is None or not self.torch.compiles else self.beside_torch(made, watch)
+
+    def beside_torch(self, made: Sequence[Any], watch: WatchedCall) -> Sequence[Any]:
+        """What Inductor has made; torch's own operators from now on where it is not theirs."""
+        found, why = watch.compiled(self.region, made)
+        if why:
+            _announce("wrong", why, "a part of a graph that Inductor compiled")
+            self.torch, self.why = Rest(self.gm, "eager", self.torch.sized), [why]
+            self.setting.changed()
+        return found
 
     def rows(self) -> list[Row]:
         """What it is in a report."""
@@ -262,7 +273,8 @@ class RunnableRegion:
         if self.launches is not None:
             return reporting.kernel_rows(self.launches, self.setting.rates)
         said = names(self.region.nodes)
-        return [reporting.TorchRow(self.setting.rest, said, tuple(dict.fromkeys(self.why)))]
+        by = self.setting.rest if self.torch.compiles else "eager"
+        return [reporting.TorchRow(by, said, tuple(dict.fromkeys(self.why)))]
 
 
 def _announce(reason: str, message: str, what: str) -> None:

@@ -6,7 +6,8 @@
                                those that cross the edge of a tile or need another mask
 
 A kernel whose result is not torch's is refused, as one that cannot be had is: torch computes its
-operations, in this call and later ones. The check is none of a warm call's: one whose sizes were seen
+operations, in this call and later ones. What Inductor makes of regions that kernels leave is compared in
+the first call. The check is none of a warm call's: one whose sizes were seen
 runs what it ran before. It draws no random numbers, and is over before a CUDA graph is captured.
 TRANSCONV_TRUST=never switches it off.
 """
@@ -143,7 +144,7 @@ class WatchedCall:
             self.expect_room(name, got)
             if not (why := difference(self.values, name, got, tf32)):
                 stats.held("right", us(began))
-                if self.named and self.chosen is None and time.perf_counter() - began > STALL / 8:
+                if self.is_slow_at_first(time.perf_counter() - began, got):
                     began = time.perf_counter()  # what torch loads when it is first asked is not counted
                     difference(self.values, name, got, tf32)
                 return ""
@@ -162,6 +163,24 @@ class WatchedCall:
             self.spent += took
             checks.note(key, took, got)
         return ""
+
+    def is_slow_at_first(self, seconds: float, got: Tensor) -> bool:
+        """Whether to compare once more, to know how long it takes: a GPU's first call of an operation
+        loads what it needs, and further sizes are compared in less than ``STALL``."""
+        return self.named and self.chosen is None and got.is_cuda and seconds > STALL / 2
+
+    def compiled(self, region: Region, made: Sequence[Any]) -> tuple[list[Any], str]:
+        """What another compiler makes of a region of torch's, compared in a graph's first call alone; with
+        torch's own values in the place of what differs, and in what."""
+        found, wrong = [*made], ""
+        for i, node in enumerate(region.outputs if self.chosen is None else ()):
+            name, t = origin(node), made[i]
+            if name not in self.values.of.nodes or not isinstance(t, Tensor):
+                continue
+            if why := self.difference(region, name, t, torch.backends.cuda.matmul.allow_tf32, []):
+                found[i] = self.values.evaluated(self.values.needed(name), [name])[name]
+                wrong = wrong or why
+        return found, wrong
 
     def has_time(self, key: object) -> bool:
         """Whether a result is compared: of further sizes until the time is over, if the machine is slower

@@ -233,13 +233,21 @@ REST_WIDE = (REST.replace("rest(", "rest_wide(").replace("float32", "float64")
              .replace("{tl}.div_rn(left, by)", "left / by"))
 
 # From 2**23 on (2**52 in f64) floats are whole; below, a sum with that number is rounded to a whole one.
+# It has the sign of x, also where it is 0.
 NEAREST = '''
 @{jit}
 def nearest(x):
     """x rounded to the nearest whole number, halves to the even one."""
-    whole = 4503599627370496.0 if x.dtype.primitive_bitwidth == 64 else 8388608.0
-    near = {tl}.where(x < 0, (x - whole) + whole, (x + whole) - whole)
-    return {tl}.where({tl}.abs(x) < whole, near, x)
+    size = {tl}.abs(x)
+    if x.dtype.primitive_bitwidth == 64:
+        whole = 4503599627370496.0
+        sign = x.to({tl}.int64, bitcast=True) & -9223372036854775808
+        near = ((size + whole) - whole).to({tl}.int64, bitcast=True) | sign
+    else:
+        whole = 8388608.0
+        sign = x.to({tl}.int32, bitcast=True) & -2147483648
+        near = ((size + whole) - whole).to({tl}.int32, bitcast=True) | sign
+    return {tl}.where(size < whole, near.to(x.dtype, bitcast=True), x)
 '''
 
 # The bits of 1.5 * 2**23 + n are those of 1.5 * 2**23, and n. Conversions take longer than additions. With

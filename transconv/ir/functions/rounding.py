@@ -49,6 +49,8 @@ def nearest_tf32(x):
 
 HELD = {"float16": (np.uint16, 11), "float32": (np.uint32, 24), "float64": (np.uint64, 53)}
 
+MOST = {name: float(np.finfo(name).max) for name in HELD}
+
 
 def wrapped(value: int, to: DType) -> int:
     """The number of which an integer type keeps the last bits; of other types the number itself."""
@@ -63,8 +65,20 @@ def held_constant(value: float, by: DType) -> float:
     itself, which they do not round before it is used."""
     if by.kind == "float" and by.bits < 32:
         with np.errstate(over="ignore"):
-            return float(convert(np.asarray(value, np.float64), by))
+            return float(convert(np.asarray(value, np.float64), by).item())
     return value if isinstance(value, float) else wrapped(int(value), by)
+
+
+def is_held(value: float, by: DType) -> bool:
+    """Whether a number of Python is one of a type: an ``int`` within an integer's limits, 0 or 1 of a
+    boolean, the number itself behind the rounding of a float of less than 32 bits. Digits beyond those of
+    f32 are taken off where it is used."""
+    if by.kind == "float":
+        finite = value != value or abs(value) == np.inf or abs(value) <= min(by.largest, MOST[by.numpy])
+        return finite and (by.bits >= 32 or value != value or held_constant(value, by) == value)
+    if isinstance(value, float):
+        return False
+    return value in (0, 1) if by.kind == "bool" else wrapped(value, by) == value
 
 
 def rounded(x: Array, to: DType) -> Array:

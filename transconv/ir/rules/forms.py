@@ -11,10 +11,11 @@ from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
-from transconv.ir.dtype import boolean
+from transconv.ir.dtype import DType, boolean
 from transconv.ir.func import FUNCS
 from transconv.ir.functions.calls import CALLS
 from transconv.ir.functions.reductions import REDUCERS
+from transconv.ir.functions.rounding import is_held
 from transconv.ir.node import Node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.rules.sites import Site, title
@@ -95,6 +96,16 @@ def index_is_apart(site: Site) -> Iterator[str]:
     for e, a, b in pairs:
         if {a.dtype.kind, b.dtype.kind} == {"index", "int"}:
             yield f"`{e}` takes {a.dtype} and {b.dtype}; expected a cast of one of them"
+
+
+def constant_is_of_its_type(site: Site) -> Iterator[str]:
+    """A constant, and what a load gives where its mask does not hold, is a number that its type has; of
+    another number a text would compute with digits that the type lacks. It needs an explicit cast."""
+    held: list[tuple[ex.Expr, float, DType]] = [(e, e.value, e.type) for e in site.find(ex.Const)]
+    held += [(e, e.fill if e.dtype.kind == "float" else int(e.fill), e.dtype) for e in site.find(ac.Load)]
+    for e, value, by in held:
+        if not is_held(value, by):
+            yield f"`{e}` holds {value!r}, which is no number of {by}"
 
 
 def known_function(site: Site) -> Iterator[str]:

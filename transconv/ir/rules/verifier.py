@@ -32,9 +32,9 @@ Rule = Callable[[Site], Iterator[str]]
 RULES: tuple[Rule, ...] = (
     binding.var_bound_before_use, binding.var_bound_once, binding.update_only_allocated,
     form.mask_is_boolean, form.truth_is_apart, form.offset_is_index, form.index_is_apart,
-    binding.tensor_is_parameter, form.known_function, form.lanes_agree, form.renamed_is_one_to_one,
-    form.lane_is_power_of_two, form.side_is_known, form.loop_is_simple, form.one_grid,
-    form.origin_is_read, binding.workspace_is_of_a_tensor, binding.names_are_identifiers,
+    form.constant_is_of_its_type, binding.tensor_is_parameter, form.known_function, form.lanes_agree,
+    form.renamed_is_one_to_one, form.lane_is_power_of_two, form.side_is_known, form.loop_is_simple,
+    form.one_grid, form.origin_is_read, binding.workspace_is_of_a_tensor, binding.names_are_identifiers,
     binding.ring_is_reserved, form.piece_fits_its_box,
 )
 TILED: tuple[Rule, ...] = (form.load_only_in_let, level_of.kernel_is_a_grid, level_of.axes_are_tiled)
@@ -58,8 +58,8 @@ LEVELS: dict[str, tuple[Rule, ...]] = {
 
 OF_STATEMENTS: frozenset[Rule] = frozenset({
     form.mask_is_boolean, form.truth_is_apart, form.offset_is_index, form.index_is_apart,
-    form.lane_is_power_of_two, form.side_is_known, form.origin_is_read, form.piece_fits_its_box,
-    binding.workspace_is_of_a_tensor,
+    form.constant_is_of_its_type, form.lane_is_power_of_two, form.side_is_known, form.origin_is_read,
+    form.piece_fits_its_box, binding.workspace_is_of_a_tensor,
     binding.names_are_identifiers, form.load_only_in_let, level_of.values_are_scalars,
     level_of.sums_only_grow, level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
     level_of.nothing_is_explicit, level_of.kernel_is_a_grid, level_of.axes_are_tiled,

@@ -25,6 +25,7 @@ from transconv.ir import (
     as_expr,
     find,
     free_vars,
+    held_constant,
     lanes_of,
     select,
 )
@@ -290,7 +291,7 @@ def filling(fill: Any, dtype: DType) -> float:
     held_number(fill, dtype)
     if isinstance(fill, float) and dtype.kind != "float":
         raise Refusal(f"fill={fill} for elements of {named(dtype)}", "a whole number", "fill=0")
-    return float(fill) if dtype.kind == "float" else int(fill)
+    return held_constant(float(fill) if dtype.kind == "float" else int(fill), dtype)
 
 
 def static_shape(b: Building, view: ArrayView) -> Shape:

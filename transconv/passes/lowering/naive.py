@@ -42,6 +42,7 @@ from transconv.ir import (
     Var,
     View,
     free_vars,
+    held_constant,
     index,
     partial,
     seq,
@@ -228,7 +229,8 @@ class _Nest:
                 made += [replace(x, origin=origin) for x in self.lets[known:]]
             if isinstance(step, Read):
                 view = seen[step]
-                load = Load(view.tensor, view.offset(), view.mask(), step.fill)
+                fill = held_constant(step.fill, view.tensor.dtype)
+                load = Load(view.tensor, view.offset(), view.mask(), fill)
                 made.append(Let(step.var, load, self.origins.get(step.name, origin)))
             elif isinstance(step, Value):
                 made.append(Let(step.var, step.value, origin))

@@ -111,7 +111,8 @@ class _Reuse(ScopedMutator):
         if not all(any(self.implies(p, w) for p in parts) for w in weaker):
             return load
         beyond = [p for p in parts if not any(self.implies(w, p) for w in weaker)]
-        return Select(all_of(beyond), before, Const(load.fill, load.dtype)) if beyond else before
+        fill = Const(load.fill if load.dtype.kind == "float" else int(load.fill), load.dtype)
+        return Select(all_of(beyond), before, fill) if beyond else before
 
     def implies(self, a: Expr, b: Expr) -> bool:
         found = self.implied.get((a, b))

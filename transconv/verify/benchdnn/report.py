@@ -94,6 +94,9 @@ class BenchdnnReport:
         if plans > len(self.results):
             yield (f"{plans} plans were checked" + (f", {too_large} of them take more than the "
                                                     "device has" if too_large else ""))
+        answers = Counter(r.row["answers"] for r in self.results if "answers" in r.row)
+        for named, n in answers.most_common():
+            yield f"{n} problems beside {named}"
         if rejected:
             yield (f"{rejected} better schedules were passed over: their first results were wrong "
                    "(--schedules=all shows them)")

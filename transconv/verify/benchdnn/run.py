@@ -148,7 +148,7 @@ def _execute(case: ProblemCase, compiled: CompiledDirection, data: str, seed: in
 
 def _compare(case: ProblemCase, compiled: CompiledDirection, data: str, seed: int, first: bool) -> Row:
     """Judge on the asked data. Of many plans, those after the first share exact data and answer."""
-    made: Row = {}
+    made: Row = {"answers": case.answers}
     reasons = []
     for kind in data.split("+"):
         shared = kind == "exact" and not first

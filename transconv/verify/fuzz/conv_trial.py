@@ -317,6 +317,7 @@ def _ran(trial: ConvTrial, run: TrialRun) -> str:
         run.interpret()
     slow = MOST_STEPS_TWICE < steps <= MOST_STEPS
     case = trial.case(run.way)
+    row["answers"] = case.answers
     for data in DATA[:1] if slow else DATA:
         if reason := judged(trial, case, compiled, run, data, LAUNCHES):
             return reason

@@ -93,6 +93,7 @@ class Tally:
     large: list[Row] = field(default_factory=list)  # trials that exceed a resource of the device
     ended: set[int] = field(default_factory=set)  # numbers of drawn trials
     refusals: Counter[str] = field(default_factory=Counter)
+    answers: Counter[str] = field(default_factory=Counter)  # what computed the answers
     seconds: float = 0.0
     spent: Counter[str] = field(default_factory=Counter)
     silent: int = 0  # answers of mostly zeros
@@ -106,6 +107,8 @@ class Tally:
         asked = {**row["facts"], "way": row["way"], "device": row.get("device", "none")}
         for name, word in asked.items():
             self.facts.setdefault(name, {}).setdefault(word, Counter())[status] += 1
+        if "answers" in row:
+            self.answers[row["answers"]] += 1
         for name in ("seconds", "generate_s", "compile_s"):
             self.spent[name] += row.get(name, 0.0)
         self.spent["kernels"] += row.get("kernels", 0)
@@ -138,6 +141,7 @@ class Tally:
                  f"  {self.spent['kernels']:.0f} kernels, {per * 1e3:.0f} ms a trial"
                  + (f", of them {', '.join(parts)}" if parts else "")
                  + f"; {self.silent} answers were mostly zeros"]
+        lines += [f"  {n} beside {named}" for named, n in self.answers.most_common()]
         lines += [f"  {n} times {reason}" for reason, n in self.refusals.most_common(5)]
         return lines
 
@@ -153,7 +157,8 @@ class Tally:
         """Everything worth keeping: counts by dimension and status, lines of what is not good."""
         return {"asked": self.asked, "problems": self.problems, "seconds": round(self.seconds, 1),
                 "per second": round(self.rate, 2),
-                "statuses": dict(self.statuses), "mostly zeros": self.silent,
+                "statuses": dict(self.statuses), "answers": dict(self.answers),
+                "mostly zeros": self.silent,
                 "spent": {k: round(v, 1) for k, v in self.spent.items()},
                 "counts": {name: {word: dict(c) for word, c in sorted(words.items())}
                            for name, words in sorted(self.facts.items())},
