@@ -3,6 +3,7 @@
 In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
 """
 
+from transconv.backend_triton import torch_internals
 from transconv.backend_triton.emitters.kernel_text import (
     emit,
     grid_size,
@@ -57,6 +58,7 @@ __all__ = [
     "reason_of",
     "serve",
     "spelled_lines",
+    "torch_internals",
     "torch_module",
     "triton_version",
     "unspecialised",

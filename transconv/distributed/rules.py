@@ -11,17 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from transconv.distributed import sharded
 from transconv.distributed.modules import norms, padding, upsampling
 from transconv.errors import Unsupported
+from transconv.runtime import torch_internals
 from transconv.torch_ops import operators, tensor_subclasses
 from transconv.torch_ops.conversion import aten_convolutions
 
 _new_library: Any = torch.library.Library
 _register: Any = torch.library.register_torch_dispatch
+FakeTensor: Any = torch_internals.FakeTensor
 Tensor = torch.Tensor
 
 

@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Bind, BoundStart, Launcher, SizedLauncher, numbers_of
+from transconv.backend_triton import (
+    Bind,
+    BoundStart,
+    Launcher,
+    SizedLauncher,
+    numbers_of,
+    torch_internals,
+)
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
 from transconv.ir import Kernel, Tensor, Values
-from transconv.runtime import allocator, launch_codegen
+from transconv.runtime import launch_codegen
 from transconv.runtime.launch_codegen import StarterAt
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.runtime.size_arguments import Required, required
@@ -210,8 +217,8 @@ class Plan:
             return None
         types = [] if spaces else [torch_type(spec) for spec in self.workspaces.values()]
         sizes = self.required.names if self.required is not None else ()
-        return launch_codegen.starter(self.numbers, allocator.quickest(), device, len(known) - len(types),
-                                len(sizes), types, steps)
+        return launch_codegen.starter(self.numbers, torch_internals.quickest(), device,
+                                      len(known) - len(types), len(sizes), types, steps)
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
         """The shape and the type, torch's, of each workspace; of its own sizes, where these are

@@ -16,10 +16,13 @@ from typing import Any
 
 import torch
 
+from transconv.runtime import torch_internals
 from transconv.torch_ops.conversion import aten_convolutions
 
 # The module of a class, and the room that serves it.
 ROOMS = {"torch.distributed.tensor": "transconv.distributed"}
+
+_modes: Callable[[], int] = torch_internals.dispatch_modes
 
 forwards: dict[type, Callable[..., Any]] = {}
 gradients: dict[type, Callable[..., Any]] = {}
@@ -92,7 +95,7 @@ def tell(devices: frozenset[str]) -> None:
 def at_once(tensor: Any, functions: dict[type, Callable[..., Any]]) -> Callable[..., Any] | None:
     """The function for a tensor's class, without the way through torch's dispatcher, on which nobody is to
     see the call."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or _modes():
         return None
     return functions.get(type(tensor))
 

@@ -6,6 +6,7 @@ modes see the operator ``transconv::function``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ from transconv.functional.calls.derivatives import (
 from transconv.functional.calls.explain_mode import Asking
 from transconv.functional.calls.route_cache import FunctionRoute, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
-from transconv.runtime import Waiting
+from transconv.runtime import Waiting, torch_internals
 from transconv.torch_ops import transforms
 from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
@@ -39,12 +40,12 @@ Tensors = tuple[Tensor | None, ...]
 
 # Called at every call; each is a plain function.
 _compiling = torch.compiler.is_dynamo_compiling
-_autocast = torch._C._is_any_autocast_enabled
-_transforms = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
-_tracing = torch._C._get_tracing_state
+_autocast: Callable[[], bool] = torch_internals.any_autocast
+_transforms: Callable[[], bool] = torch_internals.transforms
+_modes: Callable[[], int] = torch_internals.dispatch_modes
+_tracing: Callable[[], Any] = torch_internals.tracing_state
 _grad_enabled = torch.is_grad_enabled
-_deterministic = torch._C._get_deterministic_algorithms
+_deterministic: Callable[[], bool] = torch_internals.deterministic
 
 
 def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None) -> Tensor:
@@ -226,13 +227,12 @@ def _traced(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
     return results[0] if f.finish is None else f.finish(tensors, numbers, tuple(results))
 
 
+@torch_internals.constant_in_graphs
 def _transformed() -> bool:
     """Whether functorch's transforms are active, which get torch's functions in compiled code too: the
     operator has no rules for them, and cannot move running statistics below them."""
-    return bool(_transforms())
+    return _transforms()
 
-
-_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while a compiler traces
 
 
 def _function(call: str, given: list[Tensor]) -> list[Tensor]:

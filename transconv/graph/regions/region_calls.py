@@ -37,7 +37,7 @@ from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
-from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, quickest
+from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, torch_internals
 from transconv.torch_ops.calls.select_impl import PASSING
 from transconv.torch_ops.conversion import prepacked_weights
 
@@ -183,7 +183,7 @@ class RegionLaunches:
                  for kernel, (by, spaces), start, own, done in zip(
                      self.kernels, starts, bound.starts, over, self.last, strict=True)]
         handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
-        empty = quickest() if self.device.type == "cuda" else self.empty
+        empty = torch_internals.quickest() if self.device.type == "cuda" else self.empty
         return written([piece for _, _, piece in self.inputs], lines, handed, empty, self.cut)
 
     def compared(self, sizes: Mapping[str, int], given: list[Any], watch: WatchedCall) -> Sequence[Tensor]:

@@ -20,6 +20,7 @@ from transconv.conv import ConvProblem, Prop, TensorSpec
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
+from transconv.runtime import torch_internals
 from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
@@ -91,14 +92,16 @@ class Flags:
     deterministic: bool
 
 
+_deterministic: Callable[[], bool] = torch_internals.deterministic
+_cudnn_deterministic: Callable[[], bool] = torch_internals.cudnn_deterministic
 _FLAGS = {(math, det): Flags(math, det) for math in ("ieee", "tf32") for det in (False, True)}
 
 
 def flags(dtype: torch.dtype) -> Flags:
     """The switches at this moment. Reads the conv precision that torch documents today: the older
     ``allow_tf32`` raises once a program has set the new one. Only "tf32" allows it."""
-    deterministic = (torch._C._get_deterministic_algorithms()
-                     or torch._C._get_cudnn_deterministic())
+    deterministic = (_deterministic()
+                     or _cudnn_deterministic())
     tf32 = dtype is torch.float32 and _precision() == "tf32"
     return _FLAGS["tf32" if tf32 else "ieee", deterministic]
 
@@ -108,17 +111,12 @@ def fast(flags: Flags) -> Flags:
     return _FLAGS["tf32", flags.deterministic]
 
 
-def _documented_precision() -> str:
-    return str(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
-
-
 def _precision() -> str:
     # The documented attribute costs 0.7 us to read, as long as half a launch.
     return read_precision("cuda", "conv")
 
 
-read_precision: Callable[[str, str], str] = getattr(
-    torch._C, "_get_fp32_precision_getter", None) or (lambda *_: _documented_precision())
+read_precision: Callable[[str, str], str] = torch_internals.precision
 
 
 def _spec(tensor_dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> TensorSpec:

@@ -17,6 +17,7 @@ import torch
 
 from transconv.calls import stats
 from transconv.calls.settings import settings
+from transconv.runtime import torch_internals
 from transconv.torch_ops import tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.calls import route_cache
@@ -207,6 +208,7 @@ def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
 
 
 _new_library: Any = torch.library.Library
+_task: Callable[[], int] = torch_internals.backward_task
 
 
 def _install() -> None:
@@ -216,14 +218,14 @@ def _install() -> None:
     for device in wanted - _libraries.keys():
         key = device.upper()
         aten_convolutions.ORIGINALS[device] = (
-            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)),
+            torch_internals.keys_of(key),
             torch.library.get_kernel("aten::convolution", key),
             torch.library.get_kernel("aten::convolution_backward", key))
         library = _libraries[device] = _new_library("aten", "IMPL")
         library.impl("convolution", _forward, key, with_keyset=True)
         library.impl("convolution_backward", _backward, key, with_keyset=True)
     # Inside a backward pass autograd's threads run, which Python does not list.
-    if threading.active_count() == 1 and torch._C._current_graph_task_id() == -1:
+    if threading.active_count() == 1 and _task() == -1:
         for device in _libraries.keys() - wanted:
             _libraries.pop(device)._destroy()
             del aten_convolutions.ORIGINALS[device]
@@ -239,7 +241,7 @@ def _is_on(device: str) -> bool:
     if any(device in entry for entry in getattr(_local, "open", ())):
         return True
     # Inside a backward pass: autograd's threads carry no scope of their own.
-    return torch._C._current_graph_task_id() != -1 and any(device in e for e in _scopes)
+    return _task() != -1 and any(device in e for e in _scopes)
 
 
 def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,

@@ -20,12 +20,12 @@ import torch
 from transconv import knobs
 from transconv.conv import CompiledDirection
 from transconv.errors import TensorError
-from transconv.runtime import Copy, WeightPrepack
+from transconv.runtime import Copy, WeightPrepack, torch_internals
 
 Tensor = torch.Tensor
 Halves = WeightPrepack[CompiledDirection]
 
-_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+_stream: Callable[[int], int] = getattr(torch_internals, "raw_stream", lambda index: 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

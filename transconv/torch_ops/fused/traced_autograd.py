@@ -15,12 +15,14 @@ import torch
 
 from transconv.calls.autograd import by_torch
 from transconv.compute import pointwise
+from transconv.runtime import torch_internals
 from transconv.torch_ops import library, operators, shapes, transforms
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused import traced_route
 
 Tensor = torch.Tensor
+_below_autograd: Any = torch_internals.below_autograd
 Gradients = Callable[[str, Tensor, Sequence[Tensor], Tensor, Sequence[bool]],
                      Sequence[Tensor | None] | None]
 
@@ -58,7 +60,7 @@ class TracedConvolution(torch.autograd.Function):
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, text: str, numbers: tuple[Any, ...],
                 *operands: Tensor) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
+        with _below_autograd():
             return call(input, weight, bias, list(operands), text, *numbers)
 
     @staticmethod
@@ -109,7 +111,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operan
     if library.differentiated(input, weight, bias, *operands):
         made: Tensor = _apply(input, weight, bias, text, numbers, *operands)
         return made
-    with torch._C._AutoDispatchBelowAutograd():
+    with _below_autograd():
         return call(input, weight, bias, list(operands), text, *numbers)
 
 
