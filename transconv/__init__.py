@@ -141,7 +141,7 @@ def _enter_backend(folder: str) -> None:
     folder. A compiler that has read them before gets the entry itself: it loads the backend at its use."""
     if folder not in sys.path and os.path.isdir(folder):
         sys.path.append(folder)
-    if "_dynamo" in vars(sys.modules.get("torch", sys)):
+    if "_dynamo" in getattr(sys.modules.get("torch"), "__dict__", ()):
         from transconv.backend_triton import torch_internals
 
         entry = sys.modules["importlib.metadata"].EntryPoint
