@@ -9,6 +9,7 @@ ValueError with the legal values. An empty value counts as not set.
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import os
 import re
@@ -19,7 +20,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 log = logging.getLogger("transconv.knobs")
-_ignored: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,15 @@ class Knob(Generic[T]):
         return self.name, ""
 
 
+@functools.cache
 def ignore(reason: str) -> None:
     """Warn once that the value of a variable counts as not set."""
-    if reason not in _ignored:
-        _ignored.add(reason)
-        log.warning("%s%s it counts as not set", reason, "" if reason.endswith("?") else ";")
+    log.warning("%s%s it counts as not set", reason, "" if reason.endswith("?") else ";")
 
 
 def forget() -> None:
     """Give every warning again."""
-    _ignored.clear()
+    ignore.cache_clear()
 
 
 def _one_of(*words: str) -> Callable[[str], str]:

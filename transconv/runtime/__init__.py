@@ -4,6 +4,7 @@ In: a workload, a target. Out: a plan whose first result was checked. Knows: eve
 """
 
 from transconv.backend_triton import torch_internals
+from transconv.disk_cache import Cache
 from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation.async_compile import (
     ahead,
@@ -41,6 +42,7 @@ __all__ = [
     "Batch",
     "BatchCompile",
     "COMPILING",
+    "Cache",
     "BundleContents",
     "Choose",
     "ChosenPlan",

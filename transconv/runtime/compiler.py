@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from transconv import knobs
 from transconv.compute import Alone, Compute, Workload
 from transconv.cost import estimate
+from transconv.disk_cache import Cache
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
 from transconv.passes import TOGETHER, leave, running, together
@@ -220,7 +221,7 @@ class _Shelf:
                           f"of {self.workload} are known to give wrong results on {target.name}")
 
 
-_plans: dict[tuple[Any, ...], Plan] = {}
+_plans: Cache[tuple[Any, ...], Plan] = Cache("plans")
 _lock = threading.Lock()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +28,11 @@ from transconv.schedule import Schedule
 from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")
-_names: dict[type, tuple[str, ...]] = {}  # of the fields of each kind of plan
+
+
+@cache
+def _field_names(kind: type[Plan]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 class LoweredStep(NamedTuple):
@@ -163,7 +168,7 @@ class Plan:
         """``at`` for sizes that meet the requirements."""
         kind = type(self)
         made: Made = object.__new__(kind)
-        for name in _names.get(kind) or _names.setdefault(kind, tuple(f.name for f in fields(self))):
+        for name in _field_names(kind):
             setattr(made, name, getattr(self, name))
         made.sizes, made.wanted = sizes, ()
         return made

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Region:
     outputs: list[fx.Node] = field(default_factory=list)
 
 
-NONE: Mapping[str, str] = {}
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def regions(graph: fx.Graph, device: torch.device, symbols: Symbols | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ from transconv.torch_ops.calls.select_impl import PASSING
 from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor
-NOT_OVER: dict[int, int] = {}
+NOT_OVER: Mapping[int, int] = MappingProxyType({})
 NOTHING = nullcontext()
 When = tuple[object, object, bool, tuple[int, ...]]
 """What launches were asked for: the last change of a setting, the function that finds them, whether the
@@ -177,7 +178,7 @@ class RegionLaunches:
         return made
 
     def written(self, bound: BoundRegion, starts: Sequence[tuple[Callable[..., None], Spaces]],
-                over: Sequence[dict[int, int]]) -> Run:
+                over: Sequence[Mapping[int, int]]) -> Run:
         """The function that launches the kernels in their order."""
         lines = [LaunchLine(kernel, by, start.memory, own, done, spaces)
                  for kernel, (by, spaces), start, own, done in zip(

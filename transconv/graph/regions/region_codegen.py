@@ -46,7 +46,7 @@ class LaunchLine(NamedTuple):
     kernel: RegionKernel
     start: Callable[..., None]
     memory: Sequence[TensorMemory]
-    over: dict[int, int]
+    over: Mapping[int, int]
     done: Sequence[Piece]
     spaces: Spaces = ()
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -42,7 +43,11 @@ RESULTS: dict[torch.dtype, DType] = ROWS.table(lambda t: t if t.result else None
 """The types of tensors of convolutions, by torch's types."""
 SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
-_many_devices = False  # looked up with the first kernel: importing must not start CUDA
+
+@cache
+def several_gpus() -> bool:
+    """Whether the current device may be another than that of a tensor."""
+    return torch.cuda.device_count() > 1
 
 
 # -- reasons for torch -----------------------------------------------------------------------------
@@ -161,9 +166,6 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
             deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> CompiledDirection:
     """The kernel for one direction; ``bias`` is the type of the epilogue's operand, if it is not the
     result's. Unsupported, with a reason, if there is none, or none yet in this mode."""
-    global _many_devices
-    _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
-
     with or_unsupported(f"{problem} {prop}"):
         from transconv.conv import Epilogue, compiler
 
@@ -275,7 +277,7 @@ def waits(question: PlanRequest) -> str:
 def launch(compiled: CompiledDirection, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
            **extra: torch.Tensor) -> None:
     """Run a kernel on the tensors' device, whichever is the current one, on its current stream."""
-    if _many_devices and src.device.index != torch.cuda.current_device():
+    if src.is_cuda and several_gpus() and src.device.index != torch.cuda.current_device():
         with torch.cuda.device(src.device):
             compiled.launch(src, wei, dst, **extra)
     else:
