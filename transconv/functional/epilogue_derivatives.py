@@ -85,4 +85,4 @@ def _compute(text: str, places: tuple[Place, ...],
     return str(compute).replace("\n", " ;; "), order, tuple(stores)
 
 
-traced_autograd.kernels.append(gradients)
+traced_autograd.TracedConvolution.kernels += (gradients,)

@@ -166,7 +166,7 @@ class Plan:
 
     def held(self: Made, sizes: Values) -> Made:
         """``at`` for sizes that meet the requirements."""
-        kind = type(self)
+        kind: Any = type(self)
         made: Made = object.__new__(kind)
         for name in _field_names(kind):
             setattr(made, name, getattr(self, name))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,9 +24,16 @@ ROOMS = {"torch.distributed.tensor": "transconv.distributed"}
 
 _modes: Callable[[], int] = torch_internals.dispatch_modes
 
-forwards: dict[type, Callable[..., Any]] = {}
-gradients: dict[type, Callable[..., Any]] = {}
-_listeners: list[Callable[[frozenset[str]], None]] = []
+
+class ServedClass(NamedTuple):
+    """What ``serve`` was given for a class."""
+
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    replaced: Callable[[frozenset[str]], None]
+
+
+CLASSES: dict[type, ServedClass] = {}
 
 
 def load() -> None:
@@ -76,9 +83,7 @@ def serve(kind: type, forward: Callable[..., Any], backward: Callable[..., Any],
     """Serve tensors of a class. ``forward`` and ``backward`` take what ``transconv::convolution`` and
     ``transconv::convolution_backward`` take; ``replaced`` the devices on which aten's convolution is
     transconv's, now and at every change."""
-    forwards[kind] = forward
-    gradients[kind] = backward
-    _listeners.append(replaced)
+    CLASSES[kind] = ServedClass(forward, backward, replaced)
     replaced(aten_convolutions.replaced)
 
 
@@ -88,20 +93,20 @@ def tell(devices: frozenset[str]) -> None:
         load()
         if _together not in sys.meta_path:
             sys.meta_path.insert(0, _together)
-    for listener in _listeners:
-        listener(devices)
+    for of_class in CLASSES.values():
+        of_class.replaced(devices)
 
 
-def at_once(tensor: Any, functions: dict[type, Callable[..., Any]]) -> Callable[..., Any] | None:
-    """The function for a tensor's class, without the way through torch's dispatcher, on which nobody is to
+def at_once(tensor: Any) -> ServedClass | None:
+    """What serves a tensor's class, without the way through torch's dispatcher, on which nobody is to
     see the call."""
     if torch.compiler.is_compiling() or _modes():
         return None
-    return functions.get(type(tensor))
+    return CLASSES.get(type(tensor))
 
 
 def served(tensor: Any) -> bool:
     """Whether the operators take tensors of this class."""
-    if type(tensor) not in gradients:
+    if type(tensor) not in CLASSES:
         load()
-    return type(tensor) in gradients
+    return type(tensor) in CLASSES

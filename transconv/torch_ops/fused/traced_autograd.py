@@ -9,7 +9,7 @@ at them, which follows from the rows of the operations' table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -30,9 +30,6 @@ operators.library.define(
     "traced_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor[] operands, str text, "
     f"{library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 call: Callable[..., Tensor] = torch.ops.transconv.traced_convolution.default
-kernels: list[Gradients] = []
-"""What may compute the derivatives of a text in one kernel (functional/epilogue_derivatives.py); None
-sends them to torch."""
 
 
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
@@ -55,7 +52,10 @@ def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Seque
 
 
 class TracedConvolution(torch.autograd.Function):
-    """``apply(input, weight, bias, text, numbers, *operands)``."""
+    """``apply(input, weight, bias, text, numbers, *operands)``. ``kernels``: what may compute the
+    derivatives of a text in one kernel (functional/epilogue_derivatives.py); None sends them to torch."""
+
+    kernels: ClassVar[tuple[Gradients, ...]] = ()
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, text: str, numbers: tuple[Any, ...],
@@ -85,7 +85,7 @@ def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tenso
                  wanted: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of ``acc`` and of the operands; None where they are not wanted."""
     again = torch.is_grad_enabled()
-    for kernel in () if again else kernels:
+    for kernel in () if again else TracedConvolution.kernels:
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)
     function = pointwise(text)

@@ -185,4 +185,3 @@ class Float8Conv3d(_Float8, torch.nn.Conv3d):
 OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Float8")): globals()[name]
                           for name in __all__}
 """The class for 8-bit floats of each of torch's."""
-module_swap.add_quantised(OURS.values())

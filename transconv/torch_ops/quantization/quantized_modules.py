@@ -245,4 +245,3 @@ class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspos
 OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Quant")): globals()[name]
                           for name in __all__}
 """The quantised class of each of torch's."""
-module_swap.add_quantised(OURS.values())
