@@ -118,17 +118,7 @@ from transconv.ir.stmt import (
     store,
 )
 from transconv.ir.tensor import Tensor, View, ViewDim
-from transconv.ir.terms import (
-    addends,
-    all_of,
-    conjuncts,
-    eq,
-    maximum,
-    minimum,
-    ne,
-    select,
-    sum_of,
-)
+from transconv.ir.terms import addends, all_of, conjuncts, eq, maximum, minimum, ne, select, sum_of
 from transconv.ir.text.infix import readable
 from transconv.ir.text.python_functions import defined
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
@@ -146,33 +136,25 @@ from transconv.ir.visit import (
     walk,
 )
 
-__all__ = [
-    "Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
-    "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of",
-    "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "ELSEWHERE", "EXACT_TERMS",
-    "EXPECT", "FALSE", "FENCE",
-    "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer",
-    "Fetch",
-    "Piece", "Put", "Role", "Roles", "Rounding", "RowTable", "Send", "Shared",
-    "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
-    "BoxStore", "Call", "Cast", "Comment", "Compare",
-    "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
-    "If", "InterpError", "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le",
-    "Let", "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
-    "Neg", "Node", "Not",
-    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed", "Select", "Seq", "Shl", "Size", "Sizes",
-    "Shr", "Spread", "Stmt", "Store",
-    "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "PRODUCTS", "SHIFTED", "SHORT",
-    "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
-    "chances", "conjuncts", "defined", "divided", "dot", "one_of_two",
-    "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "function_of", "i32", "i64", "i8",
-    "index", "is_number",
-    "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
-    "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
-    "strictest",
-    "substitute",
-    "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
-    "why_not_depth", "why_not_name", "why_not_text",
-    "held_constant", "wrapped",
-]
+__all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
+           "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of", "ARRIVE",
+           "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "ELSEWHERE", "EXACT_TERMS",
+           "EXPECT", "FALSE", "FENCE", "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE",
+           "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put", "Role", "Roles", "Rounding",
+           "RowTable", "Send", "Shared", "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary",
+           "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare", "Const", "DType", "Div",
+           "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall", "If", "InterpError",
+           "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le", "Let",
+           "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
+           "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed",
+           "Select", "Seq", "Shl", "Size", "Sizes", "Shr", "Spread", "Stmt", "Store", "Sub",
+           "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim",
+           "Visitor", "PRODUCTS", "SHIFTED", "SHORT", "Xor", "addends", "all_of", "as_expr",
+           "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts", "defined",
+           "divided", "dot", "one_of_two", "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find",
+           "free_vars", "function_of", "i32", "i64", "i8", "index", "is_number", "index64",
+           "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node",
+           "partial", "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told",
+           "statements", "store", "strictest", "substitute", "sum_of", "tf32", "text_of",
+           "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
+           "why_not_depth", "why_not_name", "why_not_text", "held_constant", "wrapped"]

@@ -25,13 +25,7 @@ from transconv.passes import TOGETHER, leave, running, together
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records, plan_cache
 from transconv.runtime.plans import Plan, PlanStep
-from transconv.runtime.steps import (
-    Choose,
-    Planned,
-    launched,
-    plan_steps,
-    step_of,
-)
+from transconv.runtime.steps import Choose, Planned, launched, plan_steps, step_of
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
 from transconv.selection import Listed, forget_lists, shortlist
 from transconv.target import Target
