@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 log = logging.getLogger("transconv.knobs")
@@ -176,9 +176,9 @@ tuned = Knob("TRANSCONV_TUNED", "0, 1 or the file of a tuning database", "1",
 interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
-KNOBS: tuple[Knob[object], ...] = (
+KNOBS: tuple[Knob[Any], ...] = (
     debug, dump, cache, key, verify, schedule, fallback, compile, sizes, passes, features, trust,
-    tuned, interpret)  # type: ignore[assignment]
+    tuned, interpret)
 
 
 def given(*prefixes: str) -> dict[str, str]:

@@ -191,8 +191,9 @@ def _normalized(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
 
 def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
     """Whether elements are taken from positions that are the same at every call: nearest upsampling."""
+    places: Any = node.args[1] if len(node.args) > 1 else ()
     return node.target in (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor) and all(
-        i is None or i in told for i in node.args[1])  # type: ignore[union-attr]
+        i is None or i in told for i in places)
 
 
 def _random(node: fx.Node) -> bool:

@@ -95,7 +95,7 @@ from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.node import Node, ObjectMap, ObjectSet, node
+from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
 from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
@@ -151,8 +151,8 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim",
            "Visitor", "PRODUCTS", "SHIFTED", "SHORT", "Xor", "addends", "all_of", "as_expr",
            "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts", "defined",
-           "divided", "dot", "one_of_two", "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find",
-           "free_vars", "function_of", "i32", "i64", "i8", "index", "is_number", "index64",
+           "divided", "dot", "one_of_two", "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "field_names",
+           "find", "free_vars", "function_of", "i32", "i64", "i8", "index", "is_number", "index64",
            "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node",
            "partial", "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told",
            "statements", "store", "strictest", "substitute", "sum_of", "tf32", "text_of",

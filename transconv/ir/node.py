@@ -91,8 +91,8 @@ class Node(metaclass=_Interning):
         if found is None:
             digest = hashlib.blake2b(digest_size=8)
             digest.update(type(self).__name__.encode())
-            for f in fields(self):  # type: ignore[arg-type]
-                _feed(digest, getattr(self, f.name))
+            for name in field_names(type(self)):
+                _feed(digest, getattr(self, name))
             found = _hashes[self] = int.from_bytes(digest.digest(), "big")
         return found
 
@@ -122,7 +122,7 @@ class Node(metaclass=_Interning):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        return type(self), tuple(getattr(self, name) for name in field_names(type(self)))
 
 
 def _feed(digest: Any, value: object) -> None:

@@ -62,8 +62,8 @@ def ints(value: Any, ndims: int) -> Ints | None:
     if not isinstance(value, (tuple, list)):
         one = integer(value)
         return None if one is None else (one,) * ndims
-    found = tuple(integer(v) for v in value)
-    return None if None in found else found  # type: ignore[return-value]
+    found = tuple([n for v in value if (n := integer(v)) is not None])
+    return found if len(found) == len(value) else None
 
 
 def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:

@@ -52,7 +52,7 @@ def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None)
     """A public function's result, a tuple of several; torch's with ``out``. Raises torch's error for a
     wrong call."""
     if out is not None:
-        return _written(f, tensors, numbers, out)  # type: ignore[no-any-return]
+        return _written(f, tensors, numbers, out)
     if _compiling():
         return _traced(f, tensors, numbers)  # type: ignore[no-any-return]
     try:
@@ -144,10 +144,11 @@ def _handed(f: PublicFunction, tensors: Tensors, numbers: Numbers, reason: str) 
     return f.by_torch(tensors, numbers)
 
 
-def _written(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any) -> Any:
+def _written(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any) -> Tensor:
     if not _compiling():
         stats.handed_over("form:out", f.name)
-    return f.by_torch(tensors, numbers, out=out)
+    made: Tensor = f.by_torch(tensors, numbers, out=out)
+    return made
 
 
 def _unusual(t: Any) -> str:

@@ -103,9 +103,9 @@ def _is_quantised(node: fx.Node) -> bool:
     if node.target is not torch.ops.quantized_decomposed.quantize_per_tensor.default:
         return False
     _, _, _, least, most, dtype = node.args
-    if dtype not in INTEGERS:
+    if not isinstance(dtype, torch.dtype) or dtype not in INTEGERS:
         return False
-    held = torch.iinfo(dtype)  # type: ignore[arg-type]
+    held = torch.iinfo(dtype)
     return (least, most) == (held.min, held.max)
 
 

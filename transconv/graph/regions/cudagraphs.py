@@ -56,9 +56,9 @@ class Captures:
             return self.without(phase, why)
         device = next(t.device.index or 0 for t in inputs if isinstance(t, torch.Tensor))
         self.device = device if self.device is None else self.device
-        ends = graph.graph.output_node().args[0]
+        ends: Any = graph.graph.output_node().args[0]
         about = {"device_index": device, "is_backward": backward, "is_inference": phase == "inference",
-                 "stack_traces": [getattr(n, "stack_trace", None) for n in ends],  # type: ignore[union-attr]
+                 "stack_traces": [getattr(n, "stack_trace", None) for n in ends],
                  "placeholders": placeholders(graph.graph),
                  "mutated_input_idxs": mutations(graph.graph)}
 

@@ -91,8 +91,8 @@ class _Partition:
         parent = node.args[0] if node.target is operator.getitem else None
         if isinstance(parent, fx.Node) and self.ours.get(parent, False):
             raise _PartRefused(parent, reason)
-        known = isinstance(parent, fx.Node) and parent in self.ours
-        level = self.level[parent] if known else self.at_level(node, False, least)  # type: ignore[index]
+        level = (self.level[parent] if isinstance(parent, fx.Node) and parent in self.ours
+                 else self.at_level(node, False, least))
         if parent is None:
             self.last = level
             if _writes(node):

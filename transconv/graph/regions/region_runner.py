@@ -231,7 +231,8 @@ class RunnableRegion:
             for question in self.launches.questions(sizes):
                 collect(Batch((question,)))
             with aten():
-                return self.gm.forward(*given)  # type: ignore[no-any-return]
+                made: Sequence[Any] = self.gm.forward(*given)
+                return made
         if self.launches is not None:
             try:
                 return self.launches(sizes, given) if watch is None else self.launches.compared(

@@ -193,6 +193,7 @@ def _like(name: str) -> Callable[..., Any]:
     def made(**given: Any) -> Any:
         import torch
         return torch.empty_like(given[name])
-    made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    function: Any = made
+    function.__signature__ = inspect.Signature(
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)])
     return made

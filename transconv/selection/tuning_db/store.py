@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -78,12 +78,15 @@ def remember(rows: Iterable[TuningRecord]) -> int:
     written (none if the cache folder is not trusted)."""
     kept = 0
     for name, news in grouped(rows).items():
-        DRAWER.update(name, lambda old, news=news: {  # type: ignore[misc]
-            "rows": [mapping(r) for r in merged(_read(old), news)]})
+        DRAWER.update(name, partial(_with_rows, news))
         on_disk = {r.key: r for r in _read(DRAWER.get(name))}
         kept += sum(on_disk.get(r.key) == r for r in news)
     forget()
     return kept
+
+
+def _with_rows(news: list[TuningRecord], old: Content | None) -> Content:
+    return {"rows": [mapping(r) for r in merged(_read(old), news)]}
 
 
 def all_of_user() -> list[TuningRecord]:
