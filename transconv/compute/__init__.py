@@ -26,7 +26,8 @@ from transconv.compute.ops import ACTIVATIONS, OPS, Op, named, register, table, 
 from transconv.compute.semantics.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
 from transconv.compute.semantics.evaluation import Answer, execute, outside
 from transconv.compute.semantics.pointwise_values import in_torch, with_error
-from transconv.compute.semantics.sampled_points import SampleOutcome, examine
+from transconv.compute.semantics.sampled_points import SampleOutcome
+from transconv.compute.semantics.sampled_statistics import examine
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
 from transconv.compute.symbolic_compute import at_sizes, usual, why_not_any_size, with_examples
 from transconv.compute.symbolic_sizes import of_sizes, sizes_of

@@ -10,6 +10,7 @@ from transconv.ir.dtype import (
     ELSEWHERE,
     EXACT_TERMS,
     DType,
+    Rounding,
     bf16,
     boolean,
     f8e4m3,
@@ -86,7 +87,7 @@ from transconv.ir.functions.calls import CALLS, Callee, helpers
 from transconv.ir.functions.fma import multiply_add
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.ir.functions.reductions import REDUCERS, reducer_of
-from transconv.ir.functions.rounding import Rounding, convert, held_constant, wrapped
+from transconv.ir.functions.rounding import convert, held_constant, wrapped
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
 from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two

@@ -54,6 +54,7 @@ from transconv.ir import (
     sum_of,
     updated,
 )
+from transconv.simplify import simplify
 
 
 def hoist(kernel: Kernel) -> Kernel:
@@ -260,6 +261,4 @@ def _negated(e: Expr) -> Expr:
 
 
 def _joined(terms: list[Expr]) -> Expr:
-    from transconv.simplify import simplify
-
     return simplify(sum_of(terms)) if any("-" in str(t) for t in terms) else sum_of(terms)
