@@ -29,7 +29,6 @@ INTERNALS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "tracing_state": ("torch._C", "_get_tracing_state"),  # torch.jit.trace records operators
     "deterministic": ("torch._C", "_get_deterministic_algorithms"),  # no kernels with atomics then
     "cudnn_deterministic": ("torch._C", "_get_cudnn_deterministic"),  # the same, by cuDNN's own switch
-    "forward_gradients": ("torch._C", "_is_fwd_grad_enabled"),  # whether dual numbers have tangents
     "backward_task": ("torch._C", "_current_graph_task_id"),  # -1 outside of a backward pass
     "precision": ("torch._C", "_get_fp32_precision_getter"),  # the documented attribute takes 0.7 us
     "raw_stream": ("torch._C", "_cuda_getCurrentRawStream"),  # with CUDA; what a launch is given

@@ -9,7 +9,19 @@ between them; reads and values are evaluated again. A kernel takes as many reduc
 those over the same rows whose inputs are known. A value computed from several reductions is stored in
 their place, and so is one computed from a reduction and an element of its row, unless that is a product:
 reading that element again would cost as much as its whole cache line. Additions to a 16-bit tensor are
-made in f32, and a last kernel rounds them. Reductions of what a product stores may leave with it.
+made in f32, and a last kernel rounds them. Reductions of what a product stores, or a kernel of rows, may
+leave with it:
+
+    let    y = f16(s)                       kernel 1: store Y[m, n] = y
+    store  Y[m, n] = y              ->                store t_kept[n] sum= y
+    let    t = sum(y; m)                              store v_kept[n] squares= y
+    let    d = y - t / 64                   kernel 2: store V[n] = v_kept / 64
+    let    v = sum(d*d; m)
+    store  V[n] = v / 64
+
+Only where nothing needs the result together with them: else it is read again anyway, by one kernel. Rows
+are reduced along some axes, and what leaves with them keeps those: the gradient of a norm's weight is
+summed over rows by the kernel that makes the gradient of its input.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ RIGHT, WRONG = "right", "wrong"
 DRAWER = Drawer("verdicts", SCHEMA, longest=1 << 16)
 
 
-class Known(NamedTuple):
+class KnownVerdict(NamedTuple):
     """A verdict, empty where there is none on disk either, and whether this process found it."""
 
     verdict: str
     own: bool = False
 
 
-_known: Cache[str, Known] = Cache("verdicts")  # by digest
+_known: Cache[str, KnownVerdict] = Cache("verdicts")  # by digest
 
 
 def digest(source: str, machine: str) -> str:
@@ -51,19 +51,19 @@ def is_right(key: str, aligned: bool) -> bool:
     has checked itself."""
     name = variant(key, aligned)
     if knobs.trust() == "always":
-        return _known.get(name) == Known(RIGHT, own=True)
+        return _known.get(name) == KnownVerdict(RIGHT, own=True)
     return look_up(name) == RIGHT
 
 
 def look_up(name: str) -> str:
     """``right``, ``wrong``, or empty: from memory, else from disk."""
-    found = _known.get(name) or _known.keep(name, Known(_read(name)))
+    found = _known.get(name) or _known.keep(name, KnownVerdict(_read(name)))
     return found.verdict
 
 
 def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
     """Record a verdict in memory, and with ``keep`` on disk; ``about`` is for readers of the record."""
-    _known[name] = Known(verdict, own=True)
+    _known[name] = KnownVerdict(verdict, own=True)
     if keep:
         news = {**about, "verdict": verdict, "triton": triton_version()}
         DRAWER.update(name, lambda old: old if old and _verdict(old) == WRONG else news,
@@ -88,4 +88,4 @@ def forget() -> None:
 
 def proved() -> tuple[str, ...]:
     """The kernels that this process found correct."""
-    return tuple(name for name, known in _known.items() if known == Known(RIGHT, own=True))
+    return tuple(name for name, known in _known.items() if known == KnownVerdict(RIGHT, own=True))

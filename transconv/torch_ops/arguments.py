@@ -62,8 +62,9 @@ def ints(value: Any, ndims: int) -> Ints | None:
     if not isinstance(value, (tuple, list)):
         one = integer(value)
         return None if one is None else (one,) * ndims
-    found = tuple([n for v in value if (n := integer(v)) is not None])
-    return found if len(found) == len(value) else None
+    found = [integer(v) for v in value]
+    plain = tuple([n for n in found if n is not None])
+    return plain if len(plain) == len(found) else None
 
 
 def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:

@@ -115,7 +115,7 @@ class ConvolutionBackward(torch.autograd.Function):
         _check_mask(mask)
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
-        if (of_class := tensor_subclasses.CLASSES.get(type(grad))) is not None:
+        if (of_class := tensor_subclasses.ServedClass.of.get(type(grad))) is not None:
             found = of_class.backward(grad, input, weight, *numbers)
             return tuple(grad.new_empty(0) if t is None else t for t in found)
         text = operators.spelled(p)

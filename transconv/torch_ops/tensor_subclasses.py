@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
@@ -25,15 +26,15 @@ ROOMS = {"torch.distributed.tensor": "transconv.distributed"}
 _modes: Callable[[], int] = torch_internals.dispatch_modes
 
 
-class ServedClass(NamedTuple):
-    """What ``serve`` was given for a class."""
+@dataclass(frozen=True, slots=True)
+class ServedClass:
+    """What ``serve`` was given for a class; ``of``: all of them, by their classes."""
 
+    of: ClassVar[dict[type, ServedClass]] = {}
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     replaced: Callable[[frozenset[str]], None]
 
-
-CLASSES: dict[type, ServedClass] = {}
 
 
 def load() -> None:
@@ -83,7 +84,7 @@ def serve(kind: type, forward: Callable[..., Any], backward: Callable[..., Any],
     """Serve tensors of a class. ``forward`` and ``backward`` take what ``transconv::convolution`` and
     ``transconv::convolution_backward`` take; ``replaced`` the devices on which aten's convolution is
     transconv's, now and at every change."""
-    CLASSES[kind] = ServedClass(forward, backward, replaced)
+    ServedClass.of[kind] = ServedClass(forward, backward, replaced)
     replaced(aten_convolutions.replaced)
 
 
@@ -93,7 +94,7 @@ def tell(devices: frozenset[str]) -> None:
         load()
         if _together not in sys.meta_path:
             sys.meta_path.insert(0, _together)
-    for of_class in CLASSES.values():
+    for of_class in ServedClass.of.values():
         of_class.replaced(devices)
 
 
@@ -102,11 +103,11 @@ def at_once(tensor: Any) -> ServedClass | None:
     see the call."""
     if torch.compiler.is_compiling() or _modes():
         return None
-    return CLASSES.get(type(tensor))
+    return ServedClass.of.get(type(tensor))
 
 
 def served(tensor: Any) -> bool:
     """Whether the operators take tensors of this class."""
-    if type(tensor) not in CLASSES:
+    if type(tensor) not in ServedClass.of:
         load()
-    return type(tensor) in CLASSES
+    return type(tensor) in ServedClass.of
