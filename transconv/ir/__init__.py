@@ -4,7 +4,7 @@ In: nodes. Out: text, well-formedness rules, and their meaning in NumPy, which f
 deadlocks. Knows: nothing above it.
 """
 
-from transconv.ir.access import BoxLoad, Load, Read
+from transconv.ir.access import BoxLoad, Load, MemoryRead
 from transconv.ir.dtype import (
     DTYPES,
     ELSEWHERE,
@@ -30,7 +30,17 @@ from transconv.ir.dtype import (
     type_named,
     u8,
 )
-from transconv.ir.explicit import Barrier, Buffer, Fetch, Piece, Put, Role, Roles, Send, Shared
+from transconv.ir.explicit import (
+    Barrier,
+    Fetch,
+    Put,
+    Role,
+    Roles,
+    Send,
+    Shared,
+    SlotTile,
+    SmemRing,
+)
 from transconv.ir.expr import (
     FALSE,
     ONE,
@@ -141,13 +151,13 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of", "ARRIVE",
            "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "ELSEWHERE", "EXACT_TERMS",
            "EXPECT", "FALSE", "FENCE", "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE",
-           "WAIT", "Barrier", "Buffer", "Fetch", "Piece", "Put", "Role", "Roles", "Rounding",
+           "WAIT", "Barrier", "SmemRing", "Fetch", "SlotTile", "Put", "Role", "Roles", "Rounding",
            "RowTable", "Send", "Shared", "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary",
            "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare", "Const", "DType", "Div",
            "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall", "If", "InterpError",
            "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le", "Let",
            "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
-           "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed",
+           "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "MemoryRead", "Reduce", "Renamed",
            "Select", "Seq", "Shl", "Size", "Sizes", "Shr", "Spread", "Stmt", "Store", "Sub",
            "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim",
            "Visitor", "PRODUCTS", "SHIFTED", "SHORT", "Xor", "addends", "all_of", "as_expr",
