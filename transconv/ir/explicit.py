@@ -1,6 +1,6 @@
 """Shared memory, barriers and roles of warps, as nodes of warp-specialized kernels.
 
-A program owns rings of shared memory (``Buffer``) and of barriers (``Barrier``), and its warps have
+A program owns rings of shared memory (``SmemRing``) and of barriers (``Barrier``), and its warps have
 roles: one fetches boxes into slots of the rings, another multiplies them. All waits are explicit; the
 interpreter runs the roles concurrently and reports deadlocks and races.
 

@@ -178,7 +178,7 @@ class Evaluator:
             shape[self.axes[lane]] = lane.extent
         return np.broadcast_to(value, shape)
 
-    def _Piece(self, e: xp.SlotTile) -> Array:
+    def _SlotTile(self, e: xp.SlotTile) -> Array:
         if self.piece is None:
             raise Fault("shared memory is read outside of a role")
         return self.piece(e)
