@@ -21,7 +21,7 @@ from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.regions import region_calls, region_compiler
 from transconv.graph.verification import eager_check
-from transconv.runtime import Launch, allocator, compiler, first_run_check
+from transconv.runtime import Launch, compiler, first_run_check, torch_internals
 from transconv.target import TARGETS, Target
 from transconv.torch_ops.calls import lower_call, route
 
@@ -45,7 +45,7 @@ def as_on_gpu() -> Iterator[Launched]:
 
     replaced: list[tuple[Any, str, Any]] = [
         (lower_call, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
-        (route, "_empty", _empty), (allocator, "quickest", lambda: _empty),
+        (route, "_empty", _empty), (torch_internals, "quickest", lambda: _empty),
         (first_run_check, "is_trusted", lambda *_: True),
         (sized_launcher, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
         (bound_start, "encoding", lambda meta, box: lambda address, lying: [lying]),

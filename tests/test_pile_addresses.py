@@ -16,7 +16,7 @@ import pytest
 from tests.stages import launches_of
 from tests.test_piles import ALL, IDS, planned
 from transconv.conv.problem.conv_problem import Prop
-from transconv.ir import Buffer, Const, Expr, FuncCall, Kernel, Lane, Piece, Put, find
+from transconv.ir import Const, Expr, FuncCall, Kernel, Lane, Put, SlotTile, SmemRing, find
 from transconv.schedule.legality import box_dimensions
 
 Array = np.ndarray[Any, Any]
@@ -42,9 +42,9 @@ def addresses(rows: int, row: Array, column: Array, columns: int, size: int,
     return np.asarray(plain ^ (plain >> 7) % (wide // 16) << 4)
 
 
-def elsewhere(piece: Piece) -> int:
+def elsewhere(piece: SlotTile) -> int:
     """How many elements of a pile are not where the matrix unit reads them."""
-    ring: Buffer = piece.buffer
+    ring: SmemRing = piece.buffer
     down, across = dict.fromkeys(x for w in piece.within for x in find(w, Lane))
     row, column = np.meshgrid(np.arange(down.extent), np.arange(across.extent), indexing="ij")
     at = {down: row, across: column}
@@ -58,9 +58,9 @@ def elsewhere(piece: Piece) -> int:
     return int(np.count_nonzero(landed != looked))
 
 
-def piles(kernel: Kernel) -> list[Piece]:
-    read = [a for s in find(kernel, FuncCall) for a in s.args if isinstance(a, Piece)]
-    read += [s.value for s in find(kernel, Put) if isinstance(s.value, Piece)]
+def piles(kernel: Kernel) -> list[SlotTile]:
+    read = [a for s in find(kernel, FuncCall) for a in s.args if isinstance(a, SlotTile)]
+    read += [s.value for s in find(kernel, Put) if isinstance(s.value, SlotTile)]
     return [p for p in dict.fromkeys(read) if p.buffer.members > 1]
 
 

@@ -9,7 +9,7 @@ from transconv.backend_triton.offline.compilation import CompileFailure, compile
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
-from transconv.ir import Buffer, find
+from transconv.ir import SmemRing, find
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
@@ -77,7 +77,7 @@ def test_a_lane_is_found_behind_its_names() -> None:
     launches = launches_of(steps, {"simplify": False, "lets": False})
     assert wrong_stages(p, BWD_W, launches) == []
     kernel = launches[0][-1][1]
-    assert {(b.name, b.members, b.below) for b in find(kernel, Buffer) if b.name.endswith("ring")} == {
+    assert {(b.name, b.members, b.below) for b in find(kernel, SmemRing) if b.name.endswith("ring")} == {
         ("src_ring", 4, True), ("dst_ring", 1, False)}
 
 
@@ -88,7 +88,7 @@ def test_a_lane_is_found_behind_its_names() -> None:
 def test_taps_lie_below_one_another_or_side_by_side(text: str, blocks: str, below: bool) -> None:
     _, _, steps = planned(text, BWD_W, blocks, "swap=1", "f16")
     kernel = launches_of(steps)[0][-1][1]
-    src = next(b for b in find(kernel, Buffer) if b.name == "src_ring")
+    src = next(b for b in find(kernel, SmemRing) if b.name == "src_ring")
     assert (src.members, src.below, src.extents[-1]) == (4, below, 32)
 
 

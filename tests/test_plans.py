@@ -18,7 +18,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import TensorError
 from transconv.ir import bf16, convert, f32, tf32
-from transconv.runtime import allocator, check_records, first_run_check, steps
+from transconv.runtime import check_records, first_run_check, steps, torch_internals
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
@@ -324,7 +324,7 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
             calls.append((name, list(pointers)))
         step.launcher.kept[0, True] = start
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(allocator, "quickest", lambda: lambda shape, strides, dtype:
+    monkeypatch.setattr(torch_internals, "quickest", lambda: lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))
     t = tensors_of(compiled.problem, FWD)
     assert compiled.starter(0, False) is None and compiled.starter(0, True, ("src", "dst")) is None

@@ -241,7 +241,7 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(kind, "begun", lambda *_: None)  # as where Triton starts kernels
         monkeypatch.setattr(kind, "binding", lambda self, device, aligned, order: lambda sizes, *_: (
             lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
-    monkeypatch.setattr(plans.allocator, "quickest", lambda: lambda shape, stride, dtype: shape[0])
+    monkeypatch.setattr(plans.torch_internals, "quickest", lambda: lambda shape, stride, dtype: shape[0])
     start = plan.starter_at(0, True, ("src", "wei", "dst"))
     assert start is not None
     start((3, 50))(1, 2, 3)

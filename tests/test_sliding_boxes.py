@@ -50,7 +50,7 @@ def test_the_answer_is_right_whoever_goes_first(text: str, prop: Prop, schedule:
                                                 others: int) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     (kernel,) = right_in_any_order(p, prop, schedule)
-    rings = [s.what for s in ir.find(kernel, ir.Shared) if isinstance(s.what, ir.Buffer)
+    rings = [s.what for s in ir.find(kernel, ir.Shared) if isinstance(s.what, ir.SmemRing)
              and s.what.name.endswith("_ring")]
     (moved,) = (r for r in rings if r.name[:3] == prop.operands[0][:3])
     (other,) = (r for r in rings if r is not moved)
@@ -89,7 +89,7 @@ def test_stride_phases_share_what_they_can(text: str, shared: int) -> None:
     p = ConvProblem.parse(f"{text} dt=f16 tag=axb")
     schedule = f"qh:4 qw:16 ic:16 oc:16 | {ROLE} order=tw.oc.th slide=th programs=3 stages=2"
     launches = right_in_any_order(p, BWD_D, schedule)
-    counts = {max(s.what.members for s in ir.find(k, ir.Shared) if isinstance(s.what, ir.Buffer))
+    counts = {max(s.what.members for s in ir.find(k, ir.Shared) if isinstance(s.what, ir.SmemRing))
               for k in launches}
     assert len(counts) == shared
 

@@ -61,7 +61,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(text: str, direction: str, behind: str) -> Workload | None:
         return Product(product(text)) if text.startswith("rows ") and not direction else None
 
-    monkeypatch.setattr(store, "_readers", [*store._readers])
+    monkeypatch.setattr(store._sources, "readers", [*store._sources.readers])
     store.register_reader(read)
 
 

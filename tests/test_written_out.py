@@ -170,7 +170,7 @@ def test_entries_of_quantised_calls(quantities: int, biased: bool, starts: bool,
     read = [*(n for n, v in words.items() if isinstance(v, torch.Tensor)), *["bias"] * biased]
     route = SimpleNamespace(forward=run, start=run if starts else None, epilogue=SimpleNamespace(
         picks=(*((n, None) for n in read), ("a number", 7.0))))
-    monkeypatch.setattr(quantized_entries.allocator, "quickest", lambda: lambda *memory: "made")
+    monkeypatch.setattr(quantized_entries.torch_internals, "quickest", lambda: lambda *memory: "made")
     x, bias = torch.zeros(64), torch.zeros(64) if biased else None
     begun = quantized_entries.Real(x, lambda *given: seen.append(len(given))) if real else None
     call: Any = quantized_entries.entry(LIKE, lambda *x: "others", "f", (1, 0, 0, 1, 1), x, biased,  # type: ignore[arg-type]

@@ -141,10 +141,11 @@ def _enter_backend(folder: str) -> None:
     folder. A compiler that has read them before gets the entry itself: it loads the backend at its use."""
     if folder not in sys.path and os.path.isdir(folder):
         sys.path.append(folder)
-    registry: Any = sys.modules.get("torch._dynamo.backends.registry")
-    if registry is not None:
+    if "_dynamo" in getattr(sys.modules.get("torch"), "__dict__", ()):
+        from transconv.backend_triton import torch_internals
+
         entry = sys.modules["importlib.metadata"].EntryPoint
-        registry._BACKENDS.setdefault(
+        torch_internals.backends().setdefault(
             "transconv", entry("transconv", "transconv.graph:backend", "torch_dynamo_backends"))
 
 

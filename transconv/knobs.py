@@ -9,17 +9,17 @@ ValueError with the legal values. An empty value counts as not set.
 from __future__ import annotations
 
 import difflib
+import functools
 import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 log = logging.getLogger("transconv.knobs")
-_ignored: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,15 @@ class Knob(Generic[T]):
         return self.name, ""
 
 
+@functools.cache
 def ignore(reason: str) -> None:
     """Warn once that the value of a variable counts as not set."""
-    if reason not in _ignored:
-        _ignored.add(reason)
-        log.warning("%s%s it counts as not set", reason, "" if reason.endswith("?") else ";")
+    log.warning("%s%s it counts as not set", reason, "" if reason.endswith("?") else ";")
 
 
 def forget() -> None:
     """Give every warning again."""
-    _ignored.clear()
+    ignore.cache_clear()
 
 
 def _one_of(*words: str) -> Callable[[str], str]:
@@ -180,9 +179,9 @@ tuned = Knob("TRANSCONV_TUNED", "0, 1 or the file of a tuning database", "1",
 interpret = Knob("TRITON_INTERPRET", "0 or 1", "0",
                  "Triton's own: 1 runs kernels in its interpreter, on CPU tensors", _triton_flag)
 
-KNOBS: tuple[Knob[object], ...] = (
+KNOBS: tuple[Knob[Any], ...] = (
     debug, dump, cache, key, verify, schedule, fallback, compile, sizes, passes, features, trust,
-    tuned, interpret)  # type: ignore[assignment]
+    tuned, interpret)
 
 
 def given(*prefixes: str) -> dict[str, str]:

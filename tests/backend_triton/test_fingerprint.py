@@ -26,7 +26,7 @@ def test_it_is_computed_once_for_the_same_files(tmp_path: Path, monkeypatch: pyt
             return f"key {len(counted)}"
 
         monkeypatch.setattr(cache, "triton_key", triton_key)
-        monkeypatch.setattr(fingerprint, "_known", {})
+        fingerprint.remember.cache_clear()
         fingerprint.remember()
         return str(cache.triton_key())
 

@@ -17,7 +17,7 @@ from transconv.conv import CompiledDirection
 from transconv.conv.compiler import plan
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout, Tensor, f32
-from transconv.runtime import allocator
+from transconv.runtime import torch_internals
 from transconv.target.records import TARGETS
 
 
@@ -36,7 +36,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     current = {0: 70}
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: current[device],
                         raising=False)
-    monkeypatch.setattr(allocator, "quickest", lambda: lambda shape, strides, dtype:
+    monkeypatch.setattr(torch_internals, "quickest", lambda: lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))
     return current
 

@@ -241,7 +241,8 @@ def test_dtensors_imported_behind_enable() -> None:
     script = ("import sys, transconv; transconv.enable('cpu'); "
               "assert 'torch.distributed.tensor' not in sys.modules; "
               "import torch.distributed.tensor; rules = sys.modules['transconv.distributed.rules']; "
-              "print(len(rules._replacing)); transconv.disable(); print(len(rules._replacing))")
+              "on = lambda: int(rules._libraries.replacing is not None); "
+              "print(on()); transconv.disable(); print(on())")
     ran = programs.run(["-c", script], check=True)
     assert ran.stdout.split() == ["1", "0"]
 

@@ -61,7 +61,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     compiled_launch._launches.clear()
     yield found
     compiled_launch._launches.clear()
-    prepacked_weights._weights.clear()
+    prepacked_weights._Weight.named.clear()
 
 
 def compiled(layer: torch.nn.Module) -> Callable[[Tensor], bool]:

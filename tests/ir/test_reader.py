@@ -31,8 +31,8 @@ T = ir.Tensor("t", ("h", "w"), (5, 8), ir.Layout.parse("5a8b", ir.f16))
 ODD = ir.Tensor("odd", ("h", "w"), (5, 8), ir.Layout.from_strides(ir.i32, (5, 8), (1, 64), 3),
                 ir.tf32, "t", "", True)
 PARTS = ir.Tensor("parts", (), (), ir.Layout.dense(ir.f64, ()), parts_of="t")
-RING = ir.Buffer("ring", ir.f16, 3, (16, 8), 2, True)
-LONE = ir.Buffer("lone", ir.f16, 1, (16, 8))
+RING = ir.SmemRing("ring", ir.f16, 3, (16, 8), 2, True)
+LONE = ir.SmemRing("lone", ir.f16, 1, (16, 8))
 GATE, TURN = ir.Barrier("gate", 3, 2), ir.Barrier("turn", 1)
 WORDS = {"", "one note", "  indented, with # and |", "two\nlines", "\n", "|", "else:"}
 
@@ -66,14 +66,14 @@ def larger(e: draw.SearchStrategy[ir.Expr]) -> draw.SearchStrategy[ir.Expr]:
         draw.builds(ir.Reduce, draw.sampled_from(list(ir.REDUCERS)), e, draw.sampled_from([M, TWIN])),
         draw.builds(ir.Spread, e, draw.lists(draw.sampled_from([M, N, TWIN]), max_size=2).map(tuple)),
         draw.builds(ir.BoxLoad, TENSORS, lists, lists, sizes),
-        draw.builds(ir.Piece, draw.sampled_from([RING, LONE]), e, e, lists),
+        draw.builds(ir.SlotTile, draw.sampled_from([RING, LONE]), e, e, lists),
         draw.builds(ir.Call, draw.sampled_from(["fma", "max", "sum", "load", "f16", "select", "spread"]),
                     draw.lists(e, min_size=1, max_size=3).map(tuple)))
 
 
 EXPRS = draw.recursive(LEAVES, larger, max_leaves=4)
 EXPR_LISTS = draw.lists(EXPRS, max_size=2).map(tuple)
-PIECES = draw.builds(ir.Piece, draw.sampled_from([RING, LONE]), EXPRS, EXPRS, EXPR_LISTS)
+PIECES = draw.builds(ir.SlotTile, draw.sampled_from([RING, LONE]), EXPRS, EXPRS, EXPR_LISTS)
 
 
 def inner(s: draw.SearchStrategy[ir.Stmt]) -> draw.SearchStrategy[ir.Stmt]:

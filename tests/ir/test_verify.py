@@ -161,12 +161,12 @@ BREACHES = {
     ],
     "ring-is-reserved": [
         kernel(ir.FuncCall(ir.WAIT, (ir.Barrier("landed", 2), ir.ZERO, ir.ZERO))),
-        kernel(ir.Let(ir.Var("x", ir.f32), ir.Piece(ir.Buffer("ring", ir.f32, 2, (16,)), ir.ZERO, ir.ZERO,
-                                                    (ir.ZERO,)))),
+        kernel(ir.Let(ir.Var("x", ir.f32), ir.SlotTile(ir.SmemRing("ring", ir.f32, 2, (16,)), ir.ZERO,
+                                                    ir.ZERO, (ir.ZERO,)))),
     ],
     "piece-fits-its-box": [
-        kernel(ir.Shared(ir.Buffer("ring", ir.f32, 2, (16, 16))),
-               ir.Let(ir.Var("x", ir.f32), ir.Piece(ir.Buffer("ring", ir.f32, 2, (16, 16)), ir.ZERO,
+        kernel(ir.Shared(ir.SmemRing("ring", ir.f32, 2, (16, 16))),
+               ir.Let(ir.Var("x", ir.f32), ir.SlotTile(ir.SmemRing("ring", ir.f32, 2, (16, 16)), ir.ZERO,
                                                     ir.ZERO, (ir.ZERO,)))),
     ],
     "expression-holds-no-statement": [

@@ -76,7 +76,7 @@ def test_no_tuned_row_is_too_long() -> None:
     """The limit changes no measured choice."""
     chains = []
     store.forget()
-    for row in (r for rows in store._of_file("", "").values() for r in rows):
+    for row in (r for rows in store._of_file("", False).values() for r in rows):
         compute = computes(ConvProblem.parse(row.problem), Prop(row.direction))[0]
         chains.append(chain(Schedule.parse(row.schedule), compute))
     assert LONGEST / 4 < max(chains) <= LONGEST

@@ -388,11 +388,11 @@ def test_only_the_first_pass_is_guessed(processes: Processes) -> None:
     count = len(forwards(processes))
     model(torch.randn(1, 3, 10, 10))
     assert count == 1 == len(forwards(processes))
-    (noted,) = [n for n in speculative_compile._networks if n.model() is model]
+    (noted,) = [n for n in speculative_compile._networks.all if n.model() is model]
     assert not noted.leaves
     del model
     transconv.convert_(nn.Conv2d(3, 4, 3))
-    assert noted not in speculative_compile._networks
+    assert noted not in speculative_compile._networks.all
 
 
 def test_where_no_process_starts_the_job_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ def test_enable_nests() -> None:
     transconv.disable()
     with pytest.raises(ValueError, match="expected one of: cuda, cpu"):
         transconv.enable(("xpu",))
-    assert not convert._enabled
+    assert not convert._entries.enabled
 
 
 @pytest.mark.parametrize("call", [

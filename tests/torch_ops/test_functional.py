@@ -254,7 +254,7 @@ def test_precision_switch() -> None:
             switch.fp32_precision = word
             assert lower_call.flags(torch.float32).math == math
             assert lower_call.flags(torch.bfloat16).math == "ieee"  # not a question for other types
-            assert lower_call._documented_precision() == lower_call._precision()
+            assert switch.fp32_precision == lower_call._precision()
     finally:
         switch.fp32_precision = before
 

@@ -46,7 +46,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"
     yield copies
-    prepacked_weights._weights.clear()
+    prepacked_weights._Weight.named.clear()
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -170,9 +170,9 @@ def test_copies_of_the_model_know_nothing_of_it(launched: Callable[[], int]) -> 
     for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
         other.weight.mul_(2)
         assert right(other, x) and right(layer, x)
-    held = len(prepacked_weights._weights)
+    held = len(prepacked_weights._Weight.named)
     del layer
-    assert len(prepacked_weights._weights) == held - 1  # and its copies are freed
+    assert len(prepacked_weights._Weight.named) == held - 1  # and its copies are freed
 
 
 @interpreted

@@ -351,7 +351,7 @@ def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     )
     empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
     monkeypatch.setattr(route, "_empty", empty)
-    monkeypatch.setattr(quantized_entries.allocator, "quickest", lambda: empty)
+    monkeypatch.setattr(quantized_entries.torch_internals, "quickest", lambda: empty)
     module = transconv.nn.QuantConv2d.from_float(nn.Conv2d(4, 6, 3), 0.02, point)
     inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * call_cache.PATIENCE + 3)]
     want = copy.deepcopy(module)  # whose weight no call has seen

@@ -286,7 +286,7 @@ def test_nothing_keeps_a_weight_alive() -> None:
 
 
 def test_without_the_guard_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "guards", None)
+    monkeypatch.setattr(guard.torch_internals, "TensorGuards", None)
     x, w, b = operands(requires_grad=True)
     heat(lambda: transconv.conv2d(x, w, b).sum().backward())
     assert not CALLS.entries

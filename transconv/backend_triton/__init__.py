@@ -3,6 +3,7 @@
 In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emitters the IR alone.
 """
 
+from transconv.backend_triton import torch_internals
 from transconv.backend_triton.emitters.kernel_text import (
     emit,
     grid_size,
@@ -31,34 +32,9 @@ from transconv.backend_triton.offline.compilation import (
 from transconv.backend_triton.offline.worker import Child, reason_of, serve
 from transconv.backend_triton.offline.worker_pool import Compilers
 
-__all__ = [
-    "Answer",
-    "BACKENDS",
-    "BoundStart",
-    "Bind",
-    "Child",
-    "CompileFailure",
-    "Compilers",
-    "CompileJob",
-    "Launcher",
-    "Miscompiled",
-    "Resources",
-    "SizedLauncher",
-    "compile_offline",
-    "emit",
-    "expect",
-    "function_name",
-    "grid_size",
-    "is_explicit",
-    "numbers_of",
-    "parameters",
-    "pretend",
-    "programs",
-    "reason_of",
-    "serve",
-    "spelled_lines",
-    "torch_module",
-    "triton_version",
-    "unspecialised",
-    "write",
-]
+__all__ = ["Answer", "BACKENDS", "BoundStart", "Bind", "Child", "CompileFailure", "Compilers",
+           "CompileJob", "Launcher", "Miscompiled", "Resources", "SizedLauncher",
+           "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
+           "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
+           "spelled_lines", "torch_internals", "torch_module", "triton_version", "unspecialised",
+           "write"]

@@ -8,7 +8,7 @@ never come back earn few entries: the longer none is found again, the longer the
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping
-from typing import Any
+from typing import Any, ClassVar
 
 Call = Callable[..., Any]
 
@@ -22,6 +22,8 @@ class CallCache:
     """The entries of one front end, and the calls that found none. ``patience``: calls with a known route
     before the first entry; ``chain``: entries under one key."""
 
+    every: ClassVar[list[CallCache]] = []
+
     def __init__(self, patience: int = PATIENCE, chain: int = CHAIN) -> None:
         self.entries: dict[Hashable, Call] = {}
         self.find = self.entries.get
@@ -29,7 +31,7 @@ class CallCache:
         # Calls since the last entry, calls to wait for, entries.
         self._visits: dict[Hashable, list[int]] = {}
         self._elsewhere: list[MutableMapping[Any, Any]] = []  # entries that others hold, such as routes
-        _CACHES.append(self)
+        self.every.append(self)
 
     def due(self, key: Hashable, chain: int = 0) -> int:
         """Count a call that found no entry. 0: no entry is due; 1: the first, or a replacement of all; n:
@@ -77,10 +79,7 @@ class CallCache:
         self._visits.clear()
 
 
-_CACHES: list[CallCache] = []
-
-
 def forget() -> None:
     """Drop all entries of all front ends: what they run may be another now."""
-    for cache in _CACHES:
+    for cache in CallCache.every:
         cache.clear()

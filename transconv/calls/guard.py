@@ -21,23 +21,22 @@ import torch
 from torch.autograd import forward_ad
 
 from transconv.ir import defined
-from transconv.runtime import allocator
+from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
 Check = Callable[..., bool]
 
 ALIGNMENT = 15  # pointers that share these zero bits may be read 16 bytes at a time
-current_device = allocator.current_device()
-guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+current_device = torch_internals.current_device()
 
 # Read at every call; each is a plain function in C.
 grad_enabled = torch.is_grad_enabled
-modes = torch._C._len_torch_dispatch_stack
-function_modes = torch._C._is_torch_function_mode_enabled
+modes: Callable[[], int] = torch_internals.dispatch_modes
+function_modes: Callable[[], bool] = torch_internals.function_modes
 # Whether `is_grads_batched` made a gradient: a view of many, without memory of its own.
-is_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
-_deterministic = torch._C._get_deterministic_algorithms
-_cudnn_deterministic = torch._C._get_cudnn_deterministic
+is_batched: Callable[[Tensor], bool] = torch_internals.functorch.is_legacy_batchedtensor
+_deterministic: Callable[[], bool] = torch_internals.deterministic
+_cudnn_deterministic: Callable[[], bool] = torch_internals.cudnn_deterministic
 
 
 def means_more(tensor: Tensor) -> bool:
@@ -58,8 +57,8 @@ def check_of(*tensors: Tensor, free: int = 0) -> Check | None:
         strides[at] = [None] * len(strides[at])
         sizes[at] = [None, sizes[at][1], *strides[at][2:]]
     try:
-        made = guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes if free else None,
-                                   dynamic_dims_strides=strides if free else None)
+        made = torch_internals.TensorGuards(*tensors, dynamic_dims_sizes=sizes if free else None,
+                                            dynamic_dims_strides=strides if free else None)
         check: Check = made.check
         return check if check(*tensors) else None
     except (AttributeError, TypeError, RuntimeError):

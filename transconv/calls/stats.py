@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 import torch
 
 import transconv
 from transconv.calls.settings import settings
 from transconv.errors import Unsupported
-from transconv.runtime import COMPILING
+from transconv.runtime import COMPILING, torch_internals
 
 # Reasons in words, by their topics or whole; what an error says itself comes before them.
 SENTENCES = {
@@ -181,7 +180,7 @@ INSIDE = tuple(os.path.dirname(str(of.__file__)) + os.sep for of in (transconv, 
 def _warn(text: str) -> None:
     """Warn at the line of the program that called, through torch, this package, and what torch's compiler
     made of a function. In a thread of torch's, which has none, at its outermost line."""
-    made: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", ())
+    made = torch_internals.compiled_code()
     at: FrameType = sys._getframe(1)
     while at.f_back is not None and (at.f_code.co_filename.startswith(INSIDE) or at.f_code in made):
         at = at.f_back

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from transconv import knobs
 from transconv.cli import computations
 from transconv.cli.arguments import options, ranges
 from transconv.compute import Compute
@@ -200,8 +202,6 @@ def _rows(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
     if workers == 0:
         yield from _here(todo, own.time_budget)
         return
-    from transconv import knobs
-    from transconv.conv import ConvProblem
     from transconv.verify.machine import weight
     from transconv.verify.pool import Pool, Task, WorkerTask
 
@@ -233,8 +233,6 @@ def answer(row: dict[str, Any]) -> dict[str, Any]:
 
 def _here(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
           budget: float) -> Iterator[tuple[int, BenchdnnRequest, dict[str, Any]]]:
-    import time
-
     from transconv.verify.benchdnn.run import work
 
     end = time.monotonic() + budget
@@ -251,7 +249,6 @@ def _here(todo: Sequence[tuple[int, BenchdnnRequest, BenchdnnJob]],
 
 def _where(engines: set[str]) -> str:
     """``cuda`` or ``cpu``. Raises ValueError for an engine that this machine lacks."""
-    from transconv import knobs
     from transconv.verify.machine import device
 
     if len(engines) > 1:

@@ -6,6 +6,7 @@ import argparse
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from transconv.backend_triton import CompileFailure, compile_offline
 from transconv.cli import execute, run, show
@@ -64,11 +65,11 @@ def excerpt() -> None:
     """Print one problem as computation, a few stages, and source."""
     problem, target = ConvProblem.parse(SHOWN), TARGETS["sm_90"]
     print(f"\n{'=' * 100}\nStage by stage: the last of the four stride phases of\n")
-    words = SimpleNamespace(stage="compute", diff=False, schedule=None, epilogue="")
-    pages = list(show.pages(problem, Prop.BWD_D, target, words))  # type: ignore[arg-type]
+    words: Any = SimpleNamespace(stage="compute", diff=False, schedule=None, epilogue="")
+    pages = list(show.pages(problem, Prop.BWD_D, target, words))
     print(pages[0] + "\n" + pages[-1])
     for words.stage in (NAIVE.name, "lanewise", EMIT.name):
-        print(list(show.pages(problem, Prop.BWD_D, target, words))[-1])  # type: ignore[arg-type]
+        print(list(show.pages(problem, Prop.BWD_D, target, words))[-1])
     print("\nEvery stage: python -m transconv show "
           f"{SHOWN.split()[0]} --prop bwd_d --stage all   (or --diff)")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 from pathlib import Path
 
 from transconv.cli.arguments import options, ranges
+from transconv.target import Target
 
 
 def add_to(verbs: object) -> None:
@@ -68,7 +70,6 @@ def add_to(verbs: object) -> None:
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.target import Target
     from transconv.verify.fuzz.corpus import lines_of, read
     from transconv.verify.fuzz.main_loop import FuzzPlan, fuzz
     from transconv.verify.fuzz.trial_run import COMPUTES, CONVOLUTIONS, SMALL_TYPES
@@ -101,8 +102,6 @@ def run(words: argparse.Namespace) -> int:
 
 def has_gpu() -> bool:
     """Whether torch finds a GPU, tested in a child: this process forks later and must not start CUDA."""
-    import multiprocessing
-
     child = multiprocessing.get_context("fork").Process(target=_ask)
     child.start()
     child.join()

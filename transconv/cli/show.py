@@ -13,16 +13,7 @@ from transconv.compute import Compute, Workload, describe
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, LayerRegistry, Prop, build, marked
 from transconv.errors import ScheduleError
 from transconv.ir import Kernel, readable
-from transconv.passes import (
-    EMIT,
-    PROBLEM,
-    SCHEDULE,
-    TOGETHER,
-    Form,
-    forms,
-    lower,
-    stages,
-)
+from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages
 from transconv.runtime import PlanStep, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, Scheduled, why_not
 from transconv.selection import choice, explain_choice

@@ -169,9 +169,16 @@ def _mish_slope(x: Expr) -> Expr:
 MOST_MULTIPLIED = 8  # the largest power that is computed by multiplications
 
 
+def _float(exponent: float | Expr) -> float:
+    if isinstance(exponent, Const):
+        return float(exponent.value)
+    assert not isinstance(exponent, Expr)
+    return float(exponent)
+
+
 def _power(x: Expr, exponent: float | Expr = 2.0) -> Expr:
     """x**exponent: multiplications for small whole exponents and halves, else by a logarithm."""
-    e = float(exponent.value) if isinstance(exponent, Const) else float(exponent)  # type: ignore[arg-type]
+    e = _float(exponent)
     if e < 0:
         return _const(1.0, x) / _power(x, -e)
     whole, rest = int(e), e - int(e)
@@ -188,7 +195,7 @@ def _power(x: Expr, exponent: float | Expr = 2.0) -> Expr:
 
 
 def _power_slope(x: Expr, exponent: float | Expr = 2.0) -> Expr:
-    e = float(exponent.value) if isinstance(exponent, Const) else float(exponent)  # type: ignore[arg-type]
+    e = _float(exponent)
     return _const(e, x) * _power(x, e - 1) if e else _const(0.0, x)
 
 

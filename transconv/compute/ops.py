@@ -94,7 +94,6 @@ class Op:
 OPS: RowTable[Op] = RowTable()
 """Every operation, by name."""
 table = OPS.table
-_used: dict[str, Op] = {}  # all rows ever registered: cached kernels have operations by name
 
 
 def register(op: Op) -> Op:
@@ -104,9 +103,8 @@ def register(op: Op) -> Op:
     if why_not_name(op.name) or op.name in RESERVED:
         raise ValueError(f"'{op.name}' cannot name an operation; expected a Python name other than "
                          f"{' and '.join(RESERVED)}")
-    if _used.get(op.name, op) is not op or op.name in OPS:
+    if op.name in OPS or OPS.first(op) is not op:
         raise ValueError(f"'{op.name}' already names an operation in this process")
-    _used[op.name] = op
     return OPS.add(op)
 
 

@@ -95,7 +95,7 @@ def _chosen(a: Number, sign: str, b: Number) -> Number:
     if not isinstance(a, Spelled) and not isinstance(b, Spelled):
         return (a if a > b else b) if sign == ">" else (a if a < b else b)
     x, y = _text(kept(a)), _text(kept(b))
-    lines = a.lines if isinstance(a, Spelled) else b.lines  # type: ignore[union-attr]
+    lines = next(n.lines for n in (a, b) if isinstance(n, Spelled))
     return kept(Spelled(f"({x} if {x} {sign} {y} else {y})", lines))
 
 

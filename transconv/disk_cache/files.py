@@ -4,6 +4,9 @@ Files are replaced whole. They are read only if they are the user's, no other us
 to their folder, and none decides which folder that is. When the disk fails, work continues without it:
 only ``replace_text`` and ``replace_data`` raise OSError; elsewhere the logger ``transconv.cache`` reports
 it once. Records are in ``records.py``.
+
+Files that a user names may be anywhere and belong to any user: they are read up to a size limit and
+written whole, and errors are raised.
 """
 
 from __future__ import annotations
@@ -24,23 +27,20 @@ from transconv import knobs
 log = logging.getLogger("transconv.cache")
 
 PARTIAL = ".transconv-part-"  # begins the names of files that are being written
+LONGEST = 1 << 28  # bytes of a file that a user names
 STALE = 3600.0  # seconds after which such a file belongs to a process that died
 
-_logged: set[tuple[str, str]] = set()
-_swept: set[Path] = set()
 
-
+@functools.cache
 def tell(place: Path | str, reason: str) -> None:
     """Log once per process what is wrong with a place in the cache."""
-    if (str(place), reason) not in _logged:
-        _logged.add((str(place), reason))
-        log.warning("cache %s: %s", place, reason)
+    log.warning("cache %s: %s", place, reason)
 
 
 def forget() -> None:
     """Log every message again, and look for left-over files again."""
-    _logged.clear()
-    _swept.clear()
+    tell.cache_clear()
+    _sweep.cache_clear()
 
 
 # -- folders ---------------------------------------------------------------------------------------
@@ -229,13 +229,69 @@ def read_text(path: Path, longest: int) -> str | None:
     return data.decode("utf-8", "replace")
 
 
+@functools.cache
 def _sweep(at: Path) -> None:
     """Remove the partial files of processes that died while writing; once per process."""
-    if at in _swept:
-        return
-    _swept.add(at)
     with suppress(OSError):
         for left in at.glob(f"{PARTIAL}*"):
             with suppress(OSError):
                 if time.time() - left.lstat().st_mtime > STALE:
                     left.unlink()
+
+
+# -- files that a user names -------------------------------------------------------------------------
+
+
+def read_named(path: Path, expected: str, longest: int = LONGEST) -> str:
+    """The text of a file. Raises ValueError for one that is no text or is too long (``expected`` says
+    what it should be), OSError."""
+    with path.open("rb") as file:
+        data = file.read(longest + 1)
+    if len(data) > longest:
+        raise ValueError(f"{path} has more than {longest} bytes; expected {expected}")
+    if b"\0" in data:
+        raise ValueError(f"{path}: this is no text; expected {expected}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: this is no text; expected {expected}") from error
+
+
+def replace_named(path: Path, text: str) -> None:
+    """Write a file, and the folders that it lies in, so that it is never half there. A pipe or a device
+    is written to as it is. Raises OSError."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
+    path = path.resolve()  # a link stays, its target is replaced
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        with suppress(OSError):
+            fresh.chmod(path.stat().st_mode & 0o777)
+        fresh.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            fresh.unlink()
+        raise
+
+
+def why_unwritable(path: Path) -> str:
+    """Why a file cannot be made or replaced, or empty. Nothing is left behind."""
+    try:
+        if path.is_dir():
+            return "it is a folder"
+        if path.exists() and not os.access(path, os.W_OK):
+            return "it is not ours to write"
+        if path.exists() and not path.is_file():
+            return ""
+        within = path.resolve().parent
+        while not within.exists():
+            within = within.parent
+        if not within.is_dir():
+            return f"{within} is no folder"
+        with tempfile.TemporaryFile(dir=within):
+            return ""
+    except (OSError, RuntimeError, ValueError) as error:
+        return words(error) if isinstance(error, OSError) else str(error)

@@ -7,6 +7,7 @@ neither read nor written; the logger ``transconv.cache`` says why, once.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import os
 import re
@@ -22,8 +23,6 @@ from transconv.disk_cache.files import PARTIAL, tell, why_foreign, why_reached, 
 WITHOUT = ("plans and what names compiled kernels are neither read from the cache nor kept in it, and are "
            "made anew in every process. TRANSCONV_KEY names another file")
 
-_keys: dict[Path, bytes | None] = {}
-
 
 def key() -> bytes | None:
     """The user's key, made if there is none; None, and one message, where it cannot be had."""
@@ -32,15 +31,19 @@ def key() -> bytes | None:
     except (OSError, RuntimeError) as error:  # there is no home
         tell("key", f"cannot be found ({error}); {WITHOUT}")
         return None
-    if path not in _keys:
-        try:
-            reason, _keys[path] = _read_or_make(path)
-        except (OSError, RuntimeError) as error:  # links in a circle; there is no home
-            why = words(error) if isinstance(error, OSError) else error
-            reason, _keys[path] = f"cannot be made or read ({why})", None
-        if reason:
-            tell(path, f"the key {reason}; {WITHOUT}")
-    return _keys[path]
+    return _key_of(path)
+
+
+@functools.cache
+def _key_of(path: Path) -> bytes | None:
+    try:
+        reason, found = _read_or_make(path)
+    except (OSError, RuntimeError) as error:  # links in a circle; there is no home
+        why = words(error) if isinstance(error, OSError) else error
+        reason, found = f"cannot be made or read ({why})", None
+    if reason:
+        tell(path, f"the key {reason}; {WITHOUT}")
+    return found
 
 
 def seal(secret: bytes, *told: str) -> str:
@@ -60,7 +63,7 @@ def is_sealed(found: object, secret: bytes, *told: str) -> bool:
 
 def forget() -> None:
     """Clear the keys in memory, so that files are read again."""
-    _keys.clear()
+    _key_of.cache_clear()
 
 
 def _read_or_make(path: Path) -> tuple[str, bytes | None]:

@@ -6,6 +6,7 @@ rows. Ranks whose rows differ take those of the mesh's first rank; whatever else
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import warnings
 from typing import Any
@@ -21,25 +22,28 @@ from transconv.version import __version__
 
 SAME = (knobs.schedule, knobs.sizes, knobs.passes, knobs.features)
 MOST = 1 << 12  # texts of one mesh that are remembered
-_agreed: dict[Any, set[str]] = {}
 
 
 def agree(mesh: Any, text: str) -> None:
     """RuntimeError on every rank of the mesh unless all ranks call it with one text, and would choose the
     same schedules. Asked once for each text; ranks that disagree after that wait for each other until
     torch.distributed's time is over."""
-    known = _agreed.get(mesh)
-    if known is not None and text in known:
+    known = _agreed(mesh)
+    if text in known:
         return
-    if known is None:
-        agree_on_schedules(mesh)
-        known = _agreed.setdefault(mesh, set())
     if not _is_same(mesh, text):
         raise RuntimeError("the ranks of a mesh disagree about a sharded convolution. Rank "
                            f"{dist.get_rank()} has: {text}")
     if len(known) >= MOST:
         known.clear()  # all ranks of a mesh do, at the same call
     known.add(text)
+
+
+@functools.cache
+def _agreed(mesh: Any) -> set[str]:
+    """The texts that the ranks of a mesh agreed on, which choose the same schedules."""
+    agree_on_schedules(mesh)
+    return set()
 
 
 def agree_on_schedules(mesh: Any) -> None:

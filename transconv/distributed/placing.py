@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from transconv.distributed.axes import Split
 from transconv.distributed.halo import shards
+from transconv.runtime import Cache
 
 Tensor = torch.Tensor
 # A row of the choice: the axis that a mesh dim splits; None where every rank computes the same.
@@ -92,8 +93,7 @@ def part(tensor: DTensor, places: Sequence[Placement]) -> Tensor:
     return ready
 
 
-_specs: dict[Any, Any] = {}  # of DTensors, by what they are made of
-MOST = 1 << 12
+_specs: Cache[Any, Any] = Cache("specs of DTensors", 1 << 12)  # by what they are made of
 
 
 def dealt(local: Tensor, mesh: Any, places: Sequence[Placement], shape: Sequence[int],
@@ -109,9 +109,8 @@ def dealt(local: Tensor, mesh: Any, places: Sequence[Placement], shape: Sequence
         made: Callable[..., DTensor] = DTensor
         return made(local, copy(spec), requires_grad=False)
     first = DTensor.from_local(local, mesh, places, shape=torch.Size(shape), stride=tuple(stride))
-    if len(_specs) >= MOST:
-        _specs.clear()
-    _specs[key] = copy(first._spec)
+    _specs.pop(key, None)  # of an equal mesh
+    _specs.keep(key, copy(first._spec))
     return first
 
 

@@ -11,17 +11,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 
 from transconv.distributed import sharded
 from transconv.distributed.modules import norms, padding, upsampling
 from transconv.errors import Unsupported
+from transconv.runtime import torch_internals
 from transconv.torch_ops import operators, tensor_subclasses
 from transconv.torch_ops.conversion import aten_convolutions
 
 _new_library: Any = torch.library.Library
 _register: Any = torch.library.register_torch_dispatch
+FakeTensor: Any = torch_internals.FakeTensor
 Tensor = torch.Tensor
 
 
@@ -84,21 +85,30 @@ def _add(name: str, function: Callable[..., Any], library: Any) -> None:
 
 _ATEN: dict[str, Callable[..., Any]] = {"aten::convolution": forward,
                                         "aten::convolution_backward": _aten_backward}
-_replacing: list[Any] = []
-_of_models: list[Any] = []
+
+
+class _Libraries:
+    """What holds the rules for aten's operators: while they are replaced, and of models for good."""
+
+    def __init__(self) -> None:
+        self.replacing: Any = None
+        self.of_models: Any = None
+
+
+_libraries = _Libraries()
 
 
 def replace(devices: frozenset[str]) -> None:
     """Serve aten's operators while any device is replaced, or a model is sharded, and give them back to
     torch after that."""
-    wanted = bool(devices or _of_models)
-    if wanted and not _replacing:
-        library = _new_library("aten", "FRAGMENT")
+    wanted = bool(devices) or _libraries.of_models is not None
+    if wanted and _libraries.replacing is None:
+        library = _libraries.replacing = _new_library("aten", "FRAGMENT")
         for name, function in _ATEN.items():
             _add(name, function, library)
-        _replacing.append(library)
-    elif _replacing and not wanted:
-        _replacing.pop()._destroy()
+    elif _libraries.replacing is not None and not wanted:
+        _libraries.replacing._destroy()
+        _libraries.replacing = None
 
 
 _OF_MODELS: dict[str, Callable[..., Any]] = {
@@ -110,10 +120,10 @@ _OF_MODELS: dict[str, Callable[..., Any]] = {
 def serve_models() -> None:
     """Serve convolutions, group norms, constant padding and nearest upsampling of DTensors from now on, in
     place of DTensor's rules."""
-    if not _of_models:
-        _of_models.append(_new_library("aten", "FRAGMENT"))
+    if _libraries.of_models is None:
+        _libraries.of_models = _new_library("aten", "FRAGMENT")
         for name, function in _OF_MODELS.items():
-            _add(name, function, _of_models[0])
+            _add(name, function, _libraries.of_models)
         replace(aten_convolutions.replaced)
 
 

@@ -20,11 +20,13 @@ from transconv.distributed.halo import RowRange, SpatialAxis, planned, shards
 from transconv.distributed.local import LocalConv, with_bias
 from transconv.distributed.overlap import Halo, apart
 from transconv.distributed.placing import Choice, WholeShapes, produced
+from transconv.runtime import Cache
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 
 Tensor = torch.Tensor
-_choices: dict[Any, Choice] = {}  # of calls on which all ranks of a mesh agreed
+# Of calls on which all ranks of a mesh agreed: those of all ranks are dropped at the same call.
+_choices: Cache[Any, Choice] = Cache("choices of axes", agreement.MOST)
 
 
 class Problem:
@@ -52,10 +54,8 @@ class Problem:
         laid = " ".join(f"{name}{list(t.shape)}{t.placements}" for name, t in given.items())
         agreement.agree(self.mesh, f"{laid} {self.p} {self.channels_last} {given['weight'].dtype}")
         rows = splits(len(self.lines), self.p.transposed, self.p.groups > 1)
-        if len(_choices) >= agreement.MOST:
-            _choices.clear()  # all ranks of a mesh do, at the same call
         found = placing.choose(self.mesh, given, rows, WholeShapes(self.shapes, self.p.groups))
-        return _choices.setdefault(key, found)
+        return _choices.keep(key, found)
 
     def local(self, name: str, choice: Choice) -> tuple[int, ...]:
         """The shape of this rank's part of a tensor."""

@@ -19,6 +19,7 @@ from transconv.functional.calls import torch_operators
 from transconv.functional.calls.compiled_launch import refused
 from transconv.ir import Cast, Const, DType, Expr, Layout, View, ViewDim, f32, f64
 from transconv.ir import Tensor as Memory
+from transconv.runtime import torch_internals
 from transconv.torch_ops.fused import traced_autograd
 from transconv.torch_ops.fused.traced_route import TYPES, spread
 
@@ -31,7 +32,7 @@ def gradients(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tensor,
     """The gradients of ``acc`` and of the operands by one kernel, or None where torch computes them: on
     the CPU, in graphs, and for a function that has no derivative."""
     given = [acc, *(spread(t, acc.dim()) for t in operands), grad]
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or refused(given, [True]):
+    if torch.compiler.is_compiling() or torch_internals.dispatch_modes() or refused(given, [True]):
         return None
     places = tuple((tuple(t.shape), t.stride(), TYPES[t.dtype]) for t in given)
     try:
@@ -84,4 +85,4 @@ def _compute(text: str, places: tuple[Place, ...],
     return str(compute).replace("\n", " ;; "), order, tuple(stores)
 
 
-traced_autograd.kernels.append(gradients)
+traced_autograd.TracedConvolution.kernels += (gradients,)

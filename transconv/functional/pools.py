@@ -86,7 +86,8 @@ def _declared(name: str, formulas: Formulas, theirs: Callable[[str, int], Callab
 
 
 def _plainly(name: str, n: int) -> Callable[..., Any]:
-    return getattr(F, f"{name}{n}d")  # type: ignore[no-any-return]
+    made: Callable[..., Any] = getattr(F, f"{name}{n}d")
+    return made
 
 
 def _first_if_alone(tensors: Any, numbers: Numbers, made: tuple[Tensor, ...]) -> Any:
@@ -152,7 +153,7 @@ def avg_pool2d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, pad
                ceil_mode: bool = False, count_include_pad: bool = True,
                divisor_override: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.avg_pool2d. As max_pool2d."""
-    return _averaged(2, input, kernel_size, stride, padding,  # type: ignore[no-any-return]
+    return _averaged(2, input, kernel_size, stride, padding,
                      ceil_mode, count_include_pad, divisor_override, out=out)
 
 
@@ -160,12 +161,12 @@ def avg_pool3d(input: Tensor, kernel_size: Ints, stride: Ints | None = None, pad
                ceil_mode: bool = False, count_include_pad: bool = True,
                divisor_override: int | None = None, *, out: Tensor | None = None) -> Tensor:
     """torch.nn.functional.avg_pool3d. As max_pool2d."""
-    return _averaged(3, input, kernel_size, stride, padding,  # type: ignore[no-any-return]
+    return _averaged(3, input, kernel_size, stride, padding,
                      ceil_mode, count_include_pad, divisor_override, out=out)
 
 
 def _averaged(n: int, input: Tensor, kernel_size: Ints, stride: Ints | None, padding: Ints,
-              *more: Any, out: Any) -> Any:
+              *more: Any, out: Any) -> Tensor:
     return call(AVERAGE[n], (input,), (
         _each(kernel_size, n), _step(stride, kernel_size, n), _each(padding, n), *more), out)
 

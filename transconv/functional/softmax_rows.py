@@ -34,7 +34,8 @@ def _exponential(make: Any) -> Any:
         if dim is None:
             raise Unsupported("dim:implicit", "expected dim=...")
         assert x is not None
-        return make(x, *dims(dim, len(x.shape)), y=made[0])  # type: ignore[no-any-return]
+        found: library.LibraryFormula = make(x, *dims(dim, len(x.shape)), y=made[0])
+        return found
     return formula
 
 

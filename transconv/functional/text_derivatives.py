@@ -21,11 +21,13 @@ from transconv.compute import Derivative, differentiate, of_examples, one_line, 
 from transconv.errors import ComputeError
 from transconv.functional.calls.compiled_launch import program
 from transconv.functional.calls.torch_operators import compute
+from transconv.runtime import torch_internals
 from transconv.torch_ops import transforms
 from transconv.torch_ops.library import differentiated
 from transconv.torch_ops.operators import library
 
 Tensor = torch.Tensor
+_below_autograd: Any = torch_internals.below_autograd
 Tensors = tuple[Tensor, ...]
 
 
@@ -213,7 +215,7 @@ class TextFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, text: str, tangents: tuple[bool, ...], *given: Tensor) -> Tensors:
-        with torch._C._AutoDispatchBelowAutograd():
+        with _below_autograd():
             made = _call(text, *given)
         _keep(ctx, (text, *given), made, tangents)
         if tangents:
@@ -239,7 +241,7 @@ def _with_derivatives(text: str, given: list[Tensor]) -> list[Tensor]:
     tangents = tuple(transforms.has_tangent([t]) for t in given) if forward_ad._current_level >= 0 else ()
     if True in tangents or differentiated(*given):
         return [*_apply(text, tangents if True in tangents else (), *given)]
-    with torch._C._AutoDispatchBelowAutograd():
+    with _below_autograd():
         return compute(text, given)
 
 

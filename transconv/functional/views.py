@@ -68,7 +68,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, out: Tensor | None = None) -
     """torch.cat of tensors of one type. As pad; with ``out`` torch computes."""
     given = tuple(tensors)
     if not given or not all(isinstance(t, Tensor) and t.dim() for t in given):
-        return torch.cat(tensors, dim, out=out)  # type: ignore[arg-type]
+        return torch.cat(given, dim, out=out)
     return call(CAT, given, (dim,), out)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from torch._dynamo.symbolic_convert import InstructionTranslator
+
+from transconv.runtime import torch_internals
 
 if TYPE_CHECKING:
     from transconv.graph.reporting import GraphReport
@@ -31,7 +31,7 @@ def owner() -> str:
     """The module whose ``forward`` is being compiled, in torch's words; empty for a function, and where
     torch's compiler compiles nothing."""
     try:
-        at: Any = InstructionTranslator.current_tx()
+        at: Any = torch_internals.InstructionTranslator.current_tx()
     except (AttributeError, AssertionError):
         return ""
     while getattr(at, "parent", None) is not None:
@@ -57,7 +57,7 @@ def found(compiled: Any) -> list[Made]:
         if at.__code__ in seen:
             continue
         seen.add(at.__code__)
-        for entry in torch._dynamo.eval_frame._debug_get_cache_entry_list(at.__code__):
+        for entry in torch_internals.cache_entries(at.__code__):
             for name in entry.code.co_names:
                 value: Any = _original(at.__globals__.get(name))
                 if isinstance(made := getattr(value, "transconv", None), Made):

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph import translate  # noqa: F401  # its tables have entered their rows
 from transconv.graph.lowerings.table import ROWS
 from transconv.graph.regions import saved_tensors  # noqa: F401  # its tables have entered their rows
+from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
 
@@ -31,8 +30,9 @@ ALSO = ("_softmax", "_log_softmax", "_native_batch_norm_legit",
 def table() -> dict[Any, Callable[..., Any]]:
     """The decompositions, by operation."""
     aten = torch.ops.aten
-    more = get_decompositions([getattr(aten, name) for name in ALSO if hasattr(aten, name)])
-    found = {**core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
+    also = [getattr(aten, name) for name in ALSO if hasattr(aten, name)]
+    more = torch_internals.get_decompositions(also)
+    found = {**torch_internals.core_aten_decompositions(), **more, aten.native_dropout.default: _dropout}
     return {op: how for op, how in found.items() if op not in ROWS}
 
 
@@ -69,7 +69,7 @@ def divided(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> tuple[fx.GraphM
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
         elif node.target in EQUAL and any(_is_float(x) for x in node.all_input_nodes):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    found: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
+    found: tuple[fx.GraphModule, fx.GraphModule] = torch_internals.min_cut_partition(
         joint, *args, **kwargs)
     saved_tensors.shared(*found, kwargs["num_fwd_outputs"])
     return found
@@ -119,7 +119,7 @@ def once(graph: fx.Graph) -> None:
     handed = {_memory(n) for n in graph.output_node().all_input_nodes} - {None}
     known: dict[tuple[Any, str, str], fx.Node] = {}
     for node in calls if not writes else ():
-        if not isinstance(node.target, torch._ops.OpOverload) or _random(node) or _writes(node) or (
+        if not isinstance(node.target, torch_internals.OpOverload) or _random(node) or _writes(node) or (
                 node.target.namespace not in ("aten", "prims") or _memory(node) in {None, *handed}):
             continue
         found = known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
@@ -191,8 +191,9 @@ def _normalized(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor
 
 def _told_by_place(node: fx.Node, told: set[fx.Node]) -> bool:
     """Whether elements are taken from positions that are the same at every call: nearest upsampling."""
+    places: Any = node.args[1] if len(node.args) > 1 else ()
     return node.target in (torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor) and all(
-        i is None or i in told for i in node.args[1])  # type: ignore[union-attr]
+        i is None or i in told for i in places)
 
 
 def _random(node: fx.Node) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd
 
 from transconv.calls import stats
 from transconv.calls.settings import settings
@@ -25,7 +24,15 @@ from transconv.graph.regions.partition import is_size
 from transconv.graph.regions.region_runner import Parts, Setting, unseen
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import Checks, FirstCall
-from transconv.runtime import SIZES, BatchCompile, begin, begin_processes, cores, is_collecting
+from transconv.runtime import (
+    SIZES,
+    BatchCompile,
+    begin,
+    begin_processes,
+    cores,
+    is_collecting,
+    torch_internals,
+)
 from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
 
@@ -82,7 +89,7 @@ def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], *, mode: str | No
     _expect(gm, tensors)
     decompositions.repeated(gm)
     decompositions.normalized(gm)
-    run = aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
+    run = torch_internals.aot_autograd(fw_compiler=compiler("forward"), bw_compiler=compiler("backward"),
                        inference_compiler=compiler("inference"), decompositions=decompositions.table(),
                        partition_fn=decompositions.divided, keep_inference_input_mutations=True)
     return _marked(run(gm, example_inputs), made)
@@ -108,9 +115,7 @@ def _marked(run: Callable[..., Any], made: Made) -> Callable[..., Any]:
 def _whole(gm: fx.GraphModule, inputs: Sequence[Any], rest: str) -> Callable[..., Any]:
     if rest == "eager":
         return gm.forward
-    from torch._inductor.compile_fx import compile_fx
-
-    return cast(Callable[..., Any], compile_fx(gm, list(inputs)))
+    return cast(Callable[..., Any], torch_internals.compile_fx(gm, list(inputs)))
 
 
 Chosen = tuple["_Way | FirstCall", dict[str, int], dict[str, "int | float"]]

@@ -137,13 +137,14 @@ def _values(node: fx.Node, val: Any, known: Mapping[fx.Node, Any]) -> torch.Tens
         return None
     if not 0 < val.numel() <= MOST_KNOWN:
         return None
-    if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+    target: Any = node.target
+    if torch.Tag.nondeterministic_seeded in target.tags:
         return None
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), lambda x: known[x].values)
     if "device" in kwargs:
         kwargs = {**kwargs, "device": torch.device("cpu")}
     with torch.no_grad():
-        found = node.target(*args, **kwargs)  # type: ignore[operator]
+        found = target(*args, **kwargs)
     return found if isinstance(found, torch.Tensor) else None
 
 

@@ -4,12 +4,13 @@ In: nodes. Out: text, well-formedness rules, and their meaning in NumPy, which f
 deadlocks. Knows: nothing above it.
 """
 
-from transconv.ir.access import BoxLoad, Load, Read
+from transconv.ir.access import BoxLoad, Load, MemoryRead
 from transconv.ir.dtype import (
     DTYPES,
     ELSEWHERE,
     EXACT_TERMS,
     DType,
+    Rounding,
     bf16,
     boolean,
     f8e4m3,
@@ -29,7 +30,17 @@ from transconv.ir.dtype import (
     type_named,
     u8,
 )
-from transconv.ir.explicit import Barrier, Buffer, Fetch, Piece, Put, Role, Roles, Send, Shared
+from transconv.ir.explicit import (
+    Barrier,
+    Fetch,
+    Put,
+    Role,
+    Roles,
+    Send,
+    Shared,
+    SlotTile,
+    SmemRing,
+)
 from transconv.ir.expr import (
     FALSE,
     ONE,
@@ -86,7 +97,7 @@ from transconv.ir.functions.calls import CALLS, Callee, helpers
 from transconv.ir.functions.fma import multiply_add
 from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
 from transconv.ir.functions.reductions import REDUCERS, reducer_of
-from transconv.ir.functions.rounding import Rounding, convert, held_constant, wrapped
+from transconv.ir.functions.rounding import convert, held_constant, wrapped
 from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
 from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
 from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
@@ -95,7 +106,7 @@ from transconv.ir.interp.evaluate import Evaluator, Fault, contract
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
 from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.node import Node, ObjectMap, ObjectSet, node
+from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
 from transconv.ir.operations import Call, Cast, Select
 from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
 from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
@@ -118,17 +129,7 @@ from transconv.ir.stmt import (
     store,
 )
 from transconv.ir.tensor import Tensor, View, ViewDim
-from transconv.ir.terms import (
-    addends,
-    all_of,
-    conjuncts,
-    eq,
-    maximum,
-    minimum,
-    ne,
-    select,
-    sum_of,
-)
+from transconv.ir.terms import addends, all_of, conjuncts, eq, maximum, minimum, ne, select, sum_of
 from transconv.ir.text.infix import readable
 from transconv.ir.text.python_functions import defined
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
@@ -146,33 +147,25 @@ from transconv.ir.visit import (
     walk,
 )
 
-__all__ = [
-    "Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
-    "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of",
-    "ARRIVE", "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "ELSEWHERE", "EXACT_TERMS",
-    "EXPECT", "FALSE", "FENCE",
-    "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE", "WAIT", "Barrier", "Buffer",
-    "Fetch",
-    "Piece", "Put", "Role", "Roles", "Rounding", "RowTable", "Send", "Shared",
-    "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary", "BoxLoad",
-    "BoxStore", "Call", "Cast", "Comment", "Compare",
-    "Const", "DType", "Div", "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall",
-    "If", "InterpError", "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le",
-    "Let", "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
-    "Neg", "Node", "Not",
-    "ObjectMap", "ObjectSet", "Or", "Read", "Reduce", "Renamed", "Select", "Seq", "Shl", "Size", "Sizes",
-    "Shr", "Spread", "Stmt", "Store",
-    "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
-    "PRODUCTS", "SHIFTED", "SHORT",
-    "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
-    "chances", "conjuncts", "defined", "divided", "dot", "one_of_two",
-    "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "function_of", "i32", "i64", "i8",
-    "index", "is_number",
-    "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
-    "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told", "statements", "store",
-    "strictest",
-    "substitute",
-    "sum_of", "tf32", "text_of", "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
-    "why_not_depth", "why_not_name", "why_not_text",
-    "held_constant", "wrapped",
-]
+__all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS", "contract",
+           "convert", "helpers", "multiply_add", "offsets_of", "readable", "reducer_of", "ARRIVE",
+           "ASSUME", "ATOMIC_ADD", "DOT_ASYNC", "DOT_WAIT", "DTYPES", "ELSEWHERE", "EXACT_TERMS",
+           "EXPECT", "FALSE", "FENCE", "FUNCS", "LAUNCH", "ONE", "PART_WAIT", "SEND_WAIT", "TRUE",
+           "WAIT", "Barrier", "SmemRing", "Fetch", "SlotTile", "Put", "Role", "Roles", "Rounding",
+           "RowTable", "Send", "Shared", "ZERO", "Add", "Alloc", "And", "Arithmetic", "Binary",
+           "BoxLoad", "BoxStore", "Call", "Cast", "Comment", "Compare", "Const", "DType", "Div",
+           "Eq", "Expr", "ExprMutator", "FloorDiv", "For", "Func", "FuncCall", "If", "InterpError",
+           "Kernel", "LARGEST_SIZE", "LEVELS", "Lane", "Layout", "LayoutBlock", "Le", "Let",
+           "Like", "Load", "Logic", "Lt", "Max", "Memory", "Min", "Mod", "Mul", "Mutator", "Ne",
+           "Neg", "Node", "Not", "ObjectMap", "ObjectSet", "Or", "MemoryRead", "Reduce", "Renamed",
+           "Select", "Seq", "Shl", "Size", "Sizes", "Shr", "Spread", "Stmt", "Store", "Sub",
+           "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim",
+           "Visitor", "PRODUCTS", "SHIFTED", "SHORT", "Xor", "addends", "all_of", "as_expr",
+           "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts", "defined",
+           "divided", "dot", "one_of_two", "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "field_names",
+           "find", "free_vars", "function_of", "i32", "i64", "i8", "index", "is_number", "index64",
+           "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node",
+           "partial", "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told",
+           "statements", "store", "strictest", "substitute", "sum_of", "tf32", "text_of",
+           "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
+           "why_not_depth", "why_not_name", "why_not_text", "held_constant", "wrapped"]

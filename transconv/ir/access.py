@@ -9,7 +9,7 @@ from transconv.ir.tensor import Tensor
 from transconv.ir.terms import all_of
 
 
-class Read(Expr):
+class MemoryRead(Expr):
     """Base of the expressions that read memory."""
 
     __slots__ = ()
@@ -17,7 +17,7 @@ class Read(Expr):
 
 
 @node
-class Load(Read):
+class Load(MemoryRead):
     """``tensor.data[offset]`` where ``mask`` holds, else ``fill``. The offset counts elements."""
 
     tensor: Tensor
@@ -31,7 +31,7 @@ class Load(Read):
 
 
 @node
-class BoxLoad(Read):
+class BoxLoad(MemoryRead):
     """The part of a tensor that a copy engine fetches in one piece.
 
     One entry per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` the

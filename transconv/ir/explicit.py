@@ -1,6 +1,6 @@
 """Shared memory, barriers and roles of warps, as nodes of warp-specialized kernels.
 
-A program owns rings of shared memory (``Buffer``) and of barriers (``Barrier``), and its warps have
+A program owns rings of shared memory (``SmemRing``) and of barriers (``Barrier``), and its warps have
 roles: one fetches boxes into slots of the rings, another multiplies them. All waits are explicit; the
 interpreter runs the roles concurrently and reports deadlocks and races.
 
@@ -28,7 +28,7 @@ from transconv.ir.tensor import Tensor
 
 
 @node
-class Buffer(Node):
+class SmemRing(Node):
     """A ring of ``slots`` in shared memory. A slot holds ``members`` boxes of ``extents`` elements, each
     in the order in which the copy engine writes it, side by side or ``below`` one another."""
 
@@ -56,11 +56,11 @@ class Barrier(Node):
 
 
 @node
-class Piece(Expr):
+class SlotTile(Expr):
     """The contents of a slot as a tile. For each lane, ``member`` is the box of the slot and ``within``
     the position in that box, one entry per dimension."""
 
-    buffer: Buffer
+    buffer: SmemRing
     slot: Expr
     member: Expr
     within: tuple[Expr, ...]
@@ -74,7 +74,7 @@ class Piece(Expr):
 class Shared(Stmt):
     """Reserve a ring of shared memory or of barriers in each program."""
 
-    what: Buffer | Barrier
+    what: SmemRing | Barrier
 
 
 @node
@@ -84,7 +84,7 @@ class Fetch(Stmt):
 
     tensor: Tensor
     corner: tuple[Expr, ...]
-    piece: Piece
+    piece: SlotTile
     barrier: Barrier
     slot: Expr
 
@@ -93,7 +93,7 @@ class Fetch(Stmt):
 class Put(Stmt):
     """Write a tile of values from registers to a piece of shared memory."""
 
-    piece: Piece
+    piece: SlotTile
     value: Expr
 
 
@@ -103,7 +103,7 @@ class Send(Stmt):
 
     tensor: Tensor
     corner: tuple[Expr, ...]
-    piece: Piece
+    piece: SlotTile
 
 
 @node

@@ -32,9 +32,11 @@ def _defaults(cls: type) -> tuple[object, ...]:
     return tuple(f.default for f in fields(cls))
 
 
-_kept: dict[type, dict[type, bool]] = {}
-"""Of each class the types of values that it keeps as they are given, such as no NumPy scalar, and whether
-they are keys as they are."""
+@cache
+def _plain(cls: type) -> dict[type, bool]:
+    """Of a class the types of values that it keeps as they are given, such as no NumPy scalar, and whether
+    they are keys as they are: filled as values come."""
+    return {}
 
 
 def _key(value: object) -> object:
@@ -51,9 +53,7 @@ class _Interning(type):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         given = () if kwargs else args + _defaults(cls)[len(args):]
-        known = _kept.get(cls)
-        if known is None:
-            known = _kept.setdefault(cls, {})
+        known = _plain(cls)
         plain = [known.get(type(a)) for a in given]
         if given and None not in plain:  # it may be there: then none is made
             found = _interned.get((cls, *(given if all(plain) else map(_key, given))))
@@ -91,8 +91,8 @@ class Node(metaclass=_Interning):
         if found is None:
             digest = hashlib.blake2b(digest_size=8)
             digest.update(type(self).__name__.encode())
-            for f in fields(self):  # type: ignore[arg-type]
-                _feed(digest, getattr(self, f.name))
+            for name in field_names(type(self)):
+                _feed(digest, getattr(self, name))
             found = _hashes[self] = int.from_bytes(digest.digest(), "big")
         return found
 
@@ -122,7 +122,7 @@ class Node(metaclass=_Interning):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
+        return type(self), tuple(getattr(self, name) for name in field_names(type(self)))
 
 
 def _feed(digest: Any, value: object) -> None:

@@ -7,11 +7,10 @@ passes, emitters and launches below it, nothing of convolutions.
 from transconv.errors import KernelError, ScopeError
 from transconv.kernel.annotations import Buffer, Constant, Tunable, symbols
 from transconv.kernel.decorator import KernelDecorator, KernelFunction, kernel
-from transconv.kernel.device_functions import DeviceFunction, atomic_ref, uniform
+from transconv.kernel.device_functions import DeviceFunction, Scope, atomic_ref, uniform
 from transconv.kernel.group import Group
 from transconv.kernel.intrinsics import IntrinsicArgument
 from transconv.kernel.mappings import IndexMap, Mapping, create_mapping, index_map
-from transconv.kernel.overloads import Scope
 from transconv.kernel.tiles.intrinsic_builder import Builder
 
 WorkGroup = Scope.WorkGroup
@@ -21,28 +20,7 @@ SubGroup = Scope.SubGroup
 WorkItem = Scope.WorkItem
 """The scope of each work-item, ``@group.workitems``."""
 
-__all__ = [
-    "IntrinsicArgument",
-    "Buffer",
-    "Builder",
-    "Constant",
-    "DeviceFunction",
-    "Group",
-    "IndexMap",
-    "KernelDecorator",
-    "KernelError",
-    "KernelFunction",
-    "Mapping",
-    "Scope",
-    "ScopeError",
-    "SubGroup",
-    "Tunable",
-    "WorkGroup",
-    "WorkItem",
-    "atomic_ref",
-    "create_mapping",
-    "index_map",
-    "kernel",
-    "symbols",
-    "uniform",
-]
+__all__ = ["IntrinsicArgument", "Buffer", "Builder", "Constant", "DeviceFunction", "Group",
+           "IndexMap", "KernelDecorator", "KernelError", "KernelFunction", "Mapping", "Scope",
+           "ScopeError", "SubGroup", "Tunable", "WorkGroup", "WorkItem", "atomic_ref",
+           "create_mapping", "index_map", "kernel", "symbols", "uniform"]

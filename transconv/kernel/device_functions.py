@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import Any
 
 import numpy as np
 
 from transconv.errors import KernelError
 from transconv.kernel.frontend.source import FunctionSource
 
-if TYPE_CHECKING:
-    from transconv.kernel.overloads import Scope
+
+class Scope(Enum):
+    """Who executes a line: all of a group at once, each sub-group, or each work-item."""
+
+    WorkGroup = "work-groups"
+    SubGroup = "sub-groups"
+    WorkItem = "work-items"
 
 
 class DeviceFunction:
@@ -55,36 +61,6 @@ class DeviceFunction:
         return self.python(*args, **words)
 
 
-def func(function: Any = None, *, scope: Scope | None = None, inline: bool = True) -> Any:
-    """Make a function that kernels may call:
-
-        @kernel.func
-        def silu(x):
-            return x / (1.0 + np.exp(-x))
-
-    Its body is read where it is called, with the types and shapes of that call. It may not call itself.
-    ``@kernel.func(inline=False)``: a function of Triton of its own, of element-wise operations alone.
-
-    ``@kernel.func(silu, scope=WorkItem)`` makes the body of ``silu`` for one scope, WorkGroup, SubGroup or
-    WorkItem; its first parameter is the group, sub-group or work-item, which calls leave out.
-    """
-    from transconv.kernel.overloads import Scope, family_for
-
-    if scope is not None and not isinstance(scope, Scope):
-        raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
-    if scope is None and function is not None:
-        if not callable(function):
-            raise KernelError(f"kernel.func({function!r}); expected a function")
-        return DeviceFunction(function, inline=inline)
-
-    def made(body: Callable[..., Any]) -> DeviceFunction:
-        given = DeviceFunction(body, scope, inline)
-        if function is not None and scope is not None:
-            family_for(function).bodies[scope] = given
-        return given
-    return made
-
-
 def atomic_ref(array: Any) -> Any:
     """An array of which elements are added to: ``atomic_ref(H)[i] += 1``. Groups and items may add to the
     same elements. Sums of floats depend on the order, which is not the same in every run. For kernels;
@@ -95,7 +71,7 @@ def atomic_ref(array: Any) -> Any:
                       "there")
 
 
-@func
+@DeviceFunction
 def uniform(place: Any, seed: Any) -> Any:
     """Numbers from 0 to below 1, multiples of 2**-24, one for each whole number of ``place`` (of 32 bits).
     A hash with two multiplications: for dropout and noise, not for cryptography."""

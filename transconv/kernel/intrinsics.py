@@ -9,17 +9,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from transconv.errors import KernelError
-from transconv.kernel.frontend.source import FunctionSource
-from transconv.kernel.overloads import Scope, family_for
-from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles.values import ArrayView, Tile, named
-from transconv.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,50 +54,3 @@ def asked(value: Any, sizes: Callable[[ArrayView], tuple[Any, ...]]) -> Intrinsi
     if isinstance(value, (bool, int, float)):
         return IntrinsicArgument("number", type(value).__name__, value=value)
     return IntrinsicArgument("other", value=value)
-
-
-class Intrinsic:
-    """A function that decides what a call becomes. ``scope``: the only one that it is for."""
-
-    def __init__(self, function: Callable[..., Any], scope: Scope | None) -> None:
-        self.python, self.scope = function, scope
-        self.name = getattr(function, "__name__", "intrinsic")
-        self.asks_for_chip = "chip" in inspect.signature(function).parameters
-
-    @property
-    def place(self) -> str:
-        """The file and the line of the function."""
-        source = FunctionSource.of(self.python)
-        return str(source.place(source.tree))
-
-    def built(self, arguments: Sequence[IntrinsicArgument], chip: Target) -> Callable[..., Any] | None:
-        """The function of a builder and the arguments for arguments of these types; None if there is
-        none. Refuses what is neither."""
-        words = {"chip": chip} if self.asks_for_chip else {}
-        try:
-            made: Callable[..., Any] | None = self.python(*arguments, **words)
-        except TypeError as error:
-            raise Refusal(f"the intrinsic {self.name}, which fails for such arguments ({error})") from None
-        if made is not None and not callable(made):
-            raise Refusal(f"{made!r}, which the intrinsic {self.name} returns",
-                          "a function of the builder and the arguments, or None")
-        return made
-
-
-def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function decide what calls of ``function`` become on a chip. It is called with what is known
-    of the arguments (``IntrinsicArgument``: dtype, shape, strides ...), and with the chip if it has a
-    parameter ``chip``. It returns a function of a ``Builder`` and the arguments, or None; then the next
-    intrinsic is asked, and at last the body of ``function`` is read. The simulator executes that body.
-
-    ``scope``: the scope that it is for; by default every one.
-    """
-    if scope is not None and not isinstance(scope, Scope):
-        raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
-    family = family_for(function)
-
-    def made(decides: Callable[..., Any]) -> Callable[..., Any]:
-        given = Intrinsic(decides, scope)
-        family.intrinsics[getattr(decides, "__qualname__", given.name), scope] = given
-        return decides
-    return made

@@ -8,28 +8,47 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transconv.errors import KernelError
-from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.device_functions import DeviceFunction, Scope
 from transconv.kernel.frontend.source import FunctionSource
-from transconv.kernel.refusals import WrongScope
-
-if TYPE_CHECKING:
-    from transconv.kernel.intrinsics import Intrinsic
+from transconv.kernel.intrinsics import IntrinsicArgument
+from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.target import Target
 
 HELD = "__transconv_family__"  # the attribute of a function that holds its family
 
 
-class Scope(Enum):
-    """Who executes a line: all of a group at once, each sub-group, or each work-item."""
+class Intrinsic:
+    """A function that decides what a call becomes. ``scope``: the only one that it is for."""
 
-    WorkGroup = "work-groups"
-    SubGroup = "sub-groups"
-    WorkItem = "work-items"
+    def __init__(self, function: Callable[..., Any], scope: Scope | None) -> None:
+        self.python, self.scope = function, scope
+        self.name = getattr(function, "__name__", "intrinsic")
+        self.asks_for_chip = "chip" in inspect.signature(function).parameters
+
+    @property
+    def place(self) -> str:
+        """The file and the line of the function."""
+        source = FunctionSource.of(self.python)
+        return str(source.place(source.tree))
+
+    def built(self, arguments: Sequence[IntrinsicArgument], chip: Target) -> Callable[..., Any] | None:
+        """The function of a builder and the arguments for arguments of these types; None if there is
+        none. Refuses what is neither."""
+        words = {"chip": chip} if self.asks_for_chip else {}
+        try:
+            made: Callable[..., Any] | None = self.python(*arguments, **words)
+        except TypeError as error:
+            raise Refusal(f"the intrinsic {self.name}, which fails for such arguments ({error})") from None
+        if made is not None and not callable(made):
+            raise Refusal(f"{made!r}, which the intrinsic {self.name} returns",
+                          "a function of the builder and the arguments, or None")
+        return made
 
 
 @dataclass(slots=True, eq=False)
@@ -94,3 +113,53 @@ def _says_something(function: Callable[..., Any]) -> bool:
     """Whether the body is more than ``pass``, ``...`` and a text."""
     return not all(isinstance(s, ast.Pass) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
                    for s in FunctionSource.of(function).tree.body)
+
+
+# -- what declares bodies ----------------------------------------------------------------------------
+
+
+def func(function: Any = None, *, scope: Scope | None = None, inline: bool = True) -> Any:
+    """Make a function that kernels may call:
+
+        @kernel.func
+        def silu(x):
+            return x / (1.0 + np.exp(-x))
+
+    Its body is read where it is called, with the types and shapes of that call. It may not call itself.
+    ``@kernel.func(inline=False)``: a function of Triton of its own, of element-wise operations alone.
+
+    ``@kernel.func(silu, scope=WorkItem)`` makes the body of ``silu`` for one scope, WorkGroup, SubGroup or
+    WorkItem; its first parameter is the group, sub-group or work-item, which calls leave out.
+    """
+    if scope is not None and not isinstance(scope, Scope):
+        raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
+    if scope is None and function is not None:
+        if not callable(function):
+            raise KernelError(f"kernel.func({function!r}); expected a function")
+        return DeviceFunction(function, inline=inline)
+
+    def made(body: Callable[..., Any]) -> DeviceFunction:
+        given = DeviceFunction(body, scope, inline)
+        if function is not None and scope is not None:
+            family_for(function).bodies[scope] = given
+        return given
+    return made
+
+
+def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function decide what calls of ``function`` become on a chip. It is called with what is known
+    of the arguments (``IntrinsicArgument``: dtype, shape, strides ...), and with the chip if it has a
+    parameter ``chip``. It returns a function of a ``Builder`` and the arguments, or None; then the next
+    intrinsic is asked, and at last the body of ``function`` is read. The simulator executes that body.
+
+    ``scope``: the scope that it is for; by default every one.
+    """
+    if scope is not None and not isinstance(scope, Scope):
+        raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
+    family = family_for(function)
+
+    def made(decides: Callable[..., Any]) -> Callable[..., Any]:
+        given = Intrinsic(decides, scope)
+        family.intrinsics[getattr(decides, "__qualname__", given.name), scope] = given
+        return decides
+    return made

@@ -59,9 +59,9 @@ class Elements(NDArrayOperatorsMixin):
                 ufunc(*map(data_of, inputs)), active_of(inputs))
         if out is None:
             return made
-        (target,) = out
+        target: Elements = out[0]
         target[...] = made
-        return target  # type: ignore[no-any-return]
+        return target
 
     def __array_function__(self, function: Any, types: Any, args: Any, words: Any) -> Any:
         name = function.__name__

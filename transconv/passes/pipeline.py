@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from transconv import knobs
 from transconv.compute import Compute, Write, describe
 from transconv.disk_cache import leave_text
 from transconv.errors import ScheduleError
-from transconv.ir import Kernel, verify
+from transconv.ir import Kernel, RowTable, verify
 from transconv.passes.lowering import (
     blockwise,
     broadcast_loads,
@@ -96,7 +97,17 @@ EMIT: Stage
 PROBLEM, SCHEDULE, NAIVE, TOGETHER, EMIT = (s for s in STAGES if type(s) is Stage)
 PIPELINE: tuple[Pass, ...] = tuple(s for s in STAGES if isinstance(s, Pass))
 """The stages from kernel to kernel."""
-_registered: list[tuple[Pass, str]] = []
+
+
+class _Registered(NamedTuple):
+    """A pass of a program's, by its name, and the pass that it runs before."""
+
+    name: str
+    step: Pass
+    before: str
+
+
+_registered: RowTable[_Registered] = RowTable()
 
 
 def register(step: Pass, before: str = "roles") -> None:
@@ -108,18 +119,19 @@ def register(step: Pass, before: str = "roles") -> None:
     names = [p.name for p in passes()]
     if before not in names:
         raise ValueError(f"there is no pass '{before}'; expected one of {' '.join(names)}")
-    _registered.append((step, before))
+    _registered.add(_Registered(step.name, step, before))
 
 
 def unregister(name: str) -> None:
     """Remove a registered pass. Does nothing if there is none of this name."""
-    _registered[:] = [(p, before) for p, before in _registered if p.name != name]
+    if name in _registered:
+        _registered.remove(name)
 
 
 def stages() -> tuple[Stage, ...]:
     """All stages in their order: ``STAGES`` with the registered passes."""
     made = list(STAGES)
-    for step, before in _registered:
+    for _, step, before in _registered.values():
         made.insert(next(i for i, p in enumerate(made) if p.name == before), step)
     return tuple(made)
 

@@ -16,10 +16,10 @@ from transconv.ir import (
     Let,
     Lt,
     Max,
+    MemoryRead,
     Min,
     Mod,
     Mutator,
-    Read,
     Select,
     Seq,
     Sizes,
@@ -83,7 +83,7 @@ class ScopedMutator(Mutator):
         if isinstance(s, Seq):
             for part in s.stmts:
                 self.learn(part)
-        elif isinstance(s, Let) and s.value.dtype.kind == "index" and not find(s.value, Read):
+        elif isinstance(s, Let) and s.value.dtype.kind == "index" and not find(s.value, MemoryRead):
             found = range_of(self.whole(s.value), self.facts)
             self.facts = self.facts.with_range(s.var, found.lo, found.hi)
             if s.var in self.defs:

@@ -8,13 +8,5 @@ from transconv.report.page import LARGEST, page, write_page
 from transconv.report.subject import LabeledTime, Section, Subject
 from transconv.report.tables import PrintedTable, tables_page
 
-__all__ = [
-    "LARGEST",
-    "Section",
-    "Subject",
-    "PrintedTable",
-    "LabeledTime",
-    "page",
-    "tables_page",
-    "write_page",
-]
+__all__ = ["LARGEST", "Section", "Subject", "PrintedTable", "LabeledTime", "page", "tables_page",
+           "write_page"]

@@ -3,7 +3,8 @@
 In: a workload, a target. Out: a plan whose first result was checked. Knows: everything below.
 """
 
-from transconv.runtime.allocator import quickest
+from transconv.backend_triton import torch_internals
+from transconv.disk_cache import Cache
 from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation.async_compile import (
     ahead,
@@ -41,6 +42,7 @@ __all__ = [
     "Batch",
     "BatchCompile",
     "COMPILING",
+    "Cache",
     "BundleContents",
     "Choose",
     "ChosenPlan",
@@ -86,11 +88,11 @@ __all__ = [
     "plan",
     "plan_steps",
     "prepare",
-    "quickest",
     "rank",
     "ready",
     "replan",
     "state",
+    "torch_internals",
     "unpack",
     "withdraw",
     "Waiting",

@@ -7,17 +7,25 @@ version of Triton, is no verdict. A record on disk that a kernel is wrong is nev
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 from transconv import knobs
-from transconv.disk_cache import Content, Drawer
+from transconv.disk_cache import Cache, Content, Drawer
 from transconv.target import triton_version
 
 SCHEMA = 2
 RIGHT, WRONG = "right", "wrong"
 DRAWER = Drawer("verdicts", SCHEMA, longest=1 << 16)
 
-_known: dict[str, str] = {}  # by digest; "": no verdict on disk either
-_proved: set[str] = set()  # found correct by this process
+
+class KnownVerdict(NamedTuple):
+    """A verdict, empty where there is none on disk either, and whether this process found it."""
+
+    verdict: str
+    own: bool = False
+
+
+_known: Cache[str, KnownVerdict] = Cache("verdicts")  # by digest
 
 
 def digest(source: str, machine: str) -> str:
@@ -42,22 +50,20 @@ def is_right(key: str, aligned: bool) -> bool:
     """Whether a kernel needs no further check; with TRANSCONV_TRUST=always only what this process
     has checked itself."""
     name = variant(key, aligned)
-    return name in _proved if knobs.trust() == "always" else look_up(name) == RIGHT
+    if knobs.trust() == "always":
+        return _known.get(name) == KnownVerdict(RIGHT, own=True)
+    return look_up(name) == RIGHT
 
 
 def look_up(name: str) -> str:
     """``right``, ``wrong``, or empty: from memory, else from disk."""
-    found = _known.get(name)
-    if found is None:
-        found = _known[name] = _read(name)
-    return found
+    found = _known.get(name) or _known.keep(name, KnownVerdict(_read(name)))
+    return found.verdict
 
 
 def record(name: str, verdict: str, keep: bool = True, **about: str) -> None:
     """Record a verdict in memory, and with ``keep`` on disk; ``about`` is for readers of the record."""
-    _known[name] = verdict
-    if verdict == RIGHT:
-        _proved.add(name)
+    _known[name] = KnownVerdict(verdict, own=True)
     if keep:
         news = {**about, "verdict": verdict, "triton": triton_version()}
         DRAWER.update(name, lambda old: old if old and _verdict(old) == WRONG else news,
@@ -77,5 +83,9 @@ def _verdict(content: Content) -> str:
 
 def forget() -> None:
     """Clear the verdicts in memory; records on disk stay."""
-    _known.clear()
-    _proved.clear()
+    _known.forget()
+
+
+def proved() -> tuple[str, ...]:
+    """The kernels that this process found correct."""
+    return tuple(name for name, known in _known.items() if known == KnownVerdict(RIGHT, own=True))

@@ -18,19 +18,14 @@ from typing import Any, TypeVar, cast
 from transconv import knobs
 from transconv.compute import Alone, Compute, Workload
 from transconv.cost import estimate
+from transconv.disk_cache import Cache
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
 from transconv.passes import TOGETHER, leave, running, together
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records, plan_cache
 from transconv.runtime.plans import Plan, PlanStep
-from transconv.runtime.steps import (
-    Choose,
-    Planned,
-    launched,
-    plan_steps,
-    step_of,
-)
+from transconv.runtime.steps import Choose, Planned, launched, plan_steps, step_of
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
 from transconv.selection import Listed, forget_lists, shortlist
 from transconv.target import Target
@@ -220,7 +215,7 @@ class _Shelf:
                           f"of {self.workload} are known to give wrong results on {target.name}")
 
 
-_plans: dict[tuple[Any, ...], Plan] = {}
+_plans: Cache[tuple[Any, ...], Plan] = Cache("plans")
 _lock = threading.Lock()
 
 

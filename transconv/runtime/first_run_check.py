@@ -28,6 +28,7 @@ from transconv.runtime.compiler import MOST_REJECTED
 from transconv.runtime.operands import draw, torch_type
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.schedule import is_copy
+from transconv.version import __version__
 
 if TYPE_CHECKING:
     import torch
@@ -204,8 +205,7 @@ def _in_part(workload: Workload) -> list[str]:
 def _telling(results: Sequence[str], tensors: Tensors) -> Tensors:
     """Tensors like these, with the same alignment, and small random integers instead of data that could
     hide errors. Integer tensors are copied, because they may be indices."""
-    import torch
-
+    torch = torch_module()
     made: Tensors = {}
     for name, like in tensors.items():
         shift = like.data_ptr() % 16 // like.element_size()
@@ -231,8 +231,7 @@ def _suspects(plan: Plan, tensors: Tensors) -> Sequence[PlanStep]:
 
 def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
     """Whether a copy of small random integers is correct; ``sizes``: those that are arguments."""
-    import torch
-
+    torch = torch_module()
     a, c = step.compute.a.tensor.at(sizes), step.compute.c.tensor.at(sizes)
     strides = a.layout.strides(), c.layout.strides()
     if strides[0] is None or strides[1] is None:
@@ -249,8 +248,9 @@ def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
             raise
         _let_go(error)
         return False
-    return torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),
-                       made.as_strided(c.shape, strides[1], c.layout.offset))
+    same: bool = torch.equal(given.as_strided(a.shape, strides[0], a.layout.offset),
+                             made.as_strided(c.shape, strides[1], c.layout.offset))
+    return same
 
 
 def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
@@ -269,11 +269,7 @@ def _blamed(plan: Plan, wrong: Sequence[tuple[int, ...]],
 def note(plan: Plan, steps: Sequence[PlanStep], verdict: str, aligned: bool, device: torch.device,
          reason: str = "", keep: bool = True) -> None:
     """Record what was found of some steps of a plan on a device: whether they are right, or why not."""
-    import torch
-
-    from transconv.version import __version__
-
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    name = torch_module().cuda.get_device_name(device) if device.type == "cuda" else device.type
     for step in steps:
         check_records.record(check_records.variant(step.digest, aligned), verdict, keep, reason=reason,
                         function=step.launcher.function, problem=str(plan.workload),

@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from transconv import knobs
-from transconv.backend_triton import torch_module
+from transconv.backend_triton import torch_internals, torch_module
 from transconv.compute import Alone
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
-from transconv.runtime import allocator, first_run_check
+from transconv.runtime import first_run_check
 from transconv.runtime.compilation.async_compile import ready
 from transconv.runtime.compilation.plan_request import PlanRequest
 from transconv.runtime.operands import Wanted, check_indices
@@ -78,7 +78,7 @@ class Launch:
         self.agreed = FirstSizes()  # for which front ends compared results with another implementation's
         self.sizes: Mapping[str, int] | None = None
         self.sized: dict[tuple[int, ...], Launch] = {}
-        self.current = allocator.current_device()
+        self.current = torch_internals.current_device()
         self.begin: Begin | None = None
         self.device = -1
         self.divided: DividedPlan | None = None

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Bind, BoundStart, Launcher, SizedLauncher, numbers_of
+from transconv.backend_triton import (
+    Bind,
+    BoundStart,
+    Launcher,
+    SizedLauncher,
+    numbers_of,
+    torch_internals,
+)
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
 from transconv.ir import Kernel, Tensor, Values
-from transconv.runtime import allocator, launch_codegen
+from transconv.runtime import launch_codegen
 from transconv.runtime.launch_codegen import StarterAt
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
 from transconv.runtime.size_arguments import Required, required
@@ -20,7 +28,11 @@ from transconv.schedule import Schedule
 from transconv.target import Target
 
 Made = TypeVar("Made", bound="Plan")
-_names: dict[type, tuple[str, ...]] = {}  # of the fields of each kind of plan
+
+
+@cache
+def _field_names(kind: type[Plan]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
 class LoweredStep(NamedTuple):
@@ -154,9 +166,9 @@ class Plan:
 
     def held(self: Made, sizes: Values) -> Made:
         """``at`` for sizes that meet the requirements."""
-        kind = type(self)
+        kind: Any = type(self)
         made: Made = object.__new__(kind)
-        for name in _names.get(kind) or _names.setdefault(kind, tuple(f.name for f in fields(self))):
+        for name in _field_names(kind):
             setattr(made, name, getattr(self, name))
         made.sizes, made.wanted = sizes, ()
         return made
@@ -210,8 +222,8 @@ class Plan:
             return None
         types = [] if spaces else [torch_type(spec) for spec in self.workspaces.values()]
         sizes = self.required.names if self.required is not None else ()
-        return launch_codegen.starter(self.numbers, allocator.quickest(), device, len(known) - len(types),
-                                len(sizes), types, steps)
+        return launch_codegen.starter(self.numbers, torch_internals.quickest(), device,
+                                      len(known) - len(types), len(sizes), types, steps)
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
         """The shape and the type, torch's, of each workspace; of its own sizes, where these are

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from transconv.compute import Compute
 from transconv.errors import ScheduleError
+from transconv.ir import RowTable
 from transconv.schedule.legality import boxes as boxes
 from transconv.schedule.legality import words as rules
 from transconv.schedule.legality.window_reuse import why_not_slide
@@ -122,13 +123,13 @@ WORDS: tuple[Word, ...] = (
          why_not=boxes.why_not_explicit),
 )
 """The package's own words, in the order in which they are printed."""
-_registered: list[Word] = []
+_registered: RowTable[Word] = RowTable()
 
 
 @cache
 def words() -> tuple[Word, ...]:
     """All words, in the order in which the text form prints them."""
-    return (*WORDS, *_registered)
+    return (*WORDS, *_registered.values())
 
 
 @cache
@@ -156,7 +157,7 @@ def proposing() -> tuple[Word, ...]:
 
 def registered() -> tuple[Word, ...]:
     """The registered words."""
-    return tuple(_registered)
+    return tuple(_registered.values())
 
 
 def register(word: Word) -> None:
@@ -175,14 +176,15 @@ def register(word: Word) -> None:
             type(v) is word.kind and (word.kind is int or TEXT.fullmatch(str(v))) for v in listed):
         raise ScheduleError(f"the values of '{word.name}' are {word.expected}; expected numbers, or texts "
                             f"of letters, digits and dots, with the default {word.default!r} among them")
-    _registered.append(word)
+    _registered.add(word)
     _changed()
 
 
 def unregister(name: str) -> None:
     """Remove a registered word. Does nothing if there is none of this name."""
-    _registered[:] = [w for w in _registered if w.name != name]
-    _changed()
+    if name in _registered:
+        _registered.remove(name)
+        _changed()
 
 
 def _changed() -> None:

@@ -13,20 +13,6 @@ from transconv.selection.tuning_db.record import TuningRecord
 from transconv.selection.tuning_db.store import register_reader, workload_of
 from transconv.selection.tuning_db.transfer import believable, fitted
 
-__all__ = [
-    "HELD",
-    "Listed",
-    "TuningRecord",
-    "believable",
-    "completed",
-    "estimated",
-    "files_digest",
-    "fitted",
-    "forget_lists",
-    "register_reader",
-    "schedule_of_user",
-    "shortlist",
-    "spread",
-    "stamp",
-    "workload_of",
-]
+__all__ = ["HELD", "Listed", "TuningRecord", "believable", "completed", "estimated",
+           "files_digest", "fitted", "forget_lists", "register_reader", "schedule_of_user",
+           "shortlist", "spread", "stamp", "workload_of"]

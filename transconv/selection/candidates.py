@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from transconv import knobs
 from transconv.compute import Compute, Workload
-from transconv.disk_cache import Content, Drawer
+from transconv.disk_cache import Cache, Content, Drawer
 from transconv.schedule import Schedule, Word, registered_words
 from transconv.selection import choice
 from transconv.selection.tuning_db import store, transfer
@@ -51,11 +51,11 @@ def shortlist(count: int, compute: Compute, target: Target, workload: Workload) 
     count, asked = max(count, KEPT), count
     key = "" if knobs.schedule() or registered_words() else _key(count, compute, target, workload)
     if key and (found := _listed.get(key) or _read(DRAWER.get(key), compute, target)):
-        return _kept(key, found)[:asked]
+        return _listed.keep(key, found)[:asked]
     made = [Listed(c.schedule, c.why, c.row is not None, c.is_close)
             for c in choice.ranked(compute, target, workload, enough=count)[:count]]
     if key:
-        _kept(key, made)
+        _listed.keep(key, made)
         DRAWER.put(key, {"schedules": [{"schedule": str(k.schedule), "why": k.why, "tuned": k.tuned,
                                       "close": k.close}
                                      for k in made],
@@ -68,18 +68,12 @@ def _is_alone(compute: Compute, target: Target, workload: Workload) -> bool:
     return compute.does != "compute" or not workload.group(machine(target))
 
 
-_listed: dict[str, list[Listed]] = {}
-
-
-def _kept(key: str, found: list[Listed]) -> list[Listed]:
-    if len(_listed) >= LIMIT:
-        _listed.clear()
-    return _listed.setdefault(key, found)
+_listed: Cache[str, list[Listed]] = Cache("shortlists", LIMIT)
 
 
 def forget() -> None:
     """Clear the lists in memory."""
-    _listed.clear()
+    _listed.forget()
     _estimated.cache_clear()
 
 

@@ -22,12 +22,7 @@ from transconv.compute import Compute, Workload
 from transconv.cost import estimate
 from transconv.disk_cache import Drawer
 from transconv.errors import ScheduleError
-from transconv.schedule import (
-    Schedule,
-    Word,
-    registered_words,
-    why_not_copied,
-)
+from transconv.schedule import Schedule, Word, registered_words, why_not_copied
 from transconv.selection.multi_size_ranking import at_several, lasts
 from transconv.selection.proposals import heuristics
 from transconv.selection.proposals.accumulation_chains import too_long

@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import fields
 from itertools import permutations
 from typing import Any
 
@@ -27,6 +26,7 @@ from transconv.ir import (
     Var,
     all_of,
     conjuncts,
+    field_names,
     held_constant,
     walk,
 )
@@ -188,7 +188,7 @@ def _mapped(e: Expr, child: Callable[[Expr], Expr]) -> Expr:
             return value if isinstance(value, Lane) else child(value)
         return tuple(map(new, value)) if isinstance(value, tuple) else value
 
-    old = [getattr(e, f.name) for f in fields(e)]  # type: ignore[arg-type]
+    old = [getattr(e, name) for name in field_names(type(e))]
     made = [new(value) for value in old]
     return e if all(a is b for a, b in zip(made, old, strict=True)) else type(e)(*made)
 

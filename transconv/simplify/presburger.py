@@ -118,13 +118,11 @@ def _decide(condition: Expr, facts: Facts, steps: int) -> Verdict | None:
 def _of_parts(condition: And | Or, facts: Facts, steps: int) -> Verdict | None:
     """A conjunction is true if both parts are, false if one is; a disjunction is the dual."""
     one = isinstance(condition, Or)
-    found = [decide(part, facts, steps) for part in (condition.a, condition.b)]
-    for verdict in found:
+    a, b = (decide(part, facts, steps) for part in (condition.a, condition.b))
+    for verdict in (a, b):
         if verdict is not None and verdict.truth is one:
             return verdict
-    if None in found:
-        return None
-    return Verdict(not one, found[0].rule)  # type: ignore[union-attr]
+    return None if a is None or b is None else Verdict(not one, a.rule)
 
 
 def _refuted(condition: Expr, truth: bool, facts: Facts, steps: int) -> str:

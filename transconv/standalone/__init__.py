@@ -9,13 +9,5 @@ from transconv.standalone.folder import check, write
 from transconv.standalone.package import PlanPackage, described, packaged
 from transconv.standalone.python_file import templates
 
-__all__ = [
-    "PlanPackage",
-    "check",
-    "code_folder",
-    "described",
-    "files_of",
-    "packaged",
-    "templates",
-    "write",
-]
+__all__ = ["PlanPackage", "check", "code_folder", "described", "files_of", "packaged", "templates",
+           "write"]

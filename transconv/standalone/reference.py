@@ -17,6 +17,7 @@ from transconv.ir import (
     TRUE,
     Add,
     And,
+    Binary,
     Call,
     Cast,
     Const,
@@ -141,9 +142,8 @@ class _ReferenceWriter:
             return self.text(e.x, inner) if e.x.dtype.is_integer else self.cast(e, "long")
         if isinstance(e, Neg | Not):
             return f"{'-' if isinstance(e, Neg) else '~'}{self.text(e.x, True)}"
-        if (sign := SIGNS.get(type(e))) is not None:
-            a, b = e.a, e.b  # type: ignore[attr-defined]
-            made = f"{self.text(a, True)} {sign} {self.text(b, True)}"
+        if isinstance(e, Binary) and (sign := SIGNS.get(type(e))) is not None:
+            made = f"{self.text(e.a, True)} {sign} {self.text(e.b, True)}"
             return f"({made})" if inner else made
         if isinstance(e, Min | Max):
             return f"{'least' if isinstance(e, Min) else 'largest'}({self.text(e.a)}, {self.text(e.b)})"

@@ -62,8 +62,9 @@ def ints(value: Any, ndims: int) -> Ints | None:
     if not isinstance(value, (tuple, list)):
         one = integer(value)
         return None if one is None else (one,) * ndims
-    found = tuple(integer(v) for v in value)
-    return None if None in found else found  # type: ignore[return-value]
+    found = [integer(v) for v in value]
+    plain = tuple([n for n in found if n is not None])
+    return plain if len(plain) == len(found) else None
 
 
 def batched(name: str, ndims: int, input_shape: Sequence[int]) -> bool:

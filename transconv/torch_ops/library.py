@@ -74,8 +74,8 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
-        if (of_class := tensor_subclasses.at_once(input, tensor_subclasses.forwards)) is not None:
-            made: Tensor = of_class(input, weight, bias, *numbers)
+        if (of_class := tensor_subclasses.at_once(input)) is not None:
+            made: Tensor = of_class.forward(input, weight, bias, *numbers)
             return made
         p = operators.resolve(input, weight, bias, numbers)
         return operators.fwd(input, weight, bias, None, operators.spelled(p))
@@ -90,12 +90,9 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         mask = list(ctx.needs_input_grad[:3])
-        of_class = (
-            None
-            if torch.is_grad_enabled()
-            else tensor_subclasses.at_once(grad, tensor_subclasses.gradients)
-        )
-        found = (of_class or convolution_backward)(grad, input, weight, *ctx.numbers, mask)
+        of_class = None if torch.is_grad_enabled() else tensor_subclasses.at_once(grad)
+        backward = of_class.backward if of_class else convolution_backward
+        found = backward(grad, input, weight, *ctx.numbers, mask)
         return *(t if on else None for t, on in zip(found, mask, strict=True)), *[None] * 6
 
 
@@ -118,9 +115,9 @@ class ConvolutionBackward(torch.autograd.Function):
         _check_mask(mask)
         p = operators.resolve(input, weight, None, given)
         shapes.check_grad(grad, input, weight, p)
-        if type(grad) in tensor_subclasses.gradients:
-            of_class = tensor_subclasses.gradients[type(grad)](grad, input, weight, *numbers)
-            return tuple(grad.new_empty(0) if t is None else t for t in of_class)
+        if (of_class := tensor_subclasses.ServedClass.of.get(type(grad))) is not None:
+            found = of_class.backward(grad, input, weight, *numbers)
+            return tuple(grad.new_empty(0) if t is None else t for t in found)
         text = operators.spelled(p)
         made = (operators.bwd_d(grad, input, weight, text) if mask[0] else None,
                 operators.bwd_w(grad, input, weight, text) if mask[1] else None,
@@ -178,7 +175,7 @@ _apply_at_once: Any = _AtOnce.apply
 def called(input: Tensor, weight: Tensor, bias: Tensor | None, *numbers: Any) -> Tensor:
     """The operator's result. Tensors of a class that is served, and that no transform is for, do not go
     through torch's dispatcher, which costs the host more than a launch."""
-    if tensor_subclasses.at_once(input, tensor_subclasses.forwards) is None:
+    if tensor_subclasses.at_once(input) is None:
         return call(input, weight, bias, *numbers)
     run = _apply_at_once if differentiated(input, weight, bias) else Convolution.forward
     made: Tensor = run(input, weight, bias, *numbers)

@@ -33,8 +33,9 @@ class Convolves:
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return self.convolve(  # type: ignore[no-any-return]
+        made: Tensor = self.convolve(
             input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return made
 
 
 class ConvolvesTransposed:
@@ -53,9 +54,10 @@ class ConvolvesTransposed:
             output_padding = tuple(self._output_padding(
                 input, output_size, self.stride, self.padding, self.kernel_size,
                 len(self.kernel_size), self.dilation))
-        return self.convolve(  # type: ignore[no-any-return]
+        made: Tensor = self.convolve(
             input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups,
             self.dilation)
+        return made
 
 
 class Conv1d(Convolves, torch.nn.Conv1d):

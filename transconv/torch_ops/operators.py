@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -78,21 +79,12 @@ def _times(sizes: Sequence[int]) -> str:
     return "x".join(str(int(size)) for size in sizes)
 
 
-def read(text: str) -> Numbers:
-    """Parse a text of ``spelled``. RuntimeError for any other text."""
-    found = _read.get(text)
-    if found is None:
-        if len(_read) >= route_cache.LIMIT:
-            _read.clear()
-        found = _read[text] = _parse(text)
-    return found
-
-
-_read: dict[str, Numbers] = {}
 _LISTS = ("stride", "padding", "dilation", "output_padding", "groups")
 
 
-def _parse(text: str) -> Numbers:
+@lru_cache(route_cache.LIMIT)
+def read(text: str) -> Numbers:
+    """Parse a text of ``spelled``. RuntimeError for any other text."""
     words = [word.partition("=") for word in text.split(" ")]
     flags = [name for name, equals, _ in words if not equals]
     lists = {name: tuple(int(size) for size in value.replace(":", "x").split("x"))

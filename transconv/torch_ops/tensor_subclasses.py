@@ -9,21 +9,32 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from transconv.runtime import torch_internals
 from transconv.torch_ops.conversion import aten_convolutions
 
 # The module of a class, and the room that serves it.
 ROOMS = {"torch.distributed.tensor": "transconv.distributed"}
 
-forwards: dict[type, Callable[..., Any]] = {}
-gradients: dict[type, Callable[..., Any]] = {}
-_listeners: list[Callable[[frozenset[str]], None]] = []
+_modes: Callable[[], int] = torch_internals.dispatch_modes
+
+
+@dataclass(frozen=True, slots=True)
+class ServedClass:
+    """What ``serve`` was given for a class; ``of``: all of them, by their classes."""
+
+    of: ClassVar[dict[type, ServedClass]] = {}
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    replaced: Callable[[frozenset[str]], None]
+
 
 
 def load() -> None:
@@ -73,9 +84,7 @@ def serve(kind: type, forward: Callable[..., Any], backward: Callable[..., Any],
     """Serve tensors of a class. ``forward`` and ``backward`` take what ``transconv::convolution`` and
     ``transconv::convolution_backward`` take; ``replaced`` the devices on which aten's convolution is
     transconv's, now and at every change."""
-    forwards[kind] = forward
-    gradients[kind] = backward
-    _listeners.append(replaced)
+    ServedClass.of[kind] = ServedClass(forward, backward, replaced)
     replaced(aten_convolutions.replaced)
 
 
@@ -85,20 +94,20 @@ def tell(devices: frozenset[str]) -> None:
         load()
         if _together not in sys.meta_path:
             sys.meta_path.insert(0, _together)
-    for listener in _listeners:
-        listener(devices)
+    for of_class in ServedClass.of.values():
+        of_class.replaced(devices)
 
 
-def at_once(tensor: Any, functions: dict[type, Callable[..., Any]]) -> Callable[..., Any] | None:
-    """The function for a tensor's class, without the way through torch's dispatcher, on which nobody is to
+def at_once(tensor: Any) -> ServedClass | None:
+    """What serves a tensor's class, without the way through torch's dispatcher, on which nobody is to
     see the call."""
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or _modes():
         return None
-    return functions.get(type(tensor))
+    return ServedClass.of.get(type(tensor))
 
 
 def served(tensor: Any) -> bool:
     """Whether the operators take tensors of this class."""
-    if type(tensor) not in gradients:
+    if type(tensor) not in ServedClass.of:
         load()
-    return type(tensor) in gradients
+    return type(tensor) in ServedClass.of

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._C import _functorch as functorch
-from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
 from transconv.calls import stats
+from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
@@ -32,7 +30,9 @@ Batched = Callable[[int, Sequence[bool], Sequence[Any]], Sequence[Tensor]]
 FRONT = "FuncTorchDynamicLayerFrontMode"  # what sees a call before any of torch.func's transforms does
 _unpack: Any = forward_ad.unpack_dual
 _make_dual: Any = forward_ad.make_dual
-_forward_enabled: Callable[[], bool] = torch._C._is_fwd_grad_enabled
+_forward_enabled: Any = forward_ad._is_fwd_grad_enabled
+functorch: Any = torch_internals.functorch
+_remove_batch_dim: Any = torch_internals.remove_batch_dim
 _Kind = functorch.TransformType
 
 
@@ -79,7 +79,7 @@ def known_by(library: Any, name: str, rules: Rules) -> None:
 def transformed(rules: Rules, *given: Any) -> Tensors:
     """The results of a call while transforms of torch.func are active. RuntimeError for one that the
     operator has no rule for."""
-    interpreter: Any = retrieve_current_functorch_interpreter()
+    interpreter: Any = torch_internals.transform_level()
     kind = interpreter.key()
     if kind == _Kind.Vmap:
         return _mapped(rules, interpreter, given)
@@ -88,7 +88,7 @@ def transformed(rules: Rules, *given: Any) -> Tensors:
     if kind not in (_Kind.Grad, _Kind.Jvp):
         raise RuntimeError(f"{rules.name} has no rule for torch.func's {kind.name.lower()}; expected "
                            "vmap, grad or jvp")
-    with enable_single_level_autograd_function():
+    with torch_internals.single_level_autograd():
         return _apply_level(interpreter, rules, *given)
 
 
@@ -177,11 +177,11 @@ def over_legacy(rules: Rules, *given: Any) -> Tensors:
     for t in given:
         batched = isinstance(t, Tensor) and functorch.is_legacy_batchedtensor(t)
         # A tensor of outer levels alone gets a dim of size 1 here.
-        own.append(torch._remove_batch_dim(t, level, 1, 0) if batched else t)
+        own.append(_remove_batch_dim(t, level, 1, 0) if batched else t)
         on.append(batched)
     size = max((t.shape[0] for t, there in zip(own, on, strict=True) if there), default=1)
     own = [t.expand(size, *t.shape[1:]) if there else t for t, there in zip(own, on, strict=True)]
-    return tuple(torch._add_batch_dim(t, 0, level) for t in rules.batched(size, on, own))
+    return tuple(torch_internals.add_batch_dim(t, 0, level) for t in rules.batched(size, on, own))
 
 
 def _legacy_level(t: Any) -> int:
@@ -190,7 +190,7 @@ def _legacy_level(t: Any) -> int:
     found = level = 0
     while isinstance(t, Tensor) and functorch.is_legacy_batchedtensor(t):
         level += 1
-        few, more = (torch._remove_batch_dim(t, level, n, 0) for n in (1, 2))
+        few, more = (_remove_batch_dim(t, level, n, 0) for n in (1, 2))
         if few.shape[0] == more.shape[0]:  # its own dim; else a new one of as many
             found, t = level, few
     return found

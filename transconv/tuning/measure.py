@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from transconv.errors import ScheduleError, Unsupported
@@ -42,7 +43,6 @@ def compile_trial(text: str, direction: str, behind: str = "", schedule: str = "
 # -- in the process that has the GPU ---------------------------------------------------------------
 
 _cases: OrderedDict[tuple[str, str, str], Case] = OrderedDict()
-_clocks: list[Any] = []
 
 
 def measure_trial(text: str, direction: str, behind: str = "", schedule: str = "",
@@ -101,12 +101,11 @@ def _empty_cache(where: str) -> None:
         torch.cuda.empty_cache()
 
 
+@cache
 def _clock(where: str) -> Any:
     from transconv.tuning.timing import Clock
 
-    if not _clocks:
-        _clocks.append(Clock(where))
-    return _clocks[0]
+    return Clock(where)
 
 
 def _record(compiled: Plan, reason: str) -> None:

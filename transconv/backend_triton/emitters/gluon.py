@@ -46,13 +46,13 @@ from transconv.ir import (
     Lane,
     Let,
     Node,
-    Piece,
     Put,
     Reduce,
     Role,
     Roles,
     Send,
     Shared,
+    SlotTile,
     Tensor,
     Var,
     find,
@@ -82,10 +82,10 @@ class GluonEmitter(TlEmitter):
     def spell_Const(self, e: Const) -> tuple[str, int]:
         return (str(e.value), ATOM) if isinstance(e.value, bool) else super().spell_Const(e)
 
-    def spell_Piece(self, e: Piece) -> tuple[str, int]:
+    def spell_SlotTile(self, e: SlotTile) -> tuple[str, int]:
         return self.slot(e, self.lanes(e)), POSTFIX
 
-    def slot(self, piece: Piece, lanes: tuple[Lane, ...]) -> str:
+    def slot(self, piece: SlotTile, lanes: tuple[Lane, ...]) -> str:
         """A slot as a matrix: its dimensions in memory are folded, and transposed if necessary."""
         memory = list(dict.fromkeys(x for w in piece.within for x in self.lanes(w)))
         name, slot = piece.buffer.name, self.text(piece.slot)
@@ -103,7 +103,7 @@ class GluonEmitter(TlEmitter):
                     text += f".reshape({shape})"
         return text + (".permute([1, 0])" if list(lanes) != memory else "")
 
-    def place(self, piece: Piece) -> str:
+    def place(self, piece: SlotTile) -> str:
         """Of a box among those of all slots."""
         slot, members = self.text(piece.slot), piece.buffer.members
         return slot if members == 1 else f"{slot} * {members} + {self.text(piece.member)}"
@@ -134,7 +134,7 @@ class GluonEmitter(TlEmitter):
 
     def lines_Let(self, s: Let) -> list[str]:
         """A tile that is read from shared memory comes in the layout of the sums."""
-        if isinstance(s.value, Piece):
+        if isinstance(s.value, SlotTile):
             self.name(s)
             text, _ = self.unboxed(f"{self.text(s.value)}.load(sums)", s.value.buffer.type)
             return [f"{s.var.name} = {text}"]
@@ -143,10 +143,10 @@ class GluonEmitter(TlEmitter):
     def lines_Put(self, s: Put) -> list[str]:
         lanes = self.lanes(s.value)
         value = self.fit(s.value, lanes)
-        if isinstance(s.value, Piece):
+        if isinstance(s.value, SlotTile):
             along = lanes.index(next(x for x in lanes if x is s.piece.within[-1]))
             value += self.loaded_across(lanes, along, s.value.dtype.bits)
-        if isinstance(s.value, Piece) or s.piece.buffer.type.boxed is s.piece.buffer.type:
+        if isinstance(s.value, SlotTile) or s.piece.buffer.type.boxed is s.piece.buffer.type:
             return [f"{self.slot(s.piece, lanes)}.store({value})"]
         return [f"{self.slot(s.piece, lanes)}.store({self.fit(s.value, lanes, POSTFIX)}"
                 f".to({self.type(s.piece.buffer.type.boxed)}))"]
@@ -222,7 +222,7 @@ class GluonEmitter(TlEmitter):
         if any(a.lanes for a in find(role, Alloc)):
             used = spelled_lanes(role.body)
             (bits,) = {a.dtype.bits for s in find(role, FuncCall) for a in s.args
-                       if isinstance(a, Piece)}
+                       if isinstance(a, SlotTile)}
             sums = [f"sums: gl.constexpr = {sums_layout(self.sides, role.warps, bits, self.wide)}",
                     *(f"{x.name} = gl.arange(0, {x.extent}, gl.SliceLayout({1 - at}, sums))"
                       for at, x in enumerate(self.sides) if x in used)]
@@ -239,7 +239,7 @@ def emit(kernel: Kernel, header: tuple[str, ...] = (), first: tuple[str, ...] = 
     given, sizes = parameters(kernel), kernel.sizes.names if kernel.sizes else ()
     sides = next((a.lanes for a in find(kernel, Alloc) if len(a.lanes) == 2), ())
     wide = widest_product(roles)
-    both = sum(isinstance(s.value, Piece) for s in find(roles, Put)) == 2
+    both = sum(isinstance(s.value, SlotTile) for s in find(roles, Put)) == 2
     functions = [*helpers({c.name for c in find(kernel, Call)}, {c.type for c in find(kernel, Cast)},
                           {r.op for r in find(kernel, Reduce)}, "gluon.jit", "gl")[1:]]
     functions += [""] if functions else []

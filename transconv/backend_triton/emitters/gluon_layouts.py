@@ -13,18 +13,18 @@ from transconv.backend_triton.emitters.parameters import box_name
 from transconv.ir import (
     ZERO,
     Barrier,
-    Buffer,
     Const,
     Fetch,
     FuncCall,
     Kernel,
     Lane,
     Node,
-    Piece,
     Put,
     Role,
     Roles,
     Send,
+    SlotTile,
+    SmemRing,
     find,
     lanes_of,
     substitute,
@@ -88,7 +88,7 @@ def bytes_layout(lanes: tuple[Lane, ...], along: int, warps: int, apart: bool) -
             f"{[x.extent for x in lanes]})")
 
 
-def seen_as(piece: Piece) -> str:
+def seen_as(piece: SlotTile) -> str:
     """How a tile lies in a slot: as its ``box``, one of several or the only one, as a ``pile`` of all of
     them, or as a ``window``, some rows of boxes that lie below one another."""
     box, tile = prod(piece.buffer.extents), prod(x.extent for x in lanes_of(piece))
@@ -97,7 +97,7 @@ def seen_as(piece: Piece) -> str:
     return "pile" if tile == box * piece.buffer.members else "window"
 
 
-def first_row(piece: Piece) -> int:
+def first_row(piece: SlotTile) -> int:
     """The row of a slot where a window begins."""
     first = substitute(piece, {x: ZERO for x in lanes_of(piece)})
     places = [simplify(x) for x in (first.member, *first.within)]
@@ -108,22 +108,22 @@ def first_row(piece: Piece) -> int:
     return found
 
 
-def rows_of_eight(what: Buffer) -> int:
+def rows_of_eight(what: SmemRing) -> int:
     """How many times eight rows a slot has."""
     return what.members * prod(what.extents[:-1]) // EIGHT
 
 
-def rings(role: Role, shared: list[Buffer | Barrier]) -> Iterator[str]:
+def rings(role: Role, shared: list[SmemRing | Barrier]) -> Iterator[str]:
     """The names by which a role sees the rings and barriers that it uses."""
-    used = {*find(role, Buffer), *find(role, Barrier)}
+    used = {*find(role, SmemRing), *find(role, Barrier)}
     seen = {p.buffer: seen_as(p) for p in _tiles(role)}
     for what in shared:
         if what in used:
             yield what.name + {"pile": f"_{PIECES}", "window": f"_{ROWS}"}.get(
-                seen.get(what, "") if isinstance(what, Buffer) else "", "")
+                seen.get(what, "") if isinstance(what, SmemRing) else "", "")
 
 
-def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
+def reserved(shared: list[SmemRing | Barrier], kernel: Kernel) -> Iterator[str]:
     """The lines that allocate rings and barriers and initialise the barriers."""
     copies: list[Fetch | Send] = [*find(kernel, Fetch), *find(kernel, Send)]
     boxed = {x.piece.buffer: box_name(x.tensor.name) for x in copies}
@@ -155,27 +155,27 @@ def reserved(shared: list[Buffer | Barrier], kernel: Kernel) -> Iterator[str]:
             yield f"        mbarrier.init({b.name}.index(slot), count={b.arrivals})"
 
 
-def _tiles(node: Node) -> list[Piece]:
+def _tiles(node: Node) -> list[SlotTile]:
     """The pieces that are read as tiles."""
-    read = [a for s in find(node, FuncCall) for a in s.args if isinstance(a, Piece)]
-    return read + [s.value for s in find(node, Put) if isinstance(s.value, Piece)]
+    read = [a for s in find(node, FuncCall) for a in s.args if isinstance(a, SlotTile)]
+    return read + [s.value for s in find(node, Put) if isinstance(s.value, SlotTile)]
 
 
-def _transposed(what: Buffer, box: str) -> Iterator[str]:
+def _transposed(what: SmemRing, box: str) -> Iterator[str]:
     """A ring that no box is copied into: its layout is the matrix unit's."""
     shape = ", ".join(map(str, (what.slots, *what.extents)))
     yield (f"    {what.name} = gl.allocate_shared_memory({box}.dtype, [{shape}], "
            f"{shared_layout(what)})")
 
 
-def shared_layout(what: Buffer) -> str:
+def shared_layout(what: SmemRing) -> str:
     """Rows of up to 128 bytes, swizzled so that they can be read across."""
     swizzle = min(128, what.extents[-1] * what.type.bytes)
     return (f"gl.NVMMASharedLayout(swizzle_byte_width={swizzle}, "
             f"element_bitwidth={what.type.bits}, rank=2)")
 
 
-def _pile(what: Buffer, box: str) -> Iterator[str]:
+def _pile(what: SmemRing, box: str) -> Iterator[str]:
     """Boxes as one operand: side by side (64 columns of all rows, then the next 64), or below one
     another."""
     down, across = (what.members, 1) if what.below else (1, what.members)

@@ -32,14 +32,14 @@ from transconv.ir import (
     Lane,
     Let,
     Load,
+    MemoryRead,
     Node,
-    Piece,
     Put,
-    Read,
     Reduce,
     Renamed,
     Send,
     Seq,
+    SlotTile,
     Spread,
     Stmt,
     Store,
@@ -194,7 +194,7 @@ def loads_something(body: Stmt) -> bool:
     """Whether any load has a mask that may hold. Triton 3.6 ends the process where it flattens a loop over
     tiles that reads nothing."""
     never = {FALSE, *(s.var for s in find(body, Let) if s.value is FALSE)}
-    return any(not isinstance(x, Load) or x.mask not in never for x in find(body, Read))
+    return any(not isinstance(x, Load) or x.mask not in never for x in find(body, MemoryRead))
 
 
 def folded(lines: list[str]) -> list[str]:
@@ -260,7 +260,7 @@ def spelled_lanes(root: Stmt) -> list[Lane]:
             found.add(at)
         elif isinstance(at, (BoxLoad, BoxStore, Fetch, Send)):
             stack += [*at.corner, *([at.value] if isinstance(at, BoxStore) else [])]
-        elif isinstance(at, (Piece, Put)):
+        elif isinstance(at, (SlotTile, Put)):
             stack += [at.value] if isinstance(at, Put) else []
         elif isinstance(at, (Alloc, Spread, Reduce, Renamed)):  # their lanes are shapes
             stack += [at.init if isinstance(at, Alloc) else at.x]

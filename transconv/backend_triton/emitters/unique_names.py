@@ -22,11 +22,11 @@ from transconv.ir import (
     LAUNCH,
     REDUCERS,
     Barrier,
-    Buffer,
     ExprMutator,
     Kernel,
     Lane,
     Role,
+    SmemRing,
     Var,
     find,
 )
@@ -67,7 +67,7 @@ def distinct(kernel: Kernel) -> Kernel:
         made |= dict.fromkeys(called[name], other)
         held.add(other)
     taken |= held | LAUNCH
-    rings: list[Buffer | Barrier] = [*find(kernel, Buffer), *find(kernel, Barrier)]
+    rings: list[SmemRing | Barrier] = [*find(kernel, SmemRing), *find(kernel, Barrier)]
     for x in (*rings, *kernel.params):
         other = x.name
         while {other, box_name(other), f"{other}_{PIECES}"} & taken:
@@ -88,4 +88,4 @@ class _Renamed(ExprMutator):
     def mutate_Tensor(self, at: Any) -> Any:
         return self.named(at)
 
-    mutate_Var = mutate_Lane = mutate_Buffer = mutate_Barrier = named
+    mutate_Var = mutate_Lane = mutate_SmemRing = mutate_Barrier = named

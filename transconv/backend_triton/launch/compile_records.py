@@ -19,7 +19,7 @@ from typing import Any
 
 from transconv.backend_triton.launch import binary_reload
 from transconv.backend_triton.offline import fake_tensors
-from transconv.disk_cache import Drawer, fields
+from transconv.disk_cache import Cache, Drawer, fields
 from transconv.target import triton_version
 
 try:
@@ -30,7 +30,7 @@ except ImportError:  # Windows: several processes may build the same
 SCHEMA = 3
 DRAWER = Drawer("compiled", SCHEMA, longest=1 << 14, lasting=False, sealed=True)
 
-_there: set[str] = set()  # found by this process
+_there: Cache[str, bool] = Cache("compiled kernels")  # names of records that this process has found
 
 
 def note(key: str, aligned: bool, kernel: Any, types: tuple[str, ...] = ()) -> None:
@@ -42,7 +42,7 @@ def note(key: str, aligned: bool, kernel: Any, types: tuple[str, ...] = ()) -> N
     more = binary_reload.told(kernel)
     if not more and is_there(key, aligned):  # somebody watches Triton: what another process noted is more
         return
-    _there.add(name)
+    _there[name] = True
     content = {**more, "triton": triton_version(), "folder": folder_of(digest),
                "function": str(kernel.name), "types": [*types]}
     if DRAWER.get(name) != content:
@@ -70,7 +70,7 @@ def is_there(key: str, aligned: bool) -> bool:
     found = DRAWER.get(name)
     if found is None or found.get("triton") != triton_version() or not lies_in(found):
         return False
-    _there.add(name)
+    _there[name] = True
     return True
 
 
@@ -168,7 +168,7 @@ def _only_here(name: str, patient: bool) -> Iterator[bool]:
 
 def forget() -> None:
     """Clear this process's memory of records."""
-    _there.clear()
+    _there.forget()
 
 
 class _Chip:

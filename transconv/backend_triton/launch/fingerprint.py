@@ -7,6 +7,7 @@ times of change of those files, and computed again when one of them differs.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
@@ -19,16 +20,13 @@ DRAWER = Drawer("triton", 2, longest=1 << 18, lasting=False, sealed=True)
 PARTS = ("runtime/cache.py", "compiler", "backends", "language", "_C")  # what the hash is of
 
 _lock = threading.Lock()
-_known: dict[str, bool] = {}
 
 
+@functools.cache
 def remember() -> None:
     """Have Triton use the remembered fingerprint in this process; compute and remember it if there is
     none. Does nothing for a Triton that computes none in the known way."""
     with _lock:
-        if _known:
-            return
-        _known[""] = True
         from triton.runtime import cache
 
         module: Any = cache

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
+from transconv.backend_triton import torch_internals
 from transconv.backend_triton.launch import compile_records, fingerprint
 from transconv.backend_triton.launch.bound_start import (
     MAPS_KEPT,
@@ -185,7 +186,7 @@ class Launcher:
         start = self.kept.get((device, aligned))
         if start is None:
             return None
-        stream = torch_module()._C._cuda_getCurrentRawStream
+        stream = torch_internals.raw_stream
         if isinstance(start, (Direct, Encoded)):
             return start.bound(order, device, stream)
         address, pick = torch_module().Tensor.data_ptr, itemgetter(*order)
@@ -203,7 +204,7 @@ class Launcher:
         start = self.kept.get((device, aligned))
         if not isinstance(start, (Direct, Encoded)):
             return None
-        stream = torch_module()._C._cuda_getCurrentRawStream
+        stream = torch_internals.raw_stream
         if isinstance(start, Direct):
             return BoundStart(
                 start.raw, start.function, start.packed, start.early, None, None, False, stream

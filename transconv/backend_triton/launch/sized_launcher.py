@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from transconv.backend_triton import torch_internals
 from transconv.backend_triton.launch.bound_start import (
     At,
     Bind,
@@ -148,7 +149,7 @@ class SizedLauncher(Launcher):
                 made = _Start(self, self._compiled(tensors, aligned))
                 self.starts[device.index, aligned] = made
                 self.compiled += 1
-            made(sizes, at, tensors, torch._C._cuda_getCurrentRawStream(device.index))
+            made(sizes, at, tensors, torch_internals.raw_stream(device.index))
 
     def refuse_steps(self, what: str) -> None:
         """Raise Unsupported where descriptors are made by what cannot take every so many-th position."""
@@ -175,7 +176,7 @@ class SizedLauncher(Launcher):
             start.encoder,
             None,
             True,
-            torch_module()._C._cuda_getCurrentRawStream,
+            torch_internals.raw_stream,
         )
 
     def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
@@ -183,7 +184,7 @@ class SizedLauncher(Launcher):
         start = self.starts.get((device, aligned))
         if start is None:
             return None
-        return start.binding(order, device, torch_module()._C._cuda_getCurrentRawStream)
+        return start.binding(order, device, torch_internals.raw_stream)
 
     def is_ready(self, aligned: bool) -> bool:
         """As Launcher's."""

@@ -40,19 +40,7 @@ from transconv.compute.compute import Compute
 from transconv.compute.extrema import is_extreme
 from transconv.compute.names import fresh
 from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.ir import (
-    ZERO,
-    Call,
-    Const,
-    Div,
-    Expr,
-    Mul,
-    Select,
-    Sub,
-    Var,
-    find,
-    substitute,
-)
+from transconv.ir import ZERO, Call, Const, Div, Expr, Mul, Select, Sub, Var, find, substitute
 
 LOWEST = -3e38  # finite, so that exp(-inf - LOWEST) is 0 and not NaN
 

@@ -48,22 +48,15 @@ class SampleOutcome:
         return not self.varied or self.telling * 8 < self.checked or self.checked < 16
 
 
-def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
-    """Compare stored tensors, by name like those that are read, at points drawn by a seed; of what
-    several points add to one place, the sums (semantics/sampled_sums.py). Rows of more than ``LONGEST``
-    elements are not looked at."""
+def row_size(compute: Compute) -> int:
+    """The elements of a row: all positions along the reduced axes."""
     reduced = {*compute.reduced}
-    row = prod(x.size for x in compute.axes if x.name in reduced)
-    if row > LONGEST or not all(x.size for x in compute.axes):
-        return SampleOutcome(0, 0, True, (), "")
-    if compute.added:
-        from transconv.compute.semantics.sampled_sums import examine_sums
+    return prod(x.size for x in compute.axes if x.name in reduced)
 
-        return examine_sums(compute, tensors, seed)
-    if compute.statistics:
-        from transconv.compute.semantics.sampled_statistics import examine_statistics
 
-        return examine_statistics(compute, tensors, seed)
+def examine_points(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
+    """Compare stored tensors, by name like those that are read, at points drawn by a seed."""
+    reduced, row = {*compute.reduced}, row_size(compute)
     points = max(1, min(POINTS, TERMS // row))
     draw = np.random.default_rng(seed)
     at = {x.name: _drawn(draw, x.size, points) for x in compute.axes if x.name not in reduced}

@@ -18,12 +18,29 @@ from transconv.compute.analysis.statistics import kept, value_of
 from transconv.compute.compute import Compute
 from transconv.compute.names import fresh, used
 from transconv.compute.semantics.error_bounds import SUMMED, allowed, share_of
-from transconv.compute.semantics.sampled_points import SampleOutcome, examine
+from transconv.compute.semantics.sampled_points import (
+    LONGEST,
+    SampleOutcome,
+    examine_points,
+    row_size,
+)
+from transconv.compute.semantics.sampled_sums import examine_sums
 from transconv.compute.steps import Reduction, Step, Value, Write
 from transconv.ir import TRUE, Array, Cast, Const, Expr, Var
 
 if TYPE_CHECKING:
     import torch
+
+
+def examine(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
+    """Compare stored tensors, by name like those that are read, at points drawn by a seed; of what
+    several points add to one place, the sums; then statistics. Rows of more than ``LONGEST`` elements are
+    not looked at."""
+    if row_size(compute) > LONGEST or not all(x.size for x in compute.axes):
+        return SampleOutcome(0, 0, True, (), "")
+    if compute.added:
+        return examine_sums(compute, tensors, seed)
+    return (examine_statistics if compute.statistics else examine_points)(compute, tensors, seed)
 
 
 def examine_statistics(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _get_deterministic_algorithms
 
 from transconv.calls import guard
 from transconv.calls.call_cache import CallCache
@@ -26,11 +25,14 @@ from transconv.calls.guard import (
     written,
 )
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction
+from transconv.runtime import torch_internals
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor | None, ...]
 Call = Callable[[PublicFunction, Tensors, Numbers], Any]
 Empty = Callable[[Sequence[int], Sequence[int], Any], Any]
+
+_deterministic: Callable[[], bool] = torch_internals.deterministic
 
 CALLS = CallCache(patience=1, chain=4)  # other strides and types, training and inference
 
@@ -60,7 +62,7 @@ def note(f: PublicFunction, tensors: Tensors, numbers: Numbers, route: Any,
 def guard_of(route: Any, check: Check, back: bool = False) -> CallGuard:
     """What calls of a route are compared with; ``back``: those of its gradients."""
     seen = (guard.NO_GRADIENTS, guard.NO_MODES, guard.NO_DUALS) if back else (guard.NO_DUALS,)
-    return CallGuard(check, (*seen, guard.deterministic(_get_deterministic_algorithms(), cudnn=False)),
+    return CallGuard(check, (*seen, guard.deterministic(_deterministic(), cudnn=False)),
                  route.aligned, route.only_on)
 
 

@@ -4,7 +4,7 @@ device. What torch says of the tensors of a text.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache, reduce
 from operator import or_
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from transconv.compute import Alone, Compute, Workload, parse
 from transconv.errors import Unsupported
 from transconv.ir import DType, boolean, f8e4m3, f8e5m2, i8, i32, i64, u8
 from transconv.ir import Tensor as Declared
-from transconv.runtime import Launch, PlanRequest
+from transconv.runtime import Launch, PlanRequest, torch_internals
 from transconv.torch_ops.calls.lower_call import DTYPES, target_of
 
 Tensor = torch.Tensor
@@ -28,6 +28,8 @@ HELD = TYPES | {torch.uint8: u8, torch.float8_e4m3fn: f8e4m3, torch.float8_e5m2:
 """The types of tensors that texts declare; those beyond ``TYPES`` are no operands of torch's functions."""
 TORCH = {ours: theirs for theirs, ours in HELD.items()}
 LIMIT = 4096  # launches kept
+
+_deterministic: Callable[[], bool] = torch_internals.deterministic
 
 
 class TensorMemory(NamedTuple):
@@ -84,7 +86,7 @@ def launch(asked: str | Workload, device: torch.device, aligned: bool, mode: str
 
 def deterministic() -> bool:
     """Whether the same bits are asked for at every run."""
-    return bool(torch._C._get_deterministic_algorithms())
+    return _deterministic()
 
 
 def question(asked: str | Workload, device: torch.device, aligned: bool = True) -> PlanRequest:

@@ -14,15 +14,16 @@ from transconv.calls.guard import is_batched
 from transconv.functional.calls import torch_operators
 from transconv.functional.calls.route_cache import FunctionRoute
 from transconv.functional.calls.symbolic_bind import BoundCall, Values, as_tuple
+from transconv.runtime import torch_internals
 from transconv.torch_ops.calls.dispatch import is_plain
 
 Tensor = torch.Tensor
 
-_deterministic = torch._C._get_deterministic_algorithms
+_deterministic: Callable[[], bool] = torch_internals.deterministic
 _grad_enabled = torch.is_grad_enabled
-_modes = torch._C._len_torch_dispatch_stack
+_modes: Callable[[], int] = torch_internals.dispatch_modes
 _compiling = torch.compiler.is_compiling
-_transforms = torch._C._are_functorch_transforms_active
+_transforms: Callable[[], bool] = torch_internals.transforms
 
 
 class Apply(torch.autograd.Function):

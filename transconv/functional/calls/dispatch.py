@@ -6,6 +6,7 @@ modes see the operator ``transconv::function``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -30,7 +31,7 @@ from transconv.functional.calls.derivatives import (
 from transconv.functional.calls.explain_mode import Asking
 from transconv.functional.calls.route_cache import FunctionRoute, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
-from transconv.runtime import COMPILING, NEVER, Waiting
+from transconv.runtime import COMPILING, NEVER, Waiting, torch_internals
 from transconv.torch_ops import transforms
 from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
@@ -41,19 +42,19 @@ Tensors = tuple[Tensor | None, ...]
 
 # Called at every call; each is a plain function.
 _compiling = torch.compiler.is_dynamo_compiling
-_autocast = torch._C._is_any_autocast_enabled
-_transforms = torch._C._are_functorch_transforms_active
-_modes = torch._C._len_torch_dispatch_stack
-_tracing = torch._C._get_tracing_state
+_autocast: Callable[[], bool] = torch_internals.any_autocast
+_transforms: Callable[[], bool] = torch_internals.transforms
+_modes: Callable[[], int] = torch_internals.dispatch_modes
+_tracing: Callable[[], Any] = torch_internals.tracing_state
 _grad_enabled = torch.is_grad_enabled
-_deterministic = torch._C._get_deterministic_algorithms
+_deterministic: Callable[[], bool] = torch_internals.deterministic
 
 
 def call(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any = None) -> Tensor:
     """A public function's result, a tuple of several; torch's with ``out``. Raises torch's error for a
     wrong call."""
     if out is not None:
-        return _written(f, tensors, numbers, out)  # type: ignore[no-any-return]
+        return _written(f, tensors, numbers, out)
     if _compiling():
         return _traced(f, tensors, numbers)  # type: ignore[no-any-return]
     try:
@@ -145,10 +146,11 @@ def _handed(f: PublicFunction, tensors: Tensors, numbers: Numbers, reason: str) 
     return f.by_torch(tensors, numbers)
 
 
-def _written(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any) -> Any:
+def _written(f: PublicFunction, tensors: Tensors, numbers: Numbers, out: Any) -> Tensor:
     if not _compiling():
         stats.handed_over("form:out", f.name)
-    return f.by_torch(tensors, numbers, out=out)
+    made: Tensor = f.by_torch(tensors, numbers, out=out)
+    return made
 
 
 def _unusual(t: Any) -> str:
@@ -287,13 +289,12 @@ def _traced(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
     return results[0] if f.finish is None else f.finish(tensors, numbers, tuple(results))
 
 
+@torch_internals.constant_in_graphs
 def _transformed() -> bool:
     """Whether functorch's transforms are active, which get torch's functions in compiled code too: the
     operator has no rules for them, and cannot move running statistics below them."""
-    return bool(_transforms())
+    return _transforms()
 
-
-_transformed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # while a compiler traces
 
 
 def _function(call: str, given: list[Tensor]) -> list[Tensor]:

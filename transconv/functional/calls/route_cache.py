@@ -16,11 +16,11 @@ from transconv.functional.calls import call_entries
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic
 from transconv.functional.calls.dynamic_sizes import SizedLaunchChoice, launched
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, Values
-from transconv.runtime import COMPILING, allocator
+from transconv.runtime import COMPILING, torch_internals
 
 Tensor = torch.Tensor
 
-_empty = allocator.quickest()
+_empty = torch_internals.quickest()
 
 
 class Started:

@@ -29,9 +29,12 @@ from transconv.functional.calls.compiled_launch import (
     refused,
 )
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, PublicFunction, Values
+from transconv.runtime import torch_internals
 from transconv.torch_ops.operators import library, register_fake
 
 Tensor = torch.Tensor
+
+_below_autograd: Any = torch_internals.below_autograd
 
 library.define("compute(str text, Tensor[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
 library.define("function(str call, Tensor[] given) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,))
@@ -48,8 +51,7 @@ def _compute(text: str, given: list[Tensor]) -> list[Tensor]:
     return _computed(text, given, given[0].device)
 
 
-# Not torch.compiler.disable: this may be imported while torch._dynamo is.
-@torch._disable_dynamo  # type: ignore[attr-defined]
+@torch_internals.outside_graphs
 def of_nothing(text: str, device: torch.device) -> list[Tensor]:
     """The stores of a text that reads no tensor. A graph cannot hold it as an operator: torch finds the
     device of one by its tensors."""
@@ -130,7 +132,7 @@ def run(bound: BoundCall, step: BoundText, values: Values) -> None:
     seen = bound.seen
     views = [(values[name], seen[name]) for name in step.given]
     given = [t.reshape(s.shape).permute(s.order).reshape(s.sizes) for t, s in views]
-    with torch._C._AutoDispatchBelowAutograd():
+    with _below_autograd():
         made = compute(step.text, given)
     for (name, memory), t in zip(step.stored.items(), made, strict=True):
         order = seen[name].order

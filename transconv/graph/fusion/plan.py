@@ -34,7 +34,7 @@ from transconv.ir import Var
 Apart = Mapping[Piece, Sequence[materialize.MaterializeReason]]
 """Products whose factors are written first: in one step what is computed, in another what is seen through
 views."""
-NONE: Apart = {}
+NONE: Apart = MappingProxyType({})
 MOST_STORED = 16  # small values that one kernel stores
 LONGEST = 100  # operations of one kernel, one of the other's result; of views twice as many
 CUT = "is at the end of a chain of {} operations, the longest of one kernel"

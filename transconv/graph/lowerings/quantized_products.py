@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._guards import detect_fake_mode
 
+from transconv.runtime import torch_internals
 from transconv.torch_ops.quantized.quantized_operator import QUANTITIES, operator
 
 INTEGERS = (torch.int8, torch.uint8)
@@ -103,16 +103,16 @@ def _is_quantised(node: fx.Node) -> bool:
     if node.target is not torch.ops.quantized_decomposed.quantize_per_tensor.default:
         return False
     _, _, _, least, most, dtype = node.args
-    if dtype not in INTEGERS:
+    if not isinstance(dtype, torch.dtype) or dtype not in INTEGERS:
         return False
-    held = torch.iinfo(dtype)  # type: ignore[arg-type]
+    held = torch.iinfo(dtype)
     return (least, most) == (held.min, held.max)
 
 
 def _value_of(node: fx.Node) -> torch.Tensor | None:
     """What the operator makes of tensors without memory; None where it refuses them."""
     arguments = fx.node.map_arg(node.args, lambda n: n.meta["val"])
-    mode = detect_fake_mode([t for t in arguments if isinstance(t, torch.Tensor)])
+    mode = torch_internals.detect_fake_mode([t for t in arguments if isinstance(t, torch.Tensor)])
     if mode is None:
         return None
     try:

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from transconv.runtime import torch_internals
+
 Run = Callable[[list[Any]], list[Any]]
 log = logging.getLogger("transconv.graph")
 
@@ -37,32 +39,31 @@ class Captures:
         """What makes a recorded function of one that runs a graph; ``graph`` is as AOTAutograd made it.
         Where it cannot be recorded, the function stays as it is, and a line in the log says why."""
         try:
-            from torch._dynamo.backends.cudagraphs import check_for_skip, find_input_mutations
-            from torch._inductor.compile_fx import get_static_input_idxs
-            from torch._inductor.cudagraph_trees import cudagraphify_impl
-            from torch._inductor.cudagraph_utils import get_placeholder_info
-            from torch._inductor.utils import count_tangents, num_fw_fixed_arguments
-        except ImportError as error:
+            skip, mutations = torch_internals.why_no_cudagraph, torch_internals.input_mutations
+            tangents, fixed_of = torch_internals.count_tangents, torch_internals.fixed_arguments
+            record, placeholders = torch_internals.cudagraphify, torch_internals.placeholder_info
+            parameters = torch_internals.static_inputs
+        except (AttributeError, ImportError) as error:
             return self.without(phase, f"this release of torch has no {error.name}")
         backward = phase == "backward"
         if backward and self.device is None:
             return self.without(phase, "the forward graph is not recorded")
         if reason := _why_not(inputs):
             return self.without(phase, reason)
-        fixed = count_tangents(graph) if backward else num_fw_fixed_arguments(self.count, len(inputs))
-        static = range(fixed) if backward else get_static_input_idxs(fixed)
-        if why := check_for_skip(graph, max(static, default=-1) + 1):
+        fixed = tangents(graph) if backward else fixed_of(self.count, len(inputs))
+        static = range(fixed) if backward else parameters(fixed)
+        if why := skip(graph, max(static, default=-1) + 1):
             return self.without(phase, why)
         device = next(t.device.index or 0 for t in inputs if isinstance(t, torch.Tensor))
         self.device = device if self.device is None else self.device
-        ends = graph.graph.output_node().args[0]
+        ends: Any = graph.graph.output_node().args[0]
         about = {"device_index": device, "is_backward": backward, "is_inference": phase == "inference",
-                 "stack_traces": [getattr(n, "stack_trace", None) for n in ends],  # type: ignore[union-attr]
-                 "placeholders": get_placeholder_info(graph.graph),
-                 "mutated_input_idxs": find_input_mutations(graph.graph)}
+                 "stack_traces": [getattr(n, "stack_trace", None) for n in ends],
+                 "placeholders": placeholders(graph.graph),
+                 "mutated_input_idxs": mutations(graph.graph)}
 
         def recorded(run: Run) -> Run:
-            found: Run = cudagraphify_impl(_leaving_no_cycles(run), list(inputs), static, **about)
+            found: Run = record(_leaving_no_cycles(run), list(inputs), static, **about)
             return found
         return recorded
 
@@ -71,13 +72,11 @@ class Captures:
         log.warning("a graph (%s) runs without CUDA graphs: %s", phase, why)
         if phase != "backward" or self.device is None:
             return lambda run: run
-        from torch._inductor.cudagraph_trees import get_manager
-
         device = self.device
 
         def told(run: Run) -> Run:
             def call(given: list[Any]) -> list[Any]:
-                manager: Any = get_manager(device, create_if_none_exists=False)
+                manager: Any = torch_internals.cudagraph_manager(device, create_if_none_exists=False)
                 if manager is not None:
                     manager.set_to_running_backward()
                 return run(given)

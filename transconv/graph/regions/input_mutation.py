@@ -13,7 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from transconv.runtime import torch_internals
+
 Tensor = torch.Tensor
+_foreach_copy: Any = torch_internals.foreach_copy
 
 
 def taken(graph: fx.Graph) -> list[int]:
@@ -63,4 +66,4 @@ def write(inputs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         new.append(value)
     with torch.no_grad():
         for own, new in by_type.values():
-            torch._foreach_copy_(own, new)
+            _foreach_copy(own, new)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Region:
     outputs: list[fx.Node] = field(default_factory=list)
 
 
-NONE: Mapping[str, str] = {}
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def regions(graph: fx.Graph, device: torch.device, symbols: Symbols | None = None,
@@ -90,8 +91,8 @@ class _Partition:
         parent = node.args[0] if node.target is operator.getitem else None
         if isinstance(parent, fx.Node) and self.ours.get(parent, False):
             raise _PartRefused(parent, reason)
-        known = isinstance(parent, fx.Node) and parent in self.ours
-        level = self.level[parent] if known else self.at_level(node, False, least)  # type: ignore[index]
+        level = (self.level[parent] if isinstance(parent, fx.Node) and parent in self.ours
+                 else self.at_level(node, False, least))
         if parent is None:
             self.last = level
             if _writes(node):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -37,12 +38,12 @@ from transconv.graph.regions.region_kernel import RegionKernel, SizedTensor
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
-from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, quickest
+from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, torch_internals
 from transconv.torch_ops.calls.select_impl import PASSING
 from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor
-NOT_OVER: dict[int, int] = {}
+NOT_OVER: Mapping[int, int] = MappingProxyType({})
 NOTHING = nullcontext()
 When = tuple[object, object, bool, tuple[int, ...]]
 """What launches were asked for: the last change of a setting, the function that finds them, whether the
@@ -177,13 +178,13 @@ class RegionLaunches:
         return made
 
     def written(self, bound: BoundRegion, starts: Sequence[tuple[Callable[..., None], Spaces]],
-                over: Sequence[dict[int, int]]) -> Run:
+                over: Sequence[Mapping[int, int]]) -> Run:
         """The function that launches the kernels in their order."""
         lines = [LaunchLine(kernel, by, start.memory, own, done, spaces)
                  for kernel, (by, spaces), start, own, done in zip(
                      self.kernels, starts, bound.starts, over, self.last, strict=True)]
         handed = [(h.piece, view) for h, view in zip(self.handed, bound.views, strict=True)]
-        empty = quickest() if self.device.type == "cuda" else self.empty
+        empty = torch_internals.quickest() if self.device.type == "cuda" else self.empty
         return written([piece for _, _, piece in self.inputs], lines, handed, empty, self.cut)
 
     def compared(self, sizes: Mapping[str, int], given: list[Any], watch: WatchedCall) -> Sequence[Tensor]:

@@ -28,7 +28,7 @@ from transconv.graph.fusion.concat_views import Slices
 from transconv.graph.fusion.index_ir import Piece
 from transconv.graph.regions.region_kernel import RegionKernel
 from transconv.ir import defined
-from transconv.runtime import Spaces
+from transconv.runtime import Spaces, torch_internals
 
 Tensor = torch.Tensor
 NONE: Mapping[Piece, Slices] = MappingProxyType({})
@@ -46,7 +46,7 @@ class LaunchLine(NamedTuple):
     kernel: RegionKernel
     start: Callable[..., None]
     memory: Sequence[TensorMemory]
-    over: dict[int, int]
+    over: Mapping[int, int]
     done: Sequence[Piece]
     spaces: Spaces = ()
 
@@ -186,8 +186,7 @@ def alike(tensors: Sequence[Tensor]) -> Callable[..., bool]:
     """A function of as many tensors: whether each is of the type, shape, strides, device and dispatch keys
     of one of these. torch compares all of them in one call; where it has none that does, never."""
     try:
-        guards: Any = torch._C._dynamo.guards.TensorGuards
-        found: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None,
+        found: Callable[..., bool] = torch_internals.TensorGuards(*tensors, dynamic_dims_sizes=None,
                                             dynamic_dims_strides=None).check
         return found if tensors else _none
     except (AttributeError, TypeError, RuntimeError, ValueError):

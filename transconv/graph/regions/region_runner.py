@@ -25,7 +25,7 @@ from transconv.graph.regions.region_compiler import launches
 from transconv.graph.sizes import like
 from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import WatchedCall
-from transconv.runtime import Batch, PlanRequest, collect, is_collecting
+from transconv.runtime import Batch, PlanRequest, collect, is_collecting, torch_internals
 from transconv.target import Target
 from transconv.torch_ops.calls.select_impl import PASSING
 from transconv.torch_ops.conversion.convert import aten
@@ -53,13 +53,11 @@ class Rest:
     def compiled(self, given: Sequence[Any]) -> Callable[..., Any]:
         """By Inductor. In a thread of its own: the call that asks for it stands in the middle of autograd,
         whose state is the thread's."""
-        import torch._inductor
-
         like = [t.detach() if isinstance(t, Tensor) else t for t in given]
 
         def compile_() -> Callable[..., Any]:
-            found: Any = torch._inductor.compile(self.gm, like)
-            return found  # type: ignore[no-any-return]
+            found: Callable[..., Any] = torch_internals.inductor_compile(self.gm, like)
+            return found
         with ThreadPoolExecutor(1) as fresh:
             return fresh.submit(compile_).result()
 
@@ -234,7 +232,8 @@ class RunnableRegion:
             for question in self.launches.questions(sizes):
                 collect(Batch((question,)))
             with aten():
-                return self.gm.forward(*given)  # type: ignore[no-any-return]
+                made: Sequence[Any] = self.gm.forward(*given)
+                return made
         if self.launches is not None:
             try:
                 return self.launches(sizes, given) if watch is None else self.launches.compared(

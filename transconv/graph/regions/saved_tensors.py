@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import TracingContext
 from torch.utils.checkpoint import CheckpointPolicy
 
 from transconv.graph.fusion.index_ir import holds
 from transconv.graph.lowerings.table import ROWS
+from transconv.runtime import torch_internals
 
 aten = torch.ops.aten
 FREE = "transconv_free"  # in a node's meta: only kernels of the two graphs see how it lies
@@ -194,7 +194,7 @@ def _is_ours(node: fx.Node) -> bool:
 
 def told(strides: Sequence[tuple[int, ...] | None]) -> None:
     """Tell torch's compiler how the results of a forward graph lie."""
-    context = TracingContext.try_get()
+    context = torch_internals.TracingContext.try_get()
     if context is not None and context.output_strides is not None and not context.output_strides:
         context.output_strides += strides
 

@@ -74,7 +74,7 @@ def wrong_result(function: Callable[..., Any], calls: Sequence[Call],
 
 def _tried(function: Callable[..., Any], calls: Sequence[Call],
            dynamic: bool | None) -> WrongResult | None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     compiled = torch.compile(function, backend=backend, dynamic=dynamic)
     with torch.no_grad():
         torchs = _several(function(*_copied(calls[-1])))

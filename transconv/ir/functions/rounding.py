@@ -5,47 +5,9 @@ Rounding is to nearest, ties to even, unless the row of the type has a ``Roundin
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from transconv.ir.dtype import DType
-
-Array = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """How numbers are rounded to a type. ``numpy`` takes and returns the NumPy type that holds it.
-    ``helper``: the source of the function ``name``, put at the top of modules that call it; ``{jit}`` is
-    the decorator and ``{tl}`` the language."""
-
-    name: str
-    numpy: Callable[[Array], Array]
-    helper: str
-
-
-def nearest_tf32(x: Array) -> Array:
-    """Round f32 to 10 fraction bits, ties away from zero: add half a unit in the last place, then
-    truncate. NaN stays NaN. Subnormal numbers are truncated without rounding."""
-    wide = np.ascontiguousarray(x, np.float32)
-    place = (wide.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
-    with np.errstate(over="ignore"):
-        near = np.ascontiguousarray(wide + place * np.float32(2.0**-11))
-    return (near.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-
-
-NEAREST_TF32 = Rounding("nearest_tf32", nearest_tf32, '''
-@{jit}
-def nearest_tf32(x):
-    """x with 10 bits behind the point, halves away from zero; NaN stays NaN."""
-    place = (x.to({tl}.int32, bitcast=True) & -8388608).to({tl}.float32, bitcast=True)  # 1.0 * 2**exponent
-    near = x + place * 2**-11
-    return (near.to({tl}.int32, bitcast=True) & -8192).to({tl}.float32, bitcast=True)
-''')
+from transconv.ir.dtype import Array, DType
 
 HELD = {"float16": (np.uint16, 11), "float32": (np.uint32, 24), "float64": (np.uint64, 53)}
 

@@ -24,6 +24,7 @@ class RowTable(dict[str, Row]):
 
     def __init__(self, *rows: Row) -> None:
         super().__init__({row.name: row for row in rows})
+        self._first = dict(self)
         self._made: list[tuple[Callable[[Row], Any], Callable[[Row], Any], dict[Any, Any]]] = []
 
     def add(self, row: Row) -> Row:
@@ -35,6 +36,10 @@ class RowTable(dict[str, Row]):
             if (found := entry(row)) is not None:
                 made[key(row)] = found
         return row
+
+    def first(self, row: Row) -> Row:
+        """The first row of this name that was asked for: this one, unless there was another."""
+        return self._first.setdefault(row.name, row)
 
     def remove(self, name: str) -> None:
         """Remove a row. KeyError for an unknown name."""

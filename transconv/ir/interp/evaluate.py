@@ -94,7 +94,8 @@ class Evaluator:
         self.rank = rank
         self.env: dict[ex.Var, Array] = {}
         self.active: Array = np.ones((1,) * rank, np.bool_)
-        self.piece: Callable[[xp.Piece], Array] | None = None  # reads shared memory; None outside of roles
+        # Reads shared memory; None outside of roles.
+        self.piece: Callable[[xp.SlotTile], Array] | None = None
         self.busy: set[ex.Var] = set()  # accumulators of products in flight
         self._known: dict[ex.Expr, Array] = {}
         self._types: dict[ex.Expr, DType] = {}
@@ -177,7 +178,7 @@ class Evaluator:
             shape[self.axes[lane]] = lane.extent
         return np.broadcast_to(value, shape)
 
-    def _Piece(self, e: xp.Piece) -> Array:
+    def _SlotTile(self, e: xp.SlotTile) -> Array:
         if self.piece is None:
             raise Fault("shared memory is read outside of a role")
         return self.piece(e)

@@ -91,7 +91,7 @@ class _KernelRun(Execution):
             match name, args:
                 case _, (xp.Barrier() as barrier, Expr() as slot, Expr() as x):
                     self._meet(name, barrier, slot, x)
-                case "dot_async", (Var() as acc, xp.Piece() as a, xp.Piece() as b):
+                case "dot_async", (Var() as acc, xp.SlotTile() as a, xp.SlotTile() as b):
                     self._pause()
                     cells = [c for p in (a, b) for c in self._cells(p)]
                     if unfenced := next((c for c in cells if c.state == "put"), None):
@@ -180,10 +180,10 @@ class _KernelRun(Execution):
             gate.arrived += 1
             gate.settle(where)
 
-    def _cells(self, piece: xp.Piece) -> list[Cell]:
+    def _cells(self, piece: xp.SlotTile) -> list[Cell]:
         return self.shared.slot(piece, int(self.eval.compute(piece.slot).item()))
 
-    def _read(self, piece: xp.Piece) -> Array:
+    def _read(self, piece: xp.SlotTile) -> Array:
         value = self.eval.value
         cells = self.shared.slot(piece, int(value(piece.slot).item()))
         return value_of(cells, value(piece.member), tuple(value(w) for w in piece.within))

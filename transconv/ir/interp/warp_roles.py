@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from transconv.ir.explicit import Barrier, Buffer, Piece
+from transconv.ir.explicit import Barrier, SlotTile, SmemRing
 from transconv.ir.interp.evaluate import Fault
 from transconv.ir.interp.memory import Array
 
@@ -80,10 +80,10 @@ class SharedMemory:
     """The rings of buffers and barriers of one program."""
 
     def __init__(self) -> None:
-        self.cells: dict[Buffer, list[list[Cell]]] = {}
+        self.cells: dict[SmemRing, list[list[Cell]]] = {}
         self.gates: dict[Barrier, list[Gate]] = {}
 
-    def reserve(self, what: Buffer | Barrier) -> None:
+    def reserve(self, what: SmemRing | Barrier) -> None:
         if isinstance(what, Barrier):
             self.gates[what] = [Gate(what.arrivals) for _ in range(what.slots)]
             return
@@ -95,7 +95,7 @@ class SharedMemory:
             raise Fault(f"{barrier.name} has no slot {slot}")
         return self.gates[barrier][slot]
 
-    def slot(self, piece: Piece, slot: int) -> list[Cell]:
+    def slot(self, piece: SlotTile, slot: int) -> list[Cell]:
         if not 0 <= slot < piece.buffer.slots:
             raise Fault(f"{piece.buffer.name} has no slot {slot}")
         return self.cells[piece.buffer][slot]

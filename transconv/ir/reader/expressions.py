@@ -31,7 +31,7 @@ class ReaderScope:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     header: Header = field(default_factory=lambda: Header({}, {}, {}))
     variables: dict[str, ex.Var] = field(default_factory=dict)
-    rings: dict[str, xp.Buffer | xp.Barrier] = field(default_factory=dict)
+    rings: dict[str, xp.SmemRing | xp.Barrier] = field(default_factory=dict)
 
     def inner(self) -> ReaderScope:
         """The scope of a block inside this one."""
@@ -130,10 +130,10 @@ class ExpressionParser:
             raise _unbound(f"{name}[0:{extent}]", "a lane of the header", known)
         return self.scope.header.lanes[name, extent]
 
-    def piece(self, name: str) -> xp.Piece:
+    def piece(self, name: str) -> xp.SlotTile:
         buffer = self.scope.rings.get(name)
-        if not isinstance(buffer, xp.Buffer):
-            known = [n for n, ring in self.scope.rings.items() if isinstance(ring, xp.Buffer)]
+        if not isinstance(buffer, xp.SmemRing):
+            known = [n for n, ring in self.scope.rings.items() if isinstance(ring, xp.SmemRing)]
             raise _unbound(name, "shared memory that is reserved here", known)
         self.words.expect("[")
         slot = self.expression()
@@ -143,7 +143,7 @@ class ExpressionParser:
         within = self.several() if self.words.accept("within", "=") else within
         if member is None or within is None:
             raise self.words.unlike(f"'.' and 'within=', as the header has no piece {name}")
-        return xp.Piece(buffer, slot, member, within)
+        return xp.SlotTile(buffer, slot, member, within)
 
     def several(self) -> tuple[ex.Expr, ...]:
         """``[a, b + 1]``"""

@@ -193,7 +193,7 @@ class Statement(ExpressionParser):
             members, below = self.words.count(), self.words.accept("below")
             self.words.expect("x")
         dtype = self.words.type()
-        buffer = xp.Buffer(name, dtype, slots, self.words.counts(), members, below)
+        buffer = xp.SmemRing(name, dtype, slots, self.words.counts(), members, below)
         self.scope.rings[name] = buffer
         return xp.Shared(buffer)
 

@@ -67,7 +67,7 @@ def workspace_is_of_a_tensor(site: Site) -> Iterator[str]:
 
 def ring_is_reserved(site: Site) -> Iterator[str]:
     """Rings of shared memory and of barriers are reserved before their use, outside of roles."""
-    used: list[Node] = [e.buffer for e in site.find(xp.Piece)]
+    used: list[Node] = [e.buffer for e in site.find(xp.SlotTile)]
     match site.stmt:
         case xp.Fetch(barrier=barrier):
             used.append(barrier)
@@ -77,7 +77,7 @@ def ring_is_reserved(site: Site) -> Iterator[str]:
             yield f"{what.name} is reserved inside of a role"
     for ring in dict.fromkeys(used):
         if ring not in site.scope:
-            assert isinstance(ring, (xp.Barrier, xp.Buffer))
+            assert isinstance(ring, (xp.Barrier, xp.SmemRing))
             yield f"{ring.name} is not reserved here"
 
 

@@ -200,7 +200,7 @@ def origin_is_read(site: Site) -> Iterator[str]:
     if isinstance(site.stmt, st.Let) and (origin := site.stmt.origin):
         if origin not in ORIGINS:
             yield f"the origin {origin!r} is none of {', '.join(ORIGINS[1:])}"
-        elif origin != "epilogue" and not site.has(ac.Read, xp.Piece):
+        elif origin != "epilogue" and not site.has(ac.MemoryRead, xp.SlotTile):
             yield f"{site.stmt.var.name} is of the origin {origin!r} and reads nothing"
 
 
@@ -257,7 +257,7 @@ def one_grid(site: Site) -> Iterator[str]:
 
 def piece_fits_its_box(site: Site) -> Iterator[str]:
     """Positions in a piece and corners have one expression per dimension of the box."""
-    for e in site.find(xp.Piece):
+    for e in site.find(xp.SlotTile):
         if len(e.within) != len(e.buffer.extents):
             yield f"{e} has {len(e.within)} dimensions, a box of it {len(e.buffer.extents)}"
     match site.stmt:

@@ -183,7 +183,7 @@ def nothing_is_explicit(site: Site) -> Iterator[str]:
     """Only explicit kernels have shared memory, barriers and roles."""
     if _is_explicit(site.stmt) or isinstance(site.stmt, (xp.Shared, xp.Roles, xp.Role)):
         yield f"a {type(site.stmt).__name__} before the level explicit"
-    yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(xp.Piece))
+    yield from (f"`{e}` is in shared memory before the level explicit" for e in site.find(xp.SlotTile))
 
 
 def tiles_are_dealt_in_the_grid(site: Site) -> Iterator[str]:
@@ -232,7 +232,7 @@ def pieces_are_multiplied(site: Site) -> Iterator[str]:
     """An asynchronous product reads shared memory."""
     if isinstance(site.stmt, st.FuncCall) and site.stmt.func.name == "dot_async":
         for arg in site.stmt.args[1:]:
-            if not isinstance(arg, xp.Piece):
+            if not isinstance(arg, xp.SlotTile):
                 yield f"`{arg}` is multiplied; expected a piece of shared memory"
 
 

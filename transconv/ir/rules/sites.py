@@ -89,7 +89,7 @@ class Site:
 
     def tensors(self) -> Iterator[tuple[Node | str, Node]]:
         """The tensors that are accessed, as (the access, tensor)."""
-        for e in self.find(ac.Read):
+        for e in self.find(ac.MemoryRead):
             yield e, e.tensor
         match self.stmt:
             case st.BoxStore(tensor) | st.Store(tensor):
@@ -102,7 +102,7 @@ class Site:
 
     def accesses(self) -> Iterator[tuple[Node | str, ex.Expr, ex.Expr]]:
         """The accesses to memory, as (the access, offset, mask)."""
-        for e in self.find(ac.Read):
+        for e in self.find(ac.MemoryRead):
             load = e.as_load() if isinstance(e, ac.BoxLoad) else e
             if isinstance(load, ac.Load):
                 yield load, load.offset, load.mask

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from transconv.ir.access import BoxLoad, Read
-from transconv.ir.explicit import Piece
+from transconv.ir.access import BoxLoad, MemoryRead
+from transconv.ir.explicit import SlotTile
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.stmt import BoxStore, Kernel
 from transconv.ir.tensor import Tensor
@@ -44,7 +44,7 @@ class Header:
             if _over_lanes(box.within):
                 boxes.setdefault(box.tensor.name, box.within)
         slots: dict[str, tuple[Expr, Within]] = {}
-        for piece in sorted(find(kernel, Piece), key=lambda p: not lanes_of(p.member)):
+        for piece in sorted(find(kernel, SlotTile), key=lambda p: not lanes_of(p.member)):
             if _over_lanes((piece.member, *piece.within)):
                 slots.setdefault(piece.buffer.name, (piece.member, piece.within))
         return Header({(x.name, x.extent): x for x in reversed(find(kernel, Lane))}, boxes, slots)
@@ -71,4 +71,4 @@ def tensor_line(t: Tensor) -> str:
 
 def _over_lanes(exprs: Iterable[Expr]) -> bool:
     """Whether expressions mention only lanes and constants, so that the header can print them."""
-    return not any(isinstance(n, (Var, Read, Piece)) for e in exprs for n in walk(e))
+    return not any(isinstance(n, (Var, MemoryRead, SlotTile)) for e in exprs for n in walk(e))

@@ -97,14 +97,14 @@ class ExprPrinter:
         within = "" if known else f", within=[{self.several(e.within)}]"
         return f"at=[{self.several(e.corner)}], extents=[{', '.join(map(str, e.extents))}]{within}"
 
-    def text_Piece(self, e: xp.Piece) -> str:
+    def text_SlotTile(self, e: xp.SlotTile) -> str:
         text = f"{e.buffer.name}[{_bare(self.text(e.slot))}]"
         if self.header is None:
             return text
         member, within = self.header.pieces.get(e.buffer.name, (None, None))
         if e.member is not member:
             inside = self.text(e.member)
-            text += f".({inside})" if isinstance(e.member, (xp.Piece, ex.Unary)) else f".{inside}"
+            text += f".({inside})" if isinstance(e.member, (xp.SlotTile, ex.Unary)) else f".{inside}"
         return text if e.within == within else f"{text} within=[{self.several(e.within)}]"
 
     def text_Spread(self, e: Spread) -> str:
@@ -208,7 +208,7 @@ class Printer(ExprPrinter):
         lands = f"{s.barrier.name}[{_bare(self.text(s.slot))}]"
         return [f"fetch {s.tensor.name} at=[{corner}] -> {self.target(s.piece)}, then {lands}"]
 
-    def target(self, piece: xp.Piece) -> str:
+    def target(self, piece: xp.SlotTile) -> str:
         """The piece that a box is fetched to, with its box of the slot also where there is no header."""
         member = piece.buffer.members > 1 and self.header is None
         return self.text(piece) + (f".{self.text(piece.member)}" if member else "")

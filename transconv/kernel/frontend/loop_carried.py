@@ -12,16 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transconv.ir import (
-    DType,
-    Expr,
-    Or,
-    Var,
-    boolean,
-    free_vars,
-    i32,
-    promote,
-)
+from transconv.ir import DType, Expr, Or, Var, boolean, free_vars, i32, promote
 from transconv.kernel.functions import cast
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles.kernel_builder import Building

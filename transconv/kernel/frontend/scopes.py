@@ -20,8 +20,8 @@ from math import prod
 from typing import Any
 
 from transconv.ir import as_expr
+from transconv.kernel.device_functions import Scope
 from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.overloads import Scope
 from transconv.kernel.tiles.lanes import Shape, lanes_along
 from transconv.kernel.tiles.values import Tile
 

@@ -103,7 +103,8 @@ def plain_number(value: Any) -> int | float | bool | None:
         return value
     if hasattr(value, "dtype") and hasattr(value, "item") and not hasattr(value, "data_ptr") and (
             getattr(value, "shape", None) == () and not hasattr(value, "__dlpack__")):
-        return value.item()  # type: ignore[no-any-return]
+        number: int | float | bool = value.item()
+        return number
     return None
 
 

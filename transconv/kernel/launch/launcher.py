@@ -39,7 +39,7 @@ from transconv.kernel.launch.tuned_choices import (
     search,
     with_words,
 )
-from transconv.runtime import allocator, first_run_check, plan_cache
+from transconv.runtime import first_run_check, plan_cache, torch_internals
 from transconv.target import Target, detect
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def known(starters: Sequence[Callable[..., None] | None], arrays: Sequence[int],
     """A function of the arguments of a call. ``starters``: what starts the kernel for arrays of which one
     is not aligned to 16 bytes, and for aligned ones; ``arrays``: the places of arrays among the arguments;
     ``spans``: their bytes."""
-    made: Known = _spelled(tuple(arrays))(starters, device, allocator.current_device(), *spans)
+    made: Known = _spelled(tuple(arrays))(starters, device, torch_internals.current_device(), *spans)
     return made
 
 

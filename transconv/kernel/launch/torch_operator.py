@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 NUMBERS = {"float": "float", "int": "int", "bool": "bool"}
 GRAD = "grad_"
-LIBRARIES: list[Any] = []
-"""What holds the operators' rules for torch's transforms, which live as long as these objects."""
 Results = Sequence[str] | Mapping[str, Callable[..., Any] | None]
 
 
@@ -53,6 +51,7 @@ class Operator:
             raise KernelError(f"as_operator({name!r}); expected a name with a namespace, such as "
                               f"'mine::{name}'")
         self.checked = False
+        self.library: Any = None
 
     @property
     def schema(self) -> str:
@@ -83,8 +82,9 @@ class Operator:
                                setup_context=keep)
         space, name = self.name.split("::")
         new_library: Any = torch.library.Library
-        LIBRARIES.append(library := new_library(space, "FRAGMENT"))
-        transforms.known_by(library, name, transforms.Rules(
+        # Which lives as long as this object, that is as long as the operator.
+        self.library = new_library(space, "FRAGMENT")
+        transforms.known_by(self.library, name, transforms.Rules(
             self.name, call, kept, gradients, transforms.looped(call)))
         return made
 
@@ -193,6 +193,7 @@ def _like(name: str) -> Callable[..., Any]:
     def made(**given: Any) -> Any:
         import torch
         return torch.empty_like(given[name])
-    made.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    function: Any = made
+    function.__signature__ = inspect.Signature(
         [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)])
     return made

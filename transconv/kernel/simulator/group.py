@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from transconv.kernel.device_functions import Scope
 from transconv.kernel.frontend.group_scope import spread_out
 from transconv.kernel.functions import held_number
 from transconv.kernel.group import Group
-from transconv.kernel.overloads import Scope
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.simulator.arrays import MemoryPart, load, store
 from transconv.kernel.simulator.lockstep import Lockstep

@@ -30,8 +30,8 @@ from transconv.ir import (
     Layout,
     Let,
     Load,
+    MemoryRead,
     Mutator,
-    Read,
     Stmt,
     Store,
     Tensor,
@@ -109,7 +109,7 @@ def split_sums(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     parts = workspace(compute, schedule.split_k)
     acc = stream_k.accumulator(kernel)
     made: Kernel = _Partials(parts, compute.c, acc, find(shared, Store)).mutate(shared)
-    used = {x.tensor for x in find(made, Read)}
+    used = {x.tensor for x in find(made, MemoryRead)}
     params = tuple(t for t in kernel.params if t in used)
     return replace(kernel, params=(*params, parts), body=made.body)
 

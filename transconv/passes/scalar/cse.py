@@ -30,11 +30,11 @@ from transconv.ir import (
     For,
     Kernel,
     Let,
+    MemoryRead,
     Mod,
     Mul,
     Mutator,
     Node,
-    Read,
     Seq,
     Stmt,
     Var,
@@ -116,10 +116,10 @@ class _Cse(Mutator):
         if isinstance(let.value, BoxLoad):
             return Let(let.var, self.box(let.value), let.origin)
         value = substitute(let.value, self.known)
-        if let.value in self.known and not isinstance(let.value, Read):
+        if let.value in self.known and not isinstance(let.value, MemoryRead):
             self.known[let.var] = self.known[let.value]
             return None
-        if not isinstance(value, (Var, Const)) and not find(value, Read):
+        if not isinstance(value, (Var, Const)) and not find(value, MemoryRead):
             self.known[let.value] = let.var
         return let if value is let.value else Let(let.var, value, let.origin)
 

@@ -33,9 +33,9 @@ from transconv.ir import (
     Lane,
     Let,
     Load,
+    MemoryRead,
     Mutator,
     Node,
-    Read,
     Seq,
     Stmt,
     Store,
@@ -54,6 +54,7 @@ from transconv.ir import (
     sum_of,
     updated,
 )
+from transconv.simplify import simplify
 
 
 def hoist(kernel: Kernel) -> Kernel:
@@ -123,7 +124,7 @@ class _Hoist(Mutator):
         kept: list[Stmt] = []
         for s in statements(body):
             if isinstance(s, Let) and not free_vars(s.value) & split.changing and not {
-                    x.tensor for x in find(s.value, Read)} & stored:
+                    x.tensor for x in find(s.value, MemoryRead)} & stored:
                 split.outside.append(s)
                 split.changing.discard(s.var)
             else:
@@ -154,7 +155,7 @@ class _Loop:
         self.moved: dict[tuple[str, Expr], Var] = {}
 
     def invariant(self, e: Expr) -> bool:
-        return not free_vars(e) & self.changing and not find(e, Read)
+        return not free_vars(e) & self.changing and not find(e, MemoryRead)
 
     def statement(self, s: Stmt) -> Stmt | None:
         match s:
@@ -260,6 +261,4 @@ def _negated(e: Expr) -> Expr:
 
 
 def _joined(terms: list[Expr]) -> Expr:
-    from transconv.simplify import simplify
-
     return simplify(sum_of(terms)) if any("-" in str(t) for t in terms) else sum_of(terms)

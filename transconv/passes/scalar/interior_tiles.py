@@ -31,8 +31,8 @@ from transconv.ir import (
     Lane,
     Let,
     Load,
+    MemoryRead,
     Node,
-    Read,
     Select,
     Seq,
     Stmt,
@@ -77,7 +77,7 @@ class _Edges(ScopedMutator):
 
     def mutate_Let(self, let: Let) -> Stmt:
         self.lanes[let.var] = lanes_of(let.value, self.lanes)
-        if let.value.dtype.kind == "bool" and not find(let.value, Read):
+        if let.value.dtype.kind == "bool" and not find(let.value, MemoryRead):
             self.conditions[let.var] = let.value
         return let
 
@@ -136,7 +136,7 @@ class _Edges(ScopedMutator):
         for mask in [x.mask for x in find(s, Load)] + [x.cond for x in find(s, Select)]:
             for part in self.expanded(mask):
                 if isinstance(part, Compare) and not lanes_of(part, self.lanes) and not (
-                        free_vars(part) & bound or find(part, Read)):
+                        free_vars(part) & bound or find(part, MemoryRead)):
                     yield part
 
     def expanded(self, mask: Expr) -> Iterator[Expr]:

@@ -32,6 +32,7 @@ from transconv.ir import (
     Sizes,
     Stmt,
     Store,
+    Tensor,
     Update,
     all_of,
     conjuncts,
@@ -174,9 +175,8 @@ class _Simplify(ScopedMutator):
         if at.func is not ATOMIC_ADD:
             return at
         tensor, offset, value, mask = at.args
-        assert isinstance(offset, Expr) and isinstance(mask, Expr)
-        return FuncCall(at.func, (tensor, self.index(offset), value,
-                                  self.mask(mask, tensor.name)))  # type: ignore[attr-defined]
+        assert isinstance(tensor, Tensor) and isinstance(offset, Expr) and isinstance(mask, Expr)
+        return FuncCall(at.func, (tensor, self.index(offset), value, self.mask(mask, tensor.name)))
 
     def mutate_Update(self, at: Update) -> Node:
         return self.loads(at)

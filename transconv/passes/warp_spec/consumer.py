@@ -34,7 +34,6 @@ from transconv.ir import (
     Alloc,
     Barrier,
     BoxStore,
-    Buffer,
     Const,
     Expr,
     For,
@@ -42,9 +41,10 @@ from transconv.ir import (
     Let,
     Mutator,
     Node,
-    Piece,
     Put,
     Send,
+    SlotTile,
+    SmemRing,
     Spread,
     Stmt,
     Var,
@@ -140,7 +140,7 @@ def _in_turn(sums: tuple[Stmt, ...], tile: TileStatements, rings: Rings, grid: F
             FuncCall(ARRIVE, (BATON, ZERO, TRUE)))
 
 
-def _operands(arg: Node, rings: Rings) -> tuple[Piece, ...]:
+def _operands(arg: Node, rings: Rings) -> tuple[SlotTile, ...]:
     """What the products of a slot multiply: one, or one for each step that shares it."""
     var = arg.x if isinstance(arg, Spread) else arg
     assert isinstance(var, Var)
@@ -160,10 +160,10 @@ class Results(Mutator):
     def mutate_BoxStore(self, at: BoxStore) -> Stmt:
         brought = self.brought
         if brought.result is not None and at.tensor is brought.stored:
-            piece = Piece(brought.result, Const(self.number), ZERO, at.within)
+            piece = SlotTile(brought.result, Const(self.number), ZERO, at.within)
         else:
-            own = Buffer(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
-            piece = Piece(own, ZERO, ZERO, at.within)
+            own = SmemRing(f"{at.tensor.name}_{self.name}", at.tensor.dtype, 1, at.extents)
+            piece = SlotTile(own, ZERO, ZERO, at.within)
         sent = (Put(piece, at.value), FuncCall(FENCE, ()), Send(at.tensor, at.corner, piece))
         if brought.result is not None:
             return seq(*sent, *(brought.done(self.number) if at.tensor is self.tensors[-1] else ()))

@@ -34,14 +34,14 @@ from transconv.ir import (
     Barrier,
     BoxLoad,
     BoxStore,
-    Buffer,
     Const,
     Expr,
     Fetch,
     FuncCall,
     Let,
-    Piece,
-    Read,
+    MemoryRead,
+    SlotTile,
+    SmemRing,
     Stmt,
     Tensor,
     Update,
@@ -64,8 +64,8 @@ class EpilogueBoxes:
 
     lets: tuple[Let, ...]
     names: tuple[Let, ...]  # before them, in which their corners are said
-    of: dict[Var, Buffer]
-    result: Buffer | None
+    of: dict[Var, SmemRing]
+    result: SmemRing | None
     stored: Tensor | None
     consumers: int
     again: bool
@@ -82,7 +82,7 @@ class EpilogueBoxes:
         return Barrier("emptied", self.consumers)
 
     @property
-    def shared(self) -> tuple[Buffer | Barrier, ...]:
+    def shared(self) -> tuple[SmemRing | Barrier, ...]:
         """What they need in shared memory."""
         if not self.lets:
             return ()
@@ -119,10 +119,10 @@ class EpilogueBoxes:
         elif self.again:
             yield Update(BARE, ONE - BARE)
 
-    def piece(self, let: Let, slot: Expr) -> Piece:
+    def piece(self, let: Let, slot: Expr) -> SlotTile:
         """A box in shared memory, as a tile."""
         assert isinstance(let.value, BoxLoad)
-        return Piece(self.of[let.var], slot, ZERO, let.value.within)
+        return SlotTile(self.of[let.var], slot, ZERO, let.value.within)
 
     # -- a consumer ------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ def behind(
     """The boxes that the statements after a sum read; ``before``: the lets before it."""
     lets = tuple(s for s in after if isinstance(s, Let) and isinstance(s.value, BoxLoad))
     last = max((after.index(s) for s in lets), default=0)
-    names = tuple(s for s in after[:last] if isinstance(s, Let) and not find(s, Read))
+    names = tuple(s for s in after[:last] if isinstance(s, Let) and not find(s, MemoryRead))
     stored = [s for s in after if isinstance(s, BoxStore)]
     of, result, into = {}, None, None
     for let in lets:
@@ -170,7 +170,7 @@ def behind(
                  and s.within == box.within and s.tensor.dtype is box.dtype)
         if (taken := next(alike, None)) is not None:
             own = f"{taken.tensor.name}_tile"
-        of[let.var] = Buffer(own, box.dtype, consumers, box.extents)
+        of[let.var] = SmemRing(own, box.dtype, consumers, box.extents)
         if taken is not None:
             result, into = of[let.var], taken.tensor
     spread = laned_lets((*before, *names))

@@ -32,7 +32,7 @@ from transconv.ir import (
     Expr,
     For,
     FuncCall,
-    Piece,
+    SlotTile,
     Stmt,
     Update,
     Var,
@@ -66,7 +66,7 @@ class Multiplying:
         return Update(self.acc.var, self.acc.var + part)
 
 
-def steps_of_a_part(left: Piece, right: Piece, precision: str, slots: int) -> int:
+def steps_of_a_part(left: SlotTile, right: SlotTile, precision: str, slots: int) -> int:
     """How many steps have 128 products, and leave one of the ``slots`` to be filled; 0 if sums of these
     operands are not moved."""
     if not (precision == "ieee" and left.dtype.is_short and right.dtype.is_short):
@@ -99,7 +99,7 @@ def in_parts(m: Multiplying) -> tuple[Stmt, ...]:
     return tuple(whole)
 
 
-def in_groups(m: Multiplying, landed: tuple[Stmt, ...], pairs: list[tuple[Piece, Piece]],
+def in_groups(m: Multiplying, landed: tuple[Stmt, ...], pairs: list[tuple[SlotTile, SlotTile]],
               onward: list[Stmt]) -> tuple[Stmt, ...]:
     """The statements of a whole sum of groups of steps, whose products have these ``pairs`` of operands in
     a slot that has ``landed``. ``onward``: those that go on to the next slot."""

@@ -17,14 +17,14 @@ from transconv.ir import (
     ZERO,
     Barrier,
     BoxLoad,
-    Buffer,
     Const,
     Expr,
     Fetch,
     For,
     Lane,
     Let,
-    Piece,
+    SlotTile,
+    SmemRing,
     Stmt,
     Tensor,
     Update,
@@ -46,11 +46,11 @@ class OperandRing:
     (``piece``), or its ``transposed`` copy in another ring. Where several steps share a slot, ``pieces``
     has what each multiplies (see warp_spec/window_reuse.py)."""
 
-    buffer: Buffer
-    piece: Piece
+    buffer: SmemRing
+    piece: SlotTile
     fetches: tuple[Fetch, ...]
-    transposed: Piece | None = None
-    pieces: tuple[Piece, ...] = ()
+    transposed: SlotTile | None = None
+    pieces: tuple[SlotTile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,9 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
         within = tuple(whole(w, spread) for w in box.within)
         pile = _pile({x for c in corners for x in lanes_of(c)}, within, box.extents)
         members, below = (pile.boxes, pile.below) if pile else (1, False)
-        buffer = Buffer(f"{box.tensor.name}_{'kept' if stays else 'ring'}", box.dtype, barrier.slots,
+        buffer = SmemRing(f"{box.tensor.name}_{'kept' if stays else 'ring'}", box.dtype, barrier.slots,
                         box.extents, members, below)
-        piece = Piece(buffer, slot, simplify(pile.lane // pile.inner) if pile else ZERO, within)
+        piece = SlotTile(buffer, slot, simplify(pile.lane // pile.inner) if pile else ZERO, within)
         fetches = tuple(
             Fetch(box.tensor, tuple(_corner(c, j, pile) for c in corners),
                   replace(piece, member=Const(j)), barrier, slot)
@@ -121,16 +121,16 @@ def rings(fetched: tuple[Let, ...], lets: tuple[Stmt, ...], stages: int, loop: F
                  kept if keep else None)
 
 
-def _transposed(piece: Piece, tensor: Tensor) -> Piece | None:
+def _transposed(piece: SlotTile, tensor: Tensor) -> SlotTile | None:
     """The transposed copy of a piece, K innermost; None if the matrix unit takes the piece as it is."""
     if piece.dtype.bits == 16:
         return None
     along, across = sorted(lanes_of(piece), key=lambda x: x.kind != "K")
     if along in lanes_of(piece.within[-1]):
         return None
-    buffer = Buffer(f"{tensor.name}_transposed", piece.dtype, piece.buffer.slots,
+    buffer = SmemRing(f"{tensor.name}_transposed", piece.dtype, piece.buffer.slots,
                     (across.extent, along.extent))
-    return Piece(buffer, SLOT, ZERO, (across, along))
+    return SlotTile(buffer, SLOT, ZERO, (across, along))
 
 
 def laned_lets(lets: tuple[Stmt, ...]) -> dict[Var, Expr]:

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from transconv.ir import (
-    Alloc,
-    BoxLoad,
-    Const,
-    For,
-    FuncCall,
-    Let,
-    Stmt,
-    Var,
-    seq,
-    statements,
-)
+from transconv.ir import Alloc, BoxLoad, Const, For, FuncCall, Let, Stmt, Var, seq, statements
 from transconv.passes.warp_spec.smem_pipeline import PHASE, SLOT
 
 PROGRAM = Var("program")

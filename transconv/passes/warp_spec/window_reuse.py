@@ -19,14 +19,14 @@ from transconv.ir import (
     ZERO,
     Barrier,
     BoxLoad,
-    Buffer,
     Const,
     Expr,
     Fetch,
     For,
     Let,
     Mod,
-    Piece,
+    SlotTile,
+    SmemRing,
     Stmt,
     Var,
     free_vars,
@@ -111,13 +111,14 @@ def _rows(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, ...
     def changed(dims: tuple[Expr, ...], at: Expr) -> tuple[Expr, ...]:
         return (*dims[:dim], simplify(at), *dims[dim + 1:])
 
-    buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, landed.slots,
+    buffer = SmemRing(f"{box.tensor.name}_ring", box.dtype, landed.slots,
                     (*box.extents[:dim], each, *box.extents[dim + 1:]), rows // each, below=True)
     starts = [within[dim] + (at - least) for at in places]
-    pieces = tuple(Piece(buffer, SLOT, simplify(at // each), changed(within, at % each)) for at in starts)
+    pieces = tuple(SlotTile(buffer, SLOT, simplify(at // each), changed(within, at % each))
+                   for at in starts)
     inside = changed(within, within[dim] % each)
     fetches = tuple(Fetch(box.tensor, changed(corners[0], corners[0][dim] + (least + i * each)),
-                          Piece(buffer, SLOT, Const(i), inside), landed, SLOT)
+                          SlotTile(buffer, SLOT, Const(i), inside), landed, SLOT)
                     for i in range(rows // each))
     return OperandRing(buffer, pieces[0], fetches, pieces=pieces)
 
@@ -126,8 +127,9 @@ def _in_turn(box: BoxLoad, corners: list[tuple[Expr, ...]], within: tuple[Expr, 
              landed: Barrier) -> OperandRing:
     """The boxes of the steps one after another; one, where they are the same."""
     each = [*dict.fromkeys(corners)]
-    buffer = Buffer(f"{box.tensor.name}_ring", box.dtype, landed.slots, box.extents, len(each), below=True)
-    pieces = tuple(Piece(buffer, SLOT, Const(each.index(c)), within) for c in corners)
-    fetches = tuple(Fetch(box.tensor, c, Piece(buffer, SLOT, Const(i), within), landed, SLOT)
+    buffer = SmemRing(f"{box.tensor.name}_ring", box.dtype, landed.slots, box.extents, len(each),
+                      below=True)
+    pieces = tuple(SlotTile(buffer, SLOT, Const(each.index(c)), within) for c in corners)
+    fetches = tuple(Fetch(box.tensor, c, SlotTile(buffer, SLOT, Const(i), within), landed, SLOT)
                     for i, c in enumerate(each))
     return OperandRing(buffer, pieces[0], fetches, pieces=pieces)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from transconv.ir import Buffer, Kernel, Shared, walk
+from transconv.ir import Kernel, Shared, SmemRing, walk
 from transconv.report.pictures import svg
 from transconv.schedule import Scheduled, shared_bytes
 
@@ -25,7 +25,7 @@ class SharedMemoryRing:
 
 def rings(kernel: Kernel) -> list[SharedMemoryRing]:
     """The buffers that an explicit kernel allocates; none where Triton does it."""
-    found = [s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, Buffer)]
+    found = [s.what for s in walk(kernel) if isinstance(s, Shared) and isinstance(s.what, SmemRing)]
     return [SharedMemoryRing(b.name, b.slots, b.slots * b.members * b.box_bytes,
                  f"{b.slots} x {b.members} x {b.type}{list(b.extents)}" if b.members > 1 else
                  f"{b.slots} x {b.type}{list(b.extents)}") for b in found]

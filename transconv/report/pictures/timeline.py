@@ -19,7 +19,6 @@ import numpy as np
 from transconv.ir import (
     Alloc,
     Barrier,
-    Buffer,
     Evaluator,
     Expr,
     Fault,
@@ -30,11 +29,12 @@ from transconv.ir import (
     Kernel,
     Let,
     Memory,
-    Piece,
     Put,
     Roles,
     Send,
     Shared,
+    SlotTile,
+    SmemRing,
     Stmt,
     Update,
     Var,
@@ -50,7 +50,7 @@ ISSUE_NS = 15.0  # to issue a copy, an arrival, a product
 MOST = 4000  # statements that are simulated
 
 Gate = tuple[Barrier, int]
-Cell = tuple[Buffer, int]
+Cell = tuple[SmemRing, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class _Play:
         self.held: dict[Cell, float] = {}  # time at which a slot was filled
         self.used: dict[Cell, float] = {}  # time of the last read of a slot
         self.buffers = [s.what for s in walk(kernel) if isinstance(s, Shared)
-                        and isinstance(s.what, Buffer)]
+                        and isinstance(s.what, SmemRing)]
         self.outer = {s.var: 0 for s in walk(kernel) if isinstance(s, For) and s.kind == "grid"}
         self.roles = [_Role(r.name, iter(())) for r in roles.roles]
         for role, said in zip(self.roles, roles.roles, strict=True):
@@ -258,7 +258,7 @@ class _Play:
         return ISSUE_NS
 
     def multiply(self, role: _Role, run: Evaluator, a: Expr, b: Expr) -> float:
-        pieces = [p for p in (a, b) if isinstance(p, Piece)]
+        pieces = [p for p in (a, b) if isinstance(p, SlotTile)]
         begin = max(self.clock, self.unit_free)
         self.unit_free = begin + self.product_ns
         role.products.append(self.unit_free)
@@ -271,12 +271,12 @@ class _Play:
     def put(self, role: _Role, run: Evaluator, s: Put) -> float:
         taken = self.piece_bytes(s.piece) / self.rates.shared_gbs
         cell = (s.piece.buffer, _int(run, s.piece.slot))
-        moved = isinstance(s.value, Piece)
+        moved = isinstance(s.value, SlotTile)
         self.span(role.name, "transpose" if moved else "store", self.clock, self.clock + taken,
                   f"writes {_name(cell)}")
         self.release(cell)
         self.held[cell] = self.clock + taken
-        if isinstance(s.value, Piece):
+        if isinstance(s.value, SlotTile):
             self.used[(s.value.buffer, _int(run, s.value.slot))] = self.clock + taken
         return taken
 
@@ -287,7 +287,7 @@ class _Play:
         self.used[cell] = role.sends[-1]
         return ISSUE_NS
 
-    def piece_bytes(self, piece: Piece) -> int:
+    def piece_bytes(self, piece: SlotTile) -> int:
         return piece.buffer.box_bytes
 
 

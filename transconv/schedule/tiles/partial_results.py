@@ -18,26 +18,9 @@ from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import (
-    Axis,
-    Compute,
-    Write,
-    fresh,
-)
+from transconv.compute import Axis, Compute, Write, fresh
 from transconv.compute.analysis import statistics as stat
-from transconv.ir import (
-    ZERO,
-    Cast,
-    Const,
-    DType,
-    Expr,
-    Layout,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    minimum,
-)
+from transconv.ir import ZERO, Cast, Const, DType, Expr, Layout, Tensor, Var, View, ViewDim, minimum
 from transconv.schedule.counts import programs
 
 if TYPE_CHECKING:

@@ -15,17 +15,7 @@ from dataclasses import replace
 from math import prod
 
 from transconv.compute import Axis, Compute, moved
-from transconv.ir import (
-    TRUE,
-    Expr,
-    Layout,
-    Tensor,
-    Var,
-    View,
-    ViewDim,
-    free_vars,
-    substitute,
-)
+from transconv.ir import TRUE, Expr, Layout, Tensor, Var, View, ViewDim, free_vars, substitute
 
 PITCH = 16  # bytes: rows begin at multiples
 LEAST = 32  # positions of a row; fewer do not fill a row of shared memory

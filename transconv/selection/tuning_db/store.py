@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -34,20 +35,25 @@ DRAWER = Drawer("tuned", SCHEMA)
 Groups = dict[str, list[TuningRecord]]
 Reader = Callable[[str, str, str], Workload | None]
 
-_readers: list[Reader] = []
+
+class _Sources:
+    """Where rows come from: the readers of front ends, and rows in place of all of the user's."""
+
+    def __init__(self) -> None:
+        self.readers: list[Reader] = []
+        self.adopted: Groups | None = None
+
 
 _lock = threading.Lock()
-_users: Groups = {}  # the user's records read so far
-_adopted: list[Groups] = []  # one, in place of all of the user's
-_files: dict[tuple[str, bool], Groups] = {}  # by path ("": the package's), and whether for computations
+_sources = _Sources()
 
 
 def register_reader(read: Reader) -> Reader:
     """Register a function from a row's text, direction and epilogue to a workload, or to None if they are
     not those of its front end. Returns the function."""
     with _lock:
-        _readers.append(read)
-        _files.clear()  # they may have rows that only this reader can parse
+        _sources.readers.append(read)
+        _of_file.cache_clear()  # they may have rows that only this reader can parse
     return read
 
 
@@ -56,7 +62,7 @@ def rows_of(name: str) -> list[TuningRecord]:
     if knobs.tuned() == "0":
         return []
     with _lock:
-        return _first_of_each(_of_user(name) + _of_file("", name).get(name, []))
+        return _first_of_each(_of_user(name) + _of_file("", COMPUTE in name).get(name, []))
 
 
 def users_rows(name: str) -> list[TuningRecord] | None:
@@ -72,12 +78,15 @@ def remember(rows: Iterable[TuningRecord]) -> int:
     written (none if the cache folder is not trusted)."""
     kept = 0
     for name, news in grouped(rows).items():
-        DRAWER.update(name, lambda old, news=news: {  # type: ignore[misc]
-            "rows": [mapping(r) for r in merged(_read(old), news)]})
+        DRAWER.update(name, partial(_with_rows, news))
         on_disk = {r.key: r for r in _read(DRAWER.get(name))}
         kept += sum(on_disk.get(r.key) == r for r in news)
     forget()
     return kept
+
+
+def _with_rows(news: list[TuningRecord], old: Content | None) -> Content:
+    return {"rows": [mapping(r) for r in merged(_read(old), news)]}
 
 
 def all_of_user() -> list[TuningRecord]:
@@ -87,8 +96,8 @@ def all_of_user() -> list[TuningRecord]:
     if switch == "0":
         return []
     with _lock:
-        if _adopted:
-            return [row for group in _adopted[0].values() for row in group]
+        if _sources.adopted is not None:
+            return [row for group in _sources.adopted.values() for row in group]
         named = [] if switch == "1" else _named(switch)
         kept = [row for _, content in DRAWER.items() for row in _read(content)]
         return _first_of_each(row for row in (*named, *kept) if row.current)
@@ -97,7 +106,7 @@ def all_of_user() -> list[TuningRecord]:
 def adopt(rows: Iterable[TuningRecord] | None) -> None:
     """Let this process use these rows in place of those of ``all_of_user``; None ends that."""
     with _lock:
-        _adopted[:] = [] if rows is None else [grouped(rows)]
+        _sources.adopted = None if rows is None else grouped(rows)
 
 
 def load(path: Path) -> list[TuningRecord]:
@@ -121,18 +130,21 @@ def save(path: Path, rows: Iterable[TuningRecord]) -> None:
 def forget() -> None:
     """Clear what was read, so that files are read again."""
     with _lock:
-        _users.clear()
-        _files.clear()
+        _records.cache_clear()
+        _of_file.cache_clear()
 
 
 def _of_user(name: str) -> list[TuningRecord]:
     """The rows of a group in the file that the user names, then those in the user's cache."""
-    if _adopted:
-        return _adopted[0].get(name, [])
+    if _sources.adopted is not None:
+        return _sources.adopted.get(name, [])
     switch = knobs.tuned()
-    if name not in _users:
-        _users[name] = [r for r in _read(DRAWER.get(name)) if r.current]
-    return ([] if switch == "1" else _of_file(switch, name).get(name, [])) + _users[name]
+    return ([] if switch == "1" else _of_file(switch, COMPUTE in name).get(name, [])) + _records(name)
+
+
+@cache
+def _records(name: str) -> list[TuningRecord]:
+    return [r for r in _read(DRAWER.get(name)) if r.current]
 
 
 def _first_of_each(rows: Iterable[TuningRecord]) -> list[TuningRecord]:
@@ -149,14 +161,12 @@ def _read(content: Content | None) -> list[TuningRecord]:
     return [row for x in listed if (row := of_mapping(x))] if isinstance(listed, list) else []
 
 
-def _of_file(path: str, name: str) -> Groups:
-    """The current rows of a file (the package's, if ``path`` is empty), by group: those of computations if
-    ``name`` is such a group, else all others."""
-    key = (path, COMPUTE in name)
-    if key not in _files:
-        _files[key] = grouped(r for r in (_named(path) if path else _package())
-                              if r.current and _is_compute(r.problem) is key[1])
-    return _files[key]
+@cache
+def _of_file(path: str, computations: bool) -> Groups:
+    """The current rows of a file (the package's, if ``path`` is empty), by group: those of computations,
+    or all others."""
+    return grouped(r for r in (_named(path) if path else _package())
+                   if r.current and _is_compute(r.problem) is computations)
 
 
 def _is_compute(text: str) -> bool:
@@ -170,7 +180,7 @@ def workload_of(text: str, direction: str = "", behind: str = "") -> Workload | 
             return Alone(parse(text))
         except (TransconvError, ValueError, RecursionError):
             return None
-    return next((w for read in _readers if (w := read(text, direction, behind))), None)
+    return next((w for read in _sources.readers if (w := read(text, direction, behind))), None)
 
 
 def _named(path: str) -> list[TuningRecord]:

@@ -16,6 +16,7 @@ from transconv.calls import stats
 from transconv.calls.autograd import Gradients, class_of, forward_of, start_backward
 from transconv.calls.guard import is_batched
 from transconv.calls.settings import settings
+from transconv.runtime import torch_internals
 from transconv.torch_ops import library, shapes
 from transconv.torch_ops.arguments import spelled_out
 from transconv.torch_ops.calls import call_entries, dynamic_sizes, route_cache
@@ -29,6 +30,8 @@ READ_OFTEN = 16
 loses that cannot read many of them at once."""
 
 _compiling = torch.compiler.is_dynamo_compiling
+_modes: Callable[[], int] = torch_internals.dispatch_modes
+_transforms: Callable[[], bool] = torch_internals.transforms
 
 
 class ConvolutionFunction(torch.autograd.Function):
@@ -90,8 +93,8 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
     the ``wanted`` of the route."""
     params = route.params
     if (torch.is_grad_enabled() or torch.compiler.is_compiling()
-            or torch._C._len_torch_dispatch_stack()
-            or torch._C._are_functorch_transforms_active()
+            or _modes()
+            or _transforms()
             or is_batched(grad)):
         found = library.convolution_backward(grad, input, weight, *params, mask)
         return tuple(t if on else None for t, on in zip(found, mask, strict=True))

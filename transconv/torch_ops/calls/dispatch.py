@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
@@ -21,6 +19,7 @@ from transconv.calls import stats
 from transconv.calls.guard import means_more
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
+from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, library, shapes, tensor_subclasses
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
@@ -34,6 +33,12 @@ Tensor = torch.Tensor
 
 _Parameter = torch.nn.Parameter
 handle: Any = handle_torch_function
+FakeTensor: Any = torch_internals.FakeTensor
+FunctionalTensor: Any = torch_internals.FunctionalTensor
+_any_autocast: Callable[[], bool] = torch_internals.any_autocast
+_transforms: Callable[[], bool] = torch_internals.transforms
+_modes: Callable[[], int] = torch_internals.dispatch_modes
+_tracing: Callable[[], Any] = torch_internals.tracing_state
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +76,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
                  else (stride, padding, dilation, groups))
         seen: Tensor = handle(f.public, (input, weight, bias), input, weight, bias, *order)
         return seen
-    if torch._C._are_functorch_transforms_active():
+    if _transforms():
         _note_transform("transform:functorch", input)
         return _hand_over(f, input, weight, bias, *rest)
     if forward_ad._current_level >= 0:
@@ -84,10 +89,10 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
         bias = None if bias is None else arguments.spelled_out(bias)
     given, cast = (input, weight, bias, None), None
-    if torch._C._is_any_autocast_enabled():
+    if _any_autocast():
         cast = autocast_dtype(input)
         input, weight, bias = autocast(input, weight, bias)
-    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() or input.is_meta:
+    if _modes() or _tracing() or input.is_meta:
         return _operator(f, input, weight, bias, *rest)
 
     req = requested(f, stride, padding, output_padding, dilation, groups)
@@ -266,7 +271,7 @@ def _operator(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | Non
     if parsed is None or input.dtype.is_complex:
         return _hand_over(f, input, weight, bias, *rest)
     stride, padding, output_padding, dilation, groups = parsed
-    if torch._C._get_tracing_state():
+    if _tracing():
         # Sizes are traced values here: leave looking at them to the operator, and "same" to torch.
         if padding == "same" or len(padding) > f.ndims or input.dim() != f.ndims + 2:
             return _hand_over(f, input, weight, bias, *rest)
@@ -290,7 +295,7 @@ def _operator(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | Non
 def _compiled(f: ConvFunction, input: Any, weight: Any, bias: Any, *rest: Any) -> Tensor:
     """Inside torch.compile or export: no graph break on this way."""
     tensors = (input, weight) if bias is None else (input, weight, bias)
-    if (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    if (_transforms() or forward_ad._current_level >= 0
             or not all(isinstance(t, Tensor) for t in tensors)):
         return _hand_over(f, input, weight, bias, *rest)
     return _operator(f, *traced_autocast(input, weight, bias), *rest)

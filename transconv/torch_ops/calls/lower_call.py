@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,7 @@ from transconv.conv import ConvProblem, Prop, TensorSpec
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
+from transconv.runtime import torch_internals
 from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
@@ -41,7 +43,11 @@ RESULTS: dict[torch.dtype, DType] = ROWS.table(lambda t: t if t.result else None
 """The types of tensors of convolutions, by torch's types."""
 SLOW_CALL = 1.0  # seconds; a longer build of a kernel is logged
 
-_many_devices = False  # looked up with the first kernel: importing must not start CUDA
+
+@cache
+def several_gpus() -> bool:
+    """Whether the current device may be another than that of a tensor."""
+    return torch.cuda.device_count() > 1
 
 
 # -- reasons for torch -----------------------------------------------------------------------------
@@ -91,14 +97,16 @@ class Flags:
     deterministic: bool
 
 
+_deterministic: Callable[[], bool] = torch_internals.deterministic
+_cudnn_deterministic: Callable[[], bool] = torch_internals.cudnn_deterministic
 _FLAGS = {(math, det): Flags(math, det) for math in ("ieee", "tf32") for det in (False, True)}
 
 
 def flags(dtype: torch.dtype) -> Flags:
     """The switches at this moment. Reads the conv precision that torch documents today: the older
     ``allow_tf32`` raises once a program has set the new one. Only "tf32" allows it."""
-    deterministic = (torch._C._get_deterministic_algorithms()
-                     or torch._C._get_cudnn_deterministic())
+    deterministic = (_deterministic()
+                     or _cudnn_deterministic())
     tf32 = dtype is torch.float32 and _precision() == "tf32"
     return _FLAGS["tf32" if tf32 else "ieee", deterministic]
 
@@ -108,17 +116,12 @@ def fast(flags: Flags) -> Flags:
     return _FLAGS["tf32", flags.deterministic]
 
 
-def _documented_precision() -> str:
-    return str(torch.backends.cudnn.conv.fp32_precision)  # type: ignore[attr-defined]
-
-
 def _precision() -> str:
     # The documented attribute costs 0.7 us to read, as long as half a launch.
     return read_precision("cuda", "conv")
 
 
-read_precision: Callable[[str, str], str] = getattr(
-    torch._C, "_get_fp32_precision_getter", None) or (lambda *_: _documented_precision())
+read_precision: Callable[[str, str], str] = torch_internals.precision
 
 
 def _spec(tensor_dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> TensorSpec:
@@ -163,9 +166,6 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
             deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> CompiledDirection:
     """The kernel for one direction; ``bias`` is the type of the epilogue's operand, if it is not the
     result's. Unsupported, with a reason, if there is none, or none yet in this mode."""
-    global _many_devices
-    _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
-
     with or_unsupported(f"{problem} {prop}"):
         from transconv.conv import Epilogue, compiler
 
@@ -277,7 +277,7 @@ def waits(question: PlanRequest) -> str:
 def launch(compiled: CompiledDirection, src: torch.Tensor, wei: torch.Tensor, dst: torch.Tensor,
            **extra: torch.Tensor) -> None:
     """Run a kernel on the tensors' device, whichever is the current one, on its current stream."""
-    if _many_devices and src.device.index != torch.cuda.current_device():
+    if src.is_cuda and several_gpus() and src.device.index != torch.cuda.current_device():
         with torch.cuda.device(src.device):
             compiled.launch(src, wei, dst, **extra)
     else:

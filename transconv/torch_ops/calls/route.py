@@ -16,7 +16,7 @@ from transconv.calls.guard import current_device as current_device
 from transconv.calls.guard import start_of
 from transconv.calls.settings import settings
 from transconv.conv import Prop
-from transconv.runtime import allocator
+from transconv.runtime import torch_internals
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
@@ -42,7 +42,7 @@ def laid_out(made: torch.Tensor, channels_last: bool) -> torch.Tensor:
 
 
 _new = object.__new__
-_empty = allocator.quickest()
+_empty = torch_internals.quickest()
 
 
 class RouteEpilogue(NamedTuple):

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from transconv.torch_ops.arguments import Params, is_wide
 
-# The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call
-# these, or they would come back to us.
-ORIGINALS: dict[str, tuple[Any, Any, Any]] = {}
+
+class Original(NamedTuple):
+    """aten's kernels of a device, with the keys that they are called with, and the library that replaces
+    them."""
+
+    keys: Any
+    forward: Any
+    backward: Any
+    library: Any
+
+
+ORIGINALS: dict[str, Original] = {}
+"""The kernels that aten had before `enable` put ours in front, by device type. Fallbacks must call these,
+or they would come back to us."""
 replaced: frozenset[str] = frozenset()  # the devices on which aten's convolution is replaced
 
 
@@ -36,8 +47,8 @@ def aten_forward(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, p: Pa
     args = (x, w, b, p.stride, padding, p.dilation, p.transposed, p.output_padding, p.groups)
     original = ORIGINALS.get(x.device.type)
     if original is not None and not dual:
-        keys, forward, _ = original
-        return forward.call_boxed(keys, *args)  # type: ignore[no-any-return]
+        made: torch.Tensor = original.forward.call_boxed(original.keys, *args)
+        return made
     return torch.convolution(*args)  # the same operator, without the way through torch.ops
 
 
@@ -54,8 +65,7 @@ def aten_backward(grad: torch.Tensor, x: torch.Tensor, w: torch.Tensor, p: Param
             p.transposed, p.output_padding, p.groups, list(mask))
     original = ORIGINALS.get(x.device.type)
     if original is not None and not dual:
-        keys, _, backward = original
-        dx, dw, db = backward.call_boxed(keys, *args)
+        dx, dw, db = original.backward.call_boxed(original.keys, *args)
     else:
         dx, dw, db = torch.ops.aten.convolution_backward.default(*args)
     if dx is not None and mask[0] and not p.symmetric:

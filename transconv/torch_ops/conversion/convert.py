@@ -17,6 +17,7 @@ import torch
 
 from transconv.calls import stats
 from transconv.calls.settings import settings
+from transconv.runtime import torch_internals
 from transconv.torch_ops import tensor_subclasses
 from transconv.torch_ops.arguments import is_wide
 from transconv.torch_ops.calls import route_cache
@@ -90,10 +91,24 @@ def revert_(model: torch.nn.Module) -> ConversionReport:
 # -- aten's own operators --------------------------------------------------------------------------
 
 _lock = threading.Lock()
-_libraries: dict[str, Any] = {}  # by device: the library that replaces aten's kernels
-_enabled: list[tuple[str, ...]] = []  # one entry for each `enable` that is not yet undone
-_scopes: list[tuple[str, ...]] = []  # one entry for each `use` that is running in any thread
-_local = threading.local()
+
+
+class _Entries:
+    """The devices of each `enable` that is not yet undone, and of each `use` that runs in any thread."""
+
+    def __init__(self) -> None:
+        self.enabled: list[tuple[str, ...]] = []
+        self.scopes: list[tuple[str, ...]] = []
+
+
+class _ThreadState(threading.local):
+    """The devices of each `use` that runs in this thread, and whether aten's kernels are torch's."""
+
+    open: tuple[tuple[str, ...], ...] = ()
+    aten = False
+
+
+_entries, _local = _Entries(), _ThreadState()
 
 
 def _devices(devices: Sequence[str] | None) -> tuple[str, ...]:
@@ -117,16 +132,16 @@ def enable(devices: Sequence[str] | None = None) -> None:
     aten's calls still pass through here after the last `disable`, on to torch's kernels.
     """
     with _lock:
-        _enabled.append(_devices(devices))
+        _entries.enabled.append(_devices(devices))
         _install()
 
 
 def disable() -> None:
     """Undo the last `enable`. RuntimeError if there is none."""
     with _lock:
-        if not _enabled:
+        if not _entries.enabled:
             raise RuntimeError("transconv.disable() without a transconv.enable() before it")
-        _enabled.pop()
+        _entries.enabled.pop()
         _install()
 
 
@@ -144,23 +159,23 @@ class use(contextlib.ContextDecorator):
     def __enter__(self) -> use:  # noqa: PYI034  (typing.Self is of Python 3.11)
         entry = _devices(self._devices)
         with _lock:
-            _scopes.append(entry)
+            _entries.scopes.append(entry)
             _install()
-        _local.open = [*getattr(_local, "open", ()), entry]
+        _local.open = (*_local.open, entry)
         return self
 
     def __exit__(self, *_: object) -> None:
         entry = _local.open[-1]
         _local.open = _local.open[:-1]
         with _lock:
-            _scopes.remove(entry)
+            _entries.scopes.remove(entry)
             _install()
 
 
 @contextlib.contextmanager
 def aten() -> Iterator[None]:
     """Within ``with``, aten's convolutions of this thread are torch's, within `use` too."""
-    before, _local.aten = getattr(_local, "aten", False), True
+    before, _local.aten = _local.aten, True
     try:
         yield
     finally:
@@ -207,39 +222,41 @@ def off(module: torch.nn.Module, undo: bool = False) -> torch.nn.Module:
 
 
 _new_library: Any = torch.library.Library
+_task: Callable[[], int] = torch_internals.backward_task
 
 
 def _install() -> None:
     """Replace aten's kernels on the requested devices. They are restored when no scope requests them and
     no other thread runs: a thread that is about to enter a kernel must find it there."""
-    wanted = aten_convolutions.replaced = frozenset(d for entry in (*_enabled, *_scopes) for d in entry)
-    for device in wanted - _libraries.keys():
+    entries = (*_entries.enabled, *_entries.scopes)
+    wanted = aten_convolutions.replaced = frozenset(d for entry in entries for d in entry)
+    for device in wanted - aten_convolutions.ORIGINALS.keys():
         key = device.upper()
-        aten_convolutions.ORIGINALS[device] = (
-            torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)),
+        library = _new_library("aten", "IMPL")
+        aten_convolutions.ORIGINALS[device] = aten_convolutions.Original(
+            torch_internals.keys_of(key),
             torch.library.get_kernel("aten::convolution", key),
-            torch.library.get_kernel("aten::convolution_backward", key))
-        library = _libraries[device] = _new_library("aten", "IMPL")
+            torch.library.get_kernel("aten::convolution_backward", key), library)
         library.impl("convolution", _forward, key, with_keyset=True)
         library.impl("convolution_backward", _backward, key, with_keyset=True)
     # Inside a backward pass autograd's threads run, which Python does not list.
-    if threading.active_count() == 1 and torch._C._current_graph_task_id() == -1:
-        for device in _libraries.keys() - wanted:
-            _libraries.pop(device)._destroy()
+    if threading.active_count() == 1 and _task() == -1:
+        for device in aten_convolutions.ORIGINALS.keys() - wanted:
+            aten_convolutions.ORIGINALS[device].library._destroy()
             del aten_convolutions.ORIGINALS[device]
     tensor_subclasses.tell(wanted)
 
 
 def _is_on(device: str) -> bool:
     """Whether transconv computes a call of this thread."""
-    if getattr(_local, "aten", False):
+    if _local.aten:
         return False
-    if any(device in entry for entry in _enabled):
+    if any(device in entry for entry in _entries.enabled):
         return True
-    if any(device in entry for entry in getattr(_local, "open", ())):
+    if any(device in entry for entry in _local.open):
         return True
     # Inside a backward pass: autograd's threads carry no scope of their own.
-    return torch._C._current_graph_task_id() != -1 and any(device in e for e in _scopes)
+    return _task() != -1 and any(device in e for e in _entries.scopes)
 
 
 def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
@@ -255,7 +272,7 @@ def _forward(keys: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
         route.calls += 1
     if kept is None:  # the last scope ended between the dispatcher's look-up and this line
         return torch.convolution(input, weight, bias, *numbers)
-    found = kept[1].call_boxed(keys, input, weight, bias, *numbers)
+    found = kept.forward.call_boxed(keys, input, weight, bias, *numbers)
     return found
 
 
@@ -268,7 +285,7 @@ def _backward(keys: Any, grad: Tensor, input: Tensor, weight: Tensor, bias_sizes
         params = request("aten", 0, *given).resolve(input, weight, None)
         return route_cache.backward(params, grad, input, weight, mask, settings.mode)
     if kept is None:
-        return torch.ops.aten.convolution_backward.default(  # type: ignore[no-any-return]
-            grad, input, weight, bias_sizes, *numbers)
-    return kept[2].call_boxed(  # type: ignore[no-any-return]
-        keys, grad, input, weight, bias_sizes, *numbers)
+        made = torch.ops.aten.convolution_backward.default(grad, input, weight, bias_sizes, *numbers)
+    else:
+        made = kept.backward.call_boxed(keys, grad, input, weight, bias_sizes, *numbers)
+    return tuple(made)

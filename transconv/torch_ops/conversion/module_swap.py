@@ -19,6 +19,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from transconv.torch_ops import modules
+from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
 
 _OURS: dict[type, type] = {getattr(torch.nn, name): getattr(modules, name)
                            for name in modules.__all__}
@@ -35,11 +36,8 @@ def expect_module(model: object, function: str) -> None:
 
 
 def is_ours(kind: type) -> bool:
-    return any(c in _TORCHS or c in _quantised for c in kind.__mro__)
-
-
-_quantised: set[type] = set()
-add_quantised = _quantised.update  # registers classes of ours that no module becomes by `exchange`
+    """Whether modules of a class are computed by transconv: quantised ones, too."""
+    return issubclass(kind, (Convolves, ConvolvesTransposed))
 
 
 def why_not(module: torch.nn.Module) -> str:

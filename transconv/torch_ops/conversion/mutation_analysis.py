@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from transconv.runtime import torch_internals
+
 # Functions that return new memory.
 _FRESH = (torch.nn.modules.conv._ConvNd, torch.nn.modules.batchnorm._BatchNorm, torch.nn.Linear)
 _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv,
@@ -83,7 +85,7 @@ def _written(traced: fx.GraphModule, node: fx.Node) -> list[Any] | None:
 
 def _written_by_function(node: fx.Node, first: Any) -> list[Any] | None:
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, torch_internals.OpOverload):
         return None if target._schema.is_mutable else []
     if str(getattr(target, "__module__", None) or "torch").partition(".")[0] not in _KNOWN:
         return None

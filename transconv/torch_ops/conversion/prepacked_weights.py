@@ -13,19 +13,19 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from transconv import knobs
 from transconv.conv import CompiledDirection
 from transconv.errors import TensorError
-from transconv.runtime import Copy, WeightPrepack
+from transconv.runtime import Copy, WeightPrepack, torch_internals
 
 Tensor = torch.Tensor
 Halves = WeightPrepack[CompiledDirection]
 
-_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0)
+_stream: Callable[[int], int] = getattr(torch_internals, "raw_stream", lambda index: 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,9 +40,12 @@ class _State:
 
 
 class _Weight:
-    """A weight that was named. ``compares``: every use of a copy is checked against a new one."""
+    """A weight that was named, ``named`` by its identity. ``compares``: every use of a copy is checked
+    against a new one. ``listeners`` are told of each whose copies have to be made, or are dropped."""
 
     __slots__ = ("compares", "name", "ref", "state")
+    named: ClassVar[dict[int, _Weight]] = {}
+    listeners: ClassVar[list[Callable[[int], None]]] = []
 
     def __init__(self, weight: Tensor, name: str) -> None:
         key = id(weight)
@@ -56,9 +59,7 @@ def _captured(weight: Tensor) -> bool:
     return weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-_weights: dict[int, _Weight] = {}
 _lock = threading.Lock()
-_listeners: list[Callable[[int], None]] = []
 
 
 def _state(weight: Tensor) -> _State:
@@ -66,46 +67,46 @@ def _state(weight: Tensor) -> _State:
 
 
 def _forget(key: int, gone: object) -> None:
-    held = _weights.get(key)
+    held = _Weight.named.get(key)
     if held is not None and held.ref is gone:
-        _weights.pop(key, None)
+        _Weight.named.pop(key, None)
 
 
 def on_change(listener: Callable[[int], None]) -> None:
     """Call ``listener`` with the identity of every weight whose copies have to be made, or are dropped."""
-    _listeners.append(listener)
+    _Weight.listeners.append(listener)
 
 
 def _tell(key: int) -> None:
-    for listener in _listeners:
+    for listener in _Weight.listeners:
         listener(key)
 
 
 def watch(weight: Tensor, name: str) -> None:
     """Copy a weight only once. Existing copies of it are dropped."""
     with _lock:
-        _weights[id(weight)] = _Weight(weight, name)
+        _Weight.named[id(weight)] = _Weight(weight, name)
     _tell(id(weight))
 
 
 def leave(weight: Tensor) -> None:
     """A weight is copied at every call again."""
-    held = _weights.get(id(weight))
+    held = _Weight.named.get(id(weight))
     if held is not None and held.ref() is weight:
-        _weights.pop(id(weight), None)
+        _Weight.named.pop(id(weight), None)
         _tell(id(weight))
 
 
 def copied(weight: Tensor) -> tuple[int, int]:
     """How many copies there are of a weight, and their bytes."""
-    held = _weights.get(id(weight))
+    held = _Weight.named.get(id(weight))
     made = [] if held is None or held.ref() is not weight else [*held.state.copies.values()]
     return len(made), sum(t.nbytes for t, _ in made)
 
 
 def find(halves: WeightPrepack[Any], weight: Tensor) -> tuple[Tensor, ...] | None:
     """The copies that ``halves.rest`` takes, in their order; None where they have to be made anew."""
-    held = _weights.get(id(weight))
+    held = _Weight.named.get(id(weight))
     if held is None or held.ref() is not weight or weight.requires_grad:
         return None
     state = held.state
@@ -131,7 +132,7 @@ def _used(copy: Tensor, stream: int) -> Tensor:
 
 def lay_out(halves: WeightPrepack[Any], weight: Tensor) -> None:
     """Make the copies of a weight that was named, for eager calls to find."""
-    held = _weights.get(id(weight))
+    held = _Weight.named.get(id(weight))
     if held is None or held.ref() is not weight or weight.requires_grad or _captured(weight):
         return
     find(halves, weight)  # drops what is stale

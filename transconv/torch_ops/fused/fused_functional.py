@@ -20,6 +20,7 @@ from torch.overrides import has_torch_function
 
 from transconv.calls.settings import settings
 from transconv.compute import table
+from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, functional, library, shapes
 from transconv.torch_ops.autocast import (
     autocast,
@@ -40,6 +41,9 @@ from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 Tensor = torch.Tensor
 
 _compiling = torch.compiler.is_dynamo_compiling
+_modes: Callable[[], int] = torch_internals.dispatch_modes
+_tracing: Callable[[], Any] = torch_internals.tracing_state
+_transforms: Callable[[], bool] = torch_internals.transforms
 _seen = call_entries.find
 
 # -- sending one call the right way ----------------------------------------------------------------
@@ -150,15 +154,15 @@ def _composed(f: FusedFunction, input: Any, weight: Any, bias: Any, residual: An
 
 def _eager(tensors: tuple[Tensor | None, ...]) -> bool:
     """Whether no mode or tracer sees the call, so that it need not go through the operator."""
-    return not (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-                or torch._C._get_tracing_state()
+    return not (torch.compiler.is_compiling() or _modes()
+                or _tracing()
                 or any(t is not None and (t.is_meta or not dispatch.is_plain(t)) for t in tensors))
 
 
 def _one_operator(given: list[Any], activation: str) -> bool:
     """Whether the single operator can compute the call; otherwise it is composed."""
     if (not all(isinstance(t, Tensor) for t in given) or forward_ad._current_level >= 0
-            or torch._C._are_functorch_transforms_active()):
+            or _transforms()):
         return False
     if not torch.compiler.is_compiling() and not all(dispatch.is_known(t) for t in given):
         return False

@@ -50,7 +50,8 @@ class Activates:
             self.groups, self.activation, residual)
 
     def extra_repr(self: Any) -> str:
-        shown: str = super().extra_repr()  # type: ignore[misc]
+        inherited: Any = super()
+        shown: str = inherited.extra_repr()
         return f"{shown}, activation={self.activation or None}"
 
 

@@ -16,6 +16,7 @@ from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.compute import Alone, parse
+from transconv.disk_cache import Cache
 from transconv.errors import Unsupported
 from transconv.runtime import NEVER, Launch, PlanRequest
 from transconv.torch_ops.calls import lower_call
@@ -31,7 +32,7 @@ def served(x: Tensor) -> bool:
     return (x.is_cuda or settings.cpu == "interpret") and not torch.compiler.is_dynamo_compiling()
 
 
-_kernels: dict[Hashable, Launch | Unsupported] = {}
+_kernels: Cache[Hashable, Launch | Unsupported] = Cache("helper kernels", LIMIT)
 
 
 def begun(key: tuple[Hashable, ...], x: Tensor) -> Callable[..., None] | None:
@@ -41,7 +42,7 @@ def begun(key: tuple[Hashable, ...], x: Tensor) -> Callable[..., None] | None:
     return kernel.begin if isinstance(kernel, Launch) else None
 
 
-settings.on_change(_kernels.clear)
+settings.on_change(_kernels.forget)
 
 
 def computed(what: str, key: tuple[Hashable, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...],
@@ -70,7 +71,5 @@ def _made(key: Hashable, names: tuple[str, ...], device: torch.device, aligned: 
           text: Callable[[], str]) -> Launch:
     request = PlanRequest(Alone(parse(text())), lower_call.target_of(device), False, aligned)
     made = Launch(request, device, settings.mode, names)
-    if len(_kernels) >= LIMIT:
-        _kernels.clear()
-    _kernels[key] = made
+    _kernels.keep(key, made)
     return made

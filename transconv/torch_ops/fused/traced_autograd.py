@@ -9,18 +9,20 @@ at them, which follows from the rows of the operations' table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from transconv.calls.autograd import by_torch
 from transconv.compute import pointwise
+from transconv.runtime import torch_internals
 from transconv.torch_ops import library, operators, shapes, transforms
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.fused import traced_route
 
 Tensor = torch.Tensor
+_below_autograd: Any = torch_internals.below_autograd
 Gradients = Callable[[str, Tensor, Sequence[Tensor], Tensor, Sequence[bool]],
                      Sequence[Tensor | None] | None]
 
@@ -28,9 +30,6 @@ operators.library.define(
     "traced_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor[] operands, str text, "
     f"{library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 call: Callable[..., Tensor] = torch.ops.transconv.traced_convolution.default
-kernels: list[Gradients] = []
-"""What may compute the derivatives of a text in one kernel (functional/epilogue_derivatives.py); None
-sends them to torch."""
 
 
 def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
@@ -53,12 +52,15 @@ def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Seque
 
 
 class TracedConvolution(torch.autograd.Function):
-    """``apply(input, weight, bias, text, numbers, *operands)``."""
+    """``apply(input, weight, bias, text, numbers, *operands)``. ``kernels``: what may compute the
+    derivatives of a text in one kernel (functional/epilogue_derivatives.py); None sends them to torch."""
+
+    kernels: ClassVar[tuple[Gradients, ...]] = ()
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, text: str, numbers: tuple[Any, ...],
                 *operands: Tensor) -> Tensor:
-        with torch._C._AutoDispatchBelowAutograd():
+        with _below_autograd():
             return call(input, weight, bias, list(operands), text, *numbers)
 
     @staticmethod
@@ -83,7 +85,7 @@ def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tenso
                  wanted: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of ``acc`` and of the operands; None where they are not wanted."""
     again = torch.is_grad_enabled()
-    for kernel in () if again else kernels:
+    for kernel in () if again else TracedConvolution.kernels:
         if (made := kernel(text, acc, operands, grad, wanted)) is not None:
             return list(made)
     function = pointwise(text)
@@ -109,7 +111,7 @@ def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operan
     if library.differentiated(input, weight, bias, *operands):
         made: Tensor = _apply(input, weight, bias, text, numbers, *operands)
         return made
-    with torch._C._AutoDispatchBelowAutograd():
+    with _below_autograd():
         return call(input, weight, bias, list(operands), text, *numbers)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from transconv.compute import pointwise
+from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, library
 from transconv.torch_ops.autocast import autocast, traced_autocast
 from transconv.torch_ops.calls import dispatch
@@ -17,9 +18,10 @@ from transconv.torch_ops.fused.traced_route import applied
 from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
 
 Tensor = torch.Tensor
+_transforms: Callable[[], bool] = torch_internals.transforms
 
 
-@torch._dynamo.assume_constant_result  # type: ignore[untyped-decorator]
+@torch_internals.constant_in_graphs
 def _text(function: Callable[..., Any]) -> tuple[str, int]:
     made = epilogue(function)
     return made.text, len(made.names)
@@ -53,7 +55,7 @@ def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: An
 
 
 def _one_operator(given: list[Any]) -> bool:
-    if not all(isinstance(t, Tensor) for t in given) or torch._C._are_functorch_transforms_active():
+    if not all(isinstance(t, Tensor) for t in given) or _transforms():
         return False
     return torch.compiler.is_compiling() or (
         all(dispatch.is_known(t) for t in given) and not library.dual(None))

@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 from transconv.compute import OPS, Op, Pointwise, Recorder, Ref, named, written
 from transconv.errors import ComputeError
 
@@ -140,8 +142,6 @@ class _Value:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        import torch
-
         func = getattr(torch, name, None) or getattr(torch.nn.functional, name, None)
         return lambda *args, **kwargs: self._called(func or name, (self, *args), kwargs)
 

@@ -8,6 +8,8 @@ converted, or when the first call is refused, at the start, where torch loads wh
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from transconv.conv import ConvProblem, Epilogue, Prop, examine
@@ -15,21 +17,18 @@ from transconv.torch_ops.calls import lower_call
 
 # Short sums, whose points are checked one by one, and sums so long that rows and columns are gathered.
 CHECKS = (("mb2ic16ih8oc16oh8kh3ph1", Prop.BWD_D), ("mb1ic2048ih8oc16oh8kh3ph1", Prop.FWD))
-_done: set[tuple[torch.device, torch.dtype]] = set()
 
 
 def expect(device: torch.device, dtype: torch.dtype) -> None:
     """Load what checks of results of a type need on a GPU, once. Does nothing while a CUDA graph is
     captured."""
-    kind = (device, dtype)
-    if (
-        device.type != "cuda"
-        or dtype not in lower_call.DTYPES
-        or kind in _done
-        or lower_call.capturing(device)
-    ):
-        return
-    _done.add(kind)
+    if device.type == "cuda" and dtype in lower_call.DTYPES and not lower_call.capturing(device):
+        load(device, dtype)
+
+
+@functools.cache
+def load(device: torch.device, dtype: torch.dtype) -> None:
+    """``expect`` outside of a capture."""
     try:
         with torch.cuda.device(device):
             check(device, dtype)

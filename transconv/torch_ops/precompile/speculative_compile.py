@@ -160,25 +160,32 @@ def _layer(layer: _ConvNd, x: Given, trains: bool, flags: lower_call.Flags) -> _
     )
 
 
-_networks: list[_Network] = []
-_lock = threading.Lock()
+class _Networks:
+    """The networks of converted models that live, and the lock of what is done with them."""
+
+    def __init__(self) -> None:
+        self.all: list[_Network] = []
+        self.lock = threading.Lock()
+
+
+_networks = _Networks()
 
 
 def note(model: nn.Module) -> None:
     """Remember the modules of a converted model, as long as it lives."""
-    with _lock:
-        _networks[:] = [n for n in _networks if (m := n.model()) is not None and m is not model]
-        _networks.append(_Network(model))
+    with _networks.lock:
+        others = [n for n in _networks.all if (m := n.model()) is not None and m is not model]
+        _networks.all = [*others, _Network(model)]
 
 
 def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags,
            mode: str) -> None:
     """Have processes compile the kernels of the layers behind the one with this ``weight``. ``x``, ``w``:
     as its call multiplies them. Does nothing where ``ahead.gradients`` does nothing."""
-    if not _networks or not (workers := precompile_backward.processes(x, w, mode)):
+    if not _networks.all or not (workers := precompile_backward.processes(x, w, mode)):
         return
-    with _lock, precompile_backward.quietly():
-        for network in _networks:
+    with _networks.lock, precompile_backward.quietly():
+        for network in _networks.all:
             at = network.find(weight)
             if at is not None:
                 network.called(at, Given.of(x), x.requires_grad, flags, workers)
@@ -187,9 +194,8 @@ def layers(weight: torch.Tensor, x: torch.Tensor, w: torch.Tensor, flags: lower_
 
 def _forked() -> None:
     """After a fork: another thread of the parent may have held the lock, and the processes are its own."""
-    global _lock
-    _lock = threading.Lock()
-    for network in _networks:
+    _networks.lock = threading.Lock()
+    for network in _networks.all:
         network.expected.clear()
 
 

@@ -83,9 +83,9 @@ class _Float8(Convolves):
                  dilation: Any, groups: int) -> Tensor:
         """The convolution of a batch or of one image."""
         if input.dim() == len(self.kernel_size) + 1:
-            made: Tensor = self.convolve(input.unsqueeze(0), weight, bias, stride, padding, dilation,
-                                         groups).squeeze(0)
-            return made
+            one: Tensor = self.convolve(input.unsqueeze(0), weight, bias, stride, padding, dilation,
+                                        groups).squeeze(0)
+            return one
         if not input.is_floating_point() or input.dtype is torch.float64:
             raise TensorError(f"{type(self).__name__}: input: expected float16, bfloat16 or float32, got "
                               f"{str(input.dtype).removeprefix('torch.')}")
@@ -95,10 +95,12 @@ class _Float8(Convolves):
         if params.pad_lo != params.pad_hi:  # "same" of an even filter
             sides = [n for lo_hi in zip(params.pad_lo[::-1], params.pad_hi[::-1], strict=True)
                      for n in lo_hi]
-            return self.convolve(  # type: ignore[no-any-return]
+            made: Tensor = self.convolve(
                 torch.nn.functional.pad(input, sides), weight, bias, stride, 0, dilation, groups)
-        return _Convolution.apply(  # type: ignore[no-any-return, no-untyped-call]
-            input, weight, bias, self, params, autocast_dtype(input) or input.dtype)
+        else:
+            made = _Convolution.apply(  # type: ignore[no-untyped-call]
+                input, weight, bias, self, params, autocast_dtype(input) or input.dtype)
+        return made
 
     def small(self: Any, tensor: Tensor, row: int) -> _Small:
         """A tensor in its type of 8 bits. In training the history takes its largest value."""
@@ -115,7 +117,8 @@ class _Float8(Convolves):
     def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         """Casts of a model are for its parameters: the history stays in f32."""
         kept = self.amax_history
-        super()._apply(fn, recurse)  # type: ignore[misc]
+        inherited: Any = super()
+        inherited._apply(fn, recurse)
         if self.amax_history.dtype is not kept.dtype:
             self.amax_history = kept.to(self.amax_history.device)
         return self
@@ -133,10 +136,11 @@ class _Convolution(torch.autograd.Function):
         ctx.module, ctx.params, ctx.sizes = module, params, input.shape
         ctx.given = input.dtype, weight.dtype
         ctx.bias = None if bias is None else bias.dtype
-        return module.function(  # type: ignore[no-any-return]
+        made: Tensor = module.function(
             x.value, w.value, bias, params.stride, params.pad_lo, params.dilation, params.groups,
             input_scale=x.scale, weight_scale=w.scale, output_dtype=dtype,
             use_fast_accum=module.use_fast_accum)
+        return made
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -185,4 +189,3 @@ class Float8Conv3d(_Float8, torch.nn.Conv3d):
 OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Float8")): globals()[name]
                           for name in __all__}
 """The class for 8-bit floats of each of torch's."""
-module_swap.add_quantised(OURS.values())

@@ -90,11 +90,12 @@ def quantize_(model: torch.nn.Module, kind: Any = "int8", calibration: Calibrati
     behind = chains(model, found) if fold else {}
     for name, module in found.items():
         why, quantities = _input_of(seen.get(name), how)
-        why = why or how.why_not(module._parameters["weight"], module.transposed)  # type: ignore[arg-type]
+        weight: Any = module._parameters["weight"]
+        why = why or how.why_not(weight, bool(module.transposed))
         if why:
             left[name] = why
             continue
-        chain, real = behind.get(name, Chain()), module._parameters["weight"].dtype  # type: ignore[union-attr]
+        chain, real = behind.get(name, Chain()), weight.dtype
         if chain.norm:
             with_norm(module, model.get_submodule(chain.norm))
         _quantise(module, how, *quantities, fast, chain.word, real)
@@ -205,7 +206,8 @@ def _watch(module: Any, seen: _Seen) -> Callable[[], None]:
     the forward of a subclass made of the module's."""
     if module.transposed:
         handle = module.register_forward_pre_hook(lambda _, given: seen.add(given[0]))
-        return handle.remove  # type: ignore[no-any-return]
+        remove: Callable[[], None] = handle.remove
+        return remove
     inner, own = module._conv_forward, vars(module).get("_conv_forward")
 
     def watched(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -99,12 +99,12 @@ class Quantised:
         """``input_zero_sums`` of the weight and the zero point as they are, in place, after one was
         written to. Calls do it themselves; kernels of a compiled model read the buffer as it is."""
         held = self._buffers
-        sums, made = held["input_zero_sums"], self.sums_of(held["weight"], held["input_zero_point"])
-        if sums is None or made is None or sums.shape != made.shape:
-            held["input_zero_sums"] = made
-        else:
-            sums.copy_(made)
-        return held["input_zero_sums"]  # type: ignore[no-any-return]
+        sums: Tensor | None = held["input_zero_sums"]
+        made: Tensor | None = self.sums_of(held["weight"], held["input_zero_point"])
+        if sums is not None and made is not None and sums.shape == made.shape:
+            return sums.copy_(made)
+        held["input_zero_sums"] = made
+        return made
 
     @classmethod
     def from_float(cls, module: torch.nn.Module, input_scale: float | Tensor | None = None,
@@ -133,14 +133,16 @@ class Quantised:
         if input.dim() == len(self.kernel_size) + 1:
             one: Tensor = self.convolve(input.unsqueeze(0), weight, bias, *numbers).squeeze(0)
             return one
-        return self.computed(input, bias, numbers)  # type: ignore[no-any-return]
+        made: Tensor = self.computed(input, bias, numbers)
+        return made
 
     def computed(self: Any, input: Tensor, bias: Tensor | None, numbers: tuple[Any, ...],
                  residual: Tensor | None = None) -> Tensor:
         """The call for a batch of inputs, which may be quantised already."""
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return self.computed(input, bias, numbers, residual)  # type: ignore[no-any-return]
+                computed: Tensor = self.computed(input, bias, numbers, residual)
+                return computed
         kind = KINDS[self.kind]
         held = self._buffers  # found in a fifth of the time of attributes
         given: dict[str, Any] = {"activation": self.activation} if self.activation else {}
@@ -180,7 +182,8 @@ class Quantised:
     def _apply(self: Any, fn: Any, recurse: bool = True) -> Any:
         """Casts of a model are for its float parameters: of the buffers only the device changes."""
         kept = {n: t for n in BUFFERS if (t := self._buffers.get(n)) is not None}
-        super()._apply(fn, recurse)  # type: ignore[misc]
+        inherited: Any = super()
+        inherited._apply(fn, recurse)
         for name, was in kept.items():
             now = self._buffers[name]
             if now.dtype != was.dtype:
@@ -195,12 +198,14 @@ class Quantised:
             if (loaded is None) != (self._buffers[name] is None):
                 self._buffers[name] = None if loaded is None else torch.empty_like(
                     loaded, device=self.weight.device)
-        super()._load_from_state_dict(state, prefix, *rest)  # type: ignore[misc]
+        inherited: Any = super()
+        inherited._load_from_state_dict(state, prefix, *rest)
         if self._buffers["input_zero_sums"] is not None:
             self.renewed_sums()
 
     def extra_repr(self: Any) -> str:
-        shown: str = super().extra_repr()  # type: ignore[misc]
+        inherited: Any = super()
+        shown: str = inherited.extra_repr()
         own = "" if KINDS[self.kind].input is None else (
             ", input_scale=of each input" if self.input_scale is None else
             f", input_scale={float(self.input_scale):.3g}")
@@ -245,4 +250,3 @@ class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspos
 OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Quant")): globals()[name]
                           for name in __all__}
 """The quantised class of each of torch's."""
-module_swap.add_quantised(OURS.values())

@@ -24,8 +24,8 @@ class Quantities:
     output channel (oc,), and ``input_zero_point`` one for each input channel (ic,). ``output_dtype``: of
     the result, by default float32. ``activation``: words of an epilogue before the result is quantised,
     such as "relu"; None is none, as ``fused_conv2d`` has it.
-    ``use_fast_accum``, as of torch._scaled_mm: sums of products of 8-bit floats stay in the matrix unit,
-    where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
+    ``use_fast_accum``, as of torch's scaled products: sums of products of 8-bit floats stay in the matrix
+    unit, where Hopper keeps some 13 bits of them; without it they move to f32 after every 128 products.
     ``residual``: a tensor of floats with the result's shape, added in real numbers before the activation.
     ``input_zero_sums``: what the input's zero point adds to the sums, if it is known, of int8 tensors (see
     conv/quantization/compensation_sums.py): kernels read it instead of computing it in every call.

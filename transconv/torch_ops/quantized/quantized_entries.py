@@ -14,7 +14,7 @@ import torch
 
 from transconv.calls.call_cache import CallCache
 from transconv.calls.guard import CallGuard, Part, StartableKernel, check_of, written
-from transconv.runtime import allocator
+from transconv.runtime import torch_internals
 from transconv.torch_ops.calls.call_entries import NUMBERS, only_on, switches
 from transconv.torch_ops.conversion import prepacked_weights
 from transconv.torch_ops.quantized.zero_point_sums import are_known
@@ -84,7 +84,7 @@ def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...
         quantises = StartableKernel(real.begin, ("x", *read), ("y",),
                                     ((tuple(x.shape), x.stride(), x.dtype),))
         first, lines = "y", [*quantises.lines(0)]
-        known |= {"empty": allocator.quickest(), **quantises.known(0)}
+        known |= {"empty": torch_internals.quickest(), **quantises.known(0)}
     if start is None or picked is None:
         picked = ()
         lines.append(f"return run({first}, w, b, q)")

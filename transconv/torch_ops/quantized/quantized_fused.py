@@ -31,19 +31,21 @@ class _Joined:
         """activation(conv(input) + residual), quantised where that is what its readers take. A residual
         of another shape or type is added as torch's addition would."""
         if residual is not None and input.dim() == residual.dim() == len(self.kernel_size) + 1:
-            return self.forward(  # type: ignore[no-any-return]
-                input.unsqueeze(0), residual.unsqueeze(0)).squeeze(0)
+            one: Tensor = self.forward(input.unsqueeze(0), residual.unsqueeze(0)).squeeze(0)
+            return one
         padding = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
         numbers = self.stride, padding, self.dilation, self.groups
+        made: Tensor
         if residual is None:
-            return self.convolve(input, self.weight, self.bias, *numbers)  # type: ignore[no-any-return]
-        if input.dim() == len(self.kernel_size) + 2 and self._takes(input, residual, numbers):
-            return self.computed(  # type: ignore[no-any-return]
-                input, self.bias, numbers, residual)
-        return self._apart(input, residual, numbers)  # type: ignore[no-any-return]
+            made = self.convolve(input, self.weight, self.bias, *numbers)
+        elif input.dim() == len(self.kernel_size) + 2 and self._takes(input, residual, numbers):
+            made = self.computed(input, self.bias, numbers, residual)
+        else:
+            made = self._apart(input, residual, numbers)
+        return made
 
     def _takes(self: Any, input: Tensor, residual: Tensor, numbers: tuple[Any, ...]) -> bool:
         """Whether a residual has the shape and type of the result."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from transconv.conv import zero_sums, zero_sums_shape
+from transconv.disk_cache import Cache
 from transconv.errors import TensorError
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call
@@ -39,7 +40,7 @@ class _Compared:
         self.versions = _versions(weight, zero, sums)
 
 
-_compared: dict[int, _Compared] = {}
+_compared: Cache[int, _Compared] = Cache("compared sums", LIMIT)
 
 
 def _versions(weight: Tensor, zero: Zero, sums: Tensor) -> tuple[int, int, int]:
@@ -93,6 +94,5 @@ def _remember(weight: Tensor, zero: Zero, sums: Tensor) -> None:
         if (held := _compared.get(key)) is not None and held.sums is gone:
             _compared.pop(key, None)
 
-    if len(_compared) >= LIMIT:
-        _compared.clear()
-    _compared[key] = _Compared(weight, zero, sums, forget)
+    _compared.pop(key, None)
+    _compared.keep(key, _Compared(weight, zero, sums, forget))

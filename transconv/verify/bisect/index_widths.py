@@ -26,8 +26,8 @@ from transconv.ir import (
     Let,
     Load,
     Memory,
+    MemoryRead,
     Node,
-    Read,
     Seq,
     Stmt,
     Store,
@@ -94,7 +94,8 @@ class _Walk:
                 return self.statements(s.body)
             case If():
                 return self.statements(s.then) or (self.statements(s.other) if s.other else "")
-            case Let(var, value) if not find(value, Read) and value.dtype.kind in ("index", "int", "bool"):
+            case Let(var, value) if (value.dtype.kind in ("index", "int", "bool")
+                                     and not find(value, MemoryRead)):
                 self.bind(var, value)  # an unread name may overflow
                 return ""
             case Alloc() | Update():
@@ -112,7 +113,7 @@ class _Walk:
         for lane in find(e, Lane):
             if lane not in self.known[0]:
                 self.draw(lane, lane.extent)
-        if not all(v in self.known[0] for v in free_vars(e)) or find(e, Read):
+        if not all(v in self.known[0] for v in free_vars(e)) or find(e, MemoryRead):
             return None
         try:
             with np.errstate(all="ignore"):
