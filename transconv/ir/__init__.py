@@ -4,6 +4,8 @@ In: nodes. Out: text, well-formedness rules, and their meaning in NumPy, which f
 deadlocks. Knows: nothing above it.
 """
 
+import warnings
+
 from transconv.ir.access import BoxLoad, Load, MemoryRead
 from transconv.ir.dtype import (
     DTYPES,
@@ -169,3 +171,13 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "statements", "store", "strictest", "substitute", "sum_of", "tf32", "text_of",
            "type_named", "updated", "u8", "value_at", "values_of", "verify", "walk",
            "why_not_depth", "why_not_name", "why_not_text", "held_constant", "wrapped"]
+
+_BEFORE = {"Buffer": "SmemRing", "Piece": "SlotTile", "Read": "MemoryRead"}  # names that 0.2 will not have
+
+
+def __getattr__(name: str) -> type:
+    if name not in _BEFORE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"transconv.ir.{name} is now {_BEFORE[name]}", DeprecationWarning, stacklevel=2)
+    found: type = globals()[_BEFORE[name]]
+    return found
