@@ -7,27 +7,29 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.meant import by_meaning
 from transconv import knobs
 from transconv.graph import backend  # noqa: F401  (which defines torch's operators)
-from transconv.graph.lowerings import quantization  # noqa: F401  (which defines torch's operators)
+from transconv.graph.lowerings import (
+    quantization,  # noqa: F401  (which defines torch's operators)
+    quantized_products,
+)
 from transconv.graph.reporting import TorchRow
 
 Tensor = torch.Tensor
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 WHOLE = (-128, 127, torch.int8)
-UNSIGNED = (0, 255, torch.uint8)
 SCALE, ZERO = 2.0**-5, 3
 
 
 def layer(x: Tensor, w: Tensor, s: Tensor, z: Tensor | None, b: Tensor, groups: int = 1) -> Tensor:
     """What PT2E writes: activations with a zero point, weights with a scale for each output channel."""
-    ends = WHOLE if x.dtype is torch.int8 else UNSIGNED
     ops = torch.ops.quantized_decomposed
     wide = ops.dequantize_per_channel(w, s, z, 0, -127, 127, torch.int8)
-    y = F.conv2d(ops.dequantize_per_tensor(x, SCALE, ZERO, *ends), wide, b, padding=1, groups=groups)
-    return ops.quantize_per_tensor(y.relu(), 0.3, 7, *ends)  # type: ignore[no-any-return]
+    y = F.conv2d(ops.dequantize_per_tensor(x, SCALE, ZERO, *WHOLE), wide, b, padding=1, groups=groups)
+    return ops.quantize_per_tensor(y.relu(), 0.3, 7, *WHOLE)  # type: ignore[no-any-return]
 
 
 def given(channels: int, groups: int = 1) -> tuple[Tensor, ...]:
@@ -52,13 +54,11 @@ def rows_of(f: Any, *tensors: Any) -> tuple[Tensor, list[Any]]:
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
-def test_one_kernel_computes_integers_from_integers(dtype: torch.dtype) -> None:
-    x, *others = given(16)
-    tensors = ((x + 128 if dtype is torch.uint8 else x).to(dtype), *others)
+def test_one_kernel_computes_integers_from_integers() -> None:
+    tensors = given(16)
     got, rows = rows_of(layer, *tensors)
     want = layer(*tensors)
-    assert got.dtype is dtype and int((got.int() - want.int()).abs().max()) <= 1
+    assert got.dtype is torch.int8 and int((got.int() - want.int()).abs().max()) <= 1
     assert float((got != want).float().mean()) < 0.01 and len(want.unique()) > 40
     own = [r for r in rows if "quantized_convolution" in str(r)]
     assert len(rows) == len(own) == 1 and isinstance(own[0], TorchRow)
@@ -73,3 +73,16 @@ def test_others_stay_products_of_floats(channels: int, groups: int) -> None:
     got, rows = rows_of(lambda *t: layer(*t, groups=groups), *tensors)
     assert not any("quantized_convolution" in str(r) for r in rows)
     assert int((got.int() - layer(*tensors, groups=groups).int()).abs().max()) <= 1
+
+
+@pytest.mark.parametrize(("dtype", "joined"), [(torch.int8, 1), (torch.uint8, 1), (torch.int32, 0)])
+def test_which_integers_are_multiplied(dtype: torch.dtype, joined: int) -> None:
+    """Bytes, with and without a sign."""
+    def one(x: Tensor, w: Tensor, s: Tensor, z: Tensor, b: Tensor) -> Tensor:
+        ops = torch.ops.quantized_decomposed
+        wide = ops.dequantize_per_tensor(x, SCALE, ZERO, 0, 127, dtype)
+        return F.conv2d(wide, ops.dequantize_per_channel(w, s, z, 0, -127, 127, torch.int8), b)
+    x, *others = given(16)
+    made = make_fx(one, tracing_mode="fake")(x.to(dtype), *others)
+    quantized_products.joined(made.graph)
+    assert [str(n.target) for n in made.graph.nodes].count("transconv.quantized_convolution.default") == joined
