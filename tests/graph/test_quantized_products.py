@@ -85,4 +85,5 @@ def test_which_integers_are_multiplied(dtype: torch.dtype, joined: int) -> None:
     x, *others = given(16)
     made = make_fx(one, tracing_mode="fake")(x.to(dtype), *others)
     quantized_products.joined(made.graph)
-    assert [str(n.target) for n in made.graph.nodes].count("transconv.quantized_convolution.default") == joined
+    found = [n for n in made.graph.nodes if "quantized_convolution" in str(n.target)]
+    assert len(found) == joined

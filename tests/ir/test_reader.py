@@ -117,8 +117,8 @@ def test_any_statement(s: ir.Stmt, notes: tuple[str, ...]) -> None:
     read_back(ir.Kernel("alone", (), ir.Seq((ir.Comment("# t: 5a8b"),)), notes))
 
 
-EACH = [ir.Const(-3, ir.index), ir.as_expr(0.5), A, M, *(node(A, B) for node in BINARY), ir.Neg(A), ir.Not(A),
-        ir.Select(A, B, X), ir.Cast(A, ir.f16), ir.Load(T, A, B, 1.5), ir.Reduce("sum", A, M),
+EACH = [ir.Const(-3, ir.index), ir.as_expr(0.5), A, M, *(node(A, B) for node in BINARY), ir.Neg(A),
+        ir.Not(A), ir.Select(A, B, X), ir.Cast(A, ir.f16), ir.Load(T, A, B, 1.5), ir.Reduce("sum", A, M),
         ir.Spread(A, (M, N)), ir.BoxLoad(T, (A,), (), ()), ir.Call("exp", (A,)), ir.Piece(RING, A, B, ()),
         ir.Piece(RING, A, B, (Y,))]
 AROUND = [(lambda e, node=node: node(e, X), lambda e, node=node: node(X, e)) for node in BINARY] + [

@@ -1,5 +1,5 @@
-"""Names whose tile an operand changes, slices that begin before an array, indices from the end, and mappings
-that look at them."""
+"""Names whose tile an operand changes, slices that begin before an array, indices from the end, and
+mappings that look at them."""
 
 from __future__ import annotations
 
@@ -113,8 +113,9 @@ def test_a_mapping_is_a_function_of_a_tile_of_indices(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     """Each element of the result counts in how often it is added what each place says."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    loads = "".join(f"y = y + {2 * n + 1} * group.load(X, shape=(4,), mapping=create_mapping(lambda k: {f}))\n"
-                    for n, f in enumerate(PLACES))
+    loads = "".join(
+        f"y = y + {2 * n + 1} * group.load(X, shape=(4,), mapping=create_mapping(lambda k: {f}))\n"
+        for n, f in enumerate(PLACES))
     k = np.arange(4)
     want = sum((2 * n + 1) * X[eval(f, {"np": np, "k": k})] for n, f in enumerate(PLACES)) * np.ones(4)
     kernel = made(f"y = group.zeros(shape=(4,))\n{loads}group.store(Y[i:], y)", tmp_path)

@@ -98,7 +98,8 @@ def test_a_scale_of_each_row_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("config", "fast"), [
-    (None, False), (Float8MMConfig(use_fast_accum=False), False), (Float8MMConfig(use_fast_accum=True), True)])
+    (None, False), (Float8MMConfig(use_fast_accum=False), False),
+    (Float8MMConfig(use_fast_accum=True), True)])
 def test_sums_stay_in_the_matrix_unit_where_the_weight_says_so(
         config: Any, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, find = list[Any](), quantized_route.find
