@@ -109,18 +109,31 @@ PLACES = ("k", "7 - k", "k % 3", "k + k.ndim", "k.shape[0] - 1 - k", "k.T", "k[0
           "k.max() - k", "k.sum() - k", "np.maximum(k, k[2])", "np.where(k > 2, k, 0)")
 
 
-def test_a_mapping_is_a_function_of_a_tile_of_indices(tmp_path: Path,
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_mapping_is_a_function_of_a_tile_of_indices(size: int, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     """Each element of the result counts in how often it is added what each place says."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     loads = "".join(
-        f"y = y + {2 * n + 1} * group.load(X, shape=(4,), mapping=create_mapping(lambda k: {f}))\n"
+        f"y = y + {2 * n + 1} * group.load(X, shape=({size},), mapping=create_mapping(lambda k: {f}))\n"
         for n, f in enumerate(PLACES))
-    k = np.arange(4)
-    want = sum((2 * n + 1) * X[eval(f, {"np": np, "k": k})] for n, f in enumerate(PLACES)) * np.ones(4)
-    kernel = made(f"y = group.zeros(shape=(4,))\n{loads}group.store(Y[i:], y)", tmp_path)
+    k = np.arange(size)
+    want = sum((2 * n + 1) * X[eval(f, {"np": np, "k": k})] for n, f in enumerate(PLACES)) * np.ones(size)
+    kernel = made(f"y = group.zeros(shape=({size},))\n{loads}group.store(Y[i:], y)", tmp_path)
     for got in results(kernel):
-        np.testing.assert_array_equal(got, np.tile(want, 2).astype(np.float32))
+        np.testing.assert_array_equal(got, np.tile([*want, -77][:4], 2).astype(np.float32))
+
+
+def test_a_mapping_of_two_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a tile of the whole shape, as of ``np.indices``."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernel = made("y = group.load(X, shape=(2, 3), mapping=create_mapping(\n"
+                  "    lambda k, n: 2*k + n.max() - n + n.ndim - k.shape[1] + n.shape[0]))\n"
+                  "group.store(Y[i:], y.sum(axis=0))", tmp_path)
+    k, n = np.indices((2, 3))
+    want = X[2*k + n.max() - n + n.ndim - k.shape[1] + n.shape[0]].sum(0)
+    for got in results(kernel):
+        np.testing.assert_array_equal(got, [*want, -77, *want, -77])
 
 
 @pytest.mark.parametrize(("value", "named"), [
