@@ -1,11 +1,17 @@
-"""The function that starts all kernels of a plan: what each is started with, in which order."""
+"""The function that starts all kernels of a plan: what each is started with, in which order, and when a
+launch uses it."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
+
+import pytest
+import torch
 
 from transconv.backend_triton import BoundStart
+from transconv.runtime import first_run_check
+from transconv.runtime.launch import Launch
 from transconv.runtime.launch_codegen import starter
 
 
@@ -60,3 +66,54 @@ def test_what_is_encoded_already_is_passed() -> None:
     )
     starter(lambda: ((1, ()), ()), None, 0, 1, 0, [], [(one, (0,), None)])(())(Memory(2, log))
     assert log == [("map",)]
+
+
+# -- when it is used ----------------------------------------------------------------------------------
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, trusted: bool = True, **plan: Any) -> Launch:
+    """A launch on device 3 of a stand-in for a plan, which is found right or not."""
+    made = object.__new__(Launch)
+    monkeypatch.setattr(first_run_check, "is_trusted", lambda plan, aligned: trusted)
+    made.plan = cast(Any, SimpleNamespace(**{
+        "steps": (SimpleNamespace(zero=None),), "starter": lambda *_, **how: ("starter", how), **plan}))
+    made.aligned, made.names, made.device, made.current = True, (), 3, lambda: 3
+    made.begin = lambda *tensors: None
+    made.divided = cast(Any, SimpleNamespace(plan=made.plan, copied=()))
+    return made
+
+
+@pytest.mark.parametrize("current", [3, 4])
+@pytest.mark.parametrize("verify", ["0", "1"])
+@pytest.mark.parametrize("trusted", [False, True])
+def test_kernels_that_take_sizes_start_unchecked_where_they_are_known_to_be_right(
+        trusted: bool, verify: str, current: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRANSCONV_VERIFY", verify)
+    made = launch(monkeypatch, trusted)
+    made.begin, made.device = None, -1
+    found = made._begun_before(torch.device("cuda", current))
+    assert (found is not None) is (trusted and verify == "0" and current == 3)
+    assert (made.begin, made.device) == ((found, 3) if found else (None, -1))
+
+
+@pytest.mark.parametrize(("trusted", "steps"), [(True, 1), (True, 2), (False, 1)])
+def test_one_kernel_that_is_right_is_known(trusted: bool, steps: int,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launch(monkeypatch, trusted, steps=(None,) * steps).is_known() is (trusted and steps == 1)
+
+
+def test_workspaces_are_the_caller_s_where_a_starter_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    zero = SimpleNamespace(zero=SimpleNamespace(name="parts"))
+
+    def begun(**plan: Any) -> tuple[Any, Any]:
+        made = launch(monkeypatch, spaces=lambda: ("parts of 4",), **plan)
+        begin, spaces = made.begun()
+        return "own" if begin is made.begin else begin, spaces
+    taken = {"workspaces": {"parts": 4}}
+    assert begun(**taken) == (("starter", {"spaces": True}), ("parts of 4",))
+    assert begun(**taken, starter=lambda *_, **how: None) == ("own", ())
+    assert begun(workspaces={}) == ("own", ())
+    assert begun(**taken, steps=(zero,)) == ("own", ())
+    without = launch(monkeypatch, **taken)
+    without.divided = None
+    assert without.begun() == (None, ())

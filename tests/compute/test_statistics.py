@@ -130,6 +130,15 @@ def test_a_result_that_is_needed_with_them_is_read_again() -> None:
     assert not any(k.statistics for k in kernels(parse(again)))
 
 
+@pytest.mark.parametrize("own", ["L[n, h, w] min= y", "M[n, o//4] sum= y"])
+def test_a_kernel_with_statistics_of_its_text_leaves_no_others(own: str) -> None:
+    made = parse(f"{NCHW}    store  {own}\n    let    t = max(y; n h w)\n    store  T[o] = t\n")
+    product, last = kernels(made)
+    assert len(product.statistics) == 1 and [w.view.tensor.name for w in last.writes] == ["T"]
+    plan = build_compute(made, TARGETS["interpreter"])
+    assert not ComputationCase(made, "exact").launched(plan, "cpu").problem
+
+
 @pytest.mark.parametrize(("store", "said"), [
     ("M[o//5] sum= y", "M sum= divides o=12 by 5; expected a divisor"),
     ("M[o + 1] sum= y", "M sum= has a coordinate that is neither an axis"),

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.graph.meant import by_meaning
 from transconv import knobs
 from transconv.graph import backend  # noqa: F401  (which defines torch's operators)
-from transconv.graph.lowerings import quantization  # noqa: F401  (which defines torch's operators)
+from transconv.graph.lowerings import (
+    quantization,  # noqa: F401  (which defines torch's operators)
+    quantized_products,
+)
 from transconv.graph.reporting import TorchRow
 
 Tensor = torch.Tensor
@@ -69,3 +73,17 @@ def test_others_stay_products_of_floats(channels: int, groups: int) -> None:
     got, rows = rows_of(lambda *t: layer(*t, groups=groups), *tensors)
     assert not any("quantized_convolution" in str(r) for r in rows)
     assert int((got.int() - layer(*tensors, groups=groups).int()).abs().max()) <= 1
+
+
+@pytest.mark.parametrize(("dtype", "joined"), [(torch.int8, 1), (torch.uint8, 1), (torch.int32, 0)])
+def test_which_integers_are_multiplied(dtype: torch.dtype, joined: int) -> None:
+    """Bytes, with and without a sign."""
+    def one(x: Tensor, w: Tensor, s: Tensor, z: Tensor, b: Tensor) -> Tensor:
+        ops = torch.ops.quantized_decomposed
+        wide = ops.dequantize_per_tensor(x, SCALE, ZERO, 0, 127, dtype)
+        return F.conv2d(wide, ops.dequantize_per_channel(w, s, z, 0, -127, 127, torch.int8), b)
+    x, *others = given(16)
+    made = make_fx(one, tracing_mode="fake")(x.to(dtype), *others)
+    quantized_products.joined(made.graph)
+    found = [n for n in made.graph.nodes if "quantized_convolution" in str(n.target)]
+    assert len(found) == joined

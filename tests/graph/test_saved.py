@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from tests.graph.meant import by_meaning, near, results, traced
-from transconv.graph import backend, decompositions, report
+from transconv.graph import backend, decompositions, report, torch_compile
 from transconv.graph.fusion.index_ir import TYPES
+from transconv.graph.regions import saved_tensors
 
 Tensor = torch.Tensor
 
@@ -131,20 +132,55 @@ def test_pools_of_no_image_and_of_one(shape: tuple[int, ...]) -> None:
     assert x.grad is not None and y.grad is not None and torch.equal(x.grad, y.grad)
 
 
-def test_a_result_that_is_handed_out_has_torch_s_strides() -> None:
-    class Both(Skipped):
-        def forward(self, x: Tensor) -> Any:
-            skip = F.relu(self.norm(self.one(x)))
-            return self.two(skip), skip
+class Normed(nn.Module):
+    """A convolution of an image that a norm makes, and what something else makes of that image."""
+
+    def __init__(self, norm: nn.Module, far: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.one, self.norm, self.two = nn.Conv2d(4, 32, 3, padding=1), norm, nn.Conv2d(32, 16, 3)
+        self.far = far
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        image = F.relu(self.norm(self.one(x)))
+        return self.two(image), self.far(image)
+
+
+@pytest.mark.parametrize(("far", "form"), [
+    (lambda image: image, torch.channels_last),
+    (lambda image: image.sort(1).values, torch.contiguous_format)], ids=["itself", "sort"])
+def test_results_that_are_handed_out_have_torch_s_strides(far: Callable[[Tensor], Tensor],
+                                                          form: torch.memory_format) -> None:
+    """Also what an operation of torch makes of an image that is left for the backward graph."""
     torch.manual_seed(0)
-    model = Both()
+    model = Normed(nn.GroupNorm(4, 32), far)
     run: Any = torch.compile(model, backend=backend, options={"rest": "eager"})
-    x = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 8, 8).to(memory_format=form)
     with by_meaning():
         for _ in range(2):
             for one, two in zip(run(x), model(x), strict=True):
                 assert one.stride() == two.stride()
                 near(one.detach(), two.detach(), 1e-4, "result")
+    assert report(run).graphs[0].kernels
+
+
+@pytest.mark.parametrize("norm", [nn.GroupNorm, lambda *n: nn.BatchNorm2d(n[1])], ids=["group", "batch"])
+def test_a_forward_graph_tells_how_its_results_lie(norm: Callable[..., nn.Module],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's compiler takes that for the strides of what the backward graph gets. Buffers that the graph
+    writes, those of a batch norm, are not among its results."""
+    told, lying, call = list[Any](), list[Any](), torch_compile._Graph.__call__
+
+    def called(graph: Any, given: list[Any]) -> list[Any]:
+        made = call(graph, given)
+        if graph.phase == "forward":
+            lying.append([t.stride() if isinstance(t, Tensor) else None for t in made])
+        return made
+    monkeypatch.setattr(saved_tensors, "told", told.append)
+    monkeypatch.setattr(torch_compile._Graph, "__call__", called)
+    with by_meaning():
+        torch.compile(Normed(norm(4, 32), torch.sin), backend=backend, options={"rest": "eager"})(
+            torch.randn(2, 4, 8, 8))
+    assert told == lying and any(len(s) == 4 and s[1] == 1 < s[3] for s in told[0])
 
 
 def test_a_view_that_was_widened_and_narrowed_again_has_torch_s_strides() -> None:

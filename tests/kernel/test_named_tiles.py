@@ -1,4 +1,5 @@
-"""Names whose tile an operand changes, slices that begin before an array, and indices from the end."""
+"""Names whose tile an operand changes, slices that begin before an array, indices from the end, and
+mappings that look at them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from transconv.kernel_trials.trial import loaded
 Array = np.ndarray[Any, np.dtype[Any]]
 X = np.arange(8, dtype=np.float32) + 10
 HEAD = """import numpy as np
-from transconv.kernel import Builder, kernel
+from transconv.kernel import Builder, create_mapping, kernel
 def gemm(a, b, acc):
     pass
 @kernel.intrinsic(gemm)
@@ -102,3 +103,45 @@ def test_what_is_refused(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=said) as error:
         kernel.lower(Group(8, 4), X, X.copy(), target="sm_90")
     assert f"{kernel.python.__name__}" and ".py:" in str(error.value)
+
+
+PLACES = ("k", "7 - k", "k % 3", "k + k.ndim", "k.shape[0] - 1 - k", "k.T", "k[0]", "k[:, None][:, 0] + 1",
+          "k.max() - k", "k.sum() - k", "np.maximum(k, k[2])", "np.where(k > 2, k, 0)")
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_a_mapping_is_a_function_of_a_tile_of_indices(size: int, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each element of the result counts in how often it is added what each place says."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    loads = "".join(
+        f"y = y + {2 * n + 1} * group.load(X, shape=({size},), mapping=create_mapping(lambda k: {f}))\n"
+        for n, f in enumerate(PLACES))
+    k = np.arange(size)
+    want = sum((2 * n + 1) * X[eval(f, {"np": np, "k": k})] for n, f in enumerate(PLACES)) * np.ones(size)
+    kernel = made(f"y = group.zeros(shape=({size},))\n{loads}group.store(Y[i:], y)", tmp_path)
+    for got in results(kernel):
+        np.testing.assert_array_equal(got, np.tile([*want, -77][:4], 2).astype(np.float32))
+
+
+def test_a_mapping_of_two_indices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a tile of the whole shape, as of ``np.indices``."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    kernel = made("y = group.load(X, shape=(2, 3), mapping=create_mapping(\n"
+                  "    lambda k, n: 2*k + n.max() - n + n.ndim - k.shape[1] + n.shape[0]))\n"
+                  "group.store(Y[i:], y.sum(axis=0))", tmp_path)
+    k, n = np.indices((2, 3))
+    want = X[2*k + n.max() - n + n.ndim - k.shape[1] + n.shape[0]].sum(0)
+    for got in results(kernel):
+        np.testing.assert_array_equal(got, [*want, -77, *want, -77])
+
+
+@pytest.mark.parametrize(("value", "named"), [
+    ("(i + np.arange(4)) * 0.5 > 2.0", True), ("i * 0.5 > 2.0", True), ("x > 2.0", True),
+    ("i + np.arange(4) > 2", False), ("i > 2", False)])
+def test_what_is_computed_in_floats_keeps_its_name(value: str, named: bool, tmp_path: Path) -> None:
+    """Positions stay as they are, so that facts about them apply."""
+    kernel = made(f"x = group.load(X[i:], shape=group.shape)\nfar = {value}\n"
+                  "group.store(Y[i:], np.where(far, x, -x))", tmp_path)
+    text = str(kernel.lower(Group(8, 4), X, X.copy(), target="sm_90").stages[0][1])
+    assert ("let far = " in text) is named, text

@@ -109,7 +109,9 @@ def summed(group: Any, X: Any, Y: Any) -> None:
     group.store(Y[i:], group.load(X[i:], shape=group.shape) + 1)
 
 
-def test_other_warps_where_those_of_the_compiler_are_miscompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1024, 2048])
+def test_other_warps_where_those_of_the_compiler_are_miscompiled(
+        size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that says its warps is refused; others find what is compiled right, and keep it."""
     tried: list[int] = []
     wrong: set[int] = set()
@@ -123,17 +125,17 @@ def test_other_warps_where_those_of_the_compiler_are_miscompiled(monkeypatch: py
 
     monkeypatch.setattr(SizedLauncher, "start", start)
     of, x, y = KernelFunction(summed.python), np.arange(2000, dtype=np.float32), np.zeros(2000, np.float32)
-    of(Group(2000, 1024), x, y)
+    of(Group(2000, size), x, y)
     (own,) = tried
     wrong |= {own, 2 * own}
     of, y = KernelFunction(summed.python), np.zeros(2000, np.float32)
     for _ in range(2):
-        of(Group(2000, 1024), x, y)
+        of(Group(2000, size), x, y)
     assert tried[1:] == [own, 2 * own, own // 2, own // 2] and np.array_equal(y, x + 1)
-    told = of.explain(Group(2000, 1024), x, y)
+    told = of.explain(Group(2000, size), x, y)
     assert f"instead    of {own} warps: known mistake" in told and f"warps      {own // 2}" in told
     with pytest.raises(Miscompiled):
-        of(Group(2000, 1024, warps_hint=own), x, y)
+        of(Group(2000, size, warps_hint=own), x, y)
     wrong |= {1, 2, 4, 8, 16}
     with pytest.raises(Miscompiled):
-        KernelFunction(summed.python)(Group(2000, 1024), x, y)
+        KernelFunction(summed.python)(Group(2000, size), x, y)

@@ -6,7 +6,7 @@ message of each. The lines are those of this file."""
 
 import numpy as np
 
-from transconv.kernel import SubGroup, WorkItem, atomic_ref, create_mapping, index_map, kernel
+from transconv.kernel import SubGroup, WorkGroup, WorkItem, atomic_ref, create_mapping, index_map, kernel
 
 
 def one_scope(x):
@@ -225,3 +225,18 @@ def a_tile_without_a_shape(group, X, Y):
 def a_tile_instead_of_inactive_elements(group, X, Y):
     x = group.load(X)
     group.store(Y, x.filled(x))
+
+
+def of_groups(x):
+    pass
+
+
+@kernel.func(of_groups, scope=WorkGroup)
+def of_groups_of_one_tile(group, x):
+    return x
+
+
+@kernel
+def two_tiles_for_one(group, X, Y):
+    x = group.load(X)
+    group.store(Y, of_groups(x, x))

@@ -38,8 +38,8 @@ PLANTED = FOLDER / "planted"  # where mutants are tried
 NOT_RUN = ("tests/docs", "tests/bench", "tests/report", "tests/gpu", "tests/distributed",
            "tests/test_release.py", "tests/test_readme.py", "tests/verify/test_mutants.py",
            "tests/mutation")
-ROOMS = ("ir", "simplify", "compute", "conv", "passes", "backend_triton", "graph", "kernel", "functional",
-         "torch_ops", "runtime")
+ROOMS = ("ir", "simplify", "compute", "conv", "schedule", "passes", "backend_triton", "graph", "kernel",
+         "functional", "torch_ops", "runtime", "calls", "verify")
 SELECTED = ("-q", "-m", "not gpu and not slow", "-p", "no:cacheprovider",
             *(f"--ignore={path}" for path in NOT_RUN))
 CASES = 5
@@ -73,7 +73,7 @@ class Marked(importlib.machinery.PathFinder):
     @classmethod
     def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
         spec = super().find_spec(name, path, target)
-        if spec and spec.origin and name.startswith(tuple(f"transconv.{r}" for r in (*ROOMS, "verify"))):
+        if spec and spec.origin and name.startswith(tuple(f"transconv.{r}" for r in ROOMS)):
             spec.loader = _Loader(name, spec.origin)
         return spec
 

@@ -34,7 +34,7 @@ from tests.mutation.covering import PLANTED, SELECTED, Covering
 from tests.mutation.operators import Mutant
 
 LIMIT_S = 60  # of the processor; others may use it meanwhile
-WAIT_S = 4 * LIMIT_S
+WAIT_S = 15 * LIMIT_S
 STAMPS = itertools.count(int(time.time()) - 2 * 10**8)  # times of files with mutants
 FRESH_FILES = 12  # a process imports and collects them
 

@@ -153,6 +153,25 @@ def test_what_no_process_has_begun_is_compiled_here(processes: Processes) -> Non
     assert transconv.stats(reset=True).native == {"fwd": 1, "bwd_d": 1, "bwd_w": 1}
 
 
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize("size", [(5, 5), (3, 3)], ids=["image", "pixel"])
+def test_what_is_handed_over_is_what_the_backward_pass_asks_for(
+        processes: Processes, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], last: bool) -> None:
+    asked, build = set[tuple[str, str]](), plans.build
+
+    def noted(workload: Any, *rest: Any) -> Any:
+        asked.add((workload.text, workload.direction))
+        return build(workload, *rest)
+
+    form = torch.channels_last if last else torch.contiguous_format
+    x, w = (torch.randn(2, 4, *n).to(memory_format=form).requires_grad_() for n in (size, (3, 3)))
+    y = transconv.conv2d(x, w)
+    monkeypatch.setattr(plans, "build", noted)
+    torch.autograd.grad(y.square().sum((2, 3)).sum(), (x, w))
+    assert asked == {(job["problem"], job["direction"]) for job, _ in processes.jobs} and len(asked) == 2
+    assert transconv.stats(reset=True).native == {"fwd": 1, "bwd_d": 1, "bwd_w": 1}
+
+
 @pytest.mark.parametrize("end", [
     lambda processes: processes.answer(reason="ptxas died"),
     lambda processes: processes.answer(reason="the compiler's process died (signal 9)", died=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -301,3 +302,19 @@ def test_results_without_values_have_a_shape() -> None:
         w = torch.empty(8, 4, 3, 3, dtype=torch.int8, device="meta")
         made = transconv.quantized.conv2d(x, w, padding=1, stride=(2, 1))
         assert made.is_meta and made.shape == (2, 8, 3, 5) and made.dtype is torch.float32
+
+
+@interpreted
+def test_results_have_the_class_that_torch_s_have() -> None:
+    class Other(torch.Tensor):
+        pass
+
+    transconv.config.cpu = "interpret"
+    x, w = (torch.randint(-9, 9, shape).char() for shape in ((1, 16, 5, 4), (8, 16, 3, 3)))
+    want = F.conv2d(x.double(), w.double())
+    for classes in itertools.product((torch.Tensor, Other), repeat=2):
+        a, b = (t.as_subclass(of) for t, of in zip((x, w), classes, strict=True))
+        made = quantized.conv2d(a, b)
+        assert type(made) is type(F.conv2d(a.float(), b.float()))
+        assert torch.equal(made.as_subclass(torch.Tensor).double(), want)
+    assert transconv.stats(reset=True).native == {"fwd": 1}, "a kernel computes those of torch's own class"

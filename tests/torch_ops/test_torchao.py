@@ -10,10 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import transconv
 from transconv.errors import Unsupported
 from transconv.quantized import serve_torchao
+from transconv.torch_ops.quantized import quantized_route
 
 pytest.importorskip("torchao.quantization", reason="needs torchao")
+from torchao.float8.inference import Float8MMConfig  # noqa: E402
 from torchao.quantization import Float8Tensor, PerRow, PerTensor  # noqa: E402
 from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs  # noqa: E402
 
@@ -92,6 +95,26 @@ def test_a_scale_of_each_row_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"weight: expected one scale, or one for each output channel, "
                                           r"got scales of shape \(32, 16, 3, 1\)"):
         layer(x)
+
+
+@pytest.mark.parametrize(("config", "fast"), [
+    (None, False), (Float8MMConfig(use_fast_accum=False), False),
+    (Float8MMConfig(use_fast_accum=True), True)])
+def test_sums_stay_in_the_matrix_unit_where_the_weight_says_so(
+        config: Any, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, find = list[Any](), quantized_route.find
+
+    def noted(*call: Any) -> Any:
+        asked.append(find(*call))
+        return asked[-1]
+    monkeypatch.setattr(quantized_route, "find", noted)
+    transconv.config.cpu = "interpret"
+    layer, x = quantised(*LAYERS[1])
+    layer.weight.mm_config = config
+    want = exact(layer, x)
+    assert (layer(x).double() - want).abs().max() <= 2**-8 * want.abs().max()
+    (found,) = asked
+    assert ("math=ieee" in found.route.compiled.workload.text) is not fast
 
 
 def test_weights_alone() -> None:

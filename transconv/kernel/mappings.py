@@ -22,9 +22,11 @@ MOST = 1 << 26  # elements of a layout that is checked
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mapping:
-    """Where the elements of a tile are: from their indices to those of an array."""
+    """Where the elements of a tile are: from their indices to those of an array. ``of_tiles``: the
+    function is read in a kernel, and takes each index as a tile of the whole shape."""
 
     function: Callable[..., Any]
+    of_tiles: bool = False
 
     def places(self, indices: Any) -> tuple[Any, ...]:
         """The indices of the array, of those of a tile. Refuses what the function cannot compute."""

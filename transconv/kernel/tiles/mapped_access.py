@@ -39,20 +39,9 @@ def mapping_of(at: ExpressionEvaluator, function: Any) -> Mapping:
         return create_mapping(function)
 
     def of_places(*indices: Any) -> Any:
-        tiles = [tile_of(i) if isinstance(i, (int, Tile)) else _tile(at, i) for i in indices]
-        made = at.of_lambda(function, list(tiles))
+        made = at.of_lambda(function, [tile_of(i) for i in indices])
         return tuple(_index(m) for m in made) if isinstance(made, (tuple, list)) else _index(made)
-    return Mapping(of_places)
-
-
-def _tile(at: ExpressionEvaluator, e: Expr) -> Tile:
-    """An index along the lanes of a tile."""
-    found = lanes_of(e, at.b.scope)
-    rank = max(((32 - lane.axis) // 2 + 1 for lane in found), default=0)
-    shape = [1] * rank
-    for lane in found:
-        shape[rank - 1 - (32 - lane.axis) // 2] = lane.extent
-    return Tile(tuple(shape), e)
+    return Mapping(of_places, of_tiles=True)
 
 
 def _index(value: Any) -> Any:
@@ -69,7 +58,8 @@ def places(at: ExpressionEvaluator, view: ArrayView, mapping: Any, shape: Shape)
     if at.items:
         raise WrongScope(f"a mapping inside of {at.here.scope.value}", "the scope of the group")
     lanes = lanes_along(shape)
-    made = mapping.places([as_expr(0) if lane is None else lane for lane in lanes])
+    indices: list[Expr] = [as_expr(0) if lane is None else lane for lane in lanes]
+    made = mapping.places([Tile(shape, e) for e in indices] if mapping.of_tiles else indices)
     if len(made) != view.ndim:
         raise Refusal(f"a mapping that gives {len(made)} indices for {view}", "one for each dimension")
     found = []
