@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
@@ -84,21 +83,22 @@ class Mutator:
             parts = [self.mutate(s) for s in at.stmts]
             unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))
             return at if unchanged else cast(N, seq(*parts))
-        changes: dict[str, Any] = {}
+        if not at.children():
+            return at
+        changed, values = False, []
         for name in field_names(type(at)):
-            old = getattr(at, name)
+            new = old = getattr(at, name)
             if isinstance(old, Node):
                 new = self.mutate(old)
                 if new is None and isinstance(old, Stmt):
                     new = Seq(())
-            elif isinstance(old, tuple) and any(isinstance(v, Node) for v in old):
-                new = tuple(self.mutate(v) if isinstance(v, Node) else v for v in old)
-                new = old if all(a is b for a, b in zip(new, old, strict=True)) else new
-            else:
-                continue
-            if new is not old:
-                changes[name] = new
-        return replace(at, **changes) if changes else at  # type: ignore[type-var]
+            elif isinstance(old, tuple) and old:
+                parts = [self.mutate(v) if isinstance(v, Node) else v for v in old]
+                if any(a is not b for a, b in zip(parts, old, strict=True)):
+                    new = tuple(parts)
+            changed = changed or new is not old
+            values.append(new)
+        return type(at)(*values) if changed else at
 
 
 class ExprMutator(Mutator):
@@ -156,7 +156,17 @@ def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
 
 def find(root: Node, kind: type[T]) -> list[T]:
     """All nodes of a class, in order, without repeats."""
-    return list(dict.fromkeys(n for n in walk(root) if isinstance(n, kind)))
+    found: list[T] = []
+    seen: set[Node] = set()
+    stack = [root]
+    while stack:
+        at = stack.pop()
+        if at not in seen:
+            seen.add(at)
+            if isinstance(at, kind):
+                found.append(at)
+            stack.extend(reversed(at.children()))
+    return found
 
 
 def free_vars(e: Expr) -> frozenset[Var]:

@@ -231,26 +231,27 @@ def expand(e: Expr, leaf: Callable[[Expr], Polynomial] = atom) -> Polynomial:
     stack = [(e, 1)]
     while stack:
         at, k = stack.pop()
-        part: Polynomial | None = None
-        match at:
-            case Const(value) if at.dtype.kind != "float":
-                const += k * int(value)
-            case _ if not is_polynomial(at):
-                part = leaf(at)
-            case Add(a, b):
-                stack += [(b, k), (a, k)]
-            case Sub(a, b):
-                stack += [(b, -k), (a, k)]
-            case Neg(x):
-                stack.append((x, -k))
-            case Mul(a, Const(value)) | Mul(Const(value), a):
-                stack.append((a, k * int(value)))
-            case Mul(a, b):
-                part = expand(a, leaf) * expand(b, leaf)
-        if part is not None:
-            const += k * part.const
-            for mono, c in part.terms:
-                total[mono] = total.get(mono, 0) + k * c
+        if isinstance(at, Const) and at.dtype.kind != "float":
+            const += k * int(at.value)
+            continue
+        if not is_polynomial(at):
+            part = leaf(at)
+        elif isinstance(at, (Add, Sub)):
+            stack += [(at.b, k if isinstance(at, Add) else -k), (at.a, k)]
+            continue
+        elif isinstance(at, Neg):
+            stack.append((at.x, -k))
+            continue
+        else:
+            assert isinstance(at, Mul)
+            number, other = (at.b, at.a) if isinstance(at.b, Const) else (at.a, at.b)
+            if isinstance(number, Const):
+                stack.append((other, k * int(number.value)))
+                continue
+            part = expand(at.a, leaf) * expand(at.b, leaf)
+        const += k * part.const
+        for mono, c in part.terms:
+            total[mono] = total.get(mono, 0) + k * c
     return _collected(total, const)
 
 
