@@ -25,6 +25,8 @@ os.environ.setdefault("TRANSCONV_VERIFY", "1")
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
+# After each compile it would look for garbage in all that the tests have made.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 # Workers inherit the environment of the process that starts them, but each needs a cache of its own.
 if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
