@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
@@ -156,17 +157,22 @@ def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
 
 def find(root: Node, kind: type[T]) -> list[T]:
     """All nodes of a class, in order, without repeats."""
-    found: list[T] = []
-    seen: set[Node] = set()
+    return [n for n in (_kept_nodes if isinstance(root, Stmt) else _nodes)(root) if isinstance(n, kind)]
+
+
+def _nodes(root: Node) -> tuple[Node, ...]:
+    """Every node of a tree, parents first, each once."""
+    seen: dict[Node, None] = {}
     stack = [root]
     while stack:
         at = stack.pop()
         if at not in seen:
-            seen.add(at)
-            if isinstance(at, kind):
-                found.append(at)
+            seen[at] = None
             stack.extend(reversed(at.children()))
-    return found
+    return tuple(seen)
+
+
+_kept_nodes = lru_cache(maxsize=8)(_nodes)  # an emitter asks for many classes of one kernel's nodes
 
 
 def free_vars(e: Expr) -> frozenset[Var]:
