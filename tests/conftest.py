@@ -45,8 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="K/N", default="1/1",
                      help="of the selected tests every N-th, from the K-th on: a machine for each part")
     parser.addoption("--update-durations", action="store_true",
-                     help="write how long each file of this run took into tests/durations.json, from which "
-                          "`make test` takes the order of files")
+                     help="write how long each file of this run took into tests/durations.json, the "
+                          "order of files in `make test`")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -78,8 +78,8 @@ def test_passes_can_be_left_out(text: str, prop: Prop, schedule: str, off: str) 
 
 def check(text: str, prop: Prop, schedule: str, switches: dict[str, bool],
           stages: Iterable[int]) -> None:
-    """The interpreter gives the reference's answer after some stages; what a pass has left as it was is not
-    run again."""
+    """The interpreter gives the reference's answer after some stages; what a pass has left as it was is
+    not run again."""
     p = ConvProblem.parse(f"{text} dt=f32" + (" tag=axb" if "tag" not in text else ""))
     rng = np.random.default_rng(3)
     a, b, c = prop.roles

@@ -33,8 +33,8 @@ def samples(name: str, dtype: torch.dtype, requires_grad: bool = False,
 
 
 def drawn(entry: Any, device: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
-    """The samples that ``entry.sample_inputs`` gives. It reads the source of every caller to find a test of
-    ``unittest``, for each sample."""
+    """The samples that ``entry.sample_inputs`` gives. It reads the source of every caller to find a test
+    of ``unittest``, for each sample."""
     from torch.testing._internal.common_utils import SEED, set_rng_seed
 
     left = iter(entry.sample_inputs_func(entry, device, dtype, requires_grad))

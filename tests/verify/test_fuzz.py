@@ -116,8 +116,9 @@ def test_a_kernel_is_the_same_in_another_process(passes: str, monkeypatch: pytes
             " Epilogue.parse(t.epilogue))\n"
             "    print(*(s.source + s.digest for s in made.steps))")
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True,
-                          env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True,
+        env={**os.environ, "PYTHONHASHSEED": seed}).stdout
     with redirect_stdout(io.StringIO()) as here:
         exec(code, {})
     assert told == here.getvalue() and told.count("def ") >= 3

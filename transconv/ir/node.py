@@ -12,7 +12,6 @@ import hashlib
 import threading
 from dataclasses import dataclass, fields
 from functools import cache
-from operator import is_
 from typing import Any, TypeVar, dataclass_transform
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -56,18 +55,15 @@ class _Interning(type):
         if known is None:
             known = _kept.setdefault(cls, {})
         plain = list(map(known.get, map(type, given)))
-        key = None
         if given and None not in plain:  # it may be there: then none is made
-            key = (cls, *(given if all(plain) else map(_key, given)))
-            found = _interned.get(key)
+            found = _interned.get((cls, *(given if all(plain) else map(_key, given))))
             if found is not None:
                 return found
         made = super().__call__(*args, **kwargs)
         values = [getattr(made, name) for name in field_names(cls)]
-        if key is None or not all(map(is_, values, given)):
-            known.update({type(v): not isinstance(v, (tuple, bool, float))
-                          for v, a in zip(values, given, strict=False) if v is a})
-            key = (cls, *map(_key, values))
+        known.update({type(v): not isinstance(v, (tuple, bool, float))
+                      for v, a in zip(values, given, strict=False) if v is a})
+        key = (cls, *map(_key, values))
         with _lock:
             return _interned.setdefault(key, made)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from operator import is_
 from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
@@ -82,10 +83,7 @@ class Mutator:
         that statement."""
         if isinstance(at, Seq):
             parts = [self.mutate(s) for s in at.stmts]
-            unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))
-            return at if unchanged else cast(N, seq(*parts))
-        if not at.children():
-            return at
+            return at if all(map(is_, parts, at.stmts)) else cast(N, seq(*parts))
         changed, values = False, []
         for name in field_names(type(at)):
             new = old = getattr(at, name)
@@ -94,10 +92,9 @@ class Mutator:
                 if new is None and isinstance(old, Stmt):
                     new = Seq(())
             elif isinstance(old, tuple) and old:
-                parts = [self.mutate(v) if isinstance(v, Node) else v for v in old]
-                if any(a is not b for a, b in zip(parts, old, strict=True)):
-                    new = tuple(parts)
-            changed = changed or new is not old
+                new = tuple(self.mutate(v) if isinstance(v, Node) else v for v in old)
+                new = old if all(map(is_, new, old)) else new
+            changed |= new is not old
             values.append(new)
         return type(at)(*values) if changed else at
 
@@ -157,22 +154,18 @@ def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
 
 def find(root: Node, kind: type[T]) -> list[T]:
     """All nodes of a class, in order, without repeats."""
-    return [n for n in (_kept_nodes if isinstance(root, Stmt) else _nodes)(root) if isinstance(n, kind)]
+    return [n for n in _nodes(root) if isinstance(n, kind)]
 
 
+@lru_cache(maxsize=64)  # an emitter asks for many classes of one kernel's nodes
 def _nodes(root: Node) -> tuple[Node, ...]:
-    """Every node of a tree, parents first, each once."""
     seen: dict[Node, None] = {}
     stack = [root]
     while stack:
-        at = stack.pop()
-        if at not in seen:
+        if (at := stack.pop()) not in seen:
             seen[at] = None
             stack.extend(reversed(at.children()))
     return tuple(seen)
-
-
-_kept_nodes = lru_cache(maxsize=8)(_nodes)  # an emitter asks for many classes of one kernel's nodes
 
 
 def free_vars(e: Expr) -> frozenset[Var]:

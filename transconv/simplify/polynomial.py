@@ -69,16 +69,8 @@ class Polynomial:
     def element(self) -> PolyElement:
         """The element of SymPy's ring; many sums are only read, and need none."""
         if self._element is None:
-            places = {a: i for i, a in enumerate(self.atoms)}
-            found: dict[Exponents, int] = {}
-            for mono, c in self.terms:
-                key = [0] * len(places)
-                for a in mono:
-                    key[places[a]] += 1
-                found[tuple(key)] = c
-            if self._const:
-                found[(0,) * len(places)] = self._const
-            self._element = ring_of(len(places)).dtype(found)
+            self._element = ring_of(len(self.atoms)).dtype({
+                tuple(map(m.count, self.atoms)): c for m, c in (*self.terms, ((), self._const)) if c})
         return self._element
 
     @property
@@ -234,27 +226,26 @@ def expand(e: Expr, leaf: Callable[[Expr], Polynomial] = atom) -> Polynomial:
     stack = [(e, 1)]
     while stack:
         at, k = stack.pop()
-        if isinstance(at, Const) and at.dtype.kind != "float":
-            const += k * int(at.value)
-            continue
-        if not is_polynomial(at):
-            part = leaf(at)
-        elif isinstance(at, (Add, Sub)):
-            stack += [(at.b, k if isinstance(at, Add) else -k), (at.a, k)]
-            continue
-        elif isinstance(at, Neg):
-            stack.append((at.x, -k))
-            continue
-        else:
-            assert isinstance(at, Mul)
-            number, other = (at.b, at.a) if isinstance(at.b, Const) else (at.a, at.b)
-            if isinstance(number, Const):
-                stack.append((other, k * int(number.value)))
-                continue
-            part = expand(at.a, leaf) * expand(at.b, leaf)
-        const += k * part.const
-        for mono, c in part.terms:
-            total[mono] = total.get(mono, 0) + k * c
+        part: Polynomial | None = None
+        match at:
+            case Const(value) if at.dtype.kind != "float":
+                const += k * int(value)
+            case _ if not is_polynomial(at):
+                part = leaf(at)
+            case Add(a, b):
+                stack += [(b, k), (a, k)]
+            case Sub(a, b):
+                stack += [(b, -k), (a, k)]
+            case Neg(x):
+                stack.append((x, -k))
+            case Mul(a, Const(value)) | Mul(Const(value), a):
+                stack.append((a, k * int(value)))
+            case Mul(a, b):
+                part = expand(a, leaf) * expand(b, leaf)
+        if part is not None:
+            const += k * part.const
+            for mono, c in part.terms:
+                total[mono] = total.get(mono, 0) + k * c
     return _collected(total, const)
 
 

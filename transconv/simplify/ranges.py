@@ -84,13 +84,12 @@ def _limited(p: Polynomial, facts: Facts) -> Range:
     """The range of a polynomial by the known inequalities."""
     if not facts.limits or not p.terms:
         return ANY
-    own = dict(p.terms)
-    return between(_at_least(own, p.const, facts),
-                   -_at_least({mono: -c for mono, c in own.items()}, -p.const, facts))
+    own, below = dict(p.terms), {mono: -c for mono, c in p.terms}
+    return between(_at_least(own, p.const, facts), -_at_least(below, -p.const, facts))
 
 
 def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
-    """A lower bound of the sum of ``own`` and ``const`` from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
+    """A lower bound of p = own + const from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
 
     Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
     """
@@ -112,8 +111,7 @@ def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
 
 
 def _low_end(terms: dict[Mono, int], const: int, facts: Facts) -> tuple[int, float]:
-    """Minus the number of terms without a lower bound, and the sum of the bounds of the others and of
-    ``const``."""
+    """Minus the number of terms without a lower bound, and the sum of the other bounds and ``const``."""
     total: float = const
     unbounded = 0
     for mono, c in terms.items():

@@ -60,8 +60,7 @@ class Site:
 
     def find(self, kind: type[E]) -> list[E]:
         """The subexpressions of ``exprs`` of a class, each once."""
-        within = self._by_class()
-        return [e for cls in within if issubclass(cls, kind) for e in within[cls]] if within else []
+        return [e for cls, found in self._by_class().items() if issubclass(cls, kind) for e in found]
 
     def has(self, *kinds: type[ex.Expr]) -> bool:
         """Whether ``exprs`` have a subexpression of these classes."""

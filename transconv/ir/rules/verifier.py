@@ -79,9 +79,9 @@ def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
     # First, because the other rules need the types and texts of all expressions.
     breaches = list(_breaches(map(alone, new), [form.expression_holds_no_statement]))
     if not breaches:
-        of_statements = [rule for rule in rules if rule in OF_STATEMENTS]
+        apart = [rule for rule in rules if rule in OF_STATEMENTS]
         for s in new:
-            found = list(_breaches([alone(s)], of_statements))
+            found = list(_breaches([alone(s)], apart))
             if not found:
                 _kept(s).add(level)
             breaches += found
@@ -93,8 +93,7 @@ def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
 
 
 def _kept(s: st.Stmt) -> set[str]:
-    """The levels whose rules in ``OF_STATEMENTS`` a statement has passed, and those whose rules all hold in
-    the tree below it; cached in the statement."""
+    """The levels whose rules in ``OF_STATEMENTS``, or all of its tree, a statement has passed; cached."""
     try:
         return s._kept
     except AttributeError:
