@@ -69,8 +69,6 @@ def prepare_interpreter() -> None:
     def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
         return TensorHandle(multiply_add(x.data, y.data, z.data), z.dtype.scalar)
 
-    interpreter = InterpreterBuilder.__init__.__globals__
-    interpreter["_get_np_dtype"] = lru_cache(1024)(interpreter["_get_np_dtype"])  # it is a table each time
     InterpreterBuilder.create_fma = create_fma
     InterpreterBuilder.create_splat, InterpreterBuilder.cast_impl = create_splat, cast_impl
     InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
