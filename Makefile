@@ -67,7 +67,8 @@ matrix: $(ready) $(NEWEST)/ready
 	PYTHONPATH=$(NEWEST) $(PYTHON) -m pytest -q tests/backend_triton/test_triton_interpreter.py \
 	    tests/torch_ops/test_interpreted.py
 
-# Two workers get whole files, in the order of tests/conftest.py. Their many child processes share what
+# Two workers get whole files, in the order of tests/durations.json (`pytest tests --update-durations` times
+# them anew). Their many child processes share what
 # Python compiles, also where the environment forbids to write it.
 PYTEST = PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest -q tests -n 2 --dist loadfile --no-loadscope-reorder
 

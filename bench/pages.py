@@ -167,8 +167,9 @@ def fill_markers(text: str, tables: dict[str, str]) -> str:
     return text
 
 
-def written(table: Table, with_origin: bool) -> str:
-    """The table of each GPU that it was measured on, the further ones named; empty where there is none."""
+def parts_of(table: Table) -> list[tuple[str, str]]:
+    """The table of each GPU that it was measured on, the further ones named, each with its origin; none
+    where nothing was measured."""
     parts = []
     for chip in CHIPS:
         own = table.on(chip)
@@ -176,18 +177,26 @@ def written(table: Table, with_origin: bool) -> str:
         if not own.is_there() or (chip != CHIPS[0] and (beside or own.files == table.files)):
             continue
         rows = own.rows()
-        if chip != CHIPS[0]:
-            parts.append(f"On {', '.join(sorted({str(r['device']) for r in rows}))}:")
-        parts.append(own.make(rows))
-        if with_origin:
-            parts.append(origin(own, rows))
-    return "\n\n".join(parts)
+        named = f"On {', '.join(sorted({str(r['device']) for r in rows}))}:\n\n" * (chip != CHIPS[0])
+        parts.append((named + own.make(rows), origin(own, rows)))
+    return parts
+
+
+def joined(parts: list[tuple[str, str]], with_origin: bool) -> str:
+    """The text of the parts of a table; empty where there is none."""
+    return "\n\n".join(f"{text}\n\n{where}" if with_origin else text for text, where in parts)
+
+
+def written(table: Table, with_origin: bool) -> str:
+    """The table of each GPU, as one text."""
+    return joined(parts_of(table), with_origin)
 
 
 def pages() -> dict[Path, str]:
     """Every page that has such a marker, and ``docs/ablation.md``, as they have to be."""
-    bare = {name: written(table, False) for name, table in TABLES.items()}
-    whole = {name: written(table, True) for name, table in TABLES.items()}
+    parts = {name: parts_of(table) for name, table in TABLES.items()}
+    bare, whole = ({name: joined(made, origins) for name, made in parts.items()}
+                   for origins in (False, True))
     found = {}
     for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = path.read_text(encoding="utf-8")

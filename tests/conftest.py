@@ -5,16 +5,21 @@ when it is imported)."""
 from __future__ import annotations
 
 import gc
+import json
 import os
+import resource
 import sys
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from tests import programs
 
 os.environ.setdefault("TRANSCONV_VERIFY", "1")
 if torch.cuda.is_available():  # each call has its own kernel, here and in processes that tests start
@@ -23,6 +28,8 @@ if torch.cuda.is_available():  # each call has its own kernel, here and in proce
 else:
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("TRANSCONV_TUNED", "0")  # tests of choices are about the estimate
+# After each compile it would look for garbage in all that the tests have made.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
 # Workers inherit the environment of the process that starts them, but each needs a cache of its own.
 if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     FOLDER = tempfile.TemporaryDirectory(prefix="transconv-tests-")
@@ -30,30 +37,9 @@ if "TRANSCONV_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["TRANSCONV_KEY"] = f"{FOLDER.name}/key"
 
 ROOT = Path(__file__).parent.parent
-# Files that take longest, more than about 3 s of a processor, from the longest on. Workers get them first,
-# so that none ends with one of them.
-LONGEST = {f"tests/{name}.py": place for place, name in enumerate((
-    "docs/test_build", "verify/test_fuzz", "docs/test_pages", "backend_triton/test_offline",
-    "torch_ops/test_library", "torch_ops/test_interpreted", "test_plans", "test_tune_session",
-    "test_sized_boxes", "test_sized_copies", "compute/test_views", "graph/test_schedules",
-    "torch_ops/test_any_size", "test_cli", "passes/test_phases_in_one_launch", "bench/test_bench_pages",
-    "verify/test_check", "verify/test_planted", "verify/test_bisect", "simplify/test_soundness",
-    "bench/test_bench_report", "backend_triton/test_triton_interpreter", "functional/test_samples",
-    "kernel/test_drawn", "test_pipeline", "test_heuristics", "functional/test_calls",
-    "graph/test_quantized_models", "standalone/test_python_files", "graph/test_any_size",
-    "test_packing", "test_tune_database", "test_hostile_cache", "docs/test_notebooks", "test_merging",
-    "graph/test_rows", "test_sliding", "test_explicit", "simplify/test_exhaustive",
-    "verify/test_zero_points", "test_sliding_boxes", "torch_ops/test_quantized",
-    "bench/test_bench_maps", "test_boxes", "torch_ops/test_warm_fused", "passes/test_tiles_at_edges",
-    "kernel/test_examples", "test_registry", "torch_ops/test_ready", "bench/test_bench_sizes",
-    "conv/test_relation", "test_result_boxes", "test_trust", "torch_ops/test_convert",
-    "cost/test_fitted_numbers", "kernel/test_engines", "torch_ops/test_opinfo", "test_packing_plans",
-    "verify/test_fuzz_compute", "verify/test_small_types", "test_stopping", "test_release",
-    "test_readme", "bench/test_bench_dropin", "bench/test_bench_graphs", "bench/test_bench_issues",
-    "graph/test_drawn", "verify/test_byte_copies", "verify/test_matrix", "verify/test_precision",
-    "compute/test_any_size", "compute/test_docs", "functional/test_any_size",
-    "distributed/test_sharded", "backend_triton/test_flaws", "test_spotcheck", "test_without_libraries",
-    "standalone/test_machine_code"))}
+# Seconds that each file takes, where that is one or more; workers get the longest first.
+DURATIONS = Path(__file__).with_name("durations.json")
+PROCESSOR = pytest.StashKey[list[float]]()  # seconds of each process that has ended its tests
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,6 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      help="rewrite tests/golden from what is generated now")
     parser.addoption("--part", metavar="K/N", default="1/1",
                      help="of the selected tests every N-th, from the K-th on: a machine for each part")
+    parser.addoption("--update-durations", action="store_true",
+                     help="write how long each file of this run took into tests/durations.json, the "
+                          "order of files in `make test`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[PROCESSOR] = []
 
 
 @pytest.hookimpl(tryfirst=True, wrapper=True)
@@ -76,7 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: LONGEST.get(str(item.path).removeprefix(f"{ROOT}/"), len(LONGEST)))
+        seconds: dict[str, int] = json.loads(DURATIONS.read_text())
+        items.sort(key=lambda item: -seconds.get(item.nodeid.partition("::")[0], 0))
     yield
     part, parts = (int(number) for number in config.getoption("--part").split("/"))
     if not 1 <= part <= parts:
@@ -92,6 +86,50 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(500_000, 50, 100)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker tells how much of a processor it and its child processes took."""
+    if output := getattr(session.config, "workeroutput", None):
+        output["processor"] = _processor(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended; one that was killed tells nothing."""
+    told = getattr(node, "workeroutput", {})
+    node.config.stash[PROCESSOR] += [told["processor"]] if "processor" in told else []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Says how much of a processor the run took; ``--update-durations`` keeps what each file took."""
+    own = resource.RUSAGE_SELF, *(() if config.stash[PROCESSOR] else (resource.RUSAGE_CHILDREN,))
+    total = _processor(*own) + sum(config.stash[PROCESSOR])
+    terminalreporter.write_line(f"user and system time of all processes: {total:.0f} s")
+    if not config.getoption("--update-durations"):
+        return
+    took: defaultdict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                took[report.nodeid.partition("::")[0]] += report.duration
+    kept = {name: seconds for name, seconds in json.loads(DURATIONS.read_text()).items()
+            if name not in took and (ROOT / name).exists()}
+    kept |= {name: round(seconds) for name, seconds in took.items() if seconds >= 1}
+    ordered = dict(sorted(kept.items(), key=lambda item: (-item[1], item[0])))
+    DURATIONS.write_text(json.dumps(ordered, indent=0) + "\n")
+
+
+def _processor(*whose: int) -> float:
+    """User and system seconds."""
+    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, whose))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ended_programs() -> Iterator[None]:
+    """The process that forks programs ends before the tests do, so that its time is counted."""
+    yield
+    programs.end()
 
 
 @pytest.fixture(scope="session", autouse=True)

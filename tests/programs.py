@@ -35,13 +35,23 @@ LONGEST_S = 300.0
 
 
 @functools.cache
-def _server(asking: int) -> socket.socket:
-    """The connection to the server of this process, which ends with it."""
+def _server(asking: int) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """The connection to the server of this process, which ends with it, and the server."""
     ours, its = socket.socketpair()
-    subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()],
-                     env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+    server = subprocess.Popen([sys.executable, __file__, str(its.fileno())], pass_fds=[its.fileno()],
+                              env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
     its.close()
-    return ours
+    return ours, server
+
+
+def end() -> None:
+    """Ends the server if there is one: only the times of processes that were waited for are counted."""
+    if _server.cache_info().currsize:
+        connection, server = _server(os.getpid())
+        connection.shutdown(socket.SHUT_RDWR)  # forks of this process have copies
+        connection.close()
+        server.wait()
+        _server.cache_clear()
 
 
 def run(words: Sequence[str], cwd: str | Path | None = None, env: Mapping[str, str] | None = None,
@@ -55,7 +65,7 @@ def run(words: Sequence[str], cwd: str | Path | None = None, env: Mapping[str, s
         with tempfile.TemporaryFile() as question:
             question.write(body)
             question.seek(0)
-            socket.send_fds(_server(os.getpid()), [b"?"], [
+            socket.send_fds(_server(os.getpid())[0], [b"?"], [
                 its.fileno(), question.fileno(), out.fileno(), err.fileno()])
         its.close()
         answers = ours.makefile("r")
@@ -86,9 +96,11 @@ def _read(*files: IO[bytes]) -> list[str]:
 def serve(asking: socket.socket) -> dict[str, Any]:
     """Forks a process for each question until no one can ask any more. Returns in the forks alone, with
     what each has to become."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         word, fds, _, _ = socket.recv_fds(asking, 1, 4)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
         if not word:
             os._exit(0)
         if os.fork() == 0:
@@ -100,7 +112,6 @@ def serve(asking: socket.socket) -> dict[str, Any]:
 
 def _forked(answer: int, question: int, out: int, err: int) -> dict[str, Any]:
     """This process tells the number of the program's and how that ended; its child is the program."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     with open(question, encoding="utf-8") as file:
         asked: dict[str, Any] = json.load(file)
     program = os.fork()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from bench import ceilings, check, environment, report, run_tables, runner, tables
 from bench.__main__ import parser
+from tests import programs
 from transconv.tuning import timing
 from transconv.tuning.table import CsvTable, read
 from transconv.tuning.timing import Call, Clock, Make, summary
@@ -119,9 +119,8 @@ def test_ceilings() -> None:
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "bench", *words], cwd=ROOT, text=True,
-                          capture_output=True, timeout=300,
-                          env={**os.environ, "TRITON_INTERPRET": "1", "TRANSCONV_VERIFY": "0"})
+    return programs.run(["-m", "bench", *words], cwd=ROOT,
+                        env={**os.environ, "TRITON_INTERPRET": "1", "TRANSCONV_VERIFY": "0"})
 
 
 @pytest.mark.slow

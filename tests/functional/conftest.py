@@ -8,9 +8,9 @@ import pytest
 
 import transconv
 from tests.known_kernels import known_kernels
-from tests.torch_ops.conftest import fresh
+from tests.torch_ops.conftest import fresh, untimed_guards
 
-__all__ = ["fresh", "known_kernels"]
+__all__ = ["fresh", "known_kernels", "untimed_guards"]
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import torch
 
 import transconv
 from tests.functional.samples import Found, _same
+from tests.torch_ops.samples import drawn
 from transconv.compute import OPS, Op
 from transconv.ir import DTYPES
 
@@ -53,7 +54,7 @@ def tried(op: Op, device: str, dtype: torch.dtype, near: float = 1e-4, every: in
     found = Found()
     for entry in entries(op):
         grads = entry.supports_autograd and op.derivative is not None
-        for at, sample in enumerate(entry.sample_inputs(device, dtype, requires_grad=grads)):
+        for at, sample in enumerate(drawn(entry, device, dtype, grads)):
             given = [sample.input, *sample.args]
             if at % every:
                 continue

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import transconv
 from bench.claims import FATAL
+from tests.torch_ops.samples import drawn
 from transconv import functional
 
 ROOT = {"softmax", "log_softmax", "sum", "mean", "prod", "amax", "amin", "var", "std", "logsumexp", "any",
@@ -86,7 +87,7 @@ def tried(name: str, device: str, dtype: torch.dtype, every: int = 1, near: floa
     found = Found()
     for op in ops_of(name):
         grads = op.supports_autograd
-        samples = op.sample_inputs(device, dtype, requires_grad=grads)
+        samples = drawn(op, device, dtype, grads)
         for at, sample in enumerate(islice(samples, None if only is None else only + 1)):
             if at % every or only not in (None, at):
                 continue
@@ -121,7 +122,7 @@ def transformed(name: str) -> None:
     if name not in NONE:
         op = next(iter(ops_of(name)))
         theirs, ours = op.op, ours_of(name)
-        sample = next(s for s in op.sample_inputs("cpu", torch.float32)
+        sample = next(s for s in drawn(op, "cpu", torch.float32)
                       if not isinstance(s.input, torch.Tensor) or s.input.dim() and s.input.numel() > 1)
         x, rest, named = sample.input, sample.args, {**sample.kwargs}
     listed = not isinstance(x, torch.Tensor)

@@ -79,7 +79,8 @@ TILES = [  # of a few features, of groups, with a copy of the weight
 NINE = "g16mb1?ic16ih10?oc16oh3kh4sh3", TILES[2][1]
 
 
-@pytest.mark.parametrize(("text", "schedule"), [*TILES, pytest.param(*NINE, marks=pytest.mark.slow)],
+@pytest.mark.every(2)
+@pytest.mark.parametrize(("text", "schedule"), [*TILES, NINE],
                          ids=["few", "groups", "copied", "nine phases"])
 def test_a_program_finds_its_phase(text: str, schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the least sizes, of one tile and of several, some phases with a row less: in the IR's

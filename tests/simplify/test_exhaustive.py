@@ -74,6 +74,7 @@ def test_under_an_assumption(shape: str, condition: str, step: int) -> None:
             _check(e, facts, inside)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("shape", BOTH)
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_with_a_known_divisor(shape: str, n: int) -> None:

@@ -29,7 +29,21 @@ def theirs(name: str) -> Callable[..., torch.Tensor]:
 
 def samples(name: str, dtype: torch.dtype, requires_grad: bool = False,
             device: str = "cpu") -> Iterator[Any]:
-    yield from opinfo(name).sample_inputs(device, dtype, requires_grad=requires_grad)
+    yield from drawn(opinfo(name), device, dtype, requires_grad)
+
+
+def drawn(entry: Any, device: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
+    """The samples that ``entry.sample_inputs`` gives. It reads the source of every caller to find a test
+    of ``unittest``, for each sample."""
+    from torch.testing._internal.common_utils import SEED, set_rng_seed
+
+    left = iter(entry.sample_inputs_func(entry, device, dtype, requires_grad))
+    end = object()
+    while True:
+        set_rng_seed(SEED)
+        if (sample := next(left, end)) is end:
+            return
+        yield sample
 
 
 def contiguous(t: torch.Tensor) -> torch.Tensor:

@@ -54,7 +54,7 @@ class _Interning(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         given = () if kwargs else args + _defaults(cls)[len(args):]
         known = _plain(cls)
-        plain = [known.get(type(a)) for a in given]
+        plain = list(map(known.get, map(type, given)))
         if given and None not in plain:  # it may be there: then none is made
             found = _interned.get((cls, *(given if all(plain) else map(_key, given))))
             if found is not None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from functools import lru_cache
+from operator import is_
 from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
@@ -82,23 +83,20 @@ class Mutator:
         that statement."""
         if isinstance(at, Seq):
             parts = [self.mutate(s) for s in at.stmts]
-            unchanged = all(a is b for a, b in zip(parts, at.stmts, strict=True))
-            return at if unchanged else cast(N, seq(*parts))
-        changes: dict[str, Any] = {}
+            return at if all(map(is_, parts, at.stmts)) else cast(N, seq(*parts))
+        changed, values = False, []
         for name in field_names(type(at)):
-            old = getattr(at, name)
+            new = old = getattr(at, name)
             if isinstance(old, Node):
                 new = self.mutate(old)
                 if new is None and isinstance(old, Stmt):
                     new = Seq(())
-            elif isinstance(old, tuple) and any(isinstance(v, Node) for v in old):
+            elif isinstance(old, tuple) and old:
                 new = tuple(self.mutate(v) if isinstance(v, Node) else v for v in old)
-                new = old if all(a is b for a, b in zip(new, old, strict=True)) else new
-            else:
-                continue
-            if new is not old:
-                changes[name] = new
-        return replace(at, **changes) if changes else at  # type: ignore[type-var]
+                new = old if all(map(is_, new, old)) else new
+            changed |= new is not old
+            values.append(new)
+        return type(at)(*values) if changed else at
 
 
 class ExprMutator(Mutator):
@@ -156,7 +154,18 @@ def rewrite(root: T, rule: Callable[[Expr], Expr]) -> T:
 
 def find(root: Node, kind: type[T]) -> list[T]:
     """All nodes of a class, in order, without repeats."""
-    return list(dict.fromkeys(n for n in walk(root) if isinstance(n, kind)))
+    return [n for n in _nodes(root) if isinstance(n, kind)]
+
+
+@lru_cache(maxsize=64)  # an emitter asks for many classes of one kernel's nodes
+def _nodes(root: Node) -> tuple[Node, ...]:
+    seen: dict[Node, None] = {}
+    stack = [root]
+    while stack:
+        if (at := stack.pop()) not in seen:
+            seen[at] = None
+            stack.extend(reversed(at.children()))
+    return tuple(seen)
 
 
 def free_vars(e: Expr) -> frozenset[Var]:

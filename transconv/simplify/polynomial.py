@@ -40,12 +40,12 @@ class Polynomial:
     Sums of polynomials over other atoms are formed in the ring of all of them.
     """
 
-    __slots__ = ("atoms", "element", "_terms", "_const")
+    __slots__ = ("atoms", "_element", "_terms", "_const")
 
-    def __init__(self, atoms: Mono, element: PolyElement, terms: Terms | None = None,
+    def __init__(self, atoms: Mono, element: PolyElement | None, terms: Terms | None = None,
                  const: int = 0) -> None:
         self.atoms = atoms
-        self.element = element
+        self._element = element  # None: not made yet, there are terms
         self._terms = terms  # None: not read yet, nor the constant
         self._const = const
 
@@ -57,13 +57,21 @@ class Polynomial:
     @staticmethod
     def number(const: int) -> Polynomial:
         """The constant polynomial."""
-        return Polynomial((), ring_of(0).ground_new(const), (), const)
+        return Polynomial((), None, (), const)
 
     @staticmethod
     def atom(e: Expr) -> Polynomial:
         """The polynomial that is one atom."""
         atoms = (e,)
-        return Polynomial(atoms, ring_of(1).gens[0], ((atoms, 1),))
+        return Polynomial(atoms, None, ((atoms, 1),))
+
+    @property
+    def element(self) -> PolyElement:
+        """The element of SymPy's ring; many sums are only read, and need none."""
+        if self._element is None:
+            self._element = ring_of(len(self.atoms)).dtype({
+                tuple(map(m.count, self.atoms)): c for m, c in (*self.terms, ((), self._const)) if c})
+        return self._element
 
     @property
     def terms(self) -> Terms:
@@ -193,20 +201,7 @@ class Polynomial:
 def _collected(total: Mapping[Mono, int], const: int) -> Polynomial:
     """The polynomial of coefficients by products of atoms, which may be 0."""
     terms = tuple((mono, c) for mono, c in total.items() if c)
-    places: dict[Expr, int] = {}
-    for mono, _ in terms:
-        for a in mono:
-            places.setdefault(a, len(places))
-    size = len(places)
-    found: dict[Exponents, int] = {}
-    for mono, c in terms:
-        key = [0] * size
-        for a in mono:
-            key[places[a]] += 1
-        found[tuple(key)] = c
-    if const:
-        found[(0,) * size] = const
-    return Polynomial(tuple(places), ring_of(size).dtype(found), terms, const)
+    return Polynomial(tuple(dict.fromkeys(a for mono, _ in terms for a in mono)), None, terms, const)
 
 
 def ordered(factors: Iterable[Expr]) -> Mono:

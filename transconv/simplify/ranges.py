@@ -84,15 +84,16 @@ def _limited(p: Polynomial, facts: Facts) -> Range:
     """The range of a polynomial by the known inequalities."""
     if not facts.limits or not p.terms:
         return ANY
-    return between(_at_least(p, facts), -_at_least(-p, facts))
+    own, below = dict(p.terms), {mono: -c for mono, c in p.terms}
+    return between(_at_least(own, p.const, facts), -_at_least(below, -p.const, facts))
 
 
-def _at_least(p: Polynomial, facts: Facts) -> float:
-    """A lower bound from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
+def _at_least(own: dict[Mono, int], const: int, facts: Facts) -> float:
+    """A lower bound of p = own + const from inequalities L >= 0: p = (p - k*L) + k*L >= p - k*L for k > 0.
 
     Multiples of several inequalities are subtracted, each if that improves the bound of the rest.
     """
-    best, own = _low_end(p, facts.unlimited), dict(p.terms)
+    best = _low_end(own, const, facts.unlimited)
     for limit in facts.limits:
         for mono, c in limit.terms:
             if mono not in own:
@@ -100,19 +101,20 @@ def _at_least(p: Polynomial, facts: Facts) -> float:
             k, odd = divmod(own[mono], c)
             if k <= 0 or odd:
                 continue
-            rest = p - limit * k
-            bound = _low_end(rest, facts.unlimited)
+            rest = own | {m: own.get(m, 0) - k * d for m, d in limit.terms}
+            rest = {m: n for m, n in rest.items() if n}
+            bound = _low_end(rest, const - k * limit.const, facts.unlimited)
             if bound > best:
-                p, best, own = rest, bound, dict(rest.terms)
+                own, const, best = rest, const - k * limit.const, bound
                 break
     return best[1] if best[0] == 0 else -INF
 
 
-def _low_end(p: Polynomial, facts: Facts) -> tuple[int, float]:
-    """Minus the number of terms without a lower bound, and the sum of the bounds of the others."""
-    total: float = p.const
+def _low_end(terms: dict[Mono, int], const: int, facts: Facts) -> tuple[int, float]:
+    """Minus the number of terms without a lower bound, and the sum of the other bounds and ``const``."""
+    total: float = const
     unbounded = 0
-    for mono, c in p.terms:
+    for mono, c in terms.items():
         r = range_of_product(mono, facts)
         end = min(c * r.low, c * r.high)
         if end == -INF:

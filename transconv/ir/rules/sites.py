@@ -54,16 +54,13 @@ class Site:
                 return tuple(a for a in read if isinstance(a, ex.Expr))
         return ()
 
-    def nodes(self) -> Iterator[ex.Expr]:
+    def nodes(self) -> list[ex.Expr]:
         """All subexpressions of ``exprs``, each once."""
-        for found in self._by_class().values():
-            yield from found
+        return [e for found in self._by_class().values() for e in found]
 
-    def find(self, kind: type[E]) -> Iterator[E]:
+    def find(self, kind: type[E]) -> list[E]:
         """The subexpressions of ``exprs`` of a class, each once."""
-        for cls, found in self._by_class().items():
-            if issubclass(cls, kind):
-                yield from found
+        return [e for cls, found in self._by_class().items() if issubclass(cls, kind) for e in found]
 
     def has(self, *kinds: type[ex.Expr]) -> bool:
         """Whether ``exprs`` have a subexpression of these classes."""

@@ -59,7 +59,7 @@ LEVELS: dict[str, tuple[Rule, ...]] = {
 OF_STATEMENTS: frozenset[Rule] = frozenset({
     form.mask_is_boolean, form.truth_is_apart, form.offset_is_index, form.index_is_apart,
     form.constant_is_of_its_type, form.lane_is_power_of_two, form.side_is_known, form.origin_is_read,
-    form.piece_fits_its_box, binding.workspace_is_of_a_tensor,
+    form.piece_fits_its_box, form.known_function, binding.workspace_is_of_a_tensor,
     binding.names_are_identifiers, form.load_only_in_let, level_of.values_are_scalars,
     level_of.sums_only_grow, level_of.nothing_is_called, level_of.elements_are_read_one_by_one,
     level_of.nothing_is_explicit, level_of.kernel_is_a_grid, level_of.axes_are_tiled,
@@ -72,13 +72,16 @@ def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
     """Raise VerifyError with all rules that a tree breaks: ``RULES`` and, if a ``level`` is given, the
     level's. ``stage``: the pass that made the tree, for the message. KeyError for an unknown level."""
     rules = (*RULES, *LEVELS[level]) if level else RULES
+    if (whole := f"all in {level}") in _kept(root):
+        return
     everything = dict.fromkeys(statements(root))
     new = [s for s in everything if level not in _kept(s)]
     # First, because the other rules need the types and texts of all expressions.
     breaches = list(_breaches(map(alone, new), [form.expression_holds_no_statement]))
     if not breaches:
+        apart = [rule for rule in rules if rule in OF_STATEMENTS]
         for s in new:
-            found = list(_breaches([alone(s)], [rule for rule in rules if rule in OF_STATEMENTS]))
+            found = list(_breaches([alone(s)], apart))
             if not found:
                 _kept(s).add(level)
             breaches += found
@@ -86,10 +89,11 @@ def verify(root: st.Stmt, level: str = "", stage: str = "") -> None:
     if breaches:
         order = {s: at for at, s in enumerate(everything)}
         raise VerifyError(sorted(breaches, key=lambda found: order[found[1]]), level, stage)
+    _kept(root).add(whole)
 
 
 def _kept(s: st.Stmt) -> set[str]:
-    """The levels whose rules in ``OF_STATEMENTS`` a statement has passed; cached in the statement."""
+    """The levels whose rules in ``OF_STATEMENTS``, or all of its tree, a statement has passed; cached."""
     try:
         return s._kept
     except AttributeError:
