@@ -130,7 +130,7 @@ from transconv.ir.terms import (
     sum_of,
 )
 from transconv.ir.text.infix import readable
-from transconv.ir.text.python_functions import defined
+from transconv.ir.text.python_functions import defined, executed
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
 from transconv.ir.visit import (
     ExprMutator,
@@ -165,7 +165,7 @@ __all__ = [
     "Sub", "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim", "Visitor",
     "PRODUCTS", "SHIFTED", "SHORT",
     "Xor", "addends", "all_of", "as_expr", "at_random", "bf16", "boolean", "bound_vars",
-    "chances", "conjuncts", "defined", "divided", "dot", "one_of_two",
+    "chances", "conjuncts", "defined", "divided", "dot", "executed", "one_of_two",
     "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "find", "free_vars", "function_of", "i32", "i64", "i8",
     "index", "is_number",
     "index64", "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node", "partial",
