@@ -196,7 +196,7 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
         raise Unsupported("sizes:refused", "only looked at")
 
     monkeypatch.setattr(LayerRegistry, "choose", choose)
-    monkeypatch.setattr(select_impl._SelectedCall, "of_this_size", choose)
+    monkeypatch.setattr(select_impl._SelectedCall, "question", choose)
     monkeypatch.setattr(size_measures, "_registries", {})
     subject = Subject(size_measures._layer(name, False), "fwd", layout)
     sides = tuple(4 * s for s in subject.layer.shape.stride)

@@ -14,7 +14,6 @@ import torch
 import transconv
 import transconv.functional as TF
 from tests.test_ready import Processes
-from transconv.backend_triton import SizedLauncher
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
@@ -255,7 +254,9 @@ EXAMPLES = registry.EXAMPLES[2][:2]
 def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
     monkeypatch.setattr(registry, "EXAMPLES", {2: EXAMPLES})
-    monkeypatch.setattr(SizedLauncher, "is_ready", lambda self, aligned: machine.general)
+    exact = Launcher.is_ready
+    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: (
+        machine.general if self.sizes else exact(self, aligned)))
     yield machine
     transconv.config.sizes = "exact"
 

@@ -93,14 +93,14 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained
 def test_an_epilogue_that_no_kernel_has(parts: str, monkeypatch: pytest.MonkeyPatch,
                                         general: list[Any]) -> None:
     """The convolution's own kernel is started and torch does the rest, at the first call and later."""
-    planned = lower_call.planned
+    asked = lower_call.question
 
     def refused(problem: Any, direction: Any, device: Any, epilogue: str, *rest: Any) -> Any:
         if epilogue not in ("", "bias"):
             raise Unsupported("schedule:refused")
-        return planned(problem, direction, device, epilogue, *rest)
+        return asked(problem, direction, device, epilogue, *rest)
 
-    monkeypatch.setattr(lower_call, "planned", refused)
+    monkeypatch.setattr(lower_call, "question", refused)
     args = given(parts)
     for _ in range(WARM):
         Plan.started.clear()

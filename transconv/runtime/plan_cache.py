@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Launcher, SizedLauncher, unspecialised, write
+from transconv.backend_triton import Launcher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import CostFormula
 from transconv.disk_cache import Content, Drawer, fields
-from transconv.ir import DTYPES, Layout, LayoutBlock, Sizes, Tensor
+from transconv.ir import DTYPES, Expr, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import check_records
 from transconv.runtime.compilation.plan_request import PlanRequest
@@ -126,7 +126,7 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
 def _step(step: PlanStep) -> Content:
     run = step.launcher
     sized = {"sizes": str(run.sizes), "where": list(map(str, run.requires.where)),
-             "programs": str(run.programs)} if isinstance(run, SizedLauncher) else {"sizes": None}
+             "programs": str(run.programs)} if run.requires else {"sizes": None}
     return {**sized, "does": step.does, "schedule": str(step.schedule), "source": step.source,
             "function": run.function, "file": step.path.stem if step.path else run.function,
             "grid": run.grid, "warps": run.warps, "stages": run.stages, "fuse": run.fuse,
@@ -157,16 +157,13 @@ def _read(
     boxes = _boxes(kept["boxes"], params, sizes)
     explicit, early = fields.flag(kept["explicit"]), fields.flag(kept["early"])
     path, words = write(source, fields.name(kept["file"])), (schedule.warps, schedule.stages)
+    grid: int | Expr = fields.whole(kept["grid"], most=MOST_PROGRAMS)
+    requires = None
     if sizes:
         where = tuple([of_sizes(fields.text(c), sizes) for c in fields.several(kept["where"])])
-        count = of_sizes(fields.text(kept["programs"]), sizes)
-        run: Launcher = SizedLauncher(source, function, path, count, sizes, *words, early, types,
-                                      kept["digest"], boxes, explicit, fuse,
-                                      requires=replace(sizes, where=where))
-    else:
-        grid = fields.whole(kept["grid"], most=MOST_PROGRAMS)
-        run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
-                       fuse)
+        requires, grid = replace(sizes, where=where), of_sizes(fields.text(kept["programs"]), sizes)
+    run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
+                   fuse, sizes, requires)
 
     def lowered() -> LoweredStep:
         step = again().steps[at]

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transconv.backend_triton import SizedLauncher
 from transconv.compute import Compute, SampleOutcome, Workload
 from transconv.disk_cache import fields
 from transconv.ir import FuncCall, Kernel, Store, Tensor, find
@@ -113,21 +112,13 @@ class CompiledKernel:
 
     def start(self, given: Mapping[str, Any], values: Mapping[str, int]) -> None:
         """Launch with tensors and floats by name. ``values``: the sizes that are arguments."""
-        run, arguments = self.step.launcher, [given[name] for name in self.step.params]
-        if isinstance(run, SizedLauncher):
-            run.start(arguments, dict(values))
-        else:
-            run(arguments)
+        self.step.launcher.start([given[name] for name in self.step.params], values)
 
     def starter(self, device: int, aligned: bool, order: tuple[int, ...],
                 values: Mapping[str, int]) -> Callable[..., None] | None:
         """What starts the kernel for these sizes with the arguments at the places ``order``; None if it is
         not loaded."""
-        run = self.step.launcher
-        if not isinstance(run, SizedLauncher):
-            return run.starter(device, aligned, order)
-        bind, sizes = run.binding(device, aligned, order), run.in_order(dict(values))
-        return None if bind is None else bind(sizes, *run.numbers(*sizes)[0])
+        return self.step.launcher.starter(device, aligned, order, values)
 
 
 def compiled(low: LoweredKernel, target: Target, workload: KernelWorkload) -> CompiledKernel:

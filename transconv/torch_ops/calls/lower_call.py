@@ -161,19 +161,14 @@ def target_of(device: torch.device) -> Target:
 
 def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
             deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> CompiledDirection:
-    """The kernel for one direction; ``bias`` is the type of the epilogue's operand, if it is not the
-    result's. Unsupported, with a reason, if there is none, or none yet in this mode."""
-    global _many_devices
-    _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
-
+    """The kernel of a ``question``. Unsupported, with a reason, if there is none, or none yet in this
+    mode."""
     with or_unsupported(f"{problem} {prop}"):
-        from transconv.conv import Epilogue, compiler
+        from transconv.conv import CompiledDirection
+        from transconv.runtime import ready
 
-        bia = None if bias is None else DTYPES[bias]
-        result = getattr(problem, prop.result).dtype
-        added = Epilogue.parse(epilogue, None if bia is result else bia)
-        return compiler.plan(problem, prop, target_of(device), epilogue=added, aligned=aligned,
-                             deterministic=deterministic, mode=mode)
+        q = question(problem, prop, device, epilogue, aligned, deterministic, bias)
+        return ready(q.workload, q.target, None, deterministic, CompiledDirection, aligned, mode)
 
 
 def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torch.Tensor],
@@ -216,7 +211,7 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def or_unsupported(title: str) -> Iterator[None]:
+def or_unsupported(title: object) -> Iterator[None]:
     """Within ``with`` a kernel is built or checked; any error becomes Unsupported. ``title``: its purpose,
     for the log."""
     start = time.perf_counter()
@@ -248,11 +243,16 @@ def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epi
 
 
 def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-             deterministic: bool) -> PlanRequest:
-    """The plan request that ``planned`` makes."""
-    from transconv.conv import compiler
+             deterministic: bool, bias: torch.dtype | None = None) -> PlanRequest:
+    """What a kernel for one direction is asked for by; ``bias``: the type of the epilogue's operand, if it
+    is not the result's."""
+    global _many_devices
+    from transconv.conv import Epilogue, compiler
 
-    return compiler.question(problem, prop, target_of(device), epilogue, aligned=aligned,
+    _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
+    bia = None if bias is None else DTYPES[bias]
+    added = Epilogue.parse(epilogue, None if bia is getattr(problem, prop.result).dtype else bia)
+    return compiler.question(problem, prop, target_of(device), added, aligned=aligned,
                              deterministic=deterministic)
 
 

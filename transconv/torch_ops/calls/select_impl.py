@@ -14,9 +14,9 @@ import torch
 
 from transconv.calls import stats
 from transconv.calls.settings import settings
-from transconv.conv import Prop
+from transconv.conv import CompiledDirection, Prop
 from transconv.errors import Unsupported
-from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting
+from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting, ready
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import dynamic_sizes, lower_call
@@ -26,7 +26,8 @@ from transconv.torch_ops.precompile import first_check, precompile_backward
 from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
-    from transconv.conv import CompiledDirection
+    from transconv.conv import ConvProblem
+    from transconv.runtime import PlanRequest
 
 PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew
 
@@ -53,7 +54,10 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
             if error.reason in (COMPILING, NEVER):
                 raise
     try:
-        call.of_this_size(mode)
+        with lower_call.or_unsupported(call):
+            q = call.question()
+            made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
+        call.take(made)
     except Unsupported as error:
         if error.reason not in (COMPILING, NEVER) or is_collecting():
             raise
@@ -106,14 +110,24 @@ class _SelectedCall:
                 self.of_any_size(mode)
             route.aligned = True
 
-    def of_this_size(self, mode: str) -> None:
-        """A kernel for these sizes alone."""
-        route, some, flags = self.route, self.some, self.flags
-        problem = lower_call.describe(self.types, self.tensors[0], self.tensors[1], self.tensors[2],
-                                   route.params, flags.math)
-        route.compiled = self.proven(lower_call.planned(
-            problem, route.direction, some.device, self.epilogue, route.aligned, flags.deterministic,
-            self.bias, mode))
+    def problem(self) -> ConvProblem:
+        """The problem of these sizes."""
+        near, weight, far = self.tensors
+        return lower_call.describe(self.types, near, weight, far, self.route.params, self.flags.math)
+
+    def __str__(self) -> str:
+        return f"{self.problem()} {self.route.direction}"
+
+    def question(self) -> PlanRequest:
+        """What a kernel for these sizes alone is asked for by."""
+        route, flags = self.route, self.flags
+        return lower_call.question(self.problem(), route.direction, self.some.device, self.epilogue,
+                                   route.aligned, flags.deterministic, self.bias)
+
+    def take(self, made: CompiledDirection) -> None:
+        """Have the route launch a kernel for these sizes alone, once its first result was checked."""
+        route = self.route
+        route.compiled = self.proven(made)
         if self.copies_weight:
             route.halves = apart(route.compiled, "wei")
 
