@@ -16,8 +16,9 @@ from bench.network_setting import Row, Setting, gpu, prepare, release
 def collect(model: str, precision: str, layout: str, device: str, small: bool, lock: str) -> Row:
     """The kernels that one training step and one inference need, eager and compiled: a graph
     leaves a bias under autocast in float32."""
+    from transconv.calls import route_cache
     from transconv.errors import Unsupported
-    from transconv.torch_ops.calls import lower_call, route_cache
+    from transconv.torch_ops.calls import lower_call
 
     setting = Setting(model, precision, layout, device, small)
     prepare()

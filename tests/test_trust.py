@@ -24,7 +24,7 @@ from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import knobs, runtime
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.miscompiles.signs import Miscompiled
-from transconv.calls import stats
+from transconv.calls import route_cache, stats
 from transconv.conv import compiler, workload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -34,7 +34,6 @@ from transconv.runtime import check_records, first_run_check, steps
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
-from transconv.torch_ops.calls import route_cache
 
 INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]
 PLAIN = ConvProblem.parse("mb2ic3ih6oc40oh6kh3ph1 math=ieee")

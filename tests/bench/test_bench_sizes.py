@@ -20,10 +20,11 @@ from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
 from bench.sizes import Run
 from transconv import knobs
+from transconv.calls import dynamic_sizes
 from transconv.conv import Epilogue, LayerRegistry, Prop
 from transconv.errors import ProblemError, Unsupported
 from transconv.target import Target
-from transconv.torch_ops.calls import dynamic_sizes, select_impl
+from transconv.torch_ops.calls import select_impl
 from transconv.tuning.table import read
 
 LAYERS = size_layers.chosen(quick=False)

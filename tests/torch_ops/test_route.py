@@ -12,11 +12,10 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.calls import call_cache, guard
+from transconv.calls import call_cache, guard, route_cache
 from transconv.torch_ops.calls import (
     lower_call,
     route,
-    route_cache,
 )
 from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused import fused_autograd

@@ -22,9 +22,9 @@ from tests.torch_ops.test_route import (
 )
 from tests.torch_ops.test_warm import general
 from tests.torch_ops.test_warm_fused import PARTS, given, ours, theirs
-from transconv.calls import guard
+from transconv.calls import guard, route_cache
 from transconv.errors import Unsupported
-from transconv.torch_ops.calls import lower_call, route, route_cache
+from transconv.torch_ops.calls import lower_call, route
 from transconv.torch_ops.calls.call_entries import CALLS
 
 __all__ = ["general", "kernels"]

@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from transconv.calls import stats
+from transconv.calls import route_cache, stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.errors import Unsupported
@@ -26,11 +26,9 @@ from transconv.functional.calls.derivatives import (
     function_of,
 )
 from transconv.functional.calls.explain_mode import Asking
-from transconv.functional.calls.route_cache import FunctionRoute, made_of
+from transconv.functional.calls.route import FunctionCall, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
-from transconv.runtime import Waiting
 from transconv.torch_ops import transforms
-from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
 
@@ -92,7 +90,7 @@ def _general(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
         if tensors[0] is None or not all(map(_is_number, numbers)):
             return _handed(f, tensors, numbers, "form:numbers")  # torch's error or result
         route = _made(f, tensors, numbers, wanted)
-        route = route_cache.keep(key, route, [route])
+        route = route_cache.keep(key, route)
     elif route.bound is not None and route.over is None and not casts:
         runs = partial(function_of, route) if True in wanted else partial(route.written, False)
         call_entries.note(f, tensors, numbers, route, runs, _general)
@@ -174,11 +172,10 @@ def _cast(f: PublicFunction, tensors: Tensors) -> Tensors:
 
 def _made(
     f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]
-) -> FunctionRoute:
+) -> FunctionCall:
     """Decide who computes calls of one kind."""
     given = [t for t in tensors if t is not None]
-    why, message = why_torch(f, tensors), ""
-    waits: Unsupported | None = None
+    why, waits = why_torch(f, tensors), None
     if not why:
         try:
             any_size = settings.sizes == "any"
@@ -192,11 +189,9 @@ def _made(
                 call_forms.note(bound, tensors, numbers, wanted)
             return route
         except Unsupported as error:
-            why, message, waits = error.reason, error.message, error
-    stats.announce(why, message, f.name)
-    route = FunctionRoute(None, why, f.name)
-    if isinstance(waits, Waiting):
-        route.over = waits.over
+            waits = error
+    route = FunctionCall(None, "", f.name)
+    route.refuse(waits or Unsupported(why), f.name)
     return route
 
 

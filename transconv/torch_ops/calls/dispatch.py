@@ -17,13 +17,13 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from transconv.calls import stats
+from transconv.calls import route_cache, stats
 from transconv.calls.guard import means_more
 from transconv.calls.settings import settings
 from transconv.torch_ops import arguments, library, tensor_subclasses
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
-from transconv.torch_ops.calls import autograd, call_entries, lower_call, route_cache
+from transconv.torch_ops.calls import autograd, call_entries, conv_routes, lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.precompile import precompile_backward, speculative_compile
@@ -91,7 +91,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
     req = requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         return _odd_form(f, input, weight, bias, *rest)
-    key, flags, aligned = route_cache.forward_key(req, input, weight, bias)
+    key, flags, aligned = conv_routes.forward_key(req, input, weight, bias)
     route = route_cache.find(key)
     if route is None:
         if input.dtype.is_complex:
@@ -103,7 +103,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
         if not arguments.batched(f.name, f.ndims, input.shape):
             return dispatch(f, input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         speculative_compile.layers(given[1], input, weight, flags, settings.mode)
-        route, layer = route_cache.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
+        route, layer = conv_routes.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None:
             call_entries.note_layer((autograd.apply, autograd.apply_cast), f, given,
                                     (input, weight, bias, None), rest, route, layer, flags, aligned, cast)

@@ -16,15 +16,30 @@ from typing import TYPE_CHECKING
 import torch
 
 from transconv.calls.settings import settings
-from transconv.conv import ConvProblem, Prop, TensorSpec
+from transconv.conv import (
+    CompiledDirection,
+    ConvProblem,
+    ConvWorkload,
+    Epilogue,
+    Prop,
+    TensorSpec,
+    compiler,
+)
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
+from transconv.runtime import (
+    COMPILING,
+    NEVER,
+    PlanRequest,
+    first_run_check,
+    is_ready,
+    ready,
+    state,
+)
 from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
-    from transconv.conv import CompiledDirection
-    from transconv.runtime import PlanRequest
     from transconv.target import Target
 
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
@@ -164,9 +179,6 @@ def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: st
     """The kernel of a ``question``. Unsupported, with a reason, if there is none, or none yet in this
     mode."""
     with or_unsupported(f"{problem} {prop}"):
-        from transconv.conv import CompiledDirection
-        from transconv.runtime import ready
-
         q = question(problem, prop, device, epilogue, aligned, deterministic, bias)
         return ready(q.workload, q.target, None, deterministic, CompiledDirection, aligned, mode)
 
@@ -175,8 +187,6 @@ def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torc
            **operands: torch.Tensor) -> CompiledDirection:
     """The plan, or the one that takes its place: its first result, made here from the operands (by
     name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
-    from transconv.runtime import first_run_check
-
     if first_run_check.is_trusted(compiled, aligned):
         return compiled
 
@@ -188,20 +198,15 @@ def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torc
 def first_result(question: PlanRequest, device: torch.device) -> None:
     """Load the kernels of a convolution on a GPU and check their first result, as its first call would.
     What fails is left to that call."""
-    from transconv.conv import CompiledDirection, ConvWorkload
-    from transconv.runtime import first_result, ready
-
     q = question
     if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
         with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
             plan = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, q.aligned, "now")
-            first_result(plan, device)
+            first_run_check.first_result(plan, device)
 
 
 def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) -> bool:
     """Whether a plan's kernels run on a device already, and their results were right."""
-    from transconv.runtime import first_run_check
-
     return first_run_check.is_trusted(compiled, aligned) and all(
         s.launcher.is_loaded(device.index, aligned) for s in compiled.steps)
 
@@ -247,8 +252,6 @@ def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: s
     """What a kernel for one direction is asked for by; ``bias``: the type of the epilogue's operand, if it
     is not the result's."""
     global _many_devices
-    from transconv.conv import Epilogue, compiler
-
     _many_devices = device.type == "cuda" and torch.cuda.device_count() > 1
     bia = None if bias is None else DTYPES[bias]
     added = Epilogue.parse(epilogue, None if bia is getattr(problem, prop.result).dtype else bia)
@@ -259,8 +262,6 @@ def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: s
 def waits(question: PlanRequest) -> str:
     """Why torch would compute now although there is a plan; empty: its kernels are compiled, or the call
     would wait for them."""
-    from transconv.runtime import COMPILING, NEVER, is_ready, state
-
     mode = settings.mode
     if mode == "now" or (question.deterministic and mode == "background"):
         return ""

@@ -1,6 +1,6 @@
 """Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
 
-In: a checked call. Out: a Route whose kernel gave one checked result, or that goes to torch for a
+In: a checked call. Out: a ConvCall whose kernel gave one checked result, or that goes to torch for a
 reason. Runs once for each kind of call.
 """
 
@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transconv.calls import stats
+from transconv.calls import dynamic_sizes
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.conv import CompiledDirection, Prop
 from transconv.errors import Unsupported
-from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting, ready
+from transconv.runtime import Waiting, apart, is_collecting, ready
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import dynamic_sizes, lower_call
+from transconv.torch_ops.calls import lower_call, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
-from transconv.torch_ops.calls.route import Route
+from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.precompile import first_check, precompile_backward
 from transconv.torch_ops.quantized import integer_conv
 
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
     from transconv.conv import ConvProblem
     from transconv.runtime import PlanRequest
 
-PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew
 
-
-def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
                   far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
                   mode: str, **extra: torch.Tensor) -> None:
     """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
@@ -51,7 +50,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
             call.of_any_size(mode)
             return
         except Unsupported as error:
-            if error.reason in (COMPILING, NEVER):
+            if not dynamic_sizes.leaves_exact(error):
                 raise
     try:
         with lower_call.or_unsupported(call):
@@ -59,7 +58,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
             made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
         call.take(made)
     except Unsupported as error:
-        if error.reason not in (COMPILING, NEVER) or is_collecting():
+        if dynamic_sizes.leaves_exact(error) or is_collecting():
             raise
         try:
             call.of_any_size("never")
@@ -71,7 +70,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
 class _SelectedCall:
     """The tensors and numbers of a call, for which its route gets a kernel."""
 
-    def __init__(self, route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+    def __init__(self, route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
                  far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
                  extra: dict[str, torch.Tensor]) -> None:
         some = near if near is not None else weight
@@ -90,7 +89,7 @@ class _SelectedCall:
     def of_any_size(self, mode: str, loaded: bool = False) -> None:
         """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
         route, some = self.route, self.some
-        chosen, registry = dynamic_sizes.chosen(
+        chosen, registry = shape_cache.chosen(
             route.direction, route.params, self.types, self.tensors, route.channels_last, some.device,
             self.epilogue, self.bias, route.aligned, self.flags, mode)
         if loaded and not lower_call.is_loaded(chosen.plan, some.device, route.aligned):
@@ -149,18 +148,10 @@ class _SelectedCall:
                               lambda: self.some.new_empty_strided(*self.own, dtype=made), **self.operands)
 
 
-def settle(route: Route, why: list[str], message: str = "") -> None:
-    """Send the route to torch, as far as the policy allows."""
-    route.reason, route.over = why[0], None
-    for reason in why:
-        stats.announce(reason, message)
-
-
-def refused(route: Route, error: Unsupported, x: torch.Tensor) -> None:
+def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
     """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
-    settle(route, [error.reason], error.message)
-    if isinstance(error, Waiting):
-        route.over = error.over
+    route.refuse(error)
+    if route.over is not None:
         first_check.expect(x.device, x.dtype)
 
 
@@ -169,9 +160,9 @@ def like(tensor: torch.Tensor) -> lower_call.Like:
 
 
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-                 flags: lower_call.Flags, aligned: bool, mode: str) -> Route:
+                 flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
-    route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
+    route = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
     precompile_backward.trained(route, x, w, flags, aligned, mode)
     if all(route.shape) and integer_conv.takes(x, w):
@@ -179,7 +170,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
         return route
     why = lower_call.reasons(x, w) or ([] if all(route.shape) else ["shape:empty"])
     if why:
-        settle(route, why)
+        route.settle(why)
         return route
     route.copies = b is not None and not b.is_contiguous()
     try:
@@ -214,15 +205,15 @@ def make_backward(
     arguments.check_shapes(x.shape, w.shape, None, params)
     shapes.check_grad(grad, x, w, params)
     channels_last = shapes.channels_last_result(x, w)
-    made: list[Route | None] = [None, None]
+    made: list[ConvCall | None] = [None, None]
     why = lower_call.reasons(x, w) or ([] if grad.numel() else ["shape:empty"])
     data_direction = Prop.FWD if params.transposed else Prop.BWD_D
     for at, (direction, wanted) in enumerate(((data_direction, x), (Prop.BWD_W, w))):
         if not mask[at]:
             continue
-        route = made[at] = Route(direction, params, tuple(wanted.shape), channels_last)
+        route = made[at] = ConvCall(direction, params, tuple(wanted.shape), channels_last)
         if why:
-            settle(route, why)
+            route.settle(why)
             continue
         near, weight = (None, w) if at == 0 else (x, None)
         try:

@@ -10,11 +10,11 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
-from transconv.calls import stats
+from transconv.calls import dynamic_sizes, route_cache, stats
 from transconv.errors import TransconvError
 from transconv.runtime import PlanRequest, Prepared, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
-from transconv.torch_ops.calls import dynamic_sizes, lower_call, route_cache
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.conversion.convert import use
 
@@ -54,7 +54,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     with undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
         for given in runs:
             _run(model, given, backward)
-        route_cache.forget(layers=False)
+        route_cache.forget(registries=False)
         left = tuple(sorted((why, n) for why, n in counted().fallback.items() if why != "compiling"))
     with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
         def ended(question: PlanRequest, has_plan: bool) -> None:
