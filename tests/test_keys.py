@@ -69,7 +69,7 @@ class Asked(dict[Hashable, Any]):
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Hashable]:
     known = Asked()
-    monkeypatch.setattr(route_cache, "_routes", known)
+    monkeypatch.setattr(route_cache, "routes", known)
     return known.keys_asked
 
 

@@ -19,7 +19,7 @@ from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import conv_routes, shape_cache
+from transconv.torch_ops.calls import conv_routes
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.call_entries import CALLS
 
@@ -54,7 +54,7 @@ def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
 
 def made() -> list[Any]:
     """What the general way made, and what layers made of it."""
-    return [*route_cache._routes.values(), *(r for layer in route_cache._layers.values()
+    return [*route_cache.routes.values(), *(r for layer in route_cache._layers.values()
                                         for r in layer.known.values() if isinstance(r, BackwardRoutes))]
 
 
@@ -77,12 +77,12 @@ def test_the_routes_are_those_of_the_general_way(launched: Launched,
     sizes += [(rng.randint(1, 16), rng.randint(1, 90), rng.randint(1, 90)) for _ in range(8)]
     plain = []
     with monkeypatch.context() as m:
-        m.setattr(shape_cache, "_keep", lambda *_: None)
+        m.setattr(route_cache, "keep_layer", lambda *_: None)
         for size in sizes:
             plain.append((told(called(*size, w)), numbers(launched)))
             launched.clear()
     assert len({schedule for routes_, _ in plain for *_, schedule in [r[:10] for r in routes_]}) > 3
-    kept = [r.registry for r in next(iter(route_cache._routes.values())).routes()]
+    kept = [r.registry for r in next(iter(route_cache.routes.values())).routes()]
     route_cache.forget(registries=False)
     for at, size in enumerate(sizes):
         if at > 1:  # both plans have run by then

@@ -125,7 +125,7 @@ def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
     args = given(parts, leaves=wanted)
     right = (theirs(*args[:3], None, None) if f is convolution else theirs(*args)).detach()
     f(*args)
-    for found in route_cache._routes.values():
+    for found in route_cache.routes.values():
         found.device = 0  # as if the tensors were there
     for current[0] in [0] * WARM + [1] * WARM + [0]:
         Plan.started.clear()

@@ -70,7 +70,7 @@ class Route:
         self.over = error.over if isinstance(error, Waiting) else None
 
 
-_routes: dict[Hashable, Any] = {}
+routes: dict[Hashable, Any] = {}
 # Those whose kernels are not there yet, each with what says that they may be.
 _waiting: dict[Hashable, tuple[Any, tuple[Callable[[], bool], ...]]] = {}
 _layers: dict[Hashable, Any] = {}  # what routes of further sizes are made from, which count their calls
@@ -79,7 +79,7 @@ find_layer = _layers.get
 
 def find(key: Hashable) -> Any:
     """The route under a key, or None."""
-    found = _routes.get(key)
+    found = routes.get(key)
     return waiting(key) if found is None and _waiting else found
 
 
@@ -100,10 +100,10 @@ def waiting(key: Hashable) -> Any:
 
 def keep(key: Hashable, value: Any) -> Any:
     """Sets the entry of a key to ``value``, unless another came first."""
-    routes: Sequence[Route] = value.routes()
-    waits = [r.over for r in routes if r.over is not None]
-    if any(r.over is None and r.reason in PASSING for r in routes):
-        for r in routes:
+    each: Sequence[Route] = value.routes()
+    waits = [r.over for r in each if r.over is not None]
+    if any(r.over is None and r.reason in PASSING for r in each):
+        for r in each:
             stats.add(not r.reason, r.does, 1)
         return value  # a kernel may be ready later
     dropped: list[Any] = []
@@ -116,9 +116,9 @@ def keep(key: Hashable, value: Any) -> Any:
         _count(dropped)
         return value
     with stats.lock:
-        value = _routes.setdefault(key, value)
-        old = list(_routes)[: LIMIT // 4] if len(_routes) > LIMIT else []
-        dropped = [_routes.pop(k) for k in old]
+        value = routes.setdefault(key, value)
+        old = list(routes)[: LIMIT // 4] if len(routes) > LIMIT else []
+        dropped = [routes.pop(k) for k in old]
     if dropped:
         call_cache.forget()
     _count(dropped)
@@ -135,7 +135,7 @@ def keep_layer(key: Hashable, layer: Any) -> None:
 
 def _all() -> list[Any]:
     """What has routes."""
-    return [*_routes.values(), *(v for v, _ in _waiting.values()), *_layers.values()]
+    return [*routes.values(), *(v for v, _ in _waiting.values()), *_layers.values()]
 
 
 def _count(items: Sequence[Any]) -> None:
@@ -151,7 +151,7 @@ def forget(registries: bool = True) -> None:
         dynamic_sizes.forget()
     with stats.lock:
         dropped = _all()
-        _routes.clear()
+        routes.clear()
         _waiting.clear()
         _layers.clear()
     if dropped:

@@ -8,17 +8,20 @@ these, the record says so, and the next look is for those.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transconv.compute import Compute, SampleOutcome, Workload
+from transconv.compute import Compute, SampleOutcome, Workload, sizes_of
 from transconv.disk_cache import fields
+from transconv.errors import Unsupported
 from transconv.ir import FuncCall, Kernel, Store, Tensor, find
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
 from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache
+from transconv.selection import register_reader
 from transconv.target import Target
 
 SCHEMA = 1
@@ -33,6 +36,7 @@ class KernelWorkload(Workload):
     digest: str
     precision: str
     arrays: tuple[Tensor, ...]
+    sizes: str = ""  # those that are arguments
 
     by_user = False
 
@@ -58,7 +62,9 @@ class KernelWorkload(Workload):
         return ()
 
     def refuse(self) -> None:
-        """Refuse nothing: its function was read."""
+        """A plan that is not on disk is made where the function is."""
+        raise Unsupported("kernel:function", f"{self.name} is not on disk, and is lowered where it is "
+                          "called")
 
     @property
     def shape_text(self) -> str:
@@ -70,13 +76,31 @@ class KernelWorkload(Workload):
 
     @property
     def text(self) -> str:
-        return f"kernel {self.name} {self.digest}"
+        """What another process reads it back from, to find its plan on disk."""
+        return f"{self} " + json.dumps([self.precision, self.sizes, [
+            plan_cache.tensor_content(t) for t in self.arrays]])
 
     def __str__(self) -> str:
-        return self.text
+        return f"kernel {self.name} {self.digest}"
 
     def examine(self, tensors: dict[str, Any], result: Any) -> SampleOutcome:
         raise NotImplementedError("a call says what its result is")
+
+
+@register_reader
+def read_workload(text: str, direction: str, behind: str) -> KernelWorkload | None:
+    """The kernel of a text; None if it is none."""
+    head, _, rest = text.partition(" [")
+    word, *names = head.split()
+    if word != "kernel" or len(names) != 2 or direction or behind:
+        return None
+    try:
+        precision, sizes, arrays = json.loads(f"[{rest}")
+        named = sizes_of(fields.text(sizes)) if sizes else None
+        return KernelWorkload(fields.name(names[0]), fields.text(names[1]), fields.text(precision), tuple(
+            [plan_cache.tensor_of(t, named) for t in fields.several(arrays)]), sizes)
+    except plan_cache.UNREADABLE:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +180,11 @@ class KernelRequest:
         exprs = [str(e) for e in sizes.exprs]
         told = repr((SCHEMA, self.made_of, self.kind, exprs, sizes.first, sizes.sources))
         digest = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
-        return KernelWorkload(self.name, digest, self.precision, arrays)
+        return KernelWorkload(self.name, digest, self.precision, arrays, str(sizes.sizes or ""))
 
     def record(self, workload: KernelWorkload) -> str:
         """The name of the record of a kernel."""
-        return plan_cache.name_of(workload, self.target, SCHEMA)
+        return plan_cache.key(workload, self.target, False)
 
     def find(self, fixed: frozenset[int], plain: frozenset[int]) -> CompiledKernel | None:
         """The kernel that another process made for such a call; None if there is none."""

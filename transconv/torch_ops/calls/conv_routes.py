@@ -76,7 +76,7 @@ def backward_routes(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torc
             return found, flags, aligned
     key = (params, sizes, grad.dtype, grad.device, x.dtype, x.device, w.shape, w.stride(), w.dtype,
            w.device, aligned, flags, *mask)
-    routes = route_cache.find(key)
+    routes = route_cache.routes.get(key) or route_cache.find(key)
     if routes is None:
         routes = make_backward(params, grad, x, w, mask, flags, aligned, mode)
         shape_cache.note_backward(layer, routes, x)
