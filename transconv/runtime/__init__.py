@@ -35,6 +35,7 @@ from transconv.runtime.steps import (
     plan_steps,
 )
 from transconv.runtime.weight_prepack import Copy, WeightPrepack, apart
+from transconv.selection import register_reader
 
 __all__ = [
     "WeightPrepack",
@@ -89,6 +90,7 @@ __all__ = [
     "quickest",
     "rank",
     "ready",
+    "register_reader",
     "replan",
     "state",
     "unpack",

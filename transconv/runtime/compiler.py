@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from math import inf, prod
 from typing import Any, TypeVar, cast
 
@@ -255,8 +254,8 @@ def known(workload: Workload, target: Target, schedule: Schedule | None, determi
         if plain is not None and not any(s.schedule.varies for s in plain.steps):
             made = replace(plain, deterministic=True)  # shares the kernels
         elif schedule is None and keeps:
-            made = plan_cache.find(workload, target, deterministic, kind, partial(
-                build, workload, target, None, None, deterministic, kind))
+            made = plan_cache.find(workload, target, deterministic, kind, lambda: build(
+                workload, target, None, None, deterministic, kind))
         if made is None:
             return None
         with _lock:

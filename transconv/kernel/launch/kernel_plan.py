@@ -20,8 +20,7 @@ from transconv.ir import FuncCall, Kernel, Store, Tensor, find
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
-from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache
-from transconv.selection import register_reader
+from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache, register_reader
 from transconv.target import Target
 
 SCHEMA = 1
