@@ -239,7 +239,8 @@ def plan(workload: Workload, target: Target, schedule: Schedule | None, determin
     plans are also read from disk and written to it; checks of the passes do not use the disk."""
     found = known(workload, target, schedule, deterministic, kind, keeps)
     if found is None:
-        found = added(build(workload, target, schedule, None, deterministic, kind), schedule, keeps)
+        found = added(build(workload, target, schedule, None, deterministic, kind), workload, target,
+                      schedule, deterministic, kind, keeps)
     return found
 
 
@@ -263,14 +264,14 @@ def known(workload: Workload, target: Target, schedule: Schedule | None, determi
     return cast(Made, found)
 
 
-def added(made: Made, schedule: Schedule | None, keeps: bool = True) -> Made:
+def added(made: Made, workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+          kind: type[Made], keeps: bool = True) -> Made:
     """A plan that was just built, as the one of this process, and on disk unless its ``schedule`` was
     given or the disk is not used (``keeps``)."""
     if schedule is None and keeps:
         plan_cache.keep(made)
     with _lock:
-        found = _plans.setdefault((made.workload, made.target, schedule, type(made), made.deterministic),
-                                  made)
+        found = _plans.setdefault((workload, target, schedule, kind, deterministic), made)
     return cast(Made, found)
 
 

@@ -167,7 +167,7 @@ def _on_chip(chip: Target, problem: ConvProblem, prop: Prop, _: torch.device, ep
 def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],
                request: tuple[Any, ...]) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
-    compiled. ``request``: the arguments of ``execute.planned``."""
+    compiled. ``request``: the arguments of ``lower_call.question``."""
     if settings.sizes == "any":
         for mode in ("now",) if settings.mode == "now" else ("never", "now"):
             with suppress(Unsupported):

@@ -94,7 +94,7 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
         made = compiler.known(workload, target, schedule, deterministic, kind)
         if made is None:  # as compiler.plan does, with one frame less
             made = compiler.build(workload, target, schedule, None, deterministic, kind)
-            made = compiler.added(made, schedule)
+            made = compiler.added(made, workload, target, schedule, deterministic, kind)
         return made
     if asked is not None and not asked.done:
         raise Waiting("a process compiles it", asked.over)

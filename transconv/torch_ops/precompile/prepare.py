@@ -30,8 +30,8 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     the first input that they take the place of, such as ``(512, 640)``. torch computes meanwhile, and
     buffers, gradients and random numbers stay as they were. Its convolutions, fused modules, functions of
     transconv and kernels written in Python are noted, torch's own convolutions too, and those of
-    ``backward`` (default: where a parameter requires a gradient). ``workers``: processes (default: one for each core); ``progress``: a
-    bar on standard error. Model and inputs have to be where they will run.
+    ``backward`` (default: where a parameter requires a gradient). ``workers``: processes (default: one for
+    each core); ``progress``: a bar on standard error. Model and inputs have to be where they will run.
 
     The next call of each finds its kernel; in other processes too, while the caches last. On a GPU each
     kernel of a convolution also runs once on small integers while others are compiled: it is then loaded,
