@@ -15,8 +15,7 @@ from unittest.mock import patch
 import torch
 
 import transconv
-from transconv.backend_triton import SizedLauncher
-from transconv.backend_triton.launch import bound_start, launcher, sized_launcher
+from transconv.backend_triton.launch import bound_start, launcher
 from transconv.functional.calls import compiled_launch
 from transconv.graph import torch_compile
 from transconv.graph.regions import region_calls, region_compiler
@@ -28,7 +27,7 @@ from transconv.torch_ops.calls import lower_call, route
 Launched = list[tuple[Any, ...]]
 """Of each launch the number of programs, then addresses, descriptors and sizes."""
 SM90 = Target.parse("sm_90")
-made, made_sized = launcher.Launcher.__init__, SizedLauncher.__init__
+made = launcher.Launcher.__init__
 
 
 @contextmanager
@@ -41,16 +40,16 @@ def as_on_gpu() -> Iterator[Launched]:
 
     def init(self: launcher.Launcher, *given: Any, **named: Any) -> None:
         made(self, *given, **named)
-        self.kept[None, True] = bound_start.Direct(started, self.grid, "f", "p")  # type: ignore[index]
+        kernel = SimpleNamespace(function="f", packed_metadata="p")
+        self.kept[None, True] = self.starting(kernel)  # type: ignore[index]
 
     replaced: list[tuple[Any, str, Any]] = [
         (lower_call, "target_of", lambda device: SM90), (route, "current_device", lambda: None),
         (route, "_empty", _empty), (torch_internals, "quickest", lambda: _empty),
         (first_run_check, "is_trusted", lambda *_: True),
-        (sized_launcher, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
+        (bound_start, "entry", lambda kernel, boxed: (started, ["record"] * 8)),
         (bound_start, "encoding", lambda meta, box: lambda address, lying: [lying]),
-        (launcher.Launcher, "__init__", init), (launcher.Launcher, "_interpret", _interpret),
-        (SizedLauncher, "__init__", _init_sized), (SizedLauncher, "start", _start)]
+        (launcher.Launcher, "__init__", init), (launcher.Launcher, "_interpret", _interpret)]
     config = transconv.config
     before = config.cpu, config.sizes, config.fallback
     with ExitStack() as stack:
@@ -99,16 +98,5 @@ def _empty(shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def _interpret(self: launcher.Launcher, tensors: list[Any]) -> None:
-    self.kept[None, True](tuple(t.data_ptr() for t in tensors), tensors, "stream")  # type: ignore[index]
-
-
-def _init_sized(self: SizedLauncher, *given: Any, **named: Any) -> None:
-    made_sized(self, *given, **named)
-    kernel = SimpleNamespace(function="f", packed_metadata="p")
-    self.starts[None, True] = sized_launcher._Start(self, kernel)  # type: ignore[index]
-
-
-def _start(self: SizedLauncher, tensors: list[Any], values: dict[str, int]) -> None:
-    sizes = self.in_order(values)
-    self.starts[None, True](sizes, self.numbers(*sizes)[0], tensors, "stream")  # type: ignore[index]
+def _interpret(self: launcher.Launcher, tensors: list[Any], sizes: Any, at: Any) -> None:
+    self.kept[None, True](sizes, at, tensors, "stream")  # type: ignore[index]

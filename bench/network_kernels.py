@@ -16,21 +16,22 @@ from bench.network_setting import Row, Setting, gpu, prepare, release
 def collect(model: str, precision: str, layout: str, device: str, small: bool, lock: str) -> Row:
     """The kernels that one training step and one inference need, eager and compiled: a graph
     leaves a bias under autocast in float32."""
+    from transconv.calls import route_cache
     from transconv.errors import Unsupported
-    from transconv.torch_ops.calls import lower_call, route_cache
+    from transconv.torch_ops.calls import lower_call
 
     setting = Setting(model, precision, layout, device, small)
     prepare()
     asked: dict[tuple[Any, ...], None] = {}
-    planned = lower_call.planned
+    question = lower_call.question
 
     def note(problem: Any, prop: Any, device: Any, epilogue: str, aligned: bool,
-             deterministic: bool, bias: torch.dtype | None, mode: str) -> Any:
+             deterministic: bool, bias: torch.dtype | None = None) -> Any:
         for added in dict.fromkeys((bias, bias and torch.float32)):
             asked[problem, prop, epilogue, aligned, deterministic, added] = None
         raise Unsupported("bench:collecting")
 
-    lower_call.planned = note
+    lower_call.question = note
     try:
         with gpu(lock, exclusive=False):
             setting.arrange()
@@ -41,7 +42,7 @@ def collect(model: str, precision: str, layout: str, device: str, small: bool, l
                 setting.forward(after.eval(), x)
             setting.wait()
     finally:
-        lower_call.planned = planned
+        lower_call.question = question
         route_cache.forget()
         release()
     return {"kernels": list(asked)}

@@ -24,7 +24,7 @@ import transconv.functional as ours
 from transconv import config
 from transconv.calls.guard import current_device
 from transconv.compute import parse
-from transconv.functional.calls import route_cache
+from transconv.functional.calls import route
 from transconv.runtime import Launch, build_compute
 from transconv.target import Target
 
@@ -104,7 +104,7 @@ def launched(device: str) -> Iterator[None]:
     if device == "cuda":
         yield
         return
-    before, empty, start = config.cpu, route_cache._empty, Launch.start
+    before, empty, start = config.cpu, route._empty, Launch.start
 
     def begin(self: Launch, tensors: Any) -> None:
         self.begin, self.device = (lambda *given: None), current_device()
@@ -112,7 +112,7 @@ def launched(device: str) -> Iterator[None]:
     interpreted = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = "1"  # without it torch would compute
     config.cpu = "interpret"
-    route_cache._empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    route._empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
     Launch.start = begin
     try:
         yield
@@ -121,7 +121,7 @@ def launched(device: str) -> Iterator[None]:
         if interpreted is not None:
             os.environ["TRITON_INTERPRET"] = interpreted
         config.cpu = before
-        route_cache._empty = empty
+        route._empty = empty
         Launch.start = start
 
 

@@ -13,7 +13,6 @@ from bench import reference
 from bench.size_calls import Compilations, Subject, host_us, same, switched
 from bench.size_layers import Size, chosen, order, problem_at
 from bench.size_reference import exact_sums
-from transconv.backend_triton import SizedLauncher
 from transconv.conv import (
     CompiledDirection,
     ConvProblem,
@@ -113,7 +112,7 @@ def _first_uses(subject: Subject, registry: LayerRegistry) -> None:
 def _loaded(registry: LayerRegistry) -> int:
     """How many kernels were started for the first time."""
     steps = [step for k in registry.there.values() for step in k.plan.steps]
-    return sum(len(s.launcher.starts if isinstance(s.launcher, SizedLauncher) else s.launcher.kept)
+    return sum(len(s.launcher.kept)
                for s in steps)
 
 

@@ -14,7 +14,7 @@ from transconv import knobs
 from transconv.compute import Compute
 from transconv.ir import Kernel
 from transconv.passes import pipeline
-from transconv.runtime import steps
+from transconv.runtime import compiler
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
 
@@ -34,4 +34,4 @@ def lower(compute: Compute, schedule: Schedule, target: Target, name: str, preci
 
 @pytest.fixture(autouse=True)
 def known_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "lower", lower)
+    monkeypatch.setattr(compiler, "lower", lower)

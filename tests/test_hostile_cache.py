@@ -23,6 +23,7 @@ import torch
 import transconv
 from transconv import knobs, runtime
 from transconv.backend_triton.launch import jit_module
+from transconv.calls import route_cache
 from transconv.conv import compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.disk_cache import files as keep
@@ -30,7 +31,6 @@ from transconv.disk_cache import records as drawer
 from transconv.disk_cache.records import Drawer
 from transconv.runtime import check_records
 from transconv.target.records import TARGETS
-from transconv.torch_ops.calls import route_cache
 
 ROOT = Path(__file__).parent.parent
 DRAWER = Drawer("sums", 1)

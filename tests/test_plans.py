@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from tests.stages import shapes
 from transconv import knobs, runtime
+from transconv.backend_triton import KernelStart
 from transconv.conv import CompiledDirection, Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -121,13 +122,13 @@ def test_what_is_multiplied_as_tf32_is_rounded_on_the_way() -> None:
     src[0, 0, 0, :4] = torch.tensor([float("nan"), float("inf"), 3.4028235e38, 1 + 2**-11])
     src.view(torch.int32)[0, 0, 0, 0] = 0x7FFFFFFF
     made = torch.full((2, 8, 8, 32), -1.0)
-    named["pack_src"].launcher([src, made])
+    named["pack_src"].launcher.start([src, made])
     wanted = convert(src.permute(0, 2, 3, 1).numpy(), tf32)
     assert np.array_equal(made.numpy(), wanted, equal_nan=True)
     assert made[0, 0, 0, 0].isnan() and (made != src.permute(0, 2, 3, 1)).sum() > 4000
     y = torch.randn(2, 8, 8, 64)
     back = torch.full((2, 64, 8, 8), -1.0)
-    named["unpack_dst"].launcher([y, back])
+    named["unpack_dst"].launcher.start([y, back])
     assert torch.equal(back, y.permute(0, 3, 1, 2))  # a result keeps its bits
 
 
@@ -318,11 +319,11 @@ def test_starter_of_several_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compiled.starter(0, True) is None  # nothing was launched yet
     calls: list[tuple[str, list[int]]] = []
     for step in compiled.steps:
-        def start(pointers: Sequence[int], tensors: Sequence[torch.Tensor], stream: int,
-                  name: str = step.compute.name) -> None:
-            assert [x.data_ptr() for x in tensors] == list(pointers) and stream == 7
-            calls.append((name, list(pointers)))
-        step.launcher.kept[0, True] = start
+        def start(*given: Any, name: str = step.compute.name) -> None:
+            assert given[3] == 7
+            calls.append((name, [*given[13:]]))
+        kernel = SimpleNamespace(function="f", packed_metadata="p")
+        step.launcher.kept[0, True] = KernelStart(start, kernel)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     monkeypatch.setattr(torch_internals, "quickest", lambda: lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))

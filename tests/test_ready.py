@@ -187,7 +187,7 @@ def test_a_kept_plan_is_the_plan(there: set[str], monkeypatch: pytest.MonkeyPatc
         first = compiler.plan(problem, prop, SM90)
         compiler.forget()
         with monkeypatch.context() as m:
-            m.setattr("transconv.runtime.steps.lower", None)  # no pass runs
+            m.setattr("transconv.runtime.compiler.lower", None)  # no pass runs
             second = compiler.plan(problem, prop, SM90)
         assert second.steps[0].launcher is not first.steps[0].launcher
         assert (second.source, second.schedule, second.why) == (first.source, first.schedule, first.why)
@@ -229,13 +229,13 @@ def test_a_kept_plan_of_any_size_is_the_plan_or_made_again(there: set[str],
     forget = compiler.forget
     forget()
     with monkeypatch.context() as m:
-        m.setattr("transconv.runtime.steps.lower", None)
+        m.setattr("transconv.runtime.compiler.lower", None)
         second = runtime.compiler.plan(*told)
     for of in (lambda p: p.required.sizes, lambda p: p.steps[0].launcher.requires,
                lambda p: p.steps[0].launcher.programs, lambda p: p.steps[0].launcher.boxes):
         assert of(first) == of(second)
     with monkeypatch.context() as m:  # nothing is proved or counted again
-        m.setattr("transconv.backend_triton.launch.sized_launcher.facts_of", None)
+        m.setattr("transconv.backend_triton.launch.launcher.facts_of", None)
         m.setattr("transconv.runtime.plans.AtSizes", None)
         forget()
         assert runtime.compiler.plan(*told).formulas() == first.formulas()

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.backend_triton import SizedLauncher
-from transconv.backend_triton.launch import sized_launcher
+from transconv.backend_triton.launch import bound_start, launcher
 from transconv.conv import (
     CompiledDirection,
     ConvProblem,
@@ -23,7 +22,7 @@ from transconv.conv import (
 from transconv.conv.dynamic_sizes import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
-from transconv.runtime import build_compute, compiler, plan_cache, size_arguments
+from transconv.runtime import build_compute, compiler, launch_codegen, plan_cache, size_arguments
 from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, SizeTable
 from transconv.selection import choice
@@ -96,14 +95,14 @@ def test_a_start_has_nothing_left_to_decide(
     """Once a size is known, its launch passes the grid and the sizes as they were computed."""
     held = gathered.choose((3, 20, 30), "now").plan
     (step,) = held.steps
-    assert isinstance(step.launcher, SizedLauncher)
+    assert step.launcher.sizes is not None
     assert held.starter(0, True) is None, "nothing is compiled yet"
     started: list[tuple[object, ...]] = []
     kernel = SimpleNamespace(function="f", packed_metadata="p")
-    monkeypatch.setattr(sized_launcher, "entry", lambda *_: (lambda *args: started.append(args), None))
-    monkeypatch.setattr(sized_launcher, "torch_module", lambda: SimpleNamespace(
+    monkeypatch.setattr(bound_start, "entry", lambda *_: (lambda *args: started.append(args), None))
+    monkeypatch.setattr(launch_codegen, "torch_module", lambda: SimpleNamespace(
         _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: f"stream {device}")))
-    monkeypatch.setitem(step.launcher.starts, (0, True), sized_launcher._Start(step.launcher, kernel))
+    monkeypatch.setitem(step.launcher.kept, (0, True), step.launcher.starting(kernel))
     run = held.starter(0, True)
     assert run is not None
     assert held.required is not None
@@ -180,7 +179,7 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
         m.setattr(compiler, "build", lambda *_: pytest.fail("a plan was made"))
         again = LayerRegistry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
         (question,) = again.questions
-        for room in (size_arguments, sized_launcher):  # few plans that are read take a call
+        for room in (size_arguments, launcher):  # few plans that are read take a call
             m.setattr(room, "function_of", lambda *_: pytest.fail("a function of sizes was made"))
         found = plan_cache.find(
             question.workload, SM90, False, type(first.plan), lambda: pytest.fail("lowered")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from transconv.backend_triton import SizedLauncher
 from transconv.compute import parse
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import TensorError
@@ -106,7 +105,7 @@ def test_the_plan_refuses_what_is_just_outside(kind: str, monkeypatch: pytest.Mo
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     started: list[Any] = []
     for step in plan.steps:
-        assert isinstance(step.launcher, SizedLauncher)
+        assert step.launcher.sizes is not None
         monkeypatch.setattr(step.launcher, "start", lambda given, sizes: started.append(sizes))
     assert plan.at(inside).sizes == inside
     plan.launch(**tensors(plan, inside))

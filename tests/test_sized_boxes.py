@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import transconv
-from transconv.backend_triton import Miscompiled, Resources, SizedLauncher, compile_offline
-from transconv.backend_triton.launch import bound_start, descriptors, sized_launcher
+from transconv.backend_triton import Miscompiled, Resources, compile_offline
+from transconv.backend_triton.launch import bound_start, descriptors
 from transconv.compute import Compute, parse
 from transconv.conv import (
     ConvProblem,
@@ -200,12 +200,12 @@ def test_what_cannot_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's interpreter and its own launch, which would fetch neighbours, and other releases."""
     compute, plan = stepped()
     run = plan.steps[0].launcher
-    assert isinstance(run, SizedLauncher)
+    assert run.sizes is not None
     with pytest.raises(Unsupported, match=r"every \[1, 2, 2, 1\] position of src, which Triton's interp"):
         ComputationCase(compute.at(MB=1, IH=5, IW=5)).launched(plan, "cpu")
-    monkeypatch.setattr(sized_launcher, "entry", lambda *_: None)
+    monkeypatch.setattr(bound_start, "entry", lambda *_: None)
     with pytest.raises(Unsupported, match="Triton's own launch cannot"):
-        sized_launcher._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+        run.starting(SimpleNamespace(function="f", packed_metadata="p"))
     monkeypatch.setattr(boxes, "is_direct", lambda: False)
     reason = boxes.why_not_a(Schedule.parse(STEPPED[0][2]), compute, SM90)
     assert reason is not None and "has no such descriptors" in reason
@@ -245,8 +245,8 @@ def test_a_kernel_whose_descriptor_is_refused_is_replaced(monkeypatch: pytest.Mo
         return encode
 
     monkeypatch.setattr(bound_start, "encoding", encoding)
-    monkeypatch.setattr(sized_launcher, "entry", lambda *_: (lambda *args: None, "xyz"))
-    start = sized_launcher._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    monkeypatch.setattr(bound_start, "entry", lambda *_: (lambda *args: None, "xyz"))
+    start = run.starting(SimpleNamespace(name=run.function, function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
     with pytest.raises(Miscompiled, match="the driver said 1") as told:
         start((2, 5, 6), run.numbers(2, 5, 6)[0], tensors, "stream")
@@ -354,7 +354,7 @@ def test_the_longest_stride_is_a_requirement() -> None:
 def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = built(1)
     run = plan.steps[0].launcher
-    assert isinstance(run, SizedLauncher) and sum(b is not None for b in run.boxes) == 3
+    assert run.sizes is not None and sum(b is not None for b in run.boxes) == 3
     described: list[tuple[int, ...]] = []
     started: list[tuple[Any, ...]] = []
 
@@ -365,8 +365,8 @@ def test_descriptors_are_made_once_for_a_size_and_an_address(monkeypatch: pytest
         return encode
 
     monkeypatch.setattr(bound_start, "encoding", encoding)
-    monkeypatch.setattr(sized_launcher, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
-    start = sized_launcher._Start(run, SimpleNamespace(function="f", packed_metadata="p"))
+    monkeypatch.setattr(bound_start, "entry", lambda *_: (lambda *args: started.append(args), "xyz"))
+    start = run.starting(SimpleNamespace(function="f", packed_metadata="p"))
     tensors = [SimpleNamespace(data_ptr=lambda at=at: at) for at in (16, 32, 48)]
     for images in (2, 3, 2, 2):
         start((images, 5, 6), run.numbers(images, 5, 6)[0], tensors, "stream")

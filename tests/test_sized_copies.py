@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.backend_triton import Launcher, Resources, SizedLauncher, compile_offline
+from transconv.backend_triton import Launcher, Resources, compile_offline
 from transconv.compute import Compute, parse
 from transconv.conv import (
     ConvProblem,
@@ -88,7 +88,7 @@ def test_drawn_sizes_edges_first(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     Triton's."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     compute, plan = built(name)
-    assert any(s.does == "pack" and isinstance(s.launcher, SizedLauncher) for s in plan.steps)
+    assert any(s.does == "pack" and s.launcher.sizes is not None for s in plan.steps)
     for n, drawn in enumerate(sizes.drawn(compute, 4)):
         case = ComputationCase(compute.at(**drawn))
         if n < 3:
@@ -237,10 +237,9 @@ def test_a_start_takes_workspaces_of_the_call(monkeypatch: pytest.MonkeyPatch) -
     """As long as its sizes say, and hands them to the kernels."""
     plan = built("operands")[1]
     begun: list[tuple[int, ...]] = []
-    for kind in (Launcher, SizedLauncher):
-        monkeypatch.setattr(kind, "begun", lambda *_: None)  # as where Triton starts kernels
-        monkeypatch.setattr(kind, "binding", lambda self, device, aligned, order: lambda sizes, *_: (
-            lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
+    monkeypatch.setattr(Launcher, "begun", lambda *_: None)  # as where Triton starts kernels
+    monkeypatch.setattr(Launcher, "binding", lambda self, device, aligned, order: lambda sizes, *_: (
+        lambda *given: begun.append((*sizes, *(given[at] for at in order)))))
     monkeypatch.setattr(plans.torch_internals, "quickest", lambda: lambda shape, stride, dtype: shape[0])
     start = plan.starter_at(0, True, ("src", "wei", "dst"))
     assert start is not None

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from transconv.backend_triton import BoundStart
-from transconv.runtime import first_run_check
+from transconv.backend_triton import KernelStart
+from transconv.runtime import first_run_check, launch_codegen
 from transconv.runtime.launch import Launch
 from transconv.runtime.launch_codegen import starter
 
@@ -26,6 +26,15 @@ class Memory:
         self.log.append(("zero", self.address))
 
 
+@pytest.fixture(autouse=True)
+def stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_codegen, "torch_module", lambda: SimpleNamespace(_C=SimpleNamespace(
+        _cuda_getCurrentRawStream=lambda device: f"on {device}")))
+
+
+KERNEL = SimpleNamespace(function="f", packed_metadata="m")
+
+
 def test_a_start_is_written_out() -> None:
     """A copy into memory of the call's own, a kernel with boxes that lie as sizes say, one whose boxes lie
     as they did when it was compiled, and one that Triton starts; what is added to is cleared before."""
@@ -38,15 +47,15 @@ def test_a_start_is_written_out() -> None:
         return type("E", (), {"calls": {}, "__call__": lambda self, at, places: (
             log.append((name, at, places)), (*at, "map"))[1]})()
 
-    def begun(name: str, of: Any, places: Any, sized: bool) -> BoundStart:
-        return BoundStart(raw(name), "f", "m", False, of, places, sized, lambda device: f"on {device}")
+    def begun(name: str, of: Any, sizes: int) -> KernelStart:
+        return KernelStart(raw(name), KERNEL, False, of, sizes=sizes)
 
-    steps = [(begun("copy", None, None, True), (0, 3), None),
-             (begun("boxes", encoder("boxes"), None, True), (3, 1), 2),
-             (begun("fixed", encoder("fixed"), ("lies",), False), (1, 2), None),
+    steps = [(begun("copy", None, 2), (0, 3), None),
+             (begun("boxes", encoder("boxes"), 2), (3, 1), 2),
+             (begun("fixed", encoder("fixed"), 0), (1, 2), None),
              (lambda sizes, grid, places: lambda *given: log.append(
                  ("bound", sizes, grid, [t.address for t in given])), (2,), 3)]
-    made = starter(lambda n, m: ((n, ()), (m, ("at", n)), (5, ()), (6, ()), ((n * m,),)),
+    made = starter(lambda n, m: ((n, ()), (m, ("at", n)), (5, ("lies",)), (6, ()), ((n * m,),)),
                    lambda shape, strides, dtype: Memory(1000 + shape[0], log), 4, 3, 2, ["f16"],
                    steps)((8, 9))
     tensors = [Memory(at, log) for at in (2, 3, 7)]
@@ -61,9 +70,8 @@ def test_a_start_is_written_out() -> None:
 def test_what_is_encoded_already_is_passed() -> None:
     log: list[Any] = []
     known = SimpleNamespace(calls={(2,): ("map",)})
-    one = BoundStart(
-        lambda *given: log.append(given[13:]), "f", "m", True, known, (), False, lambda device: 0
-    )
+    encoder: Any = known
+    one = KernelStart(lambda *given: log.append(given[13:]), KERNEL, True, encoder)
     starter(lambda: ((1, ()), ()), None, 0, 1, 0, [], [(one, (0,), None)])(())(Memory(2, log))
     assert log == [("map",)]
 

@@ -24,7 +24,7 @@ from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import knobs, runtime
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.miscompiles.signs import Miscompiled
-from transconv.calls import stats
+from transconv.calls import route_cache, stats
 from transconv.conv import compiler, workload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
@@ -34,7 +34,6 @@ from transconv.runtime import check_records, first_run_check, steps
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
-from transconv.torch_ops.calls import route_cache
 
 INTERPRETER, SM90 = TARGETS["interpreter"], TARGETS["sm_90"]
 PLAIN = ConvProblem.parse("mb2ic3ih6oc40oh6kh3ph1 math=ieee")
@@ -145,10 +144,10 @@ def test_a_known_mistake_of_the_compiler_is_a_verdict(monkeypatch: pytest.Monkey
     best, second = ranked(PLAIN, Prop.FWD)[:2]
     honest = Launcher._interpret
 
-    def interpret(self: Launcher, tensors: list[Any]) -> None:
+    def interpret(self: Launcher, tensors: list[Any], *given: Any) -> None:
         if f"schedule {best}" in self.source:
             raise Miscompiled(self.function, "a constant is lost")
-        honest(self, tensors)
+        honest(self, tensors, *given)
 
     monkeypatch.setattr(Launcher, "_interpret", interpret)
     t = tensors_of(PLAIN, Prop.FWD)
@@ -270,7 +269,7 @@ def asserted() -> None:
 def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) -> None:
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
 
-    def interpret(tensors: list[Any]) -> None:
+    def interpret(*given: Any) -> None:
         raised()
 
     first.steps[0].launcher._interpret = interpret  # type: ignore[method-assign]
@@ -285,7 +284,7 @@ def test_a_kernel_that_triton_refuses_is_replaced(raised: Callable[[], None]) ->
 def test_a_kernel_that_triton_refuses_holds_no_tensors() -> None:
     """Those of the frames that launched it go when these return, not when Python looks for cycles."""
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
-    first.steps[0].launcher._interpret = lambda tensors: gave_up_by_name()  # type: ignore[method-assign]
+    first.steps[0].launcher._interpret = lambda *given: gave_up_by_name()  # type: ignore[method-assign]
 
     def called() -> weakref.ref[torch.Tensor]:
         t = tensors_of(PLAIN, Prop.FWD)
@@ -314,7 +313,7 @@ def no_memory() -> None:
 @pytest.mark.parametrize("raised", [lost, no_memory])
 def test_what_ails_the_device_is_no_kernels(raised: Callable[[], None]) -> None:
     first = compiler.plan(PLAIN, Prop.FWD, INTERPRETER)
-    first.steps[0].launcher._interpret = lambda tensors: raised()  # type: ignore[method-assign]
+    first.steps[0].launcher._interpret = lambda *given: raised()  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="illegal memory|no memory"):
         first_run_check.run(first, tensors_of(PLAIN, Prop.FWD))
     assert not [*check_records.DRAWER.items()]

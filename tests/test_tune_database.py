@@ -320,14 +320,14 @@ def test_a_kernel_that_fails_to_generate_costs_a_warning(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     plain = first().schedule
     store.remember([row()])
-    real = runtime.compiler.step_of
+    real = runtime.compiler.lower
 
-    def fails(workload: object, compute: object, schedule: Schedule, *rest: object) -> object:
+    def fails(compute: object, schedule: Schedule, *rest: object) -> object:
         if str(schedule) == SLOWER:
             raise ZeroDivisionError("a bug in a pass")
-        return real(workload, compute, schedule, *rest)  # type: ignore[arg-type]
+        return real(compute, schedule, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runtime.compiler, "step_of", fails)
+    monkeypatch.setattr(runtime.compiler, "lower", fails)
     assert compiler.build(DENSE, Prop.FWD, SM90).schedule == plain
     assert "a row of the tuning database is passed over" in caplog.text
 

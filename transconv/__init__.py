@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from transconv.api import Target as Target
     from transconv.api import compile as compile
     from transconv.api import lower as lower
+    from transconv.calls.route_cache import counted as stats  # noqa: F401
     from transconv.conv import ConvProblem as ConvProblem
     from transconv.conv import Prop as Prop
     from transconv.functional.computation import computation as computation
     from transconv.graph.optimization import optimize as optimize
-    from transconv.torch_ops.calls.route_cache import counted as stats  # noqa: F401
     from transconv.torch_ops.conversion.convert import convert_ as convert_
     from transconv.torch_ops.conversion.convert import disable as disable
     from transconv.torch_ops.conversion.convert import enable as enable
@@ -78,7 +78,7 @@ _HOMES = {
     "off": "torch_ops.conversion.convert",
     "optimize": "graph.optimization",
     "prepare": "torch_ops.precompile.prepare",
-    "stats": "torch_ops.calls.route_cache",
+    "stats": "calls.route_cache",
     "FallbackWarning": "calls.stats",
     "quantize_": "torch_ops.quantization.quantize",
     "ConvProblem": "conv.problem.conv_problem",

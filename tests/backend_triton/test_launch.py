@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from transconv.backend_triton.launch import descriptors
-from transconv.backend_triton.launch.bound_start import MAPS_KEPT, Direct
+from transconv.backend_triton.launch import bound_start, descriptors
+from transconv.backend_triton.launch.bound_start import MAPS_KEPT, KernelStart
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.miscompiles.signs import Miscompiled
 from transconv.conv import CompiledDirection
@@ -19,6 +19,8 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import Layout, Tensor, f32
 from transconv.runtime import torch_internals
 from transconv.target.records import TARGETS
+
+KERNEL = SimpleNamespace(function="function", packed_metadata="packed", name="f")
 
 
 @dataclass
@@ -49,7 +51,7 @@ def test_addresses_in_the_kernels_order(stream: dict[int, int]) -> None:
     raw = Started()
     launcher = Launcher("", "f", None, 12, 4, 2)
     assert launcher.starter(0, True, (0, 1, 2)) is None  # nothing was launched yet
-    launcher.kept[0, True] = Direct(raw, 12, "function", "packed")
+    launcher.kept[0, True] = KernelStart(raw, KERNEL)
     assert launcher.starter(0, False, (0, 1, 2)) is None
     for order in ((0, 1, 2), (2, 1, 0), (0, 2, 1), (3, 0, 1, 2), (1, 0), (2, 4, 0, 3, 1),
                   (2, 4, 0, 5, 3, 1)):
@@ -71,7 +73,7 @@ def compiled(text: str, prop: Prop, schedule: str | None = None) -> CompiledDire
 def keep(made: CompiledDirection) -> Started:
     raw = Started()
     for step in made.steps:
-        step.launcher.kept[0, True] = Direct(raw, step.launcher.grid, step.launcher.function, ())
+        step.launcher.kept[0, True] = KernelStart(raw, KERNEL)
     return raw
 
 
@@ -130,26 +132,20 @@ def test_split_sums_get_their_workspace(reduce: str, launches: int) -> None:
 
 
 def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from transconv.backend_triton.launch import bound_start
-    from transconv.backend_triton.launch import launcher as launchers
-
     made = compiled("mb2ic64ih16oc64oh16kh3ph1 dt=bf16 tag=nhwc", Prop.FWD)
     launcher = made.steps[0].launcher
     assert launcher.boxes
     raw, encoded = Started(), []
-    monkeypatch.setattr(launchers, "entry", lambda kernel, boxed: (raw, launcher.boxes))
+    monkeypatch.setattr(bound_start, "entry", lambda kernel, boxed: (raw, launcher.boxes))
     monkeypatch.setattr(bound_start, "encoding", lambda meta, box: lambda address, lying: (
         encoded.append((address, lying, meta, box)) or [f"map{len(encoded)}"]))
 
-    class Kernel:
-        function, packed_metadata, run = "function", "packed", None
-
-    start = launcher._starter(Kernel())
+    start, (at, _) = launcher.starting(KERNEL), launcher.numbers()
     boxed = sum(b is not None for b in launcher.boxes)
     first, second = (tensors(len(launcher.boxes)) for _ in range(2))
     for given, new in ((first, boxed), (second, boxed), (second, 0), (first, 0)):
         before = len(encoded)
-        start(tuple(t.data_ptr() for t in given), given, 1)
+        start((), at, given, 1)
         assert len(encoded) == before + new
         for box, passed, tensor in zip(launcher.boxes, raw.calls[-1][-len(given):], given,
                                        strict=True):
@@ -160,8 +156,8 @@ def test_encoded_descriptors_are_kept_by_address(monkeypatch: pytest.MonkeyPatch
     assert begin is not None
     begin(*first[::-1])
     assert raw.calls[-1][4:] == raw.calls[-2][4:] and len(encoded) == 2 * boxed
-    for at in range(1, 2 * MAPS_KEPT):
-        start((16 * at,) * len(first), first, 1)
+    for number in range(1, 2 * MAPS_KEPT):
+        start((), at, [SimpleNamespace(data_ptr=lambda: 16 * number)] * len(first), 1)  # noqa: B023
     assert len(encoded) > 2 * MAPS_KEPT
 
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from transconv.backend_triton.launch.bound_start import Direct
+from transconv.backend_triton.launch.bound_start import KernelStart
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.offline.compilation import CompileFailure, compile_offline
 from transconv.conv import CompiledDirection, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
 from transconv.verify.matrix.jobs import job_of
+
+KERNEL = SimpleNamespace(function="function", packed_metadata="packed", name="f")
 
 EARLY = TARGETS["sm_90"]
 LATE = replace(EARLY, features=EARLY.features - {"early"})
@@ -71,7 +74,7 @@ def test_kept_kernels_are_started_early(monkeypatch: pytest.MonkeyPatch, early: 
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     calls: list[tuple[Any, ...]] = []
     launcher = Launcher("", "f", None, 12, 4, 2, early=early)
-    launcher.kept[0, True] = Direct(lambda *a: calls.append(a), 12, "function", "packed", early)
+    launcher.kept[0, True] = KernelStart(lambda *a: calls.append(a), KERNEL, early)
     begin = launcher.starter(0, True, order)
     assert begin is not None
     begin(*(torch.zeros(4) for _ in range(5)))

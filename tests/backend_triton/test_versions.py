@@ -37,7 +37,7 @@ def shifted(x, y):
         tl.store(y + step * 8 + at, got)
 '''
 x, y = torch.arange(8.0), torch.zeros(24)
-Launcher(SOURCE, "shifted", None, 1, 4, 2)([x, y])
+Launcher(SOURCE, "shifted", None, 1, 4, 2).start([x, y])
 some = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 7.0]
 assert y.tolist() == [7.0] * 8 + some * 2, y
 print(triton.__version__)
@@ -74,12 +74,12 @@ def test_a_kept_kernel_stays_loaded() -> None:
     """From Triton 3.9 on, code is unloaded when the kernel's object goes."""
     kernel = Kernel()
     called = kernel.called
-    start = Launcher("", "f", None, 5, 4, 2)._starter(kernel)
+    start = Launcher("", "f", None, 5, 4, 2).starting(kernel)
     alive = weakref.ref(kernel)
     del kernel
     gc.collect()
     assert alive() is not None
-    start([1, 2], ["x", "y"], 99)
+    start((), (5, ()), ["x", "y"], 99)
     assert called == [(5, 1, 1, 99, 17, "packed", None, None, None, "x", "y")]
 
 

@@ -20,10 +20,11 @@ from bench.size_reference import exact_sums
 from bench.size_table import models_table, sizes_table
 from bench.sizes import Run
 from transconv import knobs
+from transconv.calls import dynamic_sizes
 from transconv.conv import Epilogue, LayerRegistry, Prop
 from transconv.errors import ProblemError, Unsupported
 from transconv.target import Target
-from transconv.torch_ops.calls import dynamic_sizes, select_impl
+from transconv.torch_ops.calls import select_impl
 from transconv.tuning.table import read
 
 LAYERS = size_layers.chosen(quick=False)
@@ -196,7 +197,7 @@ def test_calls_ask_for_the_plans_that_are_timed(name: str, layout: str,
         raise Unsupported("sizes:refused", "only looked at")
 
     monkeypatch.setattr(LayerRegistry, "choose", choose)
-    monkeypatch.setattr(select_impl._SelectedCall, "of_this_size", choose)
+    monkeypatch.setattr(select_impl._SelectedCall, "question", choose)
     monkeypatch.setattr(size_measures, "_registries", {})
     subject = Subject(size_measures._layer(name, False), "fwd", layout)
     sides = tuple(4 * s for s in subject.layer.shape.stride)

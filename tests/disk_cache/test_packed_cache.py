@@ -67,7 +67,7 @@ def test_what_is_packed_comes_back_elsewhere(caches: Callable[[str], Path], pack
     assert (said.plans, said.kernels, said.ignored) == ({"sm_90": 1}, 1, ())
     group = json.loads((place / FOLDER / "__grp__f.json").read_text())
     assert Path(group["child_paths"]["f.cubin"]) == place / FOLDER / "f.cubin"
-    monkeypatch.setattr("transconv.runtime.steps.lower", None)  # no pass runs
+    monkeypatch.setattr("transconv.runtime.compiler.lower", None)  # no pass runs
     step = compiler.plan(PROBLEM, Prop.FWD, SM90, mode="never").steps[0]
     assert check_records.is_wrong("ab" * 16) and not check_records.is_right(step.digest, True)
     assert cache_bundle.info().plans == {"sm_90": 1}

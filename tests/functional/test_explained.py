@@ -14,7 +14,7 @@ from transconv.backend_triton import Launcher
 
 @pytest.fixture(autouse=True)
 def any_size(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(Launcher, "__call__", lambda *_: pytest.fail("something was launched"))
+    monkeypatch.setattr(Launcher, "start", lambda *_: pytest.fail("something was launched"))
     transconv.config.cpu, transconv.config.sizes = "interpret", "any"
     yield
     transconv.config.sizes = "exact"

@@ -14,7 +14,7 @@ from transconv.compute.semantics.sampled_points import LONGEST
 from transconv.compute.semantics.sampled_statistics import examine
 from transconv.errors import Unsupported
 from transconv.functional.calls import compiled_launch, first_call_check, torch_operators
-from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.route import FunctionCall
 from transconv.runtime import check_records, compiler, plans
 
 SOFTMAX = """compute softmax
@@ -202,7 +202,7 @@ def test_further_sizes_are_computed_by_torch(monkeypatch: pytest.MonkeyPatch) ->
     compared: list[int] = []
     real = first_call_check._compare
 
-    def noted(route: FunctionRoute, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
+    def noted(route: FunctionCall, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
         compared.append(got[0].shape[0])
         if compared[-1] == 6:
             got = [2 * t for t in got]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import transconv
 from transconv import functional as ours
 from transconv.functional.calls import call_forms, dispatch, symbolic_bind
-from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.route import FunctionCall
 from transconv.functional.calls.symbolic_bind import BoundCall
 from transconv.functional.calls.symbolic_int import SymbolicTrace, Untraced
 
@@ -51,7 +51,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether each call was of a known form; such a one is bound in both ways. torch computes."""
     found: list[bool] = []
 
-    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> FunctionRoute:
+    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> FunctionCall:
         form = call_forms.find(f, tensors, numbers, wanted)
         whole = symbolic_bind.bind(f, tensors, numbers, wanted, True)
         found.append(form is not None)
@@ -62,7 +62,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
             exact = form.exact()
             assert [s.text for s in (exact.forward, *exact.backward)] == [
                 s.text for s in (whole.forward, *whole.backward)]
-        return FunctionRoute(None, "test", f.name)
+        return FunctionCall(None, "test", f.name)
 
     monkeypatch.setattr(dispatch, "_made", made)
     call_forms._forms.clear()

@@ -13,9 +13,9 @@ import torch
 from tests.functional.test_forms import CASES
 from transconv import functional as ours
 from transconv.compute import Compute, execute
-from transconv.functional.calls import dispatch, dynamic_sizes, symbolic_bind
+from transconv.functional.calls import dispatch, form_registry, symbolic_bind
 from transconv.functional.calls.compiled_launch import program
-from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.route import FunctionCall
 
 MORE: dict[str, Callable[..., Any]] = {
     "std": lambda x, c: ours.std(x, (0, 2), correction=2),
@@ -34,10 +34,10 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The steps that calls are bound to. torch computes."""
     found: list[Any] = []
 
-    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> FunctionRoute:
+    def made(f: Any, tensors: Any, numbers: Any, wanted: Any) -> FunctionCall:
         whole = symbolic_bind.bind(f, tensors, numbers, wanted, True)
         found.extend((whole.forward, *whole.backward))
-        return FunctionRoute(None, "test", f.name)
+        return FunctionCall(None, "test", f.name)
     monkeypatch.setattr(dispatch, "_made", made)
     return found
 
@@ -61,7 +61,7 @@ def test_the_text_with_names_means_the_text_with_numbers(name: str, met: list[An
         if step.named is None:
             continue
         exact = program(step.text).compute
-        for text in dynamic_sizes.texts(step.named):
+        for text in form_registry.texts(step.named):
             compute = program(text).compute
             if compute.named is None or compute.named.why_not(step.named.sizes):
                 continue

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 import transconv
 from transconv import functional as ours
 from transconv.calls.guard import current_device
-from transconv.functional.calls import compiled_launch, route_cache
+from transconv.functional.calls import compiled_launch, route
 from transconv.functional.calls.call_entries import CALLS
 from transconv.runtime import Launch
 
@@ -36,7 +36,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         self.begin, self.device = (lambda *given: begin(self, given)), current_device()
 
     monkeypatch.setattr(Launch, "start", begin)
-    monkeypatch.setattr(route_cache, "_empty", lambda shape, strides, dtype:
+    monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype:
                         torch.empty_strided(shape, strides, dtype=dtype))
     yield
     compiled_launch._launches.clear()

@@ -15,8 +15,7 @@ import transconv
 from tests.gpu import cases as c
 from tests.torch_ops import conftest as ops_conftest  # noqa: F401  (what torch's tables import)
 from transconv import knobs
-from transconv.calls import stats
-from transconv.torch_ops.calls import route_cache
+from transconv.calls import route_cache, stats
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,6 @@ import pytest
 from tests.test_sized_boxes import LAYERS as BOXED
 from tests.test_sized_boxes import NAMES, STEPPED, built
 from tests.test_sized_weights import KERNELS
-from transconv.backend_triton import SizedLauncher
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import TensorError
@@ -66,8 +65,8 @@ def compiled_once(compute: Compute) -> None:
         assert not judged.problem, (drawn, judged.problem)
     assert refused < 10
     # What sums up partial weight gradients has the weight's size alone, which is known.
-    sized = [s.launcher for s in plan.steps if isinstance(s.launcher, SizedLauncher)]
-    assert sized and all(launcher.compiled == 1 for launcher in sized)
+    sized = [s.launcher for s in plan.steps if s.launcher.sizes is not None]
+    assert sized and all(len(launcher.kept) == 1 for launcher in sized)
 
 
 @pytest.mark.gpu
@@ -90,7 +89,7 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
     import torch
 
     import transconv
-    from transconv.torch_ops.calls import dynamic_sizes
+    from transconv.calls import dynamic_sizes
 
     transconv.config.sizes = "any"
     try:
@@ -109,11 +108,11 @@ def test_calls_of_drawn_sizes_compile_nothing_more() -> None:
                 grad.double(), x.double(), w.double(), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
                 [True, True, False])
             assert torch.equal(dx, wanted[0].bfloat16()) and torch.equal(dw, wanted[1].bfloat16())
-        for registry in dynamic_sizes._layers.values():
+        for registry in dynamic_sizes._registries.values():
             assert not isinstance(registry, str)
             launchers = [s.launcher for k in registry.there.values() for s in k.plan.steps]
-            sized = [s for s in launchers if isinstance(s, SizedLauncher)]
-            assert sum(s.compiled for s in sized) <= 6 and all(s.compiled <= 1 for s in sized)
+            sized = [s for s in launchers if s.sizes is not None]
+            assert sum(len(s.kept) for s in sized) <= 6 and all(len(s.kept) <= 1 for s in sized)
         assert not transconv.stats(reset=True).fallback
     finally:
         transconv.config.sizes = "exact"
@@ -150,7 +149,7 @@ def test_boxes_of_drawn_sizes(at: int) -> None:
             judged = ComputationCase(compute.at(**drawn)).launched(plan, "cuda")
             assert not judged.problem, (drawn, judged.problem)
     launcher = plan.steps[0].launcher
-    assert isinstance(launcher, SizedLauncher) and launcher.compiled == 1
+    assert launcher.sizes is not None and len(launcher.kept) == 1
 
 
 @pytest.mark.gpu

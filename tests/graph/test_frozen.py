@@ -40,11 +40,11 @@ class Layer(torch.nn.Conv2d):
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How often a weight was copied since it was last asked; plans copy it."""
     seen: list[str] = []
-    launch, ready = Launcher.__call__, runtime_launch.ready
+    launch, ready = Launcher.start, runtime_launch.ready
 
-    def counted(self: Launcher, tensors: list[Any]) -> None:
+    def counted(self: Launcher, tensors: list[Any], *sizes: Any) -> None:
         seen.append(self.function)
-        launch(self, tensors)
+        launch(self, tensors, *sizes)
 
     def found() -> int:
         made = sum("pack_X1" in name for name in seen)
@@ -57,7 +57,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
 
     monkeypatch.setattr(runtime_launch, "ready", packed)
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # else every use of a copy makes one to compare
-    monkeypatch.setattr(Launcher, "__call__", counted)
+    monkeypatch.setattr(Launcher, "start", counted)
     compiled_launch._launches.clear()
     yield found
     compiled_launch._launches.clear()

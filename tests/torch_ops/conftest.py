@@ -11,8 +11,7 @@ import torch
 
 import transconv
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
-from transconv.calls import stats
-from transconv.torch_ops.calls import route_cache
+from transconv.calls import route_cache, stats
 
 torch.set_num_threads(1)  # tiny problems: threads would only wait for each other
 

@@ -255,7 +255,7 @@ def test_what_is_on_disk_is_not_handed_over(processes: Processes, monkeypatch: p
     x, w = leaves()
     right(transconv.conv2d(x, w), x, w)
     processes.jobs.clear()
-    transconv.torch_ops.calls.route_cache.forget()
+    transconv.calls.route_cache.forget()
     monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: True)
     transconv.conv2d(x, w)
     assert not processes.jobs

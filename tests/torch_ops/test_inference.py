@@ -16,8 +16,8 @@ import torch.nn.functional as F
 import transconv
 from transconv import knobs
 from transconv.backend_triton import Launcher
+from transconv.calls import route_cache
 from transconv.errors import TensorError
-from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.conversion import prepacked_weights
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
@@ -29,11 +29,11 @@ TRANSPOSED = "mb.ih.iw:16 ic:16 oc:16 | mma | a=gather b=gather | pack=a.b stage
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
     """How often a weight was copied since it was last asked; plans copy it."""
     seen: list[str] = []
-    launch = Launcher.__call__
+    launch = Launcher.start
 
-    def counted(self: Launcher, tensors: list[Any]) -> None:
+    def counted(self: Launcher, tensors: list[Any], *sizes: Any) -> None:
         seen.append(self.function)
-        launch(self, tensors)
+        launch(self, tensors, *sizes)
 
     def copies() -> int:
         found = sum("pack_wei" in name for name in seen)
@@ -42,7 +42,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int]]:
 
     monkeypatch.setenv("TRANSCONV_SCHEDULE", PACKED)
     monkeypatch.setenv("TRANSCONV_VERIFY", "0")  # else every use of a copy makes one to compare
-    monkeypatch.setattr(Launcher, "__call__", counted)
+    monkeypatch.setattr(Launcher, "start", counted)
     transconv.config.cpu = "interpret"
     transconv.config.fallback = "error"
     yield copies

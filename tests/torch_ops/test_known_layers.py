@@ -13,12 +13,13 @@ import torch
 
 import transconv
 from bench.faked_launches import Launched, as_on_gpu
+from transconv.calls import route_cache
 from transconv.conv import registry
 from transconv.cost import AtSizes
 from transconv.ir import value_at
 from transconv.torch_ops import functional
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import route_cache, shape_cache
+from transconv.torch_ops.calls import conv_routes
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.call_entries import CALLS
 
@@ -47,13 +48,13 @@ def called(n: int, h: int, width: int, w: torch.Tensor) -> list[Any]:
     x, y = image(n, 32, h, width), image(n, 32, h, width)
     transconv.conv2d(x, w, padding=1)
     for mask in ((True, False, False), (True, True, False)):
-        route_cache.backward(NUMBERS, y, x, w, mask, "now")
-    return [r for item in made() if item not in before for r in route_cache._of(item)]
+        conv_routes.backward(NUMBERS, y, x, w, mask, "now")
+    return [r for item in made() if item not in before for r in item.routes()]
 
 
 def made() -> list[Any]:
     """What the general way made, and what layers made of it."""
-    return [*route_cache._routes.values(), *(r for layer in shape_cache._layers.values()
+    return [*route_cache.routes.values(), *(r for layer in route_cache._layers.values()
                                         for r in layer.known.values() if isinstance(r, BackwardRoutes))]
 
 
@@ -76,17 +77,17 @@ def test_the_routes_are_those_of_the_general_way(launched: Launched,
     sizes += [(rng.randint(1, 16), rng.randint(1, 90), rng.randint(1, 90)) for _ in range(8)]
     plain = []
     with monkeypatch.context() as m:
-        m.setattr(shape_cache, "_keep", lambda *_: None)
+        m.setattr(route_cache, "keep_layer", lambda *_: None)
         for size in sizes:
             plain.append((told(called(*size, w)), numbers(launched)))
             launched.clear()
     assert len({schedule for routes_, _ in plain for *_, schedule in [r[:10] for r in routes_]}) > 3
-    kept = [r.registry for r in route_cache._of(next(iter(route_cache._routes.values())))]
-    route_cache.forget(layers=False)
+    kept = [r.registry for r in next(iter(route_cache.routes.values())).routes()]
+    route_cache.forget(registries=False)
     for at, size in enumerate(sizes):
         if at > 1:  # both plans have run by then
-            monkeypatch.setattr(route_cache, "make_forward", lambda *_: pytest.fail("decided anew"))
-            monkeypatch.setattr(route_cache, "make_backward", lambda *_: pytest.fail("decided anew"))
+            monkeypatch.setattr(conv_routes, "make_forward", lambda *_: pytest.fail("decided anew"))
+            monkeypatch.setattr(conv_routes, "make_backward", lambda *_: pytest.fail("decided anew"))
         assert (told(called(*size, w)), numbers(launched)) == plain[at], size
         launched.clear()
     (one,) = kept
@@ -108,7 +109,7 @@ def test_a_first_call_does_little(launched: Launched) -> None:
     x, y = image(4, 32, 50, 60), image(4, 32, 50, 60)
     wanted = (True, False, False)
     for call, most in ((lambda: transconv.conv2d(x, w, padding=1), 19),
-                       (lambda: route_cache.backward(NUMBERS, y, x, w, wanted, "now"), 23)):
+                       (lambda: conv_routes.backward(NUMBERS, y, x, w, wanted, "now"), 23)):
         seen: list[str] = []
 
         def profile(frame: FrameType, event: str, _: Any, seen: list[str] = seen) -> None:
@@ -135,14 +136,14 @@ def test_wrong_calls_of_a_known_layer_are_torchs_errors(launched: Launched) -> N
         with pytest.raises(RuntimeError, match=said):
             transconv.conv2d(x, w, padding=1)
     with pytest.raises(RuntimeError, match="Expected grad_output of size"):
-        route_cache.backward(
+        conv_routes.backward(
             NUMBERS, image(1, 32, 9, 8), image(1, 32, 9, 9), w, (True, False, False), "now"
         )
     with pytest.raises(RuntimeError, match="Kernel size can't be greater"):
         transconv.conv2d(image(1, 32, 2, 2), w)
     launched.clear()
     gaps = image(2, 32, 9, 18)[..., ::2]
-    layer = next(one for one in shape_cache._layers.values() if one.data and one.data.names[-1] == "dst")
+    layer = next(one for one in route_cache._layers.values() if one.data and one.data.names[-1] == "dst")
     assert layer.forward(gaps, w) is None and layer.forward(image(2, 32, 9, 9), w) is not None
     flat = torch.empty(2 * 32 * 5, dtype=torch.bfloat16)
     for strides in ((160, 1, 32, 32), (160, 1, 7, 32), (160, 1, 160, 32)):  # of a row nothing is told
@@ -219,7 +220,7 @@ def test_entries_serve_all_sizes_under_autocast(launched: Launched,
         monkeypatch.setattr(home, name, lambda *given: reached.append(name) or real(*given))
 
     noted(functional.CONV2D, "general")
-    noted(route_cache, "backward_routes")
+    noted(conv_routes, "backward_routes")
     for h in (30, 31, 30):
         launched.clear()
         y = step(h)

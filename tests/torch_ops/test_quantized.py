@@ -106,7 +106,7 @@ def test_a_start_that_is_there_before_the_first_launch_makes_the_type_of_the_res
         shape, strides, dtype=dtype))
     monkeypatch.setattr(Plan, "starter", lambda plan, device, aligned, order, *_: (
         lambda *given: plan.launch(**dict(zip(order, given, strict=True)))))
-    monkeypatch.setattr(route.Route, "launch", lambda *_: pytest.fail("it was not started"))
+    monkeypatch.setattr(route.ConvCall, "launch", lambda *_: pytest.fail("it was not started"))
     x, w = drawn((1, 4, 5), torch.int8, 1), drawn((6, 4, 3), torch.int8, 2)
     try:
         for made in (torch.float32, torch.int32):
@@ -257,7 +257,7 @@ X, W = torch.zeros(1, 4, 5, 5, dtype=torch.int8), torch.zeros(8, 4, 3, 3, dtype=
 ])
 def test_errors_name_the_argument(given: Given, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything runs: no kernel, and no function of torch."""
-    monkeypatch.setattr(quantized_route.Route, "forward", lambda *_: pytest.fail("something ran"))
+    monkeypatch.setattr(quantized_route.ConvCall, "forward", lambda *_: pytest.fail("something ran"))
     with pytest.raises(errors.TensorError, match=f"transconv.quantized.conv2d: .*{reason}"):
         quantized.conv2d(**{"input": X, "weight": W, **given})
 

@@ -14,7 +14,6 @@ import torch
 import transconv
 import transconv.functional as TF
 from tests.test_ready import Processes
-from transconv.backend_triton import SizedLauncher
 from transconv.backend_triton.launch.launcher import Launcher
 from transconv.conv import compiler, registry
 from transconv.errors import Unsupported
@@ -24,7 +23,7 @@ from transconv.runtime import registry as registries
 from transconv.runtime.compilation import async_compile
 from transconv.selection import files_digest
 from transconv.selection.tuning_db import store
-from transconv.torch_ops.calls import lower_call, route_cache, select_impl
+from transconv.torch_ops.calls import conv_routes, lower_call, select_impl
 from transconv.torch_ops.precompile import prepare
 
 X, W, B = torch.randn(1, 4, 5, 5), torch.randn(4, 4, 3, 3), torch.randn(4)
@@ -111,8 +110,8 @@ def test_a_wait_is_decided_once(machine: Machine, monkeypatch: pytest.MonkeyPatc
     """While a process compiles, a call costs a look-up; the plan is asked for when it may be there."""
     decided: list[str] = []
     for name in ("make_forward", "make_backward"):
-        made = getattr(route_cache, name)
-        monkeypatch.setattr(route_cache, name, lambda *given, n=name, made=made: (
+        made = getattr(conv_routes, name)
+        monkeypatch.setattr(conv_routes, name, lambda *given, n=name, made=made: (
             decided.append(n), made(*given))[1])
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
 
@@ -255,7 +254,9 @@ EXAMPLES = registry.EXAMPLES[2][:2]
 def sized(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Two examples for each layer; its kernels count as compiled when ``general`` says so."""
     monkeypatch.setattr(registry, "EXAMPLES", {2: EXAMPLES})
-    monkeypatch.setattr(SizedLauncher, "is_ready", lambda self, aligned: machine.general)
+    exact = Launcher.is_ready
+    monkeypatch.setattr(Launcher, "is_ready", lambda self, aligned: (
+        machine.general if self.sizes else exact(self, aligned)))
     yield machine
     transconv.config.sizes = "exact"
 
@@ -345,7 +346,7 @@ def test_gradients_that_wait_are_asked_for_once(machine: Machine, monkeypatch: p
     x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
     loss = transconv.conv2d(x, w).sum()
     transconv.config.compile = "background"
-    counted = Counted(monkeypatch, make_backward=route_cache)
+    counted = Counted(monkeypatch, make_backward=conv_routes)
     for _ in range(3):
         loss.backward(retain_graph=True)
     assert counted.calls == {"make_backward": 1} and len(machine.processes.jobs) == 2

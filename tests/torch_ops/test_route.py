@@ -4,6 +4,7 @@ without autograd, and checks that it is given the memory that the plan is for.""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,11 +13,11 @@ from torch.autograd import forward_ad
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.calls import call_cache, guard
+from transconv.calls import call_cache, guard, route_cache
 from transconv.torch_ops.calls import (
     lower_call,
     route,
-    route_cache,
+    select_impl,
 )
 from transconv.torch_ops.calls.call_entries import CALLS
 from transconv.torch_ops.fused import fused_autograd
@@ -71,8 +72,10 @@ class Plan:
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(lower_call, "planned", lambda problem, direction, _, epilogue, aligned, *__:
-                        Plan(problem, direction, aligned, epilogue))
+    monkeypatch.setattr(lower_call, "question", lambda problem, direction, _, epilogue, aligned, *__:
+                        SimpleNamespace(workload=Plan(problem, direction, aligned, epilogue), target=None,
+                                        deterministic=False))
+    monkeypatch.setattr(select_impl, "ready", lambda plan, *_: plan)
     monkeypatch.setattr(lower_call, "proven", lambda plan, *a, **k: plan)
     monkeypatch.setattr(route, "_empty", lambda shape, strides, dtype: torch.empty_strided(
         shape, strides, dtype=dtype).fill_(float("nan")))
@@ -242,9 +245,9 @@ def test_only_switches_that_matter_are_asked_for(obeyed: tuple[str, ...], biased
         right = run(transconv.conv2d, given, leaves)
     assert asked == set(obeyed)
     switch[0] = True
-    before = set(route_cache._routes)
+    before = set(route_cache.routes)
     torch.testing.assert_close(run(transconv.conv2d, given, leaves), right)
-    assert set(route_cache._routes) == before  # the general way asks torch itself, and finds the same
+    assert set(route_cache.routes) == before  # the general way asks torch itself, and finds the same
 
 
 @pytest.mark.parametrize("transposed", ["input", "weight", "gradient"])

@@ -22,9 +22,9 @@ from tests.torch_ops.test_route import (
 )
 from tests.torch_ops.test_warm import general
 from tests.torch_ops.test_warm_fused import PARTS, given, ours, theirs
-from transconv.calls import guard
+from transconv.calls import guard, route_cache
 from transconv.errors import Unsupported
-from transconv.torch_ops.calls import lower_call, route, route_cache
+from transconv.torch_ops.calls import lower_call, route
 from transconv.torch_ops.calls.call_entries import CALLS
 
 __all__ = ["general", "kernels"]
@@ -93,14 +93,14 @@ def test_tensors_that_differ_get_another_kernel(change: Any, which: int, trained
 def test_an_epilogue_that_no_kernel_has(parts: str, monkeypatch: pytest.MonkeyPatch,
                                         general: list[Any]) -> None:
     """The convolution's own kernel is started and torch does the rest, at the first call and later."""
-    planned = lower_call.planned
+    asked = lower_call.question
 
     def refused(problem: Any, direction: Any, device: Any, epilogue: str, *rest: Any) -> Any:
         if epilogue not in ("", "bias"):
             raise Unsupported("schedule:refused")
-        return planned(problem, direction, device, epilogue, *rest)
+        return asked(problem, direction, device, epilogue, *rest)
 
-    monkeypatch.setattr(lower_call, "planned", refused)
+    monkeypatch.setattr(lower_call, "question", refused)
     args = given(parts)
     for _ in range(WARM):
         Plan.started.clear()
@@ -125,7 +125,7 @@ def test_another_device_is_the_current_one(f: Any, parts: str, wanted: str,
     args = given(parts, leaves=wanted)
     right = (theirs(*args[:3], None, None) if f is convolution else theirs(*args)).detach()
     f(*args)
-    for found in route_cache._routes.values():
+    for found in route_cache.routes.values():
         found.device = 0  # as if the tensors were there
     for current[0] in [0] * WARM + [1] * WARM + [0]:
         Plan.started.clear()

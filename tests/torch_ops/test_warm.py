@@ -16,8 +16,8 @@ from torch.func import grad, vmap
 
 import transconv
 from tests.torch_ops import samples as s
-from transconv.calls import call_cache, guard
-from transconv.torch_ops.calls import call_entries, dispatch, route_cache
+from transconv.calls import call_cache, guard, route_cache
+from transconv.torch_ops.calls import call_entries, dispatch
 from transconv.torch_ops.calls.call_entries import CALLS
 
 KWARGS = {"stride": 2, "padding": 1}

@@ -13,11 +13,10 @@ from transconv.backend_triton.emitters.kernel_text import (
 from transconv.backend_triton.emitters.parameters import parameters
 from transconv.backend_triton.emitters.triton import spelled_lines
 from transconv.backend_triton.emitters.unique_names import function_name
-from transconv.backend_triton.launch.bound_start import Bind, BoundStart, torch_module
+from transconv.backend_triton.launch.bound_start import Bind, KernelStart, torch_module
 from transconv.backend_triton.launch.compile_records import pretend
 from transconv.backend_triton.launch.jit_module import write
-from transconv.backend_triton.launch.launcher import Launcher
-from transconv.backend_triton.launch.sized_launcher import SizedLauncher, numbers_of, programs
+from transconv.backend_triton.launch.launcher import Launcher, numbers_of, programs
 from transconv.backend_triton.launch.warmup import expect
 from transconv.backend_triton.miscompiles.signs import Miscompiled
 from transconv.backend_triton.offline.compilation import (
@@ -32,8 +31,8 @@ from transconv.backend_triton.offline.compilation import (
 from transconv.backend_triton.offline.worker import Child, reason_of, serve
 from transconv.backend_triton.offline.worker_pool import Compilers
 
-__all__ = ["Answer", "BACKENDS", "BoundStart", "Bind", "Child", "CompileFailure", "Compilers",
-           "CompileJob", "Launcher", "Miscompiled", "Resources", "SizedLauncher",
+__all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
+           "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",
            "compile_offline", "emit", "expect", "function_name", "grid_size", "is_explicit",
            "numbers_of", "parameters", "pretend", "programs", "reason_of", "serve",
            "spelled_lines", "torch_internals", "torch_module", "triton_version", "unspecialised",

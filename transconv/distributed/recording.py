@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from transconv.calls import route_cache
 from transconv.distributed.agreement import gathered
 from transconv.distributed.watch import watch_group
 from transconv.runtime import COMPILING
-from transconv.torch_ops.calls import route_cache
 
 Tensor = torch.Tensor
 EAGER = 2  # calls at least that run as they are

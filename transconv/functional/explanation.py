@@ -10,7 +10,7 @@ import torch
 
 from transconv.calls.settings import settings
 from transconv.errors import Unsupported
-from transconv.functional.calls import dynamic_sizes
+from transconv.functional.calls import form_registry
 from transconv.functional.calls.compiled_launch import aligned, launch, question
 from transconv.functional.calls.dispatch import why_torch
 from transconv.functional.calls.explain_mode import Asking, ExplainedCall
@@ -96,8 +96,9 @@ def _part(computes: str, step: BoundText, given: Sequence[torch.Tensor]) -> Text
     if step.named is not None and settings.sizes == "any":
         head = step.named.head.removeprefix("compute ")
         try:
-            taken, _ = dynamic_sizes.chosen(step.named, device, is_aligned, "now")
-            others = tuple(dynamic_sizes.told(step.named, device, is_aligned))
+            taken, _ = form_registry.chosen(step.named, device, is_aligned, "now")
+            others = tuple(form_registry.registry_of(step.named, device, is_aligned).told(
+                [*step.named.sizes.values()]))
             return TextExplanation(
                 computes, head, str(taken.plan.schedule), taken.why, others, waits(taken.question)
             )

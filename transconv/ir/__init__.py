@@ -133,7 +133,7 @@ from transconv.ir.stmt import (
 from transconv.ir.tensor import Tensor, View, ViewDim
 from transconv.ir.terms import addends, all_of, conjuncts, eq, maximum, minimum, ne, select, sum_of
 from transconv.ir.text.infix import readable
-from transconv.ir.text.python_functions import defined
+from transconv.ir.text.python_functions import defined, executed
 from transconv.ir.tile_expr import Reduce, Renamed, Spread
 from transconv.ir.visit import (
     ExprMutator,
@@ -164,7 +164,8 @@ __all__ = ["Array", "BYTES", "CALLS", "Callee", "Evaluator", "Fault", "REDUCERS"
            "Tensor", "Unary", "Values", "Update", "Var", "VerifyError", "View", "ViewDim",
            "Visitor", "PRODUCTS", "SHIFTED", "SHORT", "Xor", "addends", "all_of", "as_expr",
            "at_random", "bf16", "boolean", "bound_vars", "chances", "conjuncts", "defined",
-           "divided", "dot", "one_of_two", "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "field_names",
+           "divided", "dot", "executed", "one_of_two",
+           "eq", "f16", "f32", "f64", "f8e4m3", "f8e5m2", "field_names",
            "find", "free_vars", "function_of", "i32", "i64", "i8", "index", "is_number", "index64",
            "lanes_of", "maximum", "minimum", "multiplied", "multiplied_as", "ne", "node",
            "partial", "promote", "rewrite", "run", "saturated", "select", "seq", "sizes_told",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from transconv.ir import executed
 from transconv.kernel_trials.grammar import IMPORTED
 from transconv.kernel_trials.numpy_tiles import Array, Elements, data_of, of, plain
 
@@ -40,10 +41,9 @@ def answered(trial: DrawnProgram, arrays: dict[str, Array]) -> None:
     """Store to the arrays of a trial what its statements say. Where they say the same of all groups, all
     of the work is one."""
     run = _FunctionRun(trial)
-    names: dict[str, Any] = {"np": np, "kernel": run, "atomic_ref": _AtomicRef,
-                             "create_mapping": lambda function: function, **{s: s for s in SCOPES}}
     _, _, source = trial.kernel().partition(f"import {', '.join(IMPORTED)}\n")
-    exec(source, names)
+    names = executed(source, {"np": np, "kernel": run, "atomic_ref": _AtomicRef,
+                              "create_mapping": lambda function: function, **{s: s for s in SCOPES}})
     names["scoped"] = run.scoped
     sources = [_Source(a, a) for a in arrays.values()]
     shape = trial.work if trial.whole else trial.group

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from transconv.errors import ProblemError
-from transconv.ir import Memory
+from transconv.ir import Memory, executed
 from transconv.ir import run as interpret
 from transconv.kernel import Group, KernelFunction
 from transconv.kernel_trials.grammar import FUNCTIONS, IMPORTED, check
@@ -208,8 +208,7 @@ class KernelTrial(Trial):
 
     def made(self) -> dict[str, Any]:
         """The arrays."""
-        names: dict[str, Any] = {"np": np}
-        exec("\n".join(self.making()), names)
+        names = executed("\n".join(self.making()), {"np": np})
         return {n: names[n] for n, _ in self.arrays}
 
 

@@ -36,6 +36,7 @@ from transconv.runtime.steps import (
     plan_steps,
 )
 from transconv.runtime.weight_prepack import Copy, WeightPrepack, apart
+from transconv.selection import register_reader
 
 __all__ = [
     "WeightPrepack",
@@ -90,6 +91,7 @@ __all__ = [
     "prepare",
     "rank",
     "ready",
+    "register_reader",
     "replan",
     "state",
     "torch_internals",

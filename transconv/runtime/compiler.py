@@ -21,11 +21,19 @@ from transconv.cost import estimate
 from transconv.disk_cache import Cache
 from transconv.errors import ScheduleError, StageError, Unsupported
 from transconv.ir import Tensor
-from transconv.passes import TOGETHER, leave, running, together
+from transconv.passes import TOGETHER, leave, lower, running, together
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records, plan_cache
 from transconv.runtime.plans import Plan, PlanStep
-from transconv.runtime.steps import Choose, Planned, launched, plan_steps, step_of
+from transconv.runtime.steps import (
+    Choose,
+    Planned,
+    given_schedule,
+    kernel_name,
+    launched,
+    main_computations,
+    with_copies,
+)
 from transconv.schedule import Schedule, Scheduled, is_copy, part_spaces, why_not
 from transconv.selection import Listed, forget_lists, shortlist
 from transconv.target import Target
@@ -44,7 +52,11 @@ def build(workload: Workload, target: Target, schedule: Schedule | None, choose:
     """
     started = time.perf_counter()
     shelf = _Shelf(workload, deterministic)
-    planned, one = shelf.one_launch(plan_steps(workload, target, schedule, choose or shelf.choose), target,
+    pick, mains = choose or shelf.choose, list[tuple[Compute, Schedule]]()
+    computations, given = main_computations(workload, target, schedule)
+    for compute in computations:
+        mains.append((compute, given_schedule(compute, workload, target, given) or pick(compute, target)))
+    planned, one = shelf.one_launch(with_copies(mains, target, given, pick), target,
                                     schedule is None and choose is None)
     if deterministic and (varying := [c for _, c in planned if c.varies]):
         raise _same_bits(varying[0])
@@ -98,7 +110,10 @@ class _Shelf:
         key = (compute.name, schedule)
         if key not in self.made:
             try:
-                self.made[key] = step_of(self.workload, compute, schedule, target, self.switches)
+                name, math = kernel_name(self.workload, compute, schedule, target), self.workload.math
+                self.made[key] = launched(
+                    self.workload, compute, schedule, target,
+                    lower(compute, schedule, target, name, math, self.switches)[-1][1])
             except ScheduleError:
                 raise
             except Exception as cause:
@@ -223,31 +238,41 @@ def plan(workload: Workload, target: Target, schedule: Schedule | None, determin
          kind: type[Made], keeps: bool = True) -> Made:
     """``build``, cached: equal arguments give the same plan, compiled once per process. ``keeps``: whether
     plans are also read from disk and written to it; checks of the passes do not use the disk."""
+    found = known(workload, target, schedule, deterministic, kind, keeps)
+    if found is None:
+        found = added(build(workload, target, schedule, None, deterministic, kind), workload, target,
+                      schedule, deterministic, kind, keeps)
+    return found
+
+
+def known(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+          kind: type[Made], keeps: bool = True) -> Made | None:
+    """The plan if this process has made it, or if it is on disk and may be read (``keeps``); else None."""
     key = (workload, target, schedule, kind, deterministic)
     found = _plans.get(key)
     if found is None:
+        made: Plan | None = None
         plain = _plans.get((*key[:-1], False))
         if plain is not None and not any(s.schedule.varies for s in plain.steps):
             made = replace(plain, deterministic=True)  # shares the kernels
-        else:
-            made = _kept_or_built(workload, target, schedule, deterministic, kind, keeps)
+        elif schedule is None and keeps:
+            made = plan_cache.find(workload, target, deterministic, kind, lambda: build(
+                workload, target, None, None, deterministic, kind))
+        if made is None:
+            return None
         with _lock:
             found = _plans.setdefault(key, made)
     return cast(Made, found)
 
 
-def known(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-          kind: type[Made]) -> Made | None:
-    """The plan if this process has made it, or if it is on disk; else None."""
-    key = (workload, target, schedule, kind, deterministic)
-    found = _plans.get(key)
-    if found is None:
-        made = plan_cache.find(workload, target, deterministic, kind,
-                         lambda: build(workload, target, None, None, deterministic, kind))
-        if made is None:
-            return None
-        with _lock:
-            found = _plans.setdefault(key, made)
+def added(made: Made, workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
+          kind: type[Made], keeps: bool = True) -> Made:
+    """A plan that was just built, as the one of this process, and on disk unless its ``schedule`` was
+    given or the disk is not used (``keeps``)."""
+    if schedule is None and keeps:
+        plan_cache.keep(made)
+    with _lock:
+        found = _plans.setdefault((workload, target, schedule, kind, deterministic), made)
     return cast(Made, found)
 
 
@@ -264,20 +289,6 @@ def adopt(answer: dict[str, Any]) -> None:
             function=found["function"],
             schedule=found["schedule"],
         )
-
-
-def _kept_or_built(workload: Workload, target: Target, schedule: Schedule | None, deterministic: bool,
-                   kind: type[Made], keeps: bool) -> Made:
-    def make() -> Made:
-        return build(workload, target, schedule, None, deterministic, kind)
-
-    if schedule is not None or not keeps:
-        return make()
-    found = plan_cache.find(workload, target, deterministic, kind, make)
-    if found is None:
-        found = make()
-        plan_cache.keep(found)
-    return found
 
 
 def replan(wrong: Made) -> Made:

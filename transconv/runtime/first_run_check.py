@@ -19,7 +19,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Miscompiled, SizedLauncher, torch_module
+from transconv.backend_triton import Miscompiled, torch_module
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.ir import Sizes, Values, free_vars
@@ -239,10 +239,7 @@ def _copies_well(step: PlanStep, device: torch.device, sizes: Values) -> bool:
     given = torch.empty(a.layout.span, dtype=torch_type(a), device=device).random_(-99, 100)
     made = torch.full((c.layout.span,), float("nan"), dtype=torch_type(c), device=device)
     try:
-        if isinstance(step.launcher, SizedLauncher):
-            step.launcher.start([given, made], sizes)
-        else:
-            step.launcher([given, made])
+        step.launcher.start([given, made], sizes)
     except Exception as error:
         if not _is_tritons(error):
             raise

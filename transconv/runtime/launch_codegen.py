@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from transconv.backend_triton import Bind, BoundStart
+from transconv.backend_triton import Bind, KernelStart, torch_internals
 from transconv.ir import defined
 
 StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
@@ -40,25 +40,23 @@ class StartKind(NamedTuple):
 
 
 def starter(numbers: Callable[..., tuple[Any, ...]], empty: Any, device: int, count: int, sizes: int,
-            types: Sequence[Any], steps: Sequence[tuple[BoundStart | Bind, tuple[int, ...], int | None]],
+            types: Sequence[Any], steps: Sequence[tuple[KernelStart | Bind, tuple[int, ...], int | None]],
             ) -> StarterAt:
     """From sizes to a function of ``count`` tensors that starts all steps: each of a kernel, or of a
     function that makes its start, with the numbers of its arguments and of what it clears. Workspaces of
     ``types`` are allocated by ``empty``; ``numbers`` as ``Plan.numbers``."""
     kinds, values, stream = list[StartKind](), list[Any](), None
     for begun, order, zero in steps:
-        if not isinstance(begun, BoundStart):
+        if not isinstance(begun, KernelStart):
             kinds.append(StartKind(order, "bind", False, zero))
             values.append(begun)
             continue
-        way = "plain" if begun.encoder is None else "boxes" if begun.places is None else "fixed boxes"
-        stream = begun.stream
-        kinds.append(StartKind(order, way, begun.sized, zero))
-        values += [begun.raw, begun.function, begun.packed, begun.early]
+        stream = torch_internals.raw_stream
+        way, kernel = "plain" if begun.encoder is None else "boxes", begun.kernel
+        kinds.append(StartKind(order, way, begun.sizes > 0, zero))
+        values += [begun.raw, kernel.function, kernel.packed_metadata, begun.early]
         if begun.encoder is not None:
             values += [begun.encoder.calls.get, begun.encoder]
-        if begun.places is not None:
-            values.append(begun.places)
     made = _written(count, sizes, len(types), tuple(kinds))
     return made(numbers, empty, stream, device, *types, *values)
 
@@ -92,8 +90,7 @@ def _written(
 
 
 _NAMES = {"bind": ("bind",), "plain": ("raw", "f", "m", "e"),
-          "boxes": ("raw", "f", "m", "e", "known", "encode"),
-          "fixed boxes": ("raw", "f", "m", "e", "known", "encode", "q")}
+          "boxes": ("raw", "f", "m", "e", "known", "encode")}
 
 
 def _start(at: int, kind: StartKind, n: str, tensors: int) -> list[str]:
@@ -104,7 +101,7 @@ def _start(at: int, kind: StartKind, n: str, tensors: int) -> list[str]:
     given = _listed("a", kind.order) + n * kind.sized
     if kind.way != "plain":
         lines.append(f"k{at} = ({given})")
-        given = f"*(known{at}(k{at}) or encode{at}(k{at}, {'p' if kind.way == 'boxes' else 'q'}{at}))"
+        given = f"*(known{at}(k{at}) or encode{at}(k{at}, p{at}))"
     return [*lines, f"raw{at}(g{at}, 1, 1, on, f{at}, False, e{at}, None, None, m{at}, None, None, None, "
             f"{given})"]
 

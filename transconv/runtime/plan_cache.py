@@ -17,11 +17,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import Launcher, SizedLauncher, unspecialised, write
+from transconv.backend_triton import Launcher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import CostFormula
 from transconv.disk_cache import Content, Drawer, fields
-from transconv.ir import DTYPES, Layout, LayoutBlock, Sizes, Tensor
+from transconv.ir import DTYPES, Expr, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import check_records
 from transconv.runtime.compilation.plan_request import PlanRequest
@@ -76,7 +76,7 @@ def content_of(plan: Plan) -> Content:
         "files": files_digest(), "target": plan.target.name, "why": plan.why,
         "question": PlanRequest(plan.workload, plan.target, plan.deterministic).job,
         "schedule": str(plan.schedule), "rejected": plan.rejected, "tuned": plan.tuned,
-        "workspaces": [_told(t) for t in plan.workspaces.values()],
+        "workspaces": [tensor_content(t) for t in plan.workspaces.values()],
         "estimated": [[list(map(str, f.counts)), [*map(list, f.lines)], f.us]
                       for f in plan.formulas()] if plan.required else [],
         "steps": [_step(s) for s in plan.steps]}
@@ -106,7 +106,7 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
     listed, sizes = fields.several(content["steps"]), None
     if sized := next((s["sizes"] for s in listed if s["sizes"] is not None), None):
         sizes = sizes_of(fields.text(sized))
-    spaces = {t.name: t for t in [_tensor(t, sizes) for t in fields.several(content["workspaces"])]}
+    spaces = {t.name: t for t in [tensor_of(t, sizes) for t in fields.several(content["workspaces"])]}
     given = {t.name: t for t in workload.tensors}
     if given.keys() & spaces.keys() or len(spaces) < len(content["workspaces"]):
         raise ValueError(f"workspaces {', '.join(spaces)}; expected names of their own")
@@ -126,13 +126,13 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
 def _step(step: PlanStep) -> Content:
     run = step.launcher
     sized = {"sizes": str(run.sizes), "where": list(map(str, run.requires.where)),
-             "programs": str(run.programs)} if isinstance(run, SizedLauncher) else {"sizes": None}
+             "programs": str(run.programs)} if run.requires else {"sizes": None}
     return {**sized, "does": step.does, "schedule": str(step.schedule), "source": step.source,
             "function": run.function, "file": step.path.stem if step.path else run.function,
             "grid": run.grid, "warps": run.warps, "stages": run.stages, "fuse": run.fuse,
-            "boxes": [b and [_told(b[0]), list(b[1])] for b in run.boxes], "explicit": run.explicit,
-            "early": run.early, "params": list(step.params), "types": list(run.types),
-            "digest": step.digest, "zero": step.zero and step.zero.name}
+            "boxes": [b and [tensor_content(b[0]), list(b[1])] for b in run.boxes],
+            "explicit": run.explicit, "early": run.early, "params": list(step.params),
+            "types": list(run.types), "digest": step.digest, "zero": step.zero and step.zero.name}
 
 
 def _read(
@@ -157,16 +157,13 @@ def _read(
     boxes = _boxes(kept["boxes"], params, sizes)
     explicit, early = fields.flag(kept["explicit"]), fields.flag(kept["early"])
     path, words = write(source, fields.name(kept["file"])), (schedule.warps, schedule.stages)
+    grid: int | Expr = fields.whole(kept["grid"], most=MOST_PROGRAMS)
+    requires = None
     if sizes:
         where = tuple([of_sizes(fields.text(c), sizes) for c in fields.several(kept["where"])])
-        count = of_sizes(fields.text(kept["programs"]), sizes)
-        run: Launcher = SizedLauncher(source, function, path, count, sizes, *words, early, types,
-                                      kept["digest"], boxes, explicit, fuse,
-                                      requires=replace(sizes, where=where))
-    else:
-        grid = fields.whole(kept["grid"], most=MOST_PROGRAMS)
-        run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
-                       fuse)
+        requires, grid = replace(sizes, where=where), of_sizes(fields.text(kept["programs"]), sizes)
+    run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
+                   fuse, sizes, requires)
 
     def lowered() -> LoweredStep:
         step = again().steps[at]
@@ -189,7 +186,7 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
             made.append(None)
             continue
         seen, extents = box
-        view = _tensor(seen, sizes)
+        view = tensor_of(seen, sizes)
         extents = [fields.whole(n, 1, 1 << 16) for n in fields.several(extents)]
         if (view.name, view.dtype) != (tensor.name, tensor.dtype) or len(extents) != len(view.dims) or (
                 not sizes and not view.planes and view.layout.span > tensor.layout.span):
@@ -204,7 +201,8 @@ def _formula(kept: Any, sizes: Sizes) -> CostFormula:
                    tuple([(n, t) for n, t in fields.several(lines)]), us)
 
 
-def _told(tensor: Tensor) -> Content:
+def tensor_content(tensor: Tensor) -> Content:
+    """What a record has of a tensor."""
     lay = tensor.layout
     return {"name": tensor.name, "dims": list(tensor.dims), "shape": list(tensor.shape),
             "dtype": lay.dtype.name, "blocks": [[b.dim, b.size, b.stride] for b in lay.blocks],
@@ -214,7 +212,8 @@ def _told(tensor: Tensor) -> Content:
             "every": list(tensor.every)}
 
 
-def _tensor(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
+def tensor_of(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
+    """The tensor of a record's content. Raises what is ``UNREADABLE``."""
     dims = tuple([fields.text(d) for d in fields.several(kept["dims"], 64)])
     shape = tuple([fields.whole(n) for n in fields.several(kept["shape"])])
     blocks = tuple([LayoutBlock(fields.whole(d, most=len(dims) - 1), fields.whole(n), fields.whole(step))

@@ -9,14 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from transconv import knobs
-from transconv.backend_triton import (
-    Bind,
-    BoundStart,
-    Launcher,
-    SizedLauncher,
-    numbers_of,
-    torch_internals,
-)
+from transconv.backend_triton import Bind, KernelStart, Launcher, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
 from transconv.ir import Kernel, Tensor, Values
@@ -95,9 +88,8 @@ class Plan:
     estimated: tuple[CostFormula, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)]
-        sized.sort(key=_copies)  # the examples are those of what needs the copies
-        each = [s.launcher.requires for s in sized if isinstance(s.launcher, SizedLauncher)]
+        sized = sorted(self.steps, key=_copies)  # the examples are those of what needs the copies
+        each = [s.launcher.requires for s in sized if s.launcher.requires]
         self.required = required(each, self.workload.tensors, self.workload.title) if each else None
 
     @property
@@ -105,7 +97,8 @@ class Plan:
         """What calls compute from sizes that are arguments, in their order: see ``numbers_of``."""
         required, spaces = self.required, self.workspaces.values()
         if required is None:
-            found = *[(s.launcher.grid, ()) for s in self.steps], tuple([(t.layout.span,) for t in spaces])
+            rooms = tuple([(t.layout.span,) for t in spaces])
+            found = *[s.launcher.numbers()[0] for s in self.steps], rooms
             return lambda: found
         if required.numbers is None:  # a plan that is read need not be run
             required.numbers = numbers_of([s.launcher for s in self.steps], [t.room for t in spaces],
@@ -126,8 +119,8 @@ class Plan:
         """What its kernels are estimated to take for sizes that are their arguments, one for each
         computation; of a plan from disk as they were found when it was made."""
         if not self.estimated:
-            sized = [s for s in self.steps if isinstance(s.launcher, SizedLauncher)
-                     and not _copies(s)]  # copies are part of what needs them
+            # Copies are part of what needs them.
+            sized = [s for s in self.steps if s.launcher.sizes and not _copies(s)]
             each = self.workload.computations
             together = len(sized) == 1  # which may compute all stride phases
             self.estimated = tuple([AtSizes(s.schedule, c, self.target, together and n > 0).formula()
@@ -184,11 +177,7 @@ class Plan:
         for step in self.steps:
             if step.zero is not None:
                 tensors[step.zero.name].zero_()
-            given, start = [tensors[name] for name in step.params], step.launcher
-            if sizes and isinstance(start, SizedLauncher):
-                start.start(given, sizes)
-            else:
-                start(given)
+            step.launcher.start([tensors[name] for name in step.params], sizes)
 
     def starter(self, device: int, aligned: bool, names: tuple[str, ...],
                 spaces: bool = False) -> Callable[..., None] | None:
@@ -208,9 +197,9 @@ class Plan:
                    spaces: bool = False) -> StarterAt | None:
         """``starter`` as a function of the sizes that are arguments, in the order of their names."""
         known = (*names, *self.workspaces)
-        steps: list[tuple[BoundStart | Bind, tuple[int, ...], int | None]] = []
+        steps: list[tuple[KernelStart | Bind, tuple[int, ...], int | None]] = []
         for step in self.steps:
-            begun: BoundStart | Bind | None = None
+            begun: KernelStart | Bind | None = None
             if all(p in known for p in step.params):
                 order = tuple([known.index(p) for p in step.params])
                 begun = (step.launcher.begun(device, aligned)

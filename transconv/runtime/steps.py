@@ -10,7 +10,6 @@ from math import prod
 
 from transconv.backend_triton import (
     Launcher,
-    SizedLauncher,
     emit,
     grid_size,
     is_explicit,
@@ -21,7 +20,7 @@ from transconv.backend_triton import (
 from transconv.compute import Compute, Workload
 from transconv.errors import ScheduleError, Unsupported
 from transconv.ir import Kernel
-from transconv.passes import EMIT, PROBLEM, leave, lower
+from transconv.passes import EMIT, PROBLEM, leave
 from transconv.passes.lowering import split_k
 from transconv.runtime import check_records
 from transconv.runtime.plans import LoweredStep, Plan, PlanStep
@@ -51,12 +50,20 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
     """The computations to run, in order, each with its schedule: copies of operands, main kernels, kernels
     that add partial sums, copies of results. Raises Unsupported and ProblemError for a workload without a
     plan, ScheduleError for a given schedule that is not legal."""
+    choose = choose or (lambda a, t: choice.default(a, t, workload))
+    computations, schedule = main_computations(workload, target, schedule)
+    mains = [(c, given_schedule(c, workload, target, schedule) or choose(c, target)) for c in computations]
+    return with_copies(mains, target, schedule, choose)
+
+
+def main_computations(workload: Workload, target: Target,
+                      schedule: Schedule | None) -> tuple[list[Compute], Schedule | None]:
+    """The computations of the main kernels, and the given schedule, None where none is for all of them.
+    Raises Unsupported and ProblemError for a workload without a plan."""
     workload.refuse()
     for t in workload.tensors:
         if reason := target.why_not_held(t.dtype):
             raise Unsupported(f"dtype:{t.dtype}", f"{t.name}: {reason}")
-    choose = choose or (lambda a, t: choice.default(a, t, workload))
-    mains: Planned = []
     computations = workload.computations
     if schedule is None:
         computations = tuple(k for c in computations for k in spread(c, target))
@@ -65,14 +72,16 @@ def plan_steps(workload: Workload, target: Target, schedule: Schedule | None = N
         computations = tuple(k for c in computations for k in parts[c])
         if len(computations) > len(parts):  # rows are in parts, each kernel with a schedule of its own
             schedule = None
-    for compute in computations:
-        if any(x.size == 0 for x in compute.axes if compute.kind(x.name) != "K"):
-            continue
-        empty = any(x.size == 0 for x in compute.axes_of("K"))
-        chosen = (choose(compute, target) if schedule is None or empty or workload.prepares(compute) else
-                  fitted(completed(schedule, compute, target), compute, target))
-        mains.append((compute, chosen))
-    return with_copies(mains, target, schedule, choose)
+    return [c for c in computations
+            if all(x.size or c.kind(x.name) == "K" for x in c.axes)], schedule
+
+
+def given_schedule(compute: Compute, workload: Workload, target: Target,
+                   schedule: Schedule | None) -> Schedule | None:
+    """The given schedule, as a computation has it; None where its own is chosen."""
+    if schedule is None or workload.prepares(compute) or any(not x.size for x in compute.axes_of("K")):
+        return None
+    return fitted(completed(schedule, compute, target), compute, target)
 
 
 def with_copies(mains: Planned, target: Target, schedule: Schedule | None, choose: Choose) -> Planned:
@@ -201,14 +210,6 @@ def header(workload: Workload, compute: Compute, schedule: Schedule,
             f"schedule {schedule}", f"target {target.name}")
 
 
-def step_of(workload: Workload, compute: Compute, schedule: Schedule, target: Target,
-            switches: dict[str, bool]) -> PlanStep:
-    """The step of a computation. Raises ScheduleError."""
-    name = kernel_name(workload, compute, schedule, target)
-    return launched(workload, compute, schedule, target,
-                    lower(compute, schedule, target, name, workload.math, switches)[-1][1])
-
-
 def launched(workload: Workload, compute: Compute, schedule: Schedule, target: Target,
              kernel: Kernel) -> PlanStep:
     """The step that launches a kernel, under the name of its computation."""
@@ -230,13 +231,9 @@ def kernel_step(does: str, kernel: Kernel, source: str, file: str, schedule: Sch
     descriptors = tuple(None if p.box is None else (p.tensor, p.box) for p in parameters(kernel))
     digest = digest_of(source, schedule, target, () if fuse else types)
     path, words = write(source, file), (schedule.warps, schedule.stages)
-    if kernel.sizes:
-        launcher: Launcher = SizedLauncher(
-            source, kernel.name, path, programs(kernel), kernel.sizes, *words, early, types, digest,
-            descriptors, is_explicit(kernel), fuse)
-    else:
-        launcher = Launcher(source, kernel.name, path, grid_size(kernel), *words, descriptors,
-                            is_explicit(kernel), early, types, digest, fuse)
+    grid = programs(kernel) if kernel.sizes else grid_size(kernel)
+    launcher = Launcher(source, kernel.name, path, grid, *words, descriptors, is_explicit(kernel), early,
+                        types, digest, fuse, kernel.sizes)
     return PlanStep(does, schedule, lowered, source, path, launcher, tuple(t.name for t in kernel.params),
                     digest)
 

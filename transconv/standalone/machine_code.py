@@ -14,7 +14,7 @@ from typing import Any
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, Resources, compile_offline
 from transconv.errors import Unsupported
-from transconv.standalone.package import Argument, PackagedLaunch, PlanPackage
+from transconv.standalone.package import Argument, PackagedKernel, PlanPackage
 from transconv.target import Target
 
 KINDS = {"cuda": "cubin", "hip": "hsaco"}
@@ -32,7 +32,7 @@ SWIZZLES = ("NONE", "32B", "64B", "128B")
 class KernelBinary:
     """A kernel's machine code, and the arguments of its launch in order: see ``_passed``."""
 
-    launch: PackagedLaunch
+    launch: PackagedKernel
     code: bytes
     resources: Resources
     passed: tuple[dict[str, Any], ...]
@@ -58,7 +58,7 @@ def machine_code(packages: Sequence[PlanPackage], timeout_s: float = 120.0,
     return [[_binary(package, x, next(answers)) for x in package.launches] for package in packages]
 
 
-def _binary(package: PlanPackage, x: PackagedLaunch, answer: Answer) -> KernelBinary:
+def _binary(package: PlanPackage, x: PackagedKernel, answer: Answer) -> KernelBinary:
     """What was compiled. Raises Unsupported."""
     about = f"{x.kernel} for {package.target.name}"
     if isinstance(answer, CompileFailure):
@@ -70,7 +70,7 @@ def _binary(package: PlanPackage, x: PackagedLaunch, answer: Answer) -> KernelBi
     return KernelBinary(x, answer.code, answer, tuple(_passed(package, x, answer.launch)))
 
 
-def _job(x: PackagedLaunch, target: Target) -> CompileJob:
+def _job(x: PackagedKernel, target: Target) -> CompileJob:
     schedule = x.step.schedule
     params = tuple((a.dtype.name, a.box.extents if a.box else ()) for a in x.arguments)
     return CompileJob(
@@ -115,7 +115,7 @@ def _why_not(known: dict[str, Any]) -> str:
     return ""
 
 
-def _passed(package: PlanPackage, x: PackagedLaunch, known: dict[str, Any]) -> list[dict[str, Any]]:
+def _passed(package: PlanPackage, x: PackagedKernel, known: dict[str, Any]) -> list[dict[str, Any]]:
     """The arguments of the machine code: ``address`` of a tensor, ``workspace`` at an offset, ``map`` of a
     tensor, numbers, and ``null``."""
     made: list[dict[str, Any]] = []

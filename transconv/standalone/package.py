@@ -72,7 +72,7 @@ class Argument:
 
 
 @dataclass(frozen=True, slots=True)
-class PackagedLaunch:
+class PackagedKernel:
     """One kernel and its launch. ``zero``: the tensor that is cleared first; ``early``: the kernel may be
     prepared while the launch before it ends."""
 
@@ -97,7 +97,7 @@ class PlanPackage:
     target: Target
     tensors: tuple[PackagedTensor, ...]
     scratch: tuple[PackagedTensor, ...]
-    launches: tuple[PackagedLaunch, ...]
+    launches: tuple[PackagedKernel, ...]
     plan: Plan
     padding: tuple[tuple[slice, ...], ...] = ()
 
@@ -144,11 +144,11 @@ def packaged(plan: Plan) -> PlanPackage:
     )
 
 
-def _launch(step: PlanStep) -> PackagedLaunch:
+def _launch(step: PlanStep) -> PackagedKernel:
     boxes = step.launcher.boxes or (None,) * len(step.params)
     arguments = tuple(Argument(t.name, t.dtype, None if b is None else _box(*b))
                       for t, b in zip(step.kernel.params, boxes, strict=True))
-    return PackagedLaunch(step.kernel.name, step.source, arguments, step.launcher.grid, step,
+    return PackagedKernel(step.kernel.name, step.source, arguments, step.launcher.grid, step,
                   is_explicit(step.kernel), step.launcher.early,
                   step.zero.name if step.zero is not None else "")
 

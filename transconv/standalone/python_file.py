@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from transconv.compute import Alone
 from transconv.errors import Unsupported
 from transconv.standalone import checks
-from transconv.standalone.package import Argument, PackagedLaunch, PackagedTensor, PlanPackage
+from transconv.standalone.package import Argument, PackagedKernel, PackagedTensor, PlanPackage
 from transconv.standalone.reference import safe
 from transconv.standalone.sources import joined
 from transconv.target import triton_version
@@ -95,7 +95,7 @@ def _launcher(package: PlanPackage) -> dict[str, Any]:
         "explicit": explicit, "near": bool(near)}
 
 
-def _launch(x: PackagedLaunch, near: bool) -> list[str]:
+def _launch(x: PackagedKernel, near: bool) -> list[str]:
     """The lines that start one kernel."""
     lines = [f"{safe(x.zero)}.zero_()  # what the kernels add to"] if x.zero else []
     names = []

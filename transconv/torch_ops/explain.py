@@ -18,7 +18,7 @@ from transconv.errors import Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.autocast import autocast
-from transconv.torch_ops.calls import dynamic_sizes, lower_call
+from transconv.torch_ops.calls import lower_call, shape_cache
 from transconv.torch_ops.calls.dispatch import check_bias, parse
 from transconv.torch_ops.calls.select_impl import like
 from transconv.torch_ops.functional import (
@@ -141,7 +141,7 @@ def _parts(x: Tensor, w: Tensor, b: Tensor | None, p: arguments.Params,
         epilogue = "" if bias is None else "bias"
         problem = lower_call.describe(x.dtype, *given, p, flags.math)
         request = problem, direction, x.device, epilogue, aligned, flags.deterministic
-        of_any_size = partial(dynamic_sizes.chosen, direction, p, x.dtype, given, channels_last, x.device,
+        of_any_size = partial(shape_cache.chosen, direction, p, x.dtype, given, channels_last, x.device,
                               epilogue, None if bias is None else bias.dtype, aligned, flags)
         try:
             schedule, won, waits = _scheduled(of_any_size, request) if chip is None else _on_chip(
@@ -167,7 +167,7 @@ def _on_chip(chip: Target, problem: ConvProblem, prop: Prop, _: torch.device, ep
 def _scheduled(of_any_size: Callable[[str], tuple[ChosenPlan[CompiledDirection], LayerRegistry]],
                request: tuple[Any, ...]) -> tuple[str, str, str]:
     """The schedule of a call, why it was chosen, and why torch would compute meanwhile; nothing is
-    compiled. ``request``: the arguments of ``execute.planned``."""
+    compiled. ``request``: the arguments of ``lower_call.question``."""
     if settings.sizes == "any":
         for mode in ("now",) if settings.mode == "now" else ("never", "now"):
             with suppress(Unsupported):

@@ -1,8 +1,8 @@
 """What starts a compiled kernel with the least work for a call: Triton's launch function in C, addresses,
 and the descriptors of boxes, which are encoded once for an address and kept.
 
-    Direct     a kernel that takes addresses          Encoded    one that takes descriptors as well
-    Begun      either of them, for a text that is written out around its start (runtime/launch_codegen.py)
+    KernelStart    a kernel that takes addresses, descriptors and sizes; a plan's text is written around
+                   several (runtime/launch_codegen.py)
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from transconv.backend_triton.launch.descriptors import Encode, Lying, encoding
+from transconv.backend_triton.launch.descriptors import Encode, Lying, NotEncoded, encoding
+from transconv.backend_triton.miscompiles.signs import Miscompiled
 from transconv.ir import Tensor, defined
 from transconv.target import DIRECT
 
 Boxed = tuple[Tensor, tuple[int, ...]] | tuple[Tensor, tuple[int, ...], Lying | None]
 """A tensor and the extents of its box; how it lies, if sizes are arguments."""
-Start = Callable[[tuple[int, ...], Sequence[Any], Any], None]  # of addresses, tensors, a stream
 Places = tuple[Lying | None, ...]
 """How the tensor of each argument that is a descriptor lies."""
 At = tuple[int, Places]
@@ -25,6 +25,7 @@ At = tuple[int, Places]
 Bind = Callable[[tuple[int, ...], int, Places], Callable[..., None]]
 """From sizes and what is ``At`` them to a function of tensors that starts a kernel for them."""
 MAPS_KEPT = 256  # encoded descriptors per kernel and argument; each is bound to one address
+CALLS_KEPT = 1024  # of a kernel whose sizes are arguments
 
 
 def addresses(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
@@ -39,9 +40,9 @@ def addresses(tensors: Sequence[Any]) -> tuple[tuple[Any, ...], bool]:
 
 
 def arguments(tensors: Sequence[Any], boxes: tuple[Boxed | None, ...],
-              describe: Callable[..., Any]) -> Sequence[Any]:
+              describe: Callable[..., Any] | None) -> Sequence[Any]:
     """Tensors, or descriptors of boxes in their place."""
-    if not boxes:
+    if not boxes or describe is None:
         return tensors
     return [t if b is None else describe(t, *b) for t, b in zip(tensors, boxes, strict=True)]
 
@@ -86,61 +87,58 @@ class Encoder:
         return args
 
 
-class BoundStart(NamedTuple):
-    """What a start without further checks passes to Triton's launch function ``raw``, but for the number
-    of programs and addresses. ``encoder``: of a kernel with boxes, which lie as ``places`` says, or as
-    sizes tell; ``sized``: whether sizes follow the addresses; ``stream``: from a device to its current
-    one."""
+class KernelStart(NamedTuple):
+    """A compiled kernel and what starts it: ``raw``, Triton's launch function in C, or Triton's own launch
+    where ``raw`` is None. ``encoder``: of a kernel with ``boxes``, which ``describe`` is for otherwise;
+    ``sizes``: how many sizes follow the addresses. The kernel is kept: newer releases of Triton unload its
+    code with its last reference."""
 
-    raw: Callable[..., None]
-    function: Any
-    packed: Any
-    early: bool
-    encoder: Encoder | None
-    places: Places | None
-    sized: bool
-    stream: Callable[[int], Any]
+    raw: Callable[..., None] | None
+    kernel: Any
+    early: bool = False
+    encoder: Encoder | None = None
+    boxes: tuple[Boxed | None, ...] = ()
+    describe: Callable[..., Any] | None = None
+    sizes: int = 0
+
+    def __call__(self, sizes: tuple[int, ...], at: At, tensors: Sequence[Any], stream: Any) -> None:
+        """Start the kernel ``at`` given sizes."""
+        kernel, (grid, places) = self.kernel, at
+        if self.raw is None:
+            given = arguments(tensors, boxes_at(self.boxes, places), self.describe)
+            kernel.run(grid, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None,
+                       *given, *sizes)
+            return
+        given = *addresses(tensors)[0], *sizes
+        if self.encoder:
+            try:
+                given = self.encoder(given, places)
+            except NotEncoded as error:  # the next best schedule takes this one's place
+                raise Miscompiled(kernel.name, str(error)) from error
+        self.raw(grid, 1, 1, stream, kernel.function, False, self.early, None, None,
+                 kernel.packed_metadata, None, None, None, *given)
+
+    def binding(self, order: tuple[int, ...], device: int, stream: Callable[[int], Any]) -> Bind:
+        """From sizes to a function of tensors that starts the kernel for them without further checks;
+        ``order``: the indices of its arguments among the tensors, ``~at`` of a float."""
+        raw, encoder, kernel, early = self.raw, self.encoder, self.kernel, self.early
+        if raw is None:
+            places_of = [at if at >= 0 else ~at for at in order]
+            return lambda sizes, grid, places: lambda *given: self(
+                sizes, (grid, places), [given[n] for n in places_of], stream(device))
+        function, packed = kernel.function, kernel.packed_metadata
+        if encoder is None:
+            plain = written_out(order, self.sizes)
+            return lambda sizes, grid, places: plain(
+                raw, grid, function, packed, early, device, stream, *sizes)
+        made, calls = encoded(order, self.sizes), encoder.calls.get
+        return lambda sizes, grid, places: made(
+            raw, grid, function, packed, early, device, stream, calls, encoder, places, *sizes)
 
 
-class Encoded:
-    """Starts a kernel some of whose arguments are descriptors of boxes of tensors that lie as ``places``
-    says."""
-
-    def __init__(self, raw: Callable[..., None], grid: int, function: Any, packed: Any, early: bool,
-                 encoder: Encoder, places: Places) -> None:
-        self.raw, self.kernel = raw, (grid, function, packed, early)
-        self.encoder, self.places = encoder, places
-
-    def __call__(self, pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
-        grid, function, packed, early = self.kernel
-        self.raw(grid, 1, 1, stream, function, False, early, None, None, packed, None, None, None,
-                 *self.encoder(pointers, self.places))
-
-    def bound(self, order: tuple[int, ...], device: int,
-              stream: Callable[[int], Any]) -> Callable[..., None]:
-        """The same for the tensors at the indices ``order``, in half the time."""
-        made: Callable[..., None] = encoded(order, 0)(
-            self.raw, *self.kernel, device, stream, self.encoder.calls.get, self.encoder, self.places)
-        return made
-
-
-class Direct:
-    """Starts a kernel whose arguments are addresses alone."""
-
-    def __init__(self, raw: Callable[..., None], grid: int, function: Any, packed: Any,
-                 early: bool = False) -> None:
-        self.raw, self.grid, self.function, self.packed = raw, grid, function, packed
-        self.early = early
-
-    def __call__(self, pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
-        self.raw(self.grid, 1, 1, stream, self.function, False, self.early, None, None, self.packed,
-                 None, None, None, *pointers)
-
-    def bound(self, order: tuple[int, ...], device: int,
-              stream: Callable[[int], Any]) -> Callable[..., None]:
-        """The same for the tensors at the indices ``order``, in half the time."""
-        return written_out(order, 0)(self.raw, self.grid, self.function, self.packed, self.early, device,
-                                     stream)
+def boxes_at(boxes: tuple[Boxed | None, ...], places: Places) -> tuple[Boxed | None, ...]:
+    """Which arguments are descriptors, each with its tensor and how it lies."""
+    return tuple([b and (b[0], b[1], at) for b, at in zip(boxes, places, strict=True)])
 
 
 @lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from typing import Any
 
 from transconv.disk_cache import fields
 from transconv.disk_cache import files as keep
+from transconv.ir import executed
 
 LONGEST = 1 << 20  # bytes of a copy that is compared
 
@@ -20,9 +21,7 @@ def load(source: str, function: str, path: Path | None = None) -> Any:
     """Execute a module's text and return its JIT function of the given name."""
     name = str(path) if path is not None else f"<transconv:{function}>"
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-    namespace: dict[str, Any] = {"__name__": f"transconv_generated.{function}"}
-    exec(compile(source, name, "exec"), namespace)
-    return namespace[function]
+    return executed(source, {"__name__": f"transconv_generated.{function}"}, name)[function]
 
 
 def write(source: str, name: str) -> Path | None:

@@ -1,32 +1,37 @@
-"""Launches a Triton JIT function on tensors.
+"""Launches a Triton JIT function on tensors, for sizes if these are arguments.
 
 Before the first launch on a device Triton's dispatcher compiles; the compiled kernel is kept and
 started directly. Triton specialises on addresses that are multiples of 16, so a kept kernel is only
 used for tensors that are aligned like those it was compiled for.
+
+A kernel whose sizes are arguments serves all of them: they are passed in 32 bits, and Triton specialises
+on none. The number of programs is computed from them, and so is how the tensors of boxes lie (``At``), by
+one function for all kernels of a plan (``numbers_of``). Exact sizes are the case without any.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from transconv.backend_triton import torch_internals
-from transconv.backend_triton.launch import compile_records, fingerprint
+from transconv.backend_triton.launch import bound_start, compile_records, fingerprint
 from transconv.backend_triton.launch.bound_start import (
+    CALLS_KEPT,
     MAPS_KEPT,
+    At,
     Bind,
-    BoundStart,
     Boxed,
-    Direct,
-    Encoded,
     Encoder,
-    Start,
+    KernelStart,
     addresses,
     arguments,
+    boxes_at,
     encodings,
-    entry,
     torch_module,
 )
 from transconv.backend_triton.launch.descriptors import describe, describe_explicit, lying
@@ -34,58 +39,87 @@ from transconv.backend_triton.launch.interpreter import explained, prepare_inter
 from transconv.backend_triton.launch.jit_module import load
 from transconv.backend_triton.miscompiles.signs import refuse
 from transconv.backend_triton.offline import fake_tensors
+from transconv.errors import Unsupported
+from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
+from transconv.simplify import facts_of, range_of
 from transconv.target import DIRECT
 
 # Triton's interpreter keeps the grid position and the patched language in globals: kernels
 # that are interpreted at the same time would compute each other's programs.
 INTERPRETER = threading.Lock()
+EXACT: Mapping[str, int] = MappingProxyType({})
+"""The sizes of a launch that has none."""
+FARTHEST = 2**40 - 1  # bytes: the largest stride of a descriptor
 
 
 class Launcher:
-    """Runs one kernel. ``boxes`` says which arguments are descriptors of boxes, ``types`` torch's element
-    type of each; ``key`` is the kernel's name in the record of compiled kernels. ``fuse``: whether the
-    compiler may make one instruction, with one rounding, of a product and a sum."""
+    """Runs one kernel. ``grid``: the number of its programs, of its ``sizes`` if these are arguments,
+    which have to meet what it ``requires``. ``boxes`` says which arguments are descriptors of boxes,
+    ``types`` torch's element type of each; ``key`` is the kernel's name in the record of compiled kernels.
+    ``fuse``: whether the compiler may make one instruction, with one rounding, of a product and a sum. At
+    most two kernels a device are ``kept``, for tensors that are aligned and for others."""
 
-    def __init__(self, source: str, function: str, path: Any, grid: int, warps: int, stages: int,
+    def __init__(self, source: str, function: str, path: Any, grid: int | Expr, warps: int, stages: int,
                  boxes: tuple[Boxed | None, ...] = (), explicit: bool = False,
                  early: bool = False, types: tuple[str, ...] = (), key: str = "",
-                 fuse: bool = True) -> None:
+                 fuse: bool = True, sizes: Sizes | None = None, requires: Sizes | None = None) -> None:
         self.source, self.function, self.path = source, function, path
-        self.grid, self.warps, self.stages = grid, warps, stages
+        self.programs, self.warps, self.stages = as_expr(grid), warps, stages
+        self.grid = grid if isinstance(grid, int) else 1  # 0: there is nothing to launch
         self.boxes = boxes if any(b is not None for b in boxes) else ()
         self.describe = describe_explicit if explicit else describe
         self.explicit, self.early = explicit, early
         self.types, self.key, self.fuse = types, key, fuse
-        self.unspecialised: tuple[str, ...] = ()  # arguments on whose values Triton does not specialise
+        self.sizes = sizes
+        self.names = sizes.names if sizes else ()
+        # Another process may have found them already.
+        self.requires = requires or (sizes and _countable(self.programs, sizes, self.boxes))
         self.jit: Any = None
-        self.kept: dict[tuple[int, bool], Start] = {}
+        self.kept: dict[tuple[int, bool], KernelStart] = {}
         self.lock = threading.Lock()
 
-    def __call__(self, tensors: list[Any]) -> None:
-        """Launch on the tensors' device and its current stream; no programs, no launch."""
+    @cached_property  # most kernels that are read from disk are never launched
+    def numbers(self) -> Callable[..., tuple[At, tuple[()]]]:
+        """What is computed from sizes, in the order of their names."""
+        if self.names:
+            return numbers_of([self], (), self.names)
+        at = self.grid, tuple([b and lying(b[0]) for b in self.boxes])
+        return lambda: (at, ())
+
+    def start(self, tensors: list[Any], values: Mapping[str, int] = EXACT) -> None:
+        """Launch on the tensors' device and its current stream, for sizes that meet the kernel's
+        requirements: the caller has checked that. No programs, no launch."""
         if self.grid == 0:
             return
-        device = tensors[0].device
+        sizes = tuple([values[n] for n in self.names])
+        at, device = self.numbers(*sizes)[0], tensors[0].device
         if device.type == "cpu":
-            self._interpret(tensors)
+            self._interpret(tensors, sizes, at)
             return
-        pointers, aligned = addresses(tensors)
-        index = device.index
+        aligned, index = addresses(tensors)[1], device.index
         start = self.kept.get((index, aligned))
-        c = torch_module()._C
-        if start is not None and index == c._cuda_getDevice():
-            start(pointers, tensors, c._cuda_getCurrentRawStream(index))
+        if start is not None and index == torch_internals.device_number():
+            start(sizes, at, tensors, torch_internals.raw_stream(index))
             return
         with torch_module().cuda.device(index):
             if start is None:
-                start = self.kept[index, aligned] = self._starter(self._compiled(tensors, aligned))
-            start(pointers, tensors, c._cuda_getCurrentRawStream(index))
+                start = self.kept[index, aligned] = self.starting(self._compiled(tensors, aligned))
+            start(sizes, at, tensors, torch_internals.raw_stream(index))
 
-    def _interpret(self, tensors: list[Any]) -> None:
+    def _interpret(self, tensors: list[Any], sizes: tuple[int, ...], at: At) -> None:
+        self._refuse_steps("Triton's interpreter")
         with INTERPRETER:
             prepare_interpreter()
             with explained():
-                self._function()[(self.grid,)](*self._arguments(tensors), **self._options())
+                given = arguments(tensors, boxes_at(self.boxes, at[1]), self.describe)
+                self._function()[(at[0],)](*given, *sizes, **self._options())
+
+    def _refuse_steps(self, what: str) -> None:
+        """Raise Unsupported where descriptors are made by what cannot take every so many-th position."""
+        if stepped := next((b[0] for b in self.boxes if b is not None and b[0].every), None):
+            raise Unsupported("boxes:every", f"{self.function}: its boxes take every "
+                              f"{list(stepped.every)} position of {stepped.name}, which {what} cannot; "
+                              "expected a=gather")
 
     def _compiled(self, tensors: list[Any], aligned: bool) -> Any:
         """The compiled kernel for such tensors, from Triton's cache where it is there. Raises Miscompiled
@@ -99,7 +133,7 @@ class Launcher:
             import triton
 
             names = [p.name for p in function.params]
-            function = triton.jit(function.fn, do_not_specialize=[*self.unspecialised],
+            function = triton.jit(function.fn, do_not_specialize=[*self.names],
                                   do_not_specialize_on_alignment=names)
         kernel = function.warmup(*args, grid=(self.grid,), **self._options())
         refuse(kernel, self.function)
@@ -146,8 +180,10 @@ class Launcher:
         return self.jit
 
     def _arguments(self, tensors: list[Any]) -> Sequence[Any]:
-        """Tensors, or descriptors of boxes in their place."""
-        return arguments(tensors, self.boxes, self.describe)
+        """Tensors, or descriptors of boxes in their place, and example sizes, on which the compiled kernel
+        does not depend."""
+        given = arguments(tensors, self.boxes, self.describe)
+        return [*given, *self.sizes.like.values()] if self.sizes else given
 
     def _options(self) -> dict[str, Any]:
         """Triton's compile options; other options give another compiled kernel."""
@@ -156,63 +192,86 @@ class Launcher:
                    "enable_fp_fusion": self.fuse}
         return options | {"launch_pdl": True} if self.early else options
 
-    def _starter(self, kernel: Any) -> Start:
-        """The function that starts a compiled kernel with the least work per call."""
-        found = entry(kernel, bool(self.boxes))
-        grid, function, packed, boxes = self.grid, kernel.function, kernel.packed_metadata, self.boxes
-        run, describe, early = kernel.run, self.describe, self.early
-
-        def through_triton(pointers: tuple[int, ...], tensors: Sequence[Any], stream: Any) -> None:
-            args = arguments(tensors, boxes, describe)
-            # Newer releases of Triton unload a kernel with its last reference, so it is kept here.
-            run(grid, 1, 1, stream, kernel.function, packed, None, None, None, *args)
-
+    def starting(self, kernel: Any) -> KernelStart:
+        """What starts a compiled kernel with the least work per call."""
+        found, encoder = bound_start.entry(kernel, bool(self.boxes)), None
         if found is None:
-            return through_triton
-        raw, meta = found
-        if not boxes:
-            return Direct(raw, grid, function, packed, early)
-        return Encoded(raw, grid, function, packed, early, Encoder(encodings(boxes, meta), MAPS_KEPT),
-                       tuple([b and lying(b[0]) for b in boxes]))
+            self._refuse_steps("Triton's own launch")
+        elif self.boxes:
+            encoder = Encoder(encodings(self.boxes, found[1]), CALLS_KEPT if self.sizes else MAPS_KEPT)
+        return KernelStart(found and found[0], kernel, self.early, encoder, self.boxes, self.describe,
+                           len(self.names))
 
-    def starter(self, device: int, aligned: bool,
-                order: tuple[int, ...]) -> Callable[..., None] | None:
-        """A function of tensors that starts the kernel without further checks; ``order``: the indices
-        of the kernel's arguments among them.
+    def starter(self, device: int, aligned: bool, order: tuple[int, ...],
+                values: Mapping[str, int] = EXACT) -> Callable[..., None] | None:
+        """A function of tensors that starts the kernel for sizes without further checks; ``order``: the
+        indices of the kernel's arguments among them.
 
         None before the first launch on the device for this ``aligned``. The caller makes the device
         the current one.
         """
-        start = self.kept.get((device, aligned))
-        if start is None:
-            return None
-        stream = torch_internals.raw_stream
-        if isinstance(start, (Direct, Encoded)):
-            return start.bound(order, device, stream)
-        address, pick = torch_module().Tensor.data_ptr, itemgetter(*order)
+        bind, sizes = self.binding(device, aligned, order), tuple([values[n] for n in self.names])
+        return None if bind is None else bind(sizes, *self.numbers(*sizes)[0])
 
-        def run(*given: Any) -> None:
-            tensors = pick(given)
-            start(tuple(map(address, tensors)), tensors, stream(device))
-
-        return run
-
-
-    def begun(self, device: int, aligned: bool) -> BoundStart | None:
+    def begun(self, device: int, aligned: bool) -> KernelStart | None:
         """What starts the kernel; None before the first launch on the device for this ``aligned``, and
         where only Triton's own launch does."""
         start = self.kept.get((device, aligned))
-        if not isinstance(start, (Direct, Encoded)):
-            return None
-        stream = torch_internals.raw_stream
-        if isinstance(start, Direct):
-            return BoundStart(
-                start.raw, start.function, start.packed, start.early, None, None, False, stream
-            )
-        _, function, packed, early = start.kernel
-        return BoundStart(start.raw, function, packed, early, start.encoder, start.places, False, stream)
+        return None if start is None or start.raw is None else start
 
     def binding(self, device: int, aligned: bool, order: tuple[int, ...]) -> Bind | None:
-        """``starter`` as a function of sizes and what is ``At`` them, on which it does not depend."""
-        start = self.starter(device, aligned, order)
-        return start and (lambda sizes, grid, places: start)
+        """From sizes and what is ``At`` them to what ``starter`` returns."""
+        start = self.kept.get((device, aligned))
+        return start and start.binding(order, device, torch_internals.raw_stream)
+
+
+# -- what is computed from sizes -------------------------------------------------------------------
+
+
+def programs(kernel: Kernel) -> Expr:
+    """The number of programs that a kernel is launched with, as an expression of its sizes."""
+    for at in walk(kernel.body):
+        if isinstance(at, For) and at.kind == "grid":
+            tiles = as_expr(at.stop) if at.until is None else at.until
+            return minimum(tiles, at.programs) if at.programs else tiles
+    return as_expr(1)
+
+
+def _countable(programs: Expr, sizes: Sizes, boxes: tuple[Boxed | None, ...]) -> Sizes:
+    """The requirements of a launch: not more programs than a grid may have, and no stride of a box longer
+    than a descriptor allows."""
+    most = [(programs, LARGEST_SIZE), *((b[0].far * b[0].dtype.bytes, FARTHEST) for b in boxes
+                                        if b is not None and b[0].extents)]
+    facts = facts_of(sizes)
+    more = []
+    for value, limit in most:
+        known = range_of(value, facts).hi
+        if known is None or known > limit:
+            more.append(value <= limit)
+    return replace(sizes, where=(*sizes.where, *more)) if more else sizes
+
+
+def numbers_of(launchers: Sequence[Launcher], rooms: Sequence[Expr],
+               names: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
+    """A function of sizes, in the order of their names: ``At`` for each launcher, then the shapes of
+    workspaces with so many elements (``rooms``)."""
+    each = [e for run in launchers for e in (run.programs, *(
+        e for b in run.boxes if b is not None and b[0].extents for e in (*b[0].extents, *b[0].steps)))]
+
+    def said(texts: list[str]) -> tuple[list[tuple[str, str]], str]:
+        left = iter(texts)
+        found = [_tuple([next(left), _tuple([_place(b, left) for b in run.boxes])]) for run in launchers]
+        return [], _tuple([*found, _tuple([_tuple([next(left)]) for _ in rooms])])
+
+    return function_of([*each, *rooms], names, said)
+
+
+def _place(box: Boxed | None, left: Iterator[str]) -> str:
+    """The text of how a box's tensor lies, of those of what it depends on."""
+    if box is None or not box[0].extents:
+        return repr(box and lying(box[0]))
+    return _tuple([_tuple([next(left) for _ in box[0].shape]) for _ in range(2)])
+
+
+def _tuple(texts: Sequence[str]) -> str:
+    return f"({''.join(f'{text}, ' for text in texts)})"

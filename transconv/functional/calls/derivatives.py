@@ -12,7 +12,7 @@ from transconv.calls import stats
 from transconv.calls.autograd import by_torch, class_of
 from transconv.calls.guard import is_batched
 from transconv.functional.calls import torch_operators
-from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.route import FunctionCall
 from transconv.functional.calls.symbolic_bind import BoundCall, Values, as_tuple
 from transconv.runtime import torch_internals
 from transconv.torch_ops.calls.dispatch import is_plain
@@ -32,7 +32,7 @@ class Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, how: Any, *given: Tensor) -> Any:
         ctx.how = how
-        routed = isinstance(how, FunctionRoute)
+        routed = isinstance(how, FunctionCall)
         if routed and (run := how.written(True)) is not None:
             return run(ctx, *given)
         results, values = how.forward(given) if routed else forward_in_graph(how, given)
@@ -52,7 +52,7 @@ apply: Any = super(torch.autograd.Function, Apply).apply
 apply_in_graph: Any = Apply.apply
 
 
-def function_of(route: FunctionRoute) -> Callable[..., Any] | None:
+def function_of(route: FunctionCall) -> Callable[..., Any] | None:
     """The differentiable call of one route on operands, without look-ups; None before the first launch."""
     forward = route.written(True)
     if forward is None:
@@ -70,7 +70,7 @@ def function_of(route: FunctionRoute) -> Callable[..., Any] | None:
 
 def _gradients(how: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of the operands of a Route, or of a Bound."""
-    routed = how.__class__ is FunctionRoute
+    routed = how.__class__ is FunctionCall
     bound: BoundCall = how.bound if routed else how
     again, batched = _grad_enabled(), is_batched(grad)
     if not again and not batched and routed and not how.hands_gradients and not _watched(grad):

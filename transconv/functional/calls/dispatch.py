@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from transconv.calls import stats
+from transconv.calls import route_cache, stats
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
@@ -29,11 +29,10 @@ from transconv.functional.calls.derivatives import (
     function_of,
 )
 from transconv.functional.calls.explain_mode import Asking
-from transconv.functional.calls.route_cache import FunctionRoute, made_of
+from transconv.functional.calls.route import FunctionCall, made_of
 from transconv.functional.calls.symbolic_bind import Numbers, PublicFunction, as_tuple, bind
 from transconv.runtime import COMPILING, NEVER, Waiting, torch_internals
 from transconv.torch_ops import transforms
-from transconv.torch_ops.calls import route_cache
 from transconv.torch_ops.calls.dispatch import is_known, is_plain
 from transconv.torch_ops.operators import library, register_fake
 
@@ -95,7 +94,7 @@ def _general(f: PublicFunction, tensors: Tensors, numbers: Numbers) -> Any:
         if tensors[0] is None or not all(map(_is_number, numbers)):
             return _handed(f, tensors, numbers, "form:numbers")  # torch's error or result
         route = _made(f, tensors, numbers, wanted)
-        route = route_cache.keep(key, route, [route])
+        route = route_cache.keep(key, route)
     elif route.bound is not None and route.over is None and not casts:
         runs = partial(function_of, route) if True in wanted else partial(route.written, False)
         call_entries.note(f, tensors, numbers, route, runs, _general)
@@ -178,25 +177,22 @@ def _cast(f: PublicFunction, tensors: Tensors) -> Tensors:
 
 def _made(
     f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...]
-) -> FunctionRoute:
+) -> FunctionCall:
     """Decide who computes calls of one kind."""
     given = [t for t in tensors if t is not None]
-    why, message = why_torch(f, tensors), ""
-    waits: Unsupported | None = None
+    why, waits = why_torch(f, tensors), None
     if not why:
         try:
             return _chosen(f, tensors, numbers, wanted, given)
         except Unsupported as error:
-            why, message, waits = error.reason, error.message, error
-    stats.announce(why, message, f.name)
-    route = FunctionRoute(None, why, f.name)
-    if isinstance(waits, Waiting):
-        route.over = waits.over
+            waits = error
+    route = FunctionCall(None, "", f.name)
+    route.refuse(waits or Unsupported(why), f.name)
     return route
 
 
 def _chosen(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
-            given: list[Tensor]) -> FunctionRoute:
+            given: list[Tensor]) -> FunctionCall:
     """The route of a call that a kernel may compute: of its size or for any, as the sizes before it and
     its calls so far decide, or as was asked. Raises Unsupported where there is none, or none yet."""
     mode, device = settings.mode, given[0].device
@@ -249,7 +245,7 @@ def _choice(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple
 
 
 def _launching(f: PublicFunction, tensors: Tensors, numbers: Numbers, wanted: tuple[bool, ...],
-               any_size: bool, mode: str) -> FunctionRoute:
+               any_size: bool, mode: str) -> FunctionCall:
     """The route of a call's kernels, for any size or of its own, whose first results are torch's."""
     given = [t for t in tensors if t is not None]
     known = call_forms.find(f, tensors, numbers, wanted) if any_size else None

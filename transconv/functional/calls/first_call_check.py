@@ -17,7 +17,7 @@ import torch
 from transconv import knobs
 from transconv.compute import parse
 from transconv.errors import Unsupported
-from transconv.functional.calls.route_cache import FunctionRoute
+from transconv.functional.calls.route import FunctionCall
 from transconv.functional.calls.symbolic_bind import as_tuple
 from transconv.torch_ops.calls.lower_call import capturing
 
@@ -33,7 +33,7 @@ ALLOWED = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-5, torch.float32: 2.0**
 ROUNDED = 2.0**-7  # the same of f32 whose products round their operands to tf32: torch cuts them instead
 
 
-def agree(route: FunctionRoute, tensors: Sequence[Tensor | None]) -> None:
+def agree(route: FunctionCall, tensors: Sequence[Tensor | None]) -> None:
     """Raises Unsupported("miscompiled") where a kernel's result is not torch's."""
     bound = route.bound
     assert bound is not None
@@ -57,7 +57,7 @@ def agree(route: FunctionRoute, tensors: Sequence[Tensor | None]) -> None:
     route.calls = route.calls_back = 0
 
 
-def _hold(route: FunctionRoute, given: Sequence[Tensor]) -> None:
+def _hold(route: FunctionCall, given: Sequence[Tensor]) -> None:
     """Compare results and gradients of one call."""
     bound = route.bound
     assert bound is not None
@@ -90,7 +90,7 @@ def _wide(t: Tensor) -> Tensor:
     return t.float() if t.is_floating_point() and t.dtype.itemsize < 4 else t
 
 
-def _rounds(route: FunctionRoute) -> bool:
+def _rounds(route: FunctionCall) -> bool:
     """Whether a kernel multiplies f32 as tf32. Gradients are multiplied as the result is."""
     if route.step is None:
         return False
@@ -99,7 +99,7 @@ def _rounds(route: FunctionRoute) -> bool:
 
 
 def _compare(
-    route: FunctionRoute, got: Sequence[Tensor], want: Sequence[Tensor], scale: float = 0.0
+    route: FunctionCall, got: Sequence[Tensor], want: Sequence[Tensor], scale: float = 0.0
 ) -> None:
     """``scale``: the absolute sum of a result's gradient, of which differences may be shares too, evenly
     over an operand: the gradient of a norm of one element is next to nothing, but its terms are not."""

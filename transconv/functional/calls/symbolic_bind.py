@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transconv.compute import library, one_line
 from transconv.errors import ComputeError, Unsupported
 from transconv.functional.calls.compiled_launch import TORCH, TYPES, TensorMemory, program
-from transconv.functional.calls.dynamic_sizes import texts
+from transconv.functional.calls.form_registry import texts
 
 Tensor = torch.Tensor
 _unseen: Any = _disable_current_modes  # by tracers and other modes

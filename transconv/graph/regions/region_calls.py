@@ -13,6 +13,7 @@ from torch import fx
 
 from transconv.calls import stats
 from transconv.calls.guard import current_device
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.conv import Surrounded
 from transconv.errors import Unsupported
@@ -39,7 +40,6 @@ from transconv.graph.sizes import Length, SymbolicSize
 from transconv.graph.verification.eager_check import RegionWatch, WatchedCall
 from transconv.ir import value_at
 from transconv.runtime import SIZES, Launch, PlanRequest, Spaces, on_device, torch_internals
-from transconv.torch_ops.calls.select_impl import PASSING
 from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor

@@ -13,6 +13,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from transconv.calls import stats
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.errors import TransconvError, Unsupported
 from transconv.graph import reporting
@@ -27,7 +28,6 @@ from transconv.graph.symbols import Symbols
 from transconv.graph.verification.eager_check import WatchedCall
 from transconv.runtime import Batch, PlanRequest, collect, is_collecting, torch_internals
 from transconv.target import Target
-from transconv.torch_ops.calls.select_impl import PASSING
 from transconv.torch_ops.conversion.convert import aten
 
 Tensor = torch.Tensor

@@ -8,18 +8,19 @@ these, the record says so, and the next look is for those.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transconv.backend_triton import SizedLauncher
-from transconv.compute import Compute, SampleOutcome, Workload
+from transconv.compute import Compute, SampleOutcome, Workload, sizes_of
 from transconv.disk_cache import fields
+from transconv.errors import Unsupported
 from transconv.ir import FuncCall, Kernel, Store, Tensor, find
 from transconv.kernel.launch.arguments import Arguments
 from transconv.kernel.launch.lowering import LoweredKernel
 from transconv.kernel.launch.size_arguments import Number, Sizing, sizing
-from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache
+from transconv.runtime import Plan, PlanStep, one_kernel_plan, plan_cache, register_reader
 from transconv.target import Target
 
 SCHEMA = 1
@@ -34,6 +35,7 @@ class KernelWorkload(Workload):
     digest: str
     precision: str
     arrays: tuple[Tensor, ...]
+    sizes: str = ""  # those that are arguments
 
     by_user = False
 
@@ -59,7 +61,9 @@ class KernelWorkload(Workload):
         return ()
 
     def refuse(self) -> None:
-        """Refuse nothing: its function was read."""
+        """A plan that is not on disk is made where the function is."""
+        raise Unsupported("kernel:function", f"{self.name} is not on disk, and is lowered where it is "
+                          "called")
 
     @property
     def shape_text(self) -> str:
@@ -71,13 +75,31 @@ class KernelWorkload(Workload):
 
     @property
     def text(self) -> str:
-        return f"kernel {self.name} {self.digest}"
+        """What another process reads it back from, to find its plan on disk."""
+        return f"{self} " + json.dumps([self.precision, self.sizes, [
+            plan_cache.tensor_content(t) for t in self.arrays]])
 
     def __str__(self) -> str:
-        return self.text
+        return f"kernel {self.name} {self.digest}"
 
     def examine(self, tensors: dict[str, Any], result: Any) -> SampleOutcome:
         raise NotImplementedError("a call says what its result is")
+
+
+@register_reader
+def read_workload(text: str, direction: str, behind: str) -> KernelWorkload | None:
+    """The kernel of a text; None if it is none."""
+    head, _, rest = text.partition(" [")
+    word, *names = head.split()
+    if word != "kernel" or len(names) != 2 or direction or behind:
+        return None
+    try:
+        precision, sizes, arrays = json.loads(f"[{rest}")
+        named = sizes_of(fields.text(sizes)) if sizes else None
+        return KernelWorkload(fields.name(names[0]), fields.text(names[1]), fields.text(precision), tuple(
+            [plan_cache.tensor_of(t, named) for t in fields.several(arrays)]), sizes)
+    except plan_cache.UNREADABLE:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,21 +135,13 @@ class CompiledKernel:
 
     def start(self, given: Mapping[str, Any], values: Mapping[str, int]) -> None:
         """Launch with tensors and floats by name. ``values``: the sizes that are arguments."""
-        run, arguments = self.step.launcher, [given[name] for name in self.step.params]
-        if isinstance(run, SizedLauncher):
-            run.start(arguments, dict(values))
-        else:
-            run(arguments)
+        self.step.launcher.start([given[name] for name in self.step.params], values)
 
     def starter(self, device: int, aligned: bool, order: tuple[int, ...],
                 values: Mapping[str, int]) -> Callable[..., None] | None:
         """What starts the kernel for these sizes with the arguments at the places ``order``; None if it is
         not loaded."""
-        run = self.step.launcher
-        if not isinstance(run, SizedLauncher):
-            return run.starter(device, aligned, order)
-        bind, sizes = run.binding(device, aligned, order), run.in_order(dict(values))
-        return None if bind is None else bind(sizes, *run.numbers(*sizes)[0])
+        return self.step.launcher.starter(device, aligned, order, values)
 
 
 def compiled(low: LoweredKernel, target: Target, workload: KernelWorkload) -> CompiledKernel:
@@ -165,11 +179,11 @@ class KernelRequest:
         exprs = [str(e) for e in sizes.exprs]
         told = repr((SCHEMA, self.made_of, self.kind, exprs, sizes.first, sizes.sources))
         digest = hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
-        return KernelWorkload(self.name, digest, self.precision, arrays)
+        return KernelWorkload(self.name, digest, self.precision, arrays, str(sizes.sizes or ""))
 
     def record(self, workload: KernelWorkload) -> str:
         """The name of the record of a kernel."""
-        return plan_cache.name_of(workload, self.target, SCHEMA)
+        return plan_cache.key(workload, self.target, False)
 
     def find(self, fixed: frozenset[int], plain: frozenset[int]) -> CompiledKernel | None:
         """The kernel that another process made for such a call; None if there is none."""

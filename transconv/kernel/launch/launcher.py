@@ -39,7 +39,15 @@ from transconv.kernel.launch.tuned_choices import (
     search,
     with_words,
 )
-from transconv.runtime import first_run_check, plan_cache, torch_internals
+from transconv.runtime import (
+    Batch,
+    PlanRequest,
+    collect,
+    first_run_check,
+    is_collecting,
+    plan_cache,
+    torch_internals,
+)
 from transconv.target import Target, detect
 
 if TYPE_CHECKING:
@@ -89,10 +97,16 @@ class KernelLaunches:
         return self.launched(key, args, words)
 
     def launched(self, key: Any, args: tuple[Any, ...], words: dict[str, Any]) -> Any:
-        """A launch that looks at everything. ``key``: of a call that is remembered."""
+        """A launch that looks at everything; none while requests are recorded, as ``prepare`` does.
+        ``key``: of a call that is remembered."""
         asked = self.owner.asked(args, words)
         arguments = tensors_of(asked.given)
         target = self.target_of(arguments)
+        if is_collecting():  # the call is only looked at: its results have no values
+            made = self.of(self.best(asked, arguments, target)[0], arguments, target)[0]
+            aligned = first_run_check.is_aligned(arguments.tensors)
+            collect(Batch((PlanRequest(made.plan.workload, target, aligned=aligned),)))
+            return returned(asked.made)
         found = self.start_right(asked, arguments, target)
         if found and key is not None and not arguments.alike and arguments.device.type == "cuda":
             self.remember(key, *found, arguments, isinstance(args[0], Group))

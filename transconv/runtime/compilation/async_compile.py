@@ -91,7 +91,11 @@ def ready(workload: Workload, target: Target, schedule: Schedule | None, determi
     if mode in ("now", "text") or schedule is not None or not compiles(target):
         if asked is not None and asked.early and schedule is None and mode != "text":
             _wait(question, asked)
-        return compiler.plan(workload, target, schedule, deterministic, kind)
+        made = compiler.known(workload, target, schedule, deterministic, kind)
+        if made is None:  # as compiler.plan does, with one frame less
+            made = compiler.build(workload, target, schedule, None, deterministic, kind)
+            made = compiler.added(made, workload, target, schedule, deterministic, kind)
+        return made
     if asked is not None and not asked.done:
         raise Waiting("a process compiles it", asked.over)
     if asked is not None and mode == "background" and not asked.over():

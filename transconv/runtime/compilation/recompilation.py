@@ -66,7 +66,8 @@ def compare() -> Compared:
 
 
 def _question(name: str, content: Content) -> PlanRequest:
-    """The question of a record. Raises ValueError, with the reason, for one that has no answer here."""
+    """The question of a record. Raises ValueError or Unsupported, with the reason, where it has no answer
+    here."""
     if content["files"] != files_digest():
         raise ValueError("it is of another version of transconv")
     job = content["question"]
@@ -75,6 +76,7 @@ def _question(name: str, content: Content) -> PlanRequest:
     found = PlanRequest.of_job(job)
     if plan_cache.key(found.workload, found.target, found.deterministic) != name:
         raise ValueError("it was made with other settings, tuned rows or versions: no call here reads it")
+    found.workload.refuse()  # a kernel written in Python: its function is where it is called
     return found
 
 

@@ -19,8 +19,8 @@ from transconv.calls.settings import settings
 from transconv.runtime import torch_internals
 from transconv.torch_ops import library, shapes
 from transconv.torch_ops.arguments import spelled_out
-from transconv.torch_ops.calls import call_entries, dynamic_sizes, route_cache
-from transconv.torch_ops.calls.route import Route
+from transconv.torch_ops.calls import call_entries, conv_routes, shape_cache
+from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.conversion import aten_convolutions
 
 Tensor = torch.Tensor
@@ -39,7 +39,7 @@ class ConvolutionFunction(torch.autograd.Function):
     (``function_of``): a class for each new size would cost more than its call."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, route: Route) -> Tensor:
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, route: ConvCall) -> Tensor:
         ctx.to_save = (input, weight)  # as save_for_backward does
         ctx.route = route
         return route.forward(input, weight, bias)
@@ -60,7 +60,7 @@ class CastConvolutionFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, cast: Tensor,
-                cast_bias: Tensor | None, route: Route) -> Tensor:
+                cast_bias: Tensor | None, route: ConvCall) -> Tensor:
         ctx.save_for_backward(input, cast, weight)
         ctx.route = route
         return route.forward(input, cast, cast_bias)
@@ -87,7 +87,7 @@ apply: Callable[..., Tensor] = super(torch.autograd.Function, ConvolutionFunctio
 apply_cast: Callable[..., Tensor] = super(torch.autograd.Function, CastConvolutionFunction).apply
 
 
-def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
+def gradients(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, input: Tensor, weight: Tensor,
               mask: tuple[bool, ...]) -> Gradients:
     """Gradients of input, weight and bias the general way; None where ``mask`` is False. Recorded as
     the ``wanted`` of the route."""
@@ -102,7 +102,7 @@ def gradients(route: Route, wanted: tuple[bool, ...], grad: Tensor, input: Tenso
         stats.handed_over("transform:forward_ad")
         return aten_convolutions.aten_backward(grad, input, weight, params, mask, dual=True)
     grad = _dense(spelled_out(grad), input, weight) if settings.varies else spelled_out(grad)
-    made, flags, aligned = route_cache.backward_routes(params, grad, input, weight, mask, settings.mode)
+    made, flags, aligned = conv_routes.backward_routes(params, grad, input, weight, mask, settings.mode)
     call_entries.note_backward(route, wanted, grad, input, weight, made, flags, aligned)
     return made.run(grad, input, weight)
 
@@ -111,12 +111,12 @@ def _dense(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     """The gradient of a result; a copy if it is expanded or has gaps, and a kernel of its own would be
     slower than the copy and a kernel that other calls use: where its elements are read often."""
     last = shapes.channels_last_result(input, weight)
-    if weight.numel() < READ_OFTEN * grad.shape[1] or not dynamic_sizes.has_gaps(grad, last):
+    if weight.numel() < READ_OFTEN * grad.shape[1] or not shape_cache.has_gaps(grad, last):
         return grad
     return shapes.with_result_strides(grad, last)
 
 
-def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
+def function_of(route: ConvCall, biased: bool, cast: torch.dtype | None = None,
                 through: Callable[..., Tensor] | None = None, bound: bool = True) -> Callable[..., Tensor]:
     """``apply`` of an autograd function for one route, of the tensors that it takes in their order: input,
     weight, a bias if ``biased``, and a residual where its epilogue reads one. With ``cast`` it casts
@@ -138,7 +138,7 @@ def function_of(route: Route, biased: bool, cast: torch.dtype | None = None,
     return made
 
 
-def _backward(route: Route, biased: bool) -> Callable[..., Gradients]:
+def _backward(route: ConvCall, biased: bool) -> Callable[..., Gradients]:
     known = route.gradients
 
     def backward(ctx: Any, grad: Tensor) -> Gradients:
@@ -158,7 +158,7 @@ def _backward(route: Route, biased: bool) -> Callable[..., Gradients]:
     return backward
 
 
-def _backward_through(route: Route, biased: bool,
+def _backward_through(route: ConvCall, biased: bool,
                       through: Callable[..., Tensor]) -> Callable[..., Gradients]:
     known = route.gradients
 

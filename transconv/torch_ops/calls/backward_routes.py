@@ -8,7 +8,7 @@ import torch
 
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls.route import Route, laid_out
+from transconv.torch_ops.calls.route import ConvCall, laid_out
 from transconv.torch_ops.conversion import aten_convolutions
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ class BackwardRoutes:
 
     __slots__ = ("aten", "aten_mask", "bias_dims", "channels_last", "data", "layer", "params", "weight")
 
-    def __init__(self, params: Params, channels_last: bool, data: Route | None,
-                 weight: Route | None, wants_bias: bool, rank: int) -> None:
+    def __init__(self, params: Params, channels_last: bool, data: ConvCall | None,
+                 weight: ConvCall | None, wants_bias: bool, rank: int) -> None:
         self.params = params
         self.channels_last = channels_last
         self.layer: LayerEntry | None = None  # whose calls of other sizes have routes made from these
@@ -35,7 +35,7 @@ class BackwardRoutes:
         self.aten_mask = (data in self.aten, weight in self.aten, bias_with_aten)
         self.bias_dims = [0, *range(2, rank)] if wants_bias and not bias_with_aten else None
 
-    def resized(self, data: Route | None, weight: Route | None, layer: LayerEntry) -> BackwardRoutes:
+    def resized(self, data: ConvCall | None, weight: ConvCall | None, layer: LayerEntry) -> BackwardRoutes:
         """The gradients of a call of the layer that differs in its sizes alone; kernels compute them."""
         made: BackwardRoutes = _new(BackwardRoutes)
         made.params, made.channels_last, made.data, made.weight = (
@@ -44,7 +44,7 @@ class BackwardRoutes:
         made.layer = layer
         return made
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[ConvCall]:
         return [r for r in (self.data, self.weight, *self.aten) if r]
 
     def run(self, grad: torch.Tensor, x: torch.Tensor,

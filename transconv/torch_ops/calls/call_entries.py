@@ -29,12 +29,12 @@ from transconv.calls.guard import (
     function_modes,
     written,
 )
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.torch_ops.calls import lower_call, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.lower_call import Flags
-from transconv.torch_ops.calls.route import Route
-from transconv.torch_ops.calls.select_impl import PASSING
+from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.conversion import prepacked_weights
 
 Tensor = torch.Tensor
@@ -61,7 +61,7 @@ def onward(f: Any, x: Any, w: Any, b: Any, s: Any, p: Any, o: Any, d: Any, g: An
     return made
 
 
-def switches(flags: Flags, dtype: torch.dtype, *routes: Route) -> tuple[Condition, ...]:
+def switches(flags: Flags, dtype: torch.dtype, *routes: ConvCall) -> tuple[Condition, ...]:
     """torch's numeric switches as they are, those that the kernels of ``routes`` obey: the others are not
     read at every call. Where torch computes, or without routes, all are."""
     plans = [r.compiled for r in routes]
@@ -76,7 +76,7 @@ def switches(flags: Flags, dtype: torch.dtype, *routes: Route) -> tuple[Conditio
     return tuple(found)
 
 
-def only_on(*routes: Route | None) -> int | None:
+def only_on(*routes: ConvCall | None) -> int | None:
     """The device that must be the current one; None where there is only one."""
     return device_of([r.device for r in routes if r is not None and r.start is not None])
 
@@ -122,8 +122,8 @@ def _can_be_kept(numbers: tuple[Any, ...]) -> bool:
     return not function_modes() and not any(isinstance(n, list) for n in numbers)
 
 
-def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: Any, given: Tensors,
-         used: Tensors, numbers: tuple[Any, ...], route: Route, flags: Flags, aligned: bool,
+def note(autograd: Callable[[ConvCall, bool, torch.dtype | None], Call], function: Any, given: Tensors,
+         used: Tensors, numbers: tuple[Any, ...], route: ConvCall, flags: Flags, aligned: bool,
          cast: torch.dtype | None) -> None:
     """A call went the general way: after a few, make an entry for its kind.
 
@@ -160,7 +160,7 @@ def note(autograd: Callable[[Route, bool, torch.dtype | None], Call], function: 
 
 
 def note_layer(applies: tuple[Call, Call], function: Any, given: Tensors, used: Tensors,
-               numbers: tuple[Any, ...], route: Route, key: Hashable, flags: Flags, aligned: bool,
+               numbers: tuple[Any, ...], route: ConvCall, key: Hashable, flags: Flags, aligned: bool,
                cast: torch.dtype | None) -> None:
     """Make the entry of a layer, whose route for a new size was just made from another one: ``key`` is
     what its calls share. ``applies``: the differentiable calls of any route, without and with casts that
@@ -190,7 +190,7 @@ def note_layer(applies: tuple[Call, Call], function: Any, given: Tensors, used: 
                                     apply=applies[0], apply_cast=applies[1]))
 
 
-def note_backward(route: Route, wanted: tuple[bool, ...], grad: Tensor, x: Tensor, w: Tensor,
+def note_backward(route: ConvCall, wanted: tuple[bool, ...], grad: Tensor, x: Tensor, w: Tensor,
                   routes: BackwardRoutes, flags: Flags, aligned: bool) -> None:
     """Gradients went the general way: after a few, make an entry for their kind, one per forward
     route and wanted subset, or for all sizes of a layer."""

@@ -15,7 +15,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
-from transconv.calls import stats
+from transconv.calls import route_cache, stats
 from transconv.calls.guard import means_more
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
@@ -23,7 +23,7 @@ from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, library, shapes, tensor_subclasses
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
-from transconv.torch_ops.calls import autograd, call_entries, dynamic_sizes, lower_call, route_cache
+from transconv.torch_ops.calls import autograd, call_entries, conv_routes, lower_call, shape_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.calls.select_impl import layer_of
 from transconv.torch_ops.conversion import aten_convolutions
@@ -98,7 +98,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
     req = requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
         return _odd_form(f, input, weight, bias, *rest)
-    key, flags, aligned = route_cache.forward_key(req, input, weight, bias)
+    key, flags, aligned = conv_routes.forward_key(req, input, weight, bias)
     route = route_cache.find(key)
     if route is None:
         if input.dtype.is_complex:
@@ -113,7 +113,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
             dense = shapes.with_result_strides(input, shapes.channels_last_result(input, weight))
             return dispatch(f, dense, weight, bias, *rest)
         speculative_compile.layers(given[1], input, weight, flags, settings.mode)
-        route, layer = route_cache.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
+        route, layer = conv_routes.add_sized(key, req, input, weight, bias, flags, aligned, settings.mode)
         if layer is not None:
             call_entries.note_layer((autograd.apply, autograd.apply_cast), f, given,
                                     (input, weight, bias, None), rest, route, layer, flags, aligned, cast)
@@ -139,7 +139,7 @@ def dispatch(f: ConvFunction, input: Any, weight: Any, bias: Any, stride: Any, p
 def _is_copied(req: CallAttributes, x: Tensor, w: Tensor, b: Tensor | None) -> bool:
     """Whether kernels for any size are to answer a call through a copy of an input with gaps: at a size
     that is not the layer's first one."""
-    if not x.numel() or not dynamic_sizes.has_gaps(x, shapes.channels_last_result(x, w)):
+    if not x.numel() or not shape_cache.has_gaps(x, shapes.channels_last_result(x, w)):
         return False
     params = req.resolve(x, w, b)
     src = shapes.output_shape(x.shape, w.shape, params) if params.transposed else x.shape

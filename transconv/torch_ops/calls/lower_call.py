@@ -17,16 +17,31 @@ from typing import TYPE_CHECKING
 import torch
 
 from transconv.calls.settings import settings
-from transconv.conv import ConvProblem, Prop, TensorSpec
+from transconv.conv import (
+    CompiledDirection,
+    ConvProblem,
+    ConvWorkload,
+    Epilogue,
+    Prop,
+    TensorSpec,
+    compiler,
+)
 from transconv.errors import ProblemError, ScheduleError, TransconvError, Unsupported
 from transconv.ir import DTYPES as ROWS
 from transconv.ir import DType, Layout
-from transconv.runtime import torch_internals
+from transconv.runtime import (
+    COMPILING,
+    NEVER,
+    PlanRequest,
+    first_run_check,
+    is_ready,
+    ready,
+    state,
+    torch_internals,
+)
 from transconv.torch_ops.arguments import Params
 
 if TYPE_CHECKING:
-    from transconv.conv import CompiledDirection
-    from transconv.runtime import PlanRequest
     from transconv.target import Target
 
 Like = tuple[Sequence[int], Sequence[int]]  # shape and strides
@@ -164,24 +179,17 @@ def target_of(device: torch.device) -> Target:
 
 def planned(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
             deterministic: bool, bias: torch.dtype | None = None, mode: str = "now") -> CompiledDirection:
-    """The kernel for one direction; ``bias`` is the type of the epilogue's operand, if it is not the
-    result's. Unsupported, with a reason, if there is none, or none yet in this mode."""
+    """The kernel of a ``question``. Unsupported, with a reason, if there is none, or none yet in this
+    mode."""
     with or_unsupported(f"{problem} {prop}"):
-        from transconv.conv import Epilogue, compiler
-
-        bia = None if bias is None else DTYPES[bias]
-        result = getattr(problem, prop.result).dtype
-        added = Epilogue.parse(epilogue, None if bia is result else bia)
-        return compiler.plan(problem, prop, target_of(device), epilogue=added, aligned=aligned,
-                             deterministic=deterministic, mode=mode)
+        q = question(problem, prop, device, epilogue, aligned, deterministic, bias)
+        return ready(q.workload, q.target, None, deterministic, CompiledDirection, aligned, mode)
 
 
 def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torch.Tensor],
            **operands: torch.Tensor) -> CompiledDirection:
     """The plan, or the one that takes its place: its first result, made here from the operands (by
     name) into the tensor that ``result`` makes, was checked. Unsupported if none is right."""
-    from transconv.runtime import first_run_check
-
     if first_run_check.is_trusted(compiled, aligned):
         return compiled
 
@@ -193,20 +201,15 @@ def proven(compiled: CompiledDirection, aligned: bool, result: Callable[[], torc
 def first_result(question: PlanRequest, device: torch.device) -> None:
     """Load the kernels of a convolution on a GPU and check their first result, as its first call would.
     What fails is left to that call."""
-    from transconv.conv import CompiledDirection, ConvWorkload
-    from transconv.runtime import first_result, ready
-
     q = question
     if isinstance(q.workload, ConvWorkload) and q.target == target_of(device):
         with suppress(TransconvError, torch.OutOfMemoryError), _on(device):
             plan = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, q.aligned, "now")
-            first_result(plan, device)
+            first_run_check.first_result(plan, device)
 
 
 def is_loaded(compiled: CompiledDirection, device: torch.device, aligned: bool) -> bool:
     """Whether a plan's kernels run on a device already, and their results were right."""
-    from transconv.runtime import first_run_check
-
     return first_run_check.is_trusted(compiled, aligned) and all(
         s.launcher.is_loaded(device.index, aligned) for s in compiled.steps)
 
@@ -216,7 +219,7 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 
 @contextmanager
-def or_unsupported(title: str) -> Iterator[None]:
+def or_unsupported(title: object) -> Iterator[None]:
     """Within ``with`` a kernel is built or checked; any error becomes Unsupported. ``title``: its purpose,
     for the log."""
     start = time.perf_counter()
@@ -248,19 +251,18 @@ def schedule_and_why(problem: ConvProblem, prop: Prop, device: torch.device, epi
 
 
 def question(problem: ConvProblem, prop: Prop, device: torch.device, epilogue: str, aligned: bool,
-             deterministic: bool) -> PlanRequest:
-    """The plan request that ``planned`` makes."""
-    from transconv.conv import compiler
-
-    return compiler.question(problem, prop, target_of(device), epilogue, aligned=aligned,
+             deterministic: bool, bias: torch.dtype | None = None) -> PlanRequest:
+    """What a kernel for one direction is asked for by; ``bias``: the type of the epilogue's operand, if it
+    is not the result's."""
+    bia = None if bias is None else DTYPES[bias]
+    added = Epilogue.parse(epilogue, None if bia is getattr(problem, prop.result).dtype else bia)
+    return compiler.question(problem, prop, target_of(device), added, aligned=aligned,
                              deterministic=deterministic)
 
 
 def waits(question: PlanRequest) -> str:
     """Why torch would compute now although there is a plan; empty: its kernels are compiled, or the call
     would wait for them."""
-    from transconv.runtime import COMPILING, NEVER, is_ready, state
-
     mode = settings.mode
     if mode == "now" or (question.deterministic and mode == "background"):
         return ""

@@ -1,6 +1,6 @@
 """The route of one result: a kernel, or torch and the reason why.
 
-A route is made once (calls/select_impl.py) and run many times. After the first launch the kernel's start
+It is made once (calls/select_impl.py) and run many times. After the first launch the kernel's start
 function is bound to it, so that a call makes the result and starts the kernel, and nothing else.
 """
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from transconv.calls import stats
 from transconv.calls.guard import current_device as current_device
 from transconv.calls.guard import start_of
+from transconv.calls.route_cache import Route
 from transconv.calls.settings import settings
 from transconv.conv import Prop
 from transconv.runtime import torch_internals
@@ -70,45 +70,19 @@ class RouteEpilogue(NamedTuple):
         return dict(zip(self.names, read, strict=True))
 
 
-class Route:
-    """One tensor that one kernel computes, or the reason why torch does."""
+class ConvCall(Route):
+    """The route of one tensor, which one kernel of a direction computes, or torch."""
 
-    __slots__ = (
-        "adds_bias",
-        "aligned",
-        "calls",
-        "channels_last",
-        "choice",
-        "compiled",
-        "copies",
-        "device",
-        "direction",
-        "epilogue",
-        "far",
-        "functions",
-        "gradients",
-        "halves",
-        "near",
-        "over",
-        "params",
-        "plain",
-        "reason",
-        "registry",
-        "rival",
-        "shape",
-        "start",
-        "strides",
-        "trains",
-        "trial",
-        "types",
-        "whole",
-    )
+    __slots__ = ("adds_bias", "channels_last", "choice", "compiled", "copies", "direction", "epilogue",
+                 "far", "gradients", "halves", "near", "params", "plain", "registry", "rival", "shape",
+                 "start", "strides", "trains", "trial", "types", "whole")
 
     def __init__(self, direction: Prop, params: Params, shape: Ints, channels_last: bool,
                  epilogue: RouteEpilogue | None = None) -> None:
+        super().__init__()
         self.epilogue = epilogue  # None: a bias, if one is given
         # The route of the sums alone, where torch computes what follows them.
-        self.plain: Route | None = None
+        self.plain: ConvCall | None = None
         self.direction = direction
         self.params = params
         self.shape = shape
@@ -120,34 +94,29 @@ class Route:
         self.types: tuple[torch.dtype, torch.dtype, torch.dtype] | None = None
         self.compiled: CompiledDirection | None = None
         self.halves: prepacked_weights.Halves | None = None  # where it copies the weight first
-        self.reason = ""
         self.registry: LayerRegistry | None = None  # where sizes are arguments of its kernel
         # Where earlier sizes decide which kernel answers: what is known of this one, and while its own
         # kernel is timed against one for any size, the trial and the route of that one.
         self.choice: SizeChoice | None = None
         self.trial: SizeTrial | None = None
-        self.rival: Route | None = None
+        self.rival: ConvCall | None = None
         self.whole = False  # of integers, for which another route is found
-        # Torch, or a kernel that is not meant for it, computes until this says that another may be there.
-        self.over: Callable[[], bool] | None = None
         self.trains = False  # a call asked for gradients, which were then compiled ahead
         self.adds_bias = False  # after the kernel, because its epilogue cannot
         self.copies = False  # operands of the epilogue, which the kernel reads in another order
-        self.aligned = False
-        self.device = -1
         # From the given tensors to the result with nothing left to decide, on `device` as the
         # current one. Bound after the first launch.
         self.start: Run | None = None
-        # Its autograd functions, by the type they cast to and whether they are for `start`.
-        self.functions: dict[tuple[torch.dtype | None, bool], Run] = {}
+        # `functions` are those of autograd, by the type they cast to and whether they are for `start`.
         # Entries of the gradients that were seen, by the wanted ones: see calls/call_entries.py.
         self.gradients: dict[tuple[bool, ...], Gradients] = {}
-        # A plain `+= 1` on it holds no call, so threads of one interpreter lose no count.
-        self.calls = 0
+
+    @property
+    def name(self) -> str:
+        return self.direction.value
 
     @property
     def any_size(self) -> bool:
-        """Whether sizes are arguments of its kernel."""
         return self.registry is not None
 
     @property
@@ -155,20 +124,8 @@ class Route:
         """Whether the kernel that it has, or waits for, is to be one of its own size."""
         return settings.sizes != "any" if self.choice is None else self.choice.own
 
-    @property
-    def does(self) -> str:
-        """The name that its calls are counted under: the direction, or the reason for torch."""
-        return self.reason or self.direction.value + " any size" * self.any_size
-
-    def routes(self) -> list[Route]:
-        """Itself: what of a call is kept."""
-        return [self]
-
     def count(self) -> None:
-        """Move the calls so far into the totals."""
-        calls, self.calls = self.calls, 0
-        if calls:
-            stats.add(not self.reason, self.does, calls)
+        super().count()
         for other in (self.plain, self.rival):
             if other is not None:
                 other.count()
@@ -281,10 +238,10 @@ class Route:
         self.start = start
 
     def resized(self, shape: Ints, strides: Ints, compiled: CompiledDirection, begin: Callable[..., None],
-                device: int, count: int, dtype: torch.dtype) -> Route:
+                device: int, count: int, dtype: torch.dtype) -> ConvCall:
         """The route of a call that differs in its sizes alone, of which ``count`` tensors ``begin`` starts
         the plan. This one counts its calls."""
-        made: Route = _new(Route)
+        made: ConvCall = _new(ConvCall)
         made.direction, made.params, made.channels_last = self.direction, self.params, self.channels_last
         made.shape, made.strides, made.near, made.far = shape, strides, self.near, self.far
         made.types, made.aligned, made.registry = self.types, self.aligned, self.registry
@@ -299,7 +256,7 @@ class Route:
 class RouteMatch(NamedTuple):
     """The route of a call, whether it was known before, and what of its key is not in the tensors."""
 
-    route: Route
+    route: ConvCall
     known: bool
     flags: lower_call.Flags
     aligned: bool

@@ -1,6 +1,6 @@
 """Decides whether a kernel or torch computes a call: the checks, the compiler, the fallback policy.
 
-In: a checked call. Out: a Route whose kernel gave one checked result, or that goes to torch for a
+In: a checked call. Out: a ConvCall whose kernel gave one checked result, or that goes to torch for a
 reason. Runs once for each kind of call.
 """
 
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from transconv.calls import stats
+from transconv.calls import dynamic_sizes
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.calls.size_policy import SizeChoice, SizeTrial, policy
-from transconv.conv import Prop
+from transconv.conv import CompiledDirection, Prop
 from transconv.errors import Unsupported
-from transconv.runtime import COMPILING, NEVER, Waiting, apart, is_collecting
+from transconv.runtime import Waiting, apart, is_collecting, ready
 from transconv.torch_ops import arguments, shapes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import dynamic_sizes, lower_call
+from transconv.torch_ops.calls import lower_call, shape_cache
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
-from transconv.torch_ops.calls.route import Route
+from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.precompile import first_check, precompile_backward
 from transconv.torch_ops.quantized import integer_conv
 
 if TYPE_CHECKING:
-    from transconv.conv import CompiledDirection
+    from transconv.conv import ConvProblem
+    from transconv.runtime import PlanRequest
 
-PASSING = ("capture:cold", COMPILING)  # temporary reasons: the next call is decided anew
 
-
-def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+def compile_route(route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
                   far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
                   mode: str, **extra: torch.Tensor) -> None:
     """Give the route a kernel whose first result was checked; Unsupported if there is none, or none yet.
@@ -57,12 +57,15 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
             call.of_any_size(mode)
             return
         except Unsupported as error:
-            if error.reason in (COMPILING, NEVER):
+            if not dynamic_sizes.leaves_exact(error):
                 raise
     try:
-        call.of_this_size(mode)
+        with lower_call.or_unsupported(call):
+            q = call.question()
+            made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection, aligned, mode)
+        call.take(made)
     except Unsupported as error:
-        if (error.reason not in (COMPILING, NEVER) and (choice is None or choice.settled)
+        if (dynamic_sizes.leaves_exact(error) and (choice is None or choice.settled)
                 or is_collecting()):
             raise
         try:
@@ -70,7 +73,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
         except Unsupported:
             raise error from None
         route.over = error.over if isinstance(error, Waiting) else None
-        if choice is not None and error.reason not in (COMPILING, NEVER):
+        if choice is not None and dynamic_sizes.leaves_exact(error):
             choice.settle(own=False)  # the size has no kernel of its own
         return
     if choice is not None and choice.own:
@@ -80,7 +83,7 @@ def compile_route(route: Route, near: torch.Tensor | None, weight: torch.Tensor 
 class _SelectedCall:
     """The tensors and numbers of a call, for which its route gets a kernel."""
 
-    def __init__(self, route: Route, near: torch.Tensor | None, weight: torch.Tensor | None,
+    def __init__(self, route: ConvCall, near: torch.Tensor | None, weight: torch.Tensor | None,
                  far: torch.Tensor | None, epilogue: str, aligned: bool, flags: lower_call.Flags,
                  extra: dict[str, torch.Tensor]) -> None:
         some = near if near is not None else weight
@@ -105,7 +108,7 @@ class _SelectedCall:
                 prepares or mode == "background"):
             return None
         near, weight, far = self.tensors
-        orders = tuple([dynamic_sizes.order_of(*t, route.channels_last) for t in self.tensors])
+        orders = tuple([shape_cache.order_of(*t, route.channels_last) for t in self.tensors])
         if None in orders:
             return None
         src = far[0] if route.params.transposed else near[0]
@@ -122,7 +125,11 @@ class _SelectedCall:
         route = self.route
         if choice.among.prepared and not choice.settled:
             with suppress(Unsupported):
-                self.of_this_size("never")
+                with lower_call.or_unsupported(self):
+                    q = self.question()
+                    made = ready(q.workload, q.target, None, q.deterministic, CompiledDirection,
+                                 route.aligned, "never")
+                self.take(made)
                 choice.settle(own=True)
                 choice.route = route
                 return True
@@ -130,7 +137,7 @@ class _SelectedCall:
         try:
             self.of_any_size(mode)
         except Unsupported as error:
-            if error.reason in (COMPILING, NEVER):
+            if not dynamic_sizes.leaves_exact(error):
                 raise
             choice.settle(own=True)
             return False
@@ -143,7 +150,8 @@ class _SelectedCall:
         without one its own is the choice."""
         route = self.route
         if not choice.settled:
-            rival = Route(route.direction, route.params, route.shape, route.channels_last, route.epilogue)
+            rival = ConvCall(route.direction, route.params, route.shape, route.channels_last,
+                             route.epilogue)
             rival.types, rival.copies, rival.aligned = route.types, route.copies, route.aligned
             with suppress(Unsupported):
                 other = copy(self)
@@ -158,7 +166,7 @@ class _SelectedCall:
     def of_any_size(self, mode: str, loaded: bool = False) -> None:
         """A kernel whose sizes are arguments; if ``loaded``, one that runs on the device already."""
         route, some = self.route, self.some
-        chosen, registry = dynamic_sizes.chosen(
+        chosen, registry = shape_cache.chosen(
             route.direction, route.params, self.types, self.tensors, route.channels_last, some.device,
             self.epilogue, self.bias, route.aligned, self.flags, mode)
         if loaded and not lower_call.is_loaded(chosen.plan, some.device, route.aligned):
@@ -178,14 +186,24 @@ class _SelectedCall:
                 self.of_any_size(mode)
             route.aligned = True
 
-    def of_this_size(self, mode: str) -> None:
-        """A kernel for these sizes alone."""
-        route, some, flags = self.route, self.some, self.flags
-        problem = lower_call.describe(self.types, self.tensors[0], self.tensors[1], self.tensors[2],
-                                   route.params, flags.math)
-        route.compiled = self.proven(lower_call.planned(
-            problem, route.direction, some.device, self.epilogue, route.aligned, flags.deterministic,
-            self.bias, mode))
+    def problem(self) -> ConvProblem:
+        """The problem of these sizes."""
+        near, weight, far = self.tensors
+        return lower_call.describe(self.types, near, weight, far, self.route.params, self.flags.math)
+
+    def __str__(self) -> str:
+        return f"{self.problem()} {self.route.direction}"
+
+    def question(self) -> PlanRequest:
+        """What a kernel for these sizes alone is asked for by."""
+        route, flags = self.route, self.flags
+        return lower_call.question(self.problem(), route.direction, self.some.device, self.epilogue,
+                                   route.aligned, flags.deterministic, self.bias)
+
+    def take(self, made: CompiledDirection) -> None:
+        """Have the route launch a kernel for these sizes alone, once its first result was checked."""
+        route = self.route
+        route.compiled = self.proven(made)
         if self.copies_weight:
             route.halves = apart(route.compiled, "wei")
 
@@ -213,18 +231,10 @@ def layer_of(params: Params, types: lower_call.Types, weight: Sequence[int],
     return params, types, tuple(weight), device
 
 
-def settle(route: Route, why: list[str], message: str = "") -> None:
-    """Send the route to torch, as far as the policy allows."""
-    route.reason, route.over = why[0], None
-    for reason in why:
-        stats.announce(reason, message)
-
-
-def refused(route: Route, error: Unsupported, x: torch.Tensor) -> None:
+def refused(route: ConvCall, error: Unsupported, x: torch.Tensor) -> None:
     """Send the route of a call with the input ``x`` to torch, because it has no kernel, or none yet."""
-    settle(route, [error.reason], error.message)
-    if isinstance(error, Waiting):
-        route.over = error.over
+    route.refuse(error)
+    if route.over is not None:
         first_check.expect(x.device, x.dtype)
 
 
@@ -233,9 +243,9 @@ def like(tensor: torch.Tensor) -> lower_call.Like:
 
 
 def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None,
-                 flags: lower_call.Flags, aligned: bool, mode: str) -> Route:
+                 flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """Decide who computes a checked forward call, and have its gradients compiled meanwhile."""
-    route = Route(Prop.BWD_D if params.transposed else Prop.FWD, params,
+    route = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params,
                   shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w))
     precompile_backward.trained(route, x, w, flags, aligned, mode)
     if all(route.shape) and integer_conv.takes(x, w):
@@ -243,7 +253,7 @@ def make_forward(params: Params, x: torch.Tensor, w: torch.Tensor, b: torch.Tens
         return route
     why = lower_call.reasons(x, w) or ([] if all(route.shape) else ["shape:empty"])
     if why:
-        settle(route, why)
+        route.settle(why)
         return route
     route.copies = b is not None and not b.is_contiguous()
     try:
@@ -278,15 +288,15 @@ def make_backward(
     arguments.check_shapes(x.shape, w.shape, None, params)
     shapes.check_grad(grad, x, w, params)
     channels_last = shapes.channels_last_result(x, w)
-    made: list[Route | None] = [None, None]
+    made: list[ConvCall | None] = [None, None]
     why = lower_call.reasons(x, w) or ([] if grad.numel() else ["shape:empty"])
     data_direction = Prop.FWD if params.transposed else Prop.BWD_D
     for at, (direction, wanted) in enumerate(((data_direction, x), (Prop.BWD_W, w))):
         if not mask[at]:
             continue
-        route = made[at] = Route(direction, params, tuple(wanted.shape), channels_last)
+        route = made[at] = ConvCall(direction, params, tuple(wanted.shape), channels_last)
         if why:
-            settle(route, why)
+            route.settle(why)
             continue
         near, weight = (None, w) if at == 0 else (x, None)
         try:

@@ -12,31 +12,27 @@ few functions, most of them written for the layer (``function_of``), and it make
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transconv.calls import call_cache
-from transconv.ir import function_of
+from transconv.calls import dynamic_sizes, route_cache
+from transconv.calls.dynamic_sizes import LIMIT
+from transconv.conv import CompiledDirection, Epilogue, LayerRegistry, Prop
+from transconv.errors import ProblemError
+from transconv.ir import Layout, function_of
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Ints, Params
 from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.backward_routes import BackwardRoutes
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.dynamic_sizes import LIMIT, order_of
-from transconv.torch_ops.calls.route import Begin, Route
+from transconv.torch_ops.calls.route import Begin, ConvCall
 
 if TYPE_CHECKING:
-    from transconv.conv import CompiledDirection
-    from transconv.runtime import RegisteredPlan
+    from transconv.runtime import ChosenPlan, RegisteredPlan
 
 Sizes = tuple[Ints, Ints, Ints, Ints]  # shapes and strides of two tensors
-
-_layers: dict[Hashable, LayerEntry] = {}
-_counting: dict[Route, None] = {}  # each counts the calls of its layer
-_lock = threading.Lock()
 
 
 class _Direction:
@@ -45,11 +41,11 @@ class _Direction:
 
     __slots__ = ("begins", "device", "dtype", "like", "names")
 
-    def __init__(self, like: Route, device: torch.device, dtype: torch.dtype, *names: str) -> None:
+    def __init__(self, like: ConvCall, device: torch.device, dtype: torch.dtype, *names: str) -> None:
         self.like, self.device, self.dtype, self.names = like, device, dtype, names
         self.begins: dict[RegisteredPlan[CompiledDirection], Begin] = {}
 
-    def route(self, sizes: Ints, shape: Ints, strides: Ints) -> Route | None:
+    def route(self, sizes: Ints, shape: Ints, strides: Ints) -> ConvCall | None:
         """The route for sizes, whose result has this shape and these strides; None if a plan is missing or
         has not run yet, or if they are to have a kernel of their own."""
         like = self.like
@@ -110,6 +106,10 @@ class LayerEntry:
         each = [texts[n:n + self.rank] for n in range(0, len(texts), self.rank)]
         return [], ", ".join(f"({', '.join(one)},)" for one in each)
 
+    def routes(self) -> list[ConvCall]:
+        """Those that count its calls."""
+        return [one.like for one in (self.data, self.weight) if one is not None]
+
     def keep(self, key: Hashable, found: Any, counts: bool) -> Any:
         """Keep what calls of these shapes and strides run, if there is something; ``counts``: while they
         are counted."""
@@ -129,11 +129,11 @@ class LayerEntry:
             return None
         return found
 
-    def forward(self, x: torch.Tensor, w: torch.Tensor) -> Route | None:
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> ConvCall | None:
         """The route of a forward call, made for its sizes."""
         data, given, strides = self.data, x.shape, x.stride()
         assert data is not None
-        made: Route | None = self.count((given, strides)) if self.counted else None
+        made: ConvCall | None = self.count((given, strides)) if self.counted else None
         if made is not None:
             return made
         src = shapes.output_shape(given, w.shape, self.params) if self.params.transposed else given
@@ -146,11 +146,11 @@ class LayerEntry:
         self.keep((given, strides), made, made is not None and made.over is not None)
         return made
 
-    def _own(self, sizes: Ints, as_stepped: bool) -> Route | None:
+    def _own(self, sizes: Ints, as_stepped: bool) -> ConvCall | None:
         """The route of the sizes' own kernel, if that is settled and runs; ``as_stepped``: for tensors
         that lie as the kernel says."""
         choice = None if self.data is None else self.data.like.choice
-        route: Route | None = None if choice is None else choice.among.of(sizes).route
+        route: ConvCall | None = None if choice is None else choice.among.of(sizes).route
         ready = route is not None and route.start is not None and route.over is None and not (
             route.adds_bias or route.copies)
         return route if ready and as_stepped else None
@@ -203,14 +203,14 @@ def backward_key(params: Params, grad: torch.Tensor, x: torch.Tensor, w: torch.T
             w.shape, w.stride(), w.dtype, w.device, aligned, flags, *mask)
 
 
-find = _layers.get
+find = route_cache.find_layer
 
 
-def note_forward(key: Hashable, route: Route, x: torch.Tensor, biased: bool) -> None:
+def note_forward(key: Hashable, route: ConvCall, x: torch.Tensor, biased: bool) -> None:
     """Keep the layer of a route that the general way made."""
     if key is not None and _serves(route) and not (route.adds_bias or route.copies):
         data = _Direction(route, x.device, x.dtype, route.near, "wei", *["bia"] * biased, route.far)
-        _keep(key, LayerEntry(x, data), route)
+        route_cache.keep_layer(key, LayerEntry(x, data))
 
 
 def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> None:
@@ -219,29 +219,13 @@ def note_backward(key: Hashable, routes: BackwardRoutes, x: torch.Tensor) -> Non
     found = [r for r in (data, weight) if r is not None]
     if key is None or not found or routes.aten or not all(map(_serves, found)):
         return
-    _keep(key, LayerEntry(
+    route_cache.keep_layer(key, LayerEntry(
         x, None if data is None else _Direction(data, x.device, x.dtype, "wei", data.far, data.near),
         None if weight is None else _Direction(weight, x.device, x.dtype, weight.near, weight.far, "wei"),
-        routes), *found)
+        routes))
 
 
-def count() -> None:
-    """Move the calls of all sizes into the totals."""
-    with _lock:
-        counting = list(_counting)
-    for route in counting:
-        route.count()
-
-
-def forget() -> None:
-    """Drop all layers."""
-    count()
-    with _lock:
-        _layers.clear()
-        _counting.clear()
-
-
-def _serves(route: Route) -> bool:
+def _serves(route: ConvCall) -> bool:
     """Whether a route's registry answers for other sizes; one that waits for a better kernel does not."""
     if route.registry is None or route.types is not None:
         return False
@@ -249,10 +233,75 @@ def _serves(route: Route) -> bool:
                                   and route.registry.is_settled())
 
 
-def _keep(key: Hashable, layer: LayerEntry, *routes: Route) -> None:
-    if len(_counting) >= LIMIT:
-        forget()
-        call_cache.forget()
-    with _lock:
-        _layers[key] = layer
-        _counting.update(dict.fromkeys(routes))
+# -- the plans of a layer -------------------------------------------------------------------------------
+
+Order = tuple[int, ...] | None
+
+
+def chosen(
+    prop: Prop,
+    params: Params,
+    dtype: lower_call.Types,
+    tensors: Sequence[lower_call.Like],
+    channels_last: bool,
+    device: torch.device,
+    epilogue: str,
+    bias: torch.dtype | None,
+    aligned: bool,
+    flags: lower_call.Flags,
+    mode: str,
+) -> tuple[ChosenPlan[CompiledDirection], LayerRegistry]:
+    """The plan for the sizes of a call, and its registry. ``tensors``: input, weight and result of the
+    layer, each as shape and strides; ``dtype``: of all three, or of each. Unsupported, with a reason,
+    where there is no plan, or none yet."""
+    near, weight, far = tensors
+    orders = tuple([order_of(*t, channels_last) for t in tensors])
+    key = (prop, params, dtype, near[0][1], far[0][1], weight[0], orders, device, epilogue, bias, aligned,
+           flags)
+    found = dynamic_sizes.registry_of(
+        key, lambda: _made(prop, params, dtype, tensors, orders, device, epilogue, bias, aligned, flags))
+    src = far[0] if params.transposed else near[0]
+    with lower_call.or_unsupported(found.title):
+        return found.choose((src[0], *src[2:]), mode), found
+
+
+def _made(prop: Prop, params: Params, dtype: lower_call.Types, tensors: Sequence[lower_call.Like],
+          orders: tuple[Order, ...], device: torch.device, epilogue: str, bias: torch.dtype | None,
+          aligned: bool, flags: lower_call.Flags) -> LayerRegistry:
+    """The registry of a layer. Raises ProblemError where it has none."""
+    if not params.symmetric and any(s > 1 for s in params.stride):
+        raise ProblemError("two paddings of a dimension differ, and it has a stride")
+    if None in orders:
+        raise ProblemError("a tensor has gaps, or lies in another order than torch's")
+    kinds = [lower_call.RESULTS[t] for t in lower_call.each(dtype)]
+    dense = [(shape, Layout.dense(kind, shape, order).strides() or ())
+             for kind, (shape, _), order in zip(kinds, tensors, orders, strict=True)]
+    bia = None if bias is None else lower_call.DTYPES[bias]
+    problem = lower_call.describe(dtype, dense[0], dense[1], dense[2], params, flags.math)
+    return LayerRegistry(problem, prop, lower_call.target_of(device),
+                         Epilogue.parse(epilogue, None if bia is kinds[-1] else bia), aligned,
+                         flags.deterministic)
+
+
+def has_gaps(t: torch.Tensor, channels_last: bool) -> bool:
+    """Whether a tensor lies so that kernels for any size do not take it: with gaps, expanded, or with its
+    dims in another order than torch's."""
+    return order_of(t.shape, t.stride(), channels_last) is None
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int], channels_last: bool) -> Order:
+    """The dims of a dense tensor, outermost first, as torch lays tensors out: contiguous or channels last,
+    in this order of preference or the other; None for any other tensor."""
+    rank = len(shape)
+    ways: tuple[tuple[int, ...], ...] = ((*range(rank),), (0, *range(2, rank), 1))
+    for order in reversed(ways) if channels_last else ways:
+        step = 1
+        for dim in reversed(order):
+            size = shape[dim]
+            if size != 1:
+                if strides[dim] != step:
+                    break
+                step *= size
+        else:
+            return order
+    return None

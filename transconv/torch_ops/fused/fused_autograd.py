@@ -14,7 +14,7 @@ import torch
 from transconv.compute import table
 from transconv.torch_ops import library, operators, transforms
 from transconv.torch_ops.calls import autograd
-from transconv.torch_ops.calls.route import Route
+from transconv.torch_ops.calls.route import ConvCall
 
 Tensor = torch.Tensor
 
@@ -99,7 +99,7 @@ for _key in ("CPU", "CUDA"):
 # -- eager calls -----------------------------------------------------------------------------------
 
 
-def function_of(route: Route, bound: bool) -> Callable[..., Tensor]:
+def function_of(route: ConvCall, bound: bool) -> Callable[..., Tensor]:
     """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
     behind = route.epilogue
     assert behind is not None

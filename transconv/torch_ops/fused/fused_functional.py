@@ -32,7 +32,7 @@ from transconv.torch_ops.autocast import (
 from transconv.torch_ops.calls import call_entries, dispatch
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.calls.dispatch import ConvFunction
-from transconv.torch_ops.calls.route import Route
+from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.functional import Sizes
 from transconv.torch_ops.fused import fused_autograd, fused_route, traced_epilogue
 from transconv.torch_ops.fused.fused_autograd import GRAD_FROM_RESULT
@@ -128,7 +128,7 @@ def _fits(input: Any, weight: Any, residual: Any, stride: Any, padding: Any, dil
     return tuple(residual.shape) == shapes.output_shape(input.shape, weight.shape, p)
 
 
-def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: Route, biased: bool,
+def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: ConvCall, biased: bool,
              cast: torch.dtype | None) -> Callable[..., Tensor]:
     """The differentiable call of the tensors that ``route`` takes."""
     if f.activation in GRAD_FROM_RESULT and cast is None:

@@ -11,15 +11,17 @@ from typing import NoReturn
 
 import torch
 
+from transconv.calls import route_cache
 from transconv.calls.guard import ALIGNMENT
+from transconv.calls.route_cache import PASSING
 from transconv.compute import table
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.calls import lower_call, route_cache
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import Route, RouteEpilogue, RouteMatch
-from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, refused
+from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
+from transconv.torch_ops.calls.select_impl import compile_route, make_forward, refused
 from transconv.torch_ops.precompile import precompile_backward
 
 Tensor = torch.Tensor
@@ -29,7 +31,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = table(
 
 
 def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res: Tensor | None,
-          activation: str, flags: lower_call.Flags, aligned: bool, mode: str) -> Route:
+          activation: str, flags: lower_call.Flags, aligned: bool, mode: str) -> ConvCall:
     """A forward route whose kernel also adds and activates; where there is none, that of the convolution
     alone, and torch for the rest."""
     shape, last = shapes.output_shape(x.shape, w.shape, params), shapes.channels_last_result(x, w)
@@ -47,7 +49,7 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
     words = [{"bia": "bias"}.get(name, name) for name in there] + [activation] * bool(activation)
     behind = RouteEpilogue("+".join(words), tuple(there), reads, computed, activation=activation,
                            biased=b is not None)
-    made = Route(Prop.FWD, params, shape, last, behind)
+    made = ConvCall(Prop.FWD, params, shape, last, behind)
     if not lower_call.reasons(x, w):
         precompile_backward.gradients(params, x, w, flags, aligned, mode)
         read = reads(w, b, res)
@@ -57,7 +59,7 @@ def _made(params: arguments.Params, x: Tensor, w: Tensor, b: Tensor | None, res:
             return made
         except Unsupported as error:
             if error.reason in PASSING:
-                made.plain = Route(Prop.FWD, params, shape, last)
+                made.plain = ConvCall(Prop.FWD, params, shape, last)
                 refused(made.plain, error, x)
     made.plain = made.plain or make_forward(params, x, w, b, flags, aligned, mode)
     made.reason, made.over = made.plain.reason, made.plain.over
@@ -82,7 +84,7 @@ def find(req: CallAttributes, tensors: Tensors, activation: str, mode: str) -> R
     p = req.resolve(x, w, b)
     check(x, w, res, activation, p)
     made = _made(p, x, w, b, res, activation, flags, aligned, mode)
-    return RouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
+    return RouteMatch(route_cache.keep(key, made), False, flags, aligned)
 
 
 def refuse(activation: str | None) -> NoReturn:

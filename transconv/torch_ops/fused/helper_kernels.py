@@ -14,13 +14,13 @@ import torch
 
 from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT
+from transconv.calls.route_cache import PASSING
 from transconv.calls.settings import settings
 from transconv.compute import Alone, parse
 from transconv.disk_cache import Cache
 from transconv.errors import Unsupported
 from transconv.runtime import NEVER, Launch, PlanRequest
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.select_impl import PASSING
 
 Tensor = torch.Tensor
 

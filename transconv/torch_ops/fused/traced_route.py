@@ -7,17 +7,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from transconv.calls import route_cache
 from transconv.calls.guard import ALIGNMENT
+from transconv.calls.route_cache import PASSING
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.ir import DTYPES
 from transconv.runtime import Waiting
 from transconv.torch_ops import shapes
-from transconv.torch_ops.calls import lower_call, route_cache
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import Route, RouteEpilogue
-from transconv.torch_ops.calls.select_impl import PASSING, compile_route, make_forward, settle
+from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue
+from transconv.torch_ops.calls.select_impl import compile_route, make_forward
 
 Tensor = torch.Tensor
 
@@ -27,7 +29,7 @@ TYPES = DTYPES.table(lambda t: t if t.torch and t.kind in ("float", "int") and n
 
 
 def _epilogue(function: Pointwise, word: str, biased: bool, rank: int, channels_last: bool,
-              plain: Callable[[], Route]) -> RouteEpilogue:
+              plain: Callable[[], ConvCall]) -> RouteEpilogue:
     """That of a forward route whose kernel ends in a function; ``plain``: the route of the sums, where
     torch computes the rest."""
     names = [name for name in function.names if name != "acc"]
@@ -79,14 +81,14 @@ def find(
     operands: Sequence[Tensor],
     text: str,
     mode: str,
-) -> Route:
+) -> ConvCall:
     """The route of a batched call, found or made. RuntimeError where the tensors do not fit."""
     tensors = (x, w, b, *operands)
     flags = lower_call.flags(x.dtype)
     aligned = not any(t is not None and t.data_ptr() & ALIGNMENT for t in tensors)
     key = ("traced", req, text, flags, aligned, *(
         None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors))
-    known: Route | None = route_cache.find(key)
+    known: ConvCall | None = route_cache.find(key)
     if known is not None:
         return known
     p = req.resolve(x, w, b)
@@ -95,7 +97,7 @@ def find(
     last = shapes.channels_last_result(x, w)
     behind = _epilogue(pointwise(text), _word(text, operands, shape), b is not None, len(shape), last,
                        lambda: _plain(route))
-    route = Route(Prop.FWD, p, shape, last, behind)
+    route = ConvCall(Prop.FWD, p, shape, last, behind)
     if not lower_call.reasons(x, w):
         try:
             read = behind.reads(w, b, *operands)
@@ -103,18 +105,18 @@ def find(
         except Unsupported as error:
             route.plain = make_forward(p, x, w, b, flags, aligned, mode)
             if error.reason not in PASSING:
-                settle(route, [error.reason], error.message)
+                route.settle([error.reason], error.message)
                 route.over = route.plain.over
             else:
                 route.reason, route.over = error.reason, error.over if isinstance(error, Waiting) else None
     else:
         route.plain = make_forward(p, x, w, b, flags, aligned, mode)
         route.reason, route.over = route.plain.reason, route.plain.over
-    made: Route = route_cache.keep(key, route, [route])
+    made: ConvCall = route_cache.keep(key, route)
     return made
 
 
-def _plain(route: Route) -> Route:
+def _plain(route: ConvCall) -> ConvCall:
     assert route.plain is not None
     return route.plain
 

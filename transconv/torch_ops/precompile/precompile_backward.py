@@ -25,7 +25,7 @@ from transconv.torch_ops.precompile import first_check
 
 if TYPE_CHECKING:
     from transconv.runtime import PlanRequest
-    from transconv.torch_ops.calls.route import Route
+    from transconv.torch_ops.calls.route import ConvCall
 
 
 LIKE = "mb8ic64ih14oc64oh14kh3ph1 dt=bf16 tag=nhwc"  # a request that processes rehearse with
@@ -42,7 +42,7 @@ def gradients(params: Params, x: torch.Tensor, w: torch.Tensor, flags: lower_cal
             compile_ahead(asked, workers)
 
 
-def trained(route: Route, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
+def trained(route: ConvCall, x: torch.Tensor, w: torch.Tensor, flags: lower_call.Flags, aligned: bool,
             mode: str) -> None:
     """``gradients`` of a forward route's first call in training, which may be a later one."""
     if torch.is_grad_enabled() and (x.requires_grad or w.requires_grad):

@@ -10,11 +10,11 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree
 
-from transconv.calls import stats
+from transconv.calls import dynamic_sizes, route_cache, stats
 from transconv.errors import TransconvError
 from transconv.runtime import PlanRequest, Prepared, begin_processes, collecting, cores
 from transconv.runtime import prepare as compiled
-from transconv.torch_ops.calls import dynamic_sizes, lower_call, route_cache
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.conversion.convert import use
 
@@ -28,10 +28,10 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
 
     The model runs once on ``inputs``, and once for each of ``sizes``: as many numbers as the last dims of
     the first input that they take the place of, such as ``(512, 640)``. torch computes meanwhile, and
-    buffers, gradients and random numbers stay as they were. Its convolutions, fused modules and functions
-    of transconv are noted, torch's own convolutions too, and those of ``backward`` (default: where a
-    parameter requires a gradient). ``workers``: processes (default: one for each core); ``progress``: a
-    bar on standard error. Model and inputs have to be where they will run.
+    buffers, gradients and random numbers stay as they were. Its convolutions, fused modules, functions of
+    transconv and kernels written in Python are noted, torch's own convolutions too, and those of
+    ``backward`` (default: where a parameter requires a gradient). ``workers``: processes (default: one for
+    each core); ``progress``: a bar on standard error. Model and inputs have to be where they will run.
 
     The next call of each finds its kernel; in other processes too, while the caches last. On a GPU each
     kernel of a convolution also runs once on small integers while others are compiled: it is then loaded,
@@ -54,7 +54,7 @@ def prepare(model: torch.nn.Module, *inputs: Any, sizes: Sequence[Sequence[int]]
     with undisturbed(model), use(), stats.aside() as counted, collecting() as questions:
         for given in runs:
             _run(model, given, backward)
-        route_cache.forget(layers=False)
+        route_cache.forget(registries=False)
         left = tuple(sorted(counted().fallback.items()))
     with tqdm(total=len(questions), unit="problem", disable=not progress) as bar:
         def ended(question: PlanRequest, has_plan: bool) -> None:

@@ -21,7 +21,7 @@ from transconv.torch_ops.quantized.zero_point_sums import are_known
 
 if TYPE_CHECKING:
     from transconv.torch_ops.calls.lower_call import Flags
-    from transconv.torch_ops.calls.route import Route
+    from transconv.torch_ops.calls.route import ConvCall
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -42,7 +42,7 @@ prepacked_weights.on_change(OF_REALS.drop)
 
 
 def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor | None,
-         numbers: tuple[Any, ...], given: dict[str, Any], route: Route, flags: Flags,
+         numbers: tuple[Any, ...], given: dict[str, Any], route: ConvCall, flags: Flags,
          aligned: bool, real: Real | None) -> None:
     """A call with a known route went the general way: after a few, make an entry for its kind. ``x``: its
     input, quantised from ``real``, if that is given. A route that waits for a kernel is asked at each
@@ -65,7 +65,7 @@ def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor |
 
 
 def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...], x: Tensor, biased: bool,
-          given: dict[str, Any], route: Route, real: Real | None) -> Call:
+          given: dict[str, Any], route: ConvCall, real: Real | None) -> Call:
     """The entry of calls like one, with quantities ``given`` by name."""
     names = {"input": "x", "weight": "w", "bias": "b", **{n: f"v{at}" for at, n in enumerate(given)}}
     order = ["input", "weight", *(n for n, v in given.items() if isinstance(v, Tensor)),

@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 
+from transconv.calls import route_cache
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.calls import lower_call, route_cache
-from transconv.torch_ops.calls.route import Route
-from transconv.torch_ops.calls.select_impl import compile_route, refused, settle
+from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.calls.route import ConvCall
+from transconv.torch_ops.calls.select_impl import compile_route, refused
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks
 
@@ -31,7 +32,7 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, params: Params, fas
         (t.shape, t.stride(), t.dtype, t.device) for t in (x, grad, weight)), flags, aligned)
     route: Any = route_cache.find(key)
     if route is None:
-        route = route_cache.keep(key, made := _decided(x, grad, weight, params, flags, aligned), [made])
+        route = route_cache.keep(key, _decided(x, grad, weight, params, flags, aligned))
     if route.compiled is None:
         route.calls += 1
         wide = aten_convolutions.aten_backward(grad.float(), x.float(), weight.float(), params,
@@ -44,14 +45,14 @@ def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, params: Params, fas
 
 
 def _decided(x: Tensor, grad: Tensor, weight: Tensor, params: Params, flags: lower_call.Flags,
-             aligned: bool) -> Route:
-    route = Route(Prop.BWD_W, params, tuple(weight.shape), shapes.channels_last_result(x, weight))
+             aligned: bool) -> ConvCall:
+    route = ConvCall(Prop.BWD_W, params, tuple(weight.shape), shapes.channels_last_result(x, weight))
     route.types = (x.dtype, torch.float32, grad.dtype)
     why = lower_call.reasons(x, weight, qparam_checks.OPERANDS) or (
         [] if grad.numel() else ["shape:empty"]
     )
     if why:
-        settle(route, why)
+        route.settle(why)
         return route
     try:
         compile_route(route, x, None, grad, "", aligned, flags, settings.mode)

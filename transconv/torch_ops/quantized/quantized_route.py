@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from transconv.calls import route_cache
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.settings import settings
 from transconv.compute import in_torch
@@ -18,10 +19,10 @@ from transconv.conv import Epilogue, Prop, without_zeros
 from transconv.errors import Unsupported
 from transconv.ir import chances, one_of_two
 from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.calls import lower_call, route_cache
+from transconv.torch_ops.calls import lower_call
 from transconv.torch_ops.calls.call_attributes import CallAttributes
-from transconv.torch_ops.calls.route import Route, RouteEpilogue, RouteMatch
-from transconv.torch_ops.calls.select_impl import compile_route, refused, settle
+from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
+from transconv.torch_ops.calls.select_impl import compile_route, refused
 from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.quantized import qparam_checks, qparams, zero_point_sums
 from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue
@@ -119,7 +120,7 @@ def find(
     that do not fit, and Unsupported where torch may not compute."""
     key, flags, aligned = key_of(req, x, w, bias, given)
     try:
-        known: Route | None = route_cache.find(key)
+        known: ConvCall | None = route_cache.find(key)
     except TypeError:  # a list, say, has no hash, and is no scale
         known = None
     if known is not None:
@@ -136,18 +137,18 @@ def find(
         except Unsupported as error:
             refused(made, error, x)
     else:
-        settle(made, why)
-    return RouteMatch(route_cache.keep(key, made, [made]), False, flags, aligned)
+        made.settle(why)
+    return RouteMatch(route_cache.keep(key, made), False, flags, aligned)
 
 
-def _reasons(made: Route, x: Tensor, w: Tensor) -> list[str]:
+def _reasons(made: ConvCall, x: Tensor, w: Tensor) -> list[str]:
     return (lower_call.reasons(x, w, qparam_checks.OPERANDS)
             or ([] if all(made.shape) else ["shape:empty"]))
 
 
 def decided(
     req: CallAttributes, x: Tensor, w: Tensor, bias: Tensor | None, given: Given
-) -> Route:
+) -> ConvCall:
     """A new route of a call whose arguments fit, which has no kernel yet."""
     name = req.name or "transconv::quantized_convolution"
     q = qparams.Quantities.of(name, given)
@@ -159,7 +160,7 @@ def decided(
     strides = shapes.result_strides(shape, shapes.channels_last_result(x, w))
     call = QuantizedCall(name, x, w, bias, (x.shape[1], shape[1]), params.transposed, q, (shape, strides))
     last = shapes.channels_last_result(x, w)
-    made = Route(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last,
+    made = ConvCall(Prop.BWD_D if params.transposed else Prop.FWD, params, shape, last,
                  _epilogue(params, last, call))
     made.types = (x.dtype, w.dtype, q.output_dtype)
     return made

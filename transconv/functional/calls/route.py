@@ -10,11 +10,12 @@ import torch
 
 from transconv.calls import stats
 from transconv.calls.guard import ALIGNMENT, StartableKernel, check_of, current_device, means_more
+from transconv.calls.route_cache import Route
 from transconv.calls.size_policy import SizeTrial
 from transconv.errors import Unsupported
 from transconv.functional.calls import call_entries
 from transconv.functional.calls.compiled_launch import TensorMemory, deterministic
-from transconv.functional.calls.dynamic_sizes import SizedLaunchChoice, launched
+from transconv.functional.calls.form_registry import SizedLaunchChoice, launched
 from transconv.functional.calls.symbolic_bind import BoundCall, BoundText, Values
 from transconv.runtime import COMPILING, torch_internals
 
@@ -52,26 +53,23 @@ class Started:
         )
 
 
-class FunctionRoute:
-    """``bound`` is None where torch computes, for ``reason``."""
+class FunctionCall(Route):
+    """The route of a bound formula, of which ``bound`` is None where torch computes."""
 
-    __slots__ = ("adds", "aligned", "bound", "calls", "calls_back", "entry_back", "functions", "gradients",
-                 "name", "only_on", "over", "reason", "rival", "step", "trial")
+    __slots__ = ("adds", "bound", "calls_back", "entry_back", "function", "gradients", "only_on", "rival",
+                 "step", "trial")
 
     def __init__(self, bound: BoundCall | None, reason: str, name: str) -> None:
-        self.bound, self.reason, self.name = bound, reason, name
+        super().__init__(reason)
+        self.bound, self.function = bound, name
         self.step: Started | None = None
         self.gradients: list[Started] = []
-        self.functions: dict[bool, Callable[..., Any]] = {}  # see written
         self.entry_back: Callable[..., tuple[Any, ...] | None] | None = None  # see written_back
-        self.calls = self.calls_back = 0
+        self.calls_back = 0
         self.adds = bound is not None and bound.adds
-        # Torch, or kernels that are not meant for it, compute until this says that others may be there.
-        self.over: Callable[[], bool] | None = None
         # While its kernel is timed against one for any size: the trial, and the route of that one.
         self.trial: SizeTrial | None = None
-        self.rival: FunctionRoute | None = None
-        self.aligned = False  # all its tensors begin at multiples of 16 bytes
+        self.rival: FunctionCall | None = None
         self.only_on: int | None = None  # the device that must be the current one, if there are several
 
     @property
@@ -80,24 +78,21 @@ class FunctionRoute:
         return self.adds and (deterministic() or not self.gradients)
 
     @property
+    def name(self) -> str:
+        return self.function
+
+    @property
     def any_size(self) -> bool:
-        """Whether sizes are arguments of its kernel."""
         return self.step is not None and self.step.any_size
 
-    def routes(self) -> list[FunctionRoute]:
-        """Itself: what the table of routes counts."""
-        return [self]
-
     def count(self) -> None:
-        """Move the calls so far into the totals."""
         if self.rival is not None:
             self.rival.count()
-        calls, back = self.calls, self.calls_back
-        self.calls = self.calls_back = 0
-        if calls:
-            stats.add(not self.reason, self.reason or self.name + _any_size([self.step]), calls)
+        super().count()
+        back, self.calls_back = self.calls_back, 0
         if back:
-            stats.add(True, f"{self.name}_gradient{_any_size(self.gradients)}", back)
+            sized = all(step.any_size for step in self.gradients)
+            stats.add(True, f"{self.name}_gradient" + " any size" * sized, back)
 
     def results(self, given: Sequence[Tensor]) -> Any:
         """The results of the operands, where no gradient is needed; a single one may come alone."""
@@ -118,7 +113,7 @@ class FunctionRoute:
                 found = self.functions[saves] = self.trial.alternating(found, self._by(self.rival, saves))
         return found
 
-    def _by(self, rival: FunctionRoute, saves: bool) -> Callable[..., Any] | None:
+    def _by(self, rival: FunctionCall, saves: bool) -> Callable[..., Any] | None:
         """``written`` of another route, which then counts the call."""
         found = rival.written(saves)
 
@@ -167,9 +162,9 @@ class FunctionRoute:
                       for n, on in zip(bound.operands, bound.wanted, strict=True)])
 
 
-def made_of(bound: BoundCall, device: torch.device, is_aligned: bool, mode: str) -> FunctionRoute:
+def made_of(bound: BoundCall, device: torch.device, is_aligned: bool, mode: str) -> FunctionCall:
     """Raises Unsupported where a text has no kernel, or none yet as the mode has it."""
-    route = FunctionRoute(bound, "", bound.function.name)
+    route = FunctionCall(bound, "", bound.function.name)
     backward = () if route.adds and deterministic() else bound.backward
     waits: Unsupported | None = None
     found: list[Started] = []
@@ -196,11 +191,6 @@ def _text(bound: BoundCall, at: int) -> str:
     """The text of a step for its exact sizes."""
     exact = bound.exact()
     return (exact.forward, *exact.backward)[at].text
-
-
-def _any_size(steps: Sequence[Started | None]) -> str:
-    """What stats() add to a name where sizes are arguments of all kernels."""
-    return " any size" if all(step is not None and step.any_size for step in steps) else ""
 
 
 def _as_kept(t: Tensor, memory: TensorMemory, is_aligned: bool) -> Tensor:

@@ -8,17 +8,17 @@ them again in steps.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from transconv import knobs
-from transconv.calls.settings import settings
+from transconv.calls import dynamic_sizes
+from transconv.calls.dynamic_sizes import LIMIT
 from transconv.compute import Alone, library
-from transconv.errors import ComputeError, Unsupported
+from transconv.errors import Unsupported
 from transconv.functional.calls.compiled_launch import deterministic, launch, program
-from transconv.runtime import COMPILING, NEVER, ChosenPlan, Launch, Plan, PlanRequest, Registry
+from transconv.runtime import ChosenPlan, Launch, Plan, PlanRequest, Registry
 from transconv.torch_ops.calls.lower_call import or_unsupported, target_of
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ REACHES = (128, 1024, 8192, MOST)  # the longest rows of each plan, where one ax
 WIDEST = 2**20  # a dim of a tensor that windows slide over
 # Examples: rows, elements of a row of any length, elements where nothing is reduced, a dim under windows.
 ROWS, LONG, ELEMENTS, SIDE = 8192, 65536, 1 << 22, 64
-LIMIT = 1024  # kinds of calls kept; beyond it all are dropped
 
-_registries: dict[Hashable, _Kind] = {}
 _written: dict[str, tuple[str, ...]] = {}  # the texts of each form
 
 
@@ -63,45 +61,30 @@ def _said(named: library.LibraryText, reach: int) -> list[str]:
     return said + [f"{'*'.join(p)} <= {MOST}" for p in named.products if len(p) > 1]
 
 
-class _Kind:
-    """The plans of one form on a device, and their texts."""
+class FormRegistry(Registry[Plan]):
+    """The plans of one form on a device. ``texts``: those of its questions."""
 
     def __init__(self, named: library.LibraryText, device: torch.device, aligned: bool) -> None:
         target, same = target_of(device), deterministic()
-        self.of = {PlanRequest(Alone(program(text).compute), target, same, aligned): text
-                   for text in texts(named)}
-        self.plans = Registry([*self.of], Plan, "call", named.head.removeprefix("compute "))
+        self.texts = {PlanRequest(Alone(program(text).compute), target, same, aligned): text
+                      for text in texts(named)}
+        super().__init__([*self.texts], Plan, "call", named.head.removeprefix("compute "))
 
 
 def chosen(named: library.LibraryText, device: torch.device, aligned: bool,
            mode: str) -> tuple[ChosenPlan[Plan], str]:
     """The plan for the sizes of a call, and its text. Raises Unsupported, with a reason, where there is
     none, or none yet as the mode has it."""
-    if knobs.schedule():
-        raise Unsupported("sizes:refused", "TRANSCONV_SCHEDULE names a schedule, for given sizes")
-    kind = _kind(named, device, aligned)
-    try:
-        with or_unsupported(kind.plans.title):
-            found: ChosenPlan[Plan] = kind.plans.choose(tuple(named.sizes.values()), mode)
-    except ComputeError as error:
-        raise Unsupported("sizes:refused", str(error)) from error
-    return found, kind.of[found.question]
+    registry = registry_of(named, device, aligned)
+    with or_unsupported(registry.title):
+        found: ChosenPlan[Plan] = registry.choose(tuple(named.sizes.values()), mode)
+    return found, registry.texts[found.question]
 
 
-def told(named: library.LibraryText, device: torch.device, aligned: bool) -> list[str]:
-    """The plans of a form as lines, with their estimates for the sizes of a call; of those that do not
-    take them, the requirement."""
-    return _kind(named, device, aligned).plans.told([*named.sizes.values()])
-
-
-def _kind(named: library.LibraryText, device: torch.device, aligned: bool) -> _Kind:
-    key = (texts(named), device.type, device.index, aligned, deterministic())
-    kind = _registries.get(key)
-    if kind is None:
-        if len(_registries) >= LIMIT:
-            _registries.clear()
-        kind = _registries.setdefault(key, _Kind(named, device, aligned))
-    return kind
+def registry_of(named: library.LibraryText, device: torch.device, aligned: bool) -> FormRegistry:
+    """The registry of a form. Raises Unsupported where there is none."""
+    key = texts(named), device.type, device.index, aligned, deterministic()
+    return dynamic_sizes.registry_of(key, lambda: FormRegistry(named, device, aligned))
 
 
 class SizedLaunchChoice(NamedTuple):
@@ -128,11 +111,9 @@ def launched(step: BoundText, exact: Callable[[], str], device: torch.device, al
                 launch(text, device, aligned, mode).at(step.named.sizes), text, True, taken.waits
             )
         except Unsupported as error:
-            if error.reason in (COMPILING, NEVER):
+            if not dynamic_sizes.leaves_exact(error):
                 raise
             log.info("%s: %s", step.named.head, error)
     text = exact()
     return SizedLaunchChoice(launch(text, device, aligned, mode), text)
 
-
-settings.on_change(_registries.clear)
