@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv.backend_triton.launch import bound_start, launcher
@@ -22,7 +23,7 @@ from transconv.conv import (
 from transconv.conv.dynamic_sizes import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
-from transconv.runtime import build_compute, compiler, launch_codegen, plan_cache, size_arguments
+from transconv.runtime import build_compute, compiler, plan_cache, size_arguments
 from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, SizeTable
 from transconv.selection import choice
@@ -100,8 +101,8 @@ def test_a_start_has_nothing_left_to_decide(
     started: list[tuple[object, ...]] = []
     kernel = SimpleNamespace(function="f", packed_metadata="p")
     monkeypatch.setattr(bound_start, "entry", lambda *_: (lambda *args: started.append(args), None))
-    monkeypatch.setattr(launch_codegen, "torch_module", lambda: SimpleNamespace(
-        _C=SimpleNamespace(_cuda_getCurrentRawStream=lambda device: f"stream {device}")))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: f"stream {device}",
+                        raising=False)
     monkeypatch.setitem(step.launcher.kept, (0, True), step.launcher.starting(kernel))
     run = held.starter(0, True)
     assert run is not None

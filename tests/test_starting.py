@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from transconv.backend_triton import KernelStart
-from transconv.runtime import first_run_check, launch_codegen
+from transconv.runtime import first_run_check
 from transconv.runtime.launch import Launch
 from transconv.runtime.launch_codegen import starter
 
@@ -28,8 +28,8 @@ class Memory:
 
 @pytest.fixture(autouse=True)
 def stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_codegen, "torch_module", lambda: SimpleNamespace(_C=SimpleNamespace(
-        _cuda_getCurrentRawStream=lambda device: f"on {device}")))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: f"on {device}",
+                        raising=False)
 
 
 KERNEL = SimpleNamespace(function="f", packed_metadata="m")

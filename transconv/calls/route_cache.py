@@ -88,7 +88,7 @@ def waiting(key: Hashable) -> Any:
     found = _waiting.get(key)
     if found is None:
         return None
-    if any([over() for over in found[1]]) or _is_on_time():  # each of them may count its calls
+    if any([over() for over in found[1]]) or _is_on_time(found[0]):  # each of them may count its calls
         with stats.lock:
             gone = _waiting.pop(key, None)
         if gone is not None:
@@ -97,9 +97,10 @@ def waiting(key: Hashable) -> Any:
     return found[0]
 
 
-def _is_on_time() -> bool:
-    """Whether calls wait for kernels here, where they did not wait before: on another stream."""
-    return settings.compile == "auto" and settings.mode == "now"
+def _is_on_time(value: Any) -> bool:
+    """Whether calls wait for kernels here, on another stream, where torch answered before."""
+    return (settings.compile == "auto" and any(r.reason for r in value.routes())
+            and settings.mode == "now")
 
 
 def keep(key: Hashable, value: Any) -> Any:
