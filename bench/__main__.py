@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from transconv.cli.arguments import variables
-from transconv.cli.arguments.options import Parser, refusal
-from transconv.cli.arguments.ranges import (
+from transconv.cli.arguments.options import (
+    Parser,
     at_least,
     folder,
     gigabytes,
     limit,
     milliseconds,
     processes,
+    refusal,
     seconds,
     some_of,
 )
 from transconv.conv import DIRECTIONS, Epilogue
 from transconv.errors import TransconvError
-from transconv.verify.stopping import code, terminable
+from transconv.verify.pool import code, terminable
 
 BASELINES = ("cl", "nchw", "fused", "inductor", "gemm")
 COMMANDS = ("time", "check", "report")

@@ -19,7 +19,7 @@ from typing import Any
 from bench import environment, layers
 from transconv.cli.arguments.options import some_computable
 from transconv.conv import ConvProblem, Prop
-from transconv.tuning.progress import Progress
+from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row, number
 from transconv.verify.pool import Pool, Task, WorkerTask
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from transconv.distributed import transfer
+from transconv.distributed import halo
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.conversion import aten_convolutions
@@ -19,28 +19,28 @@ Tensor = torch.Tensor
 @contextmanager
 def rows_counted() -> Iterator[list[int]]:
     """The bytes of each message with rows that this rank receives inside."""
-    real, found = transfer._batch, list[int]()
+    real, found = halo._batch, list[int]()
 
     def counted(requests: list[Any]) -> Any:
-        found.extend(r.tensor.nbytes for r in requests if r.op is transfer._receive)
+        found.extend(r.tensor.nbytes for r in requests if r.op is halo._receive)
         return real(requests)
 
-    transfer._batch = counted
+    halo._batch = counted
     try:
         yield found
     finally:
-        transfer._batch = real
+        halo._batch = real
 
 
 @contextmanager
 def no_rows() -> Iterator[None]:
     """Convolutions send nothing and wait for nothing; results are wrong."""
-    real = transfer._batch
-    transfer._batch = lambda requests: []
+    real = halo._batch
+    halo._batch = lambda requests: []
     try:
         yield
     finally:
-        transfer._batch = real
+        halo._batch = real
 
 
 @contextmanager

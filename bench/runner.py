@@ -21,7 +21,7 @@ from bench.roofline import ceiling_of, floor_us
 from bench.small_types import MIXTURES, mixed
 from bench.tables import cpu_table, summary_table
 from transconv.conv import ConvProblem, Prop
-from transconv.tuning.progress import Progress
+from transconv.tuning.session import Progress
 from transconv.tuning.table import CsvTable, Row, number
 from transconv.verify.pool import Pool, Task, WorkerTask
 

@@ -15,14 +15,14 @@ from pathlib import Path
 from statistics import median
 
 from bench.tables import geometric_mean, markdown
-from transconv.cli.arguments import ranges
+from transconv.cli.arguments import options
 from transconv.conv import DIRECTIONS, ConvProblem, ConvWorkload, Epilogue, Prop, from_problems
 from transconv.cost import estimate
 from transconv.disk_cache import replace_named
 from transconv.errors import TransconvError
 from transconv.schedule import Schedule
 from transconv.selection import choice
-from transconv.selection.tuning_db import nearest, record, transfer
+from transconv.selection.tuning_db import record, transfer
 from transconv.target import Target, of_card
 from transconv.tuning.session import TuningJob, read_log
 from transconv.tuning.table import Row, number
@@ -156,7 +156,7 @@ def _neighbours_choice(tried: Tried, others: list[record.TuningRecord], target: 
     compute = tried.job.phases()[0]
     measured = sorted((choice.Choice(c, estimate(c, compute, target)) for c in tried.times),
                       key=lambda c: c.us)
-    for away, row, other in nearest.nearest(tried.job.workload, others):
+    for away, row, other in transfer.nearest(tried.job.workload, others):
         winner = Schedule.parse(row.schedule)
         made = choice.of_neighbour(winner, winner, row, away, other, measured, compute, target)
         made = [m for m in made if m.schedule in tried.times]
@@ -228,7 +228,7 @@ def target_of(found: Iterable[Row]) -> Target:
 
 def arguments(made: argparse.ArgumentParser) -> None:
     made.add_argument("logs", nargs="+", help="logs of tune, or sweeps")
-    made.add_argument("--docs", type=ranges.output, default=None, help="also write the document here")
+    made.add_argument("--docs", type=options.output, default=None, help="also write the document here")
 
 
 def main(options: Namespace) -> int:

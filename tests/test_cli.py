@@ -11,7 +11,7 @@ import pytest
 from transconv import runtime
 from transconv.__main__ import main
 from transconv.passes import passes, stages
-from transconv.verify import oracle
+from transconv.verify import judgement
 
 STRIDED = "mb32ic64ih56oc128oh28kh3sh2ph1"
 Output = pytest.CaptureFixture[str]
@@ -223,7 +223,7 @@ def test_run_goes_on_after_errors_and_tells(capsys: Output, tmp_path: Path,
         return honest(workload, *others, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runtime, "plan", plan)
-    monkeypatch.setattr(oracle, "convolve", _off_by_one(oracle.convolve))
+    monkeypatch.setattr(judgement, "convolve", _off_by_one(judgement.convolve))
     page = printed(capsys, "run", str(problems), code=1)
     assert "0 of 3 right" in page and "2 wrong, 1 with errors" in page
     assert "ERROR   RuntimeError: the compiler tripped" in page

@@ -16,7 +16,7 @@ import torch
 
 from transconv import knobs
 from transconv.__main__ import main
-from transconv.cli.diagnosis import installation, machine, selftest, storage
+from transconv.cli.diagnosis import installation, machine
 from transconv.cli.diagnosis.findings import Finding, guarded, size
 from transconv.disk_cache import files as keep
 from transconv.target import TARGETS
@@ -63,7 +63,7 @@ def test_all_is_well(capsys: pytest.CaptureFixture[str]) -> None:
 def test_something_is_bad(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """As JSON: the same findings, and exit code 1. A variable that every other verb refuses is a line."""
     monkeypatch.setenv("TRANSCONV_TRUST", "sometimes")
-    monkeypatch.setattr(selftest, "SECONDS", -1.0)
+    monkeypatch.setattr(machine, "SECONDS", -1.0)
     assert main(["doctor", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["good"] is False and told["transconv"]
@@ -148,7 +148,7 @@ def test_no_variable() -> None:
 
 
 def looked_at(at: Path, strict: bool = True) -> Finding:
-    return storage.folder("cache", at, storage.OURS, storage.OWN, strict)
+    return installation.folder("cache", at, installation.OURS, installation.OWN, strict)
 
 
 def test_a_cache_that_is_not_there_yet(cache: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_cache_that_others_can_write_to(cache: Path) -> None:
 
 def test_a_cache_that_is_read_only(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.mkdir(mode=0o700)
-    monkeypatch.setattr(storage, "why_unwritable", lambda path: "Read-only file system")
+    monkeypatch.setattr(installation, "why_unwritable", lambda path: "Read-only file system")
     found = looked_at(cache)
     assert found.state == "bad" and "cannot be written to (Read-only file system)" in found.found
 
@@ -188,8 +188,8 @@ def test_a_cache_that_cannot_be_made_or_found(tmp_path: Path, monkeypatch: pytes
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(storage.knobs, "cache", homeless)
-    assert "cannot be found (Could not determine home" in only(storage.caches(), "bad", "cache").found
+    monkeypatch.setattr(installation.knobs, "cache", homeless)
+    assert "cannot be found (Could not determine home" in only(installation.caches(), "bad", "cache").found
 
 
 # -- the tuned table -------------------------------------------------------------------------------
@@ -197,20 +197,20 @@ def test_a_cache_that_cannot_be_made_or_found(tmp_path: Path, monkeypatch: pytes
 
 def test_tuned_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     h200 = TARGETS["sm_90"]
-    found = only(storage.tuned(h200), "ok", "tuned").found
+    found = only(installation.tuned(h200), "ok", "tuned").found
     assert re.match(r"[1-9]\d+ rows of the package's tuned_h200.csv, 0 rows of your cache", found)
-    assert "tune FILE" in only(storage.tuned(TARGETS["sm_80"]), "note", "tuned").todo
-    assert "needs none" in only(storage.tuned(TARGETS["interpreter"]), "ok", "tuned").found
+    assert "tune FILE" in only(installation.tuned(TARGETS["sm_80"]), "note", "tuned").todo
+    assert "needs none" in only(installation.tuned(TARGETS["interpreter"]), "ok", "tuned").found
     monkeypatch.setenv("TRANSCONV_TUNED", "0")
-    assert "the estimate alone" in only(storage.tuned(h200), "note", "tuned").found
+    assert "the estimate alone" in only(installation.tuned(h200), "note", "tuned").found
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
     monkeypatch.setenv("TRANSCONV_TUNED", str(tmp_path / "rows.csv"))
-    assert "no row of tuned schedules" in only(storage.tuned(h200), "bad", "tuned").found
+    assert "no row of tuned schedules" in only(installation.tuned(h200), "bad", "tuned").found
 
 
 def test_rows_of_another_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transconv.selection.tuning_db.record.triton_version", lambda: "9.9")
-    assert "another version of Triton" in only(storage.tuned(TARGETS["sm_90"]), "note", "tuned").found
+    assert "another version of Triton" in only(installation.tuned(TARGETS["sm_90"]), "note", "tuned").found
 
 
 # -- the chip --------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def test_clocks(line: str, state: str, said: str) -> None:
 @on_cpu
 @pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 def test_a_kernel_that_is_wrong_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = selftest.mapped
+    right = machine.mapped
 
     def off_by_one(where: str) -> tuple[Any, Any]:
         got, wanted = right(where)
@@ -286,9 +286,9 @@ def test_a_kernel_that_is_wrong_or_refused(monkeypatch: pytest.MonkeyPatch) -> N
     def refused(where: str) -> tuple[Any, Any]:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(selftest, "mapped", off_by_one)
-    monkeypatch.setattr(selftest, "convolution", refused)
-    first, second = selftest.selftest("cpu")
+    monkeypatch.setattr(machine, "mapped", off_by_one)
+    monkeypatch.setattr(machine, "convolution", refused)
+    first, second = machine.selftest("cpu")
     assert first.state == "bad" and "no kernel image" in first.found
     assert second.state == "bad" and "32 of 512 elements are wrong" in second.found
 

@@ -47,7 +47,7 @@ def test_a_plan_that_is_wrong_is_found(plan: CompiledDirection, monkeypatch: pyt
 
 
 def test_sizes_that_are_not_allowed_are_those_of_the_example() -> None:
-    from transconv.compute.symbolic_sizes import sizes_of
+    from transconv.compute.symbolic_compute import sizes_of
     from transconv.runtime.first_run_check import _small
 
     told: Sizes = sizes_of("M=300 in 40..512, K=63 in 1..64, K % 7 == 0")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bench import fit
 from tests.strategies import problems
-from transconv.compute.analysis import view_strides as lying
+from transconv.compute.analysis import axis_roles as lying
 from transconv.compute.compute import Compute
 from transconv.conv import Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop

@@ -22,12 +22,11 @@ from transconv.cost.work import count
 from transconv.ir.interp.kernel import run
 from transconv.ir.interp.memory import Memory
 from transconv.passes import PIPELINE
-from transconv.schedule.bound_schedule import Scheduled
 from transconv.schedule.legality.check import why_not
-from transconv.schedule.schedule import Schedule
+from transconv.schedule.schedule import Schedule, Scheduled
 from transconv.schedule.tiles.copy_kernels import copies
 from transconv.schedule.tiles.merging import merged, why_not_merged
-from transconv.selection import explain_choice, fitted
+from transconv.selection import choice, fitted
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 
@@ -217,7 +216,7 @@ def test_products_grow_and_bytes_do_not() -> None:
     alone, wide = (count(Schedule.parse(f"{blocks} | merge={m}"), compute, SM90) for m in (1, 16))
     assert wide.traffic == alone.traffic
     assert wide.tiles * wide.steps == 16 // 4 * 16 // 4 * alone.tiles * alone.steps // 16
-    said = explain_choice.parts(Schedule.parse(f"{blocks} | merge=16"), compute, SM90)
+    said = choice.parts(Schedule.parse(f"{blocks} | merge=16"), compute, SM90)
     assert "29.6 GFLOP" in said and "16 times the products" in said
 
 

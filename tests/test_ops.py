@@ -15,10 +15,10 @@ from transconv.compute import ACTIVATIONS, OPS, Op, register, unregister
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.errors import ScheduleError
 from transconv.torch_ops.conversion import fold
-from transconv.torch_ops.fused import fused_autograd, fused_functional
-from transconv.verify import oracle
+from transconv.torch_ops.fused import fused_functional
+from transconv.verify import judgement
 from transconv.verify.case import ProblemCase
-from transconv.verify.draw import post_op_lists
+from transconv.verify.draw import conv_problems
 
 POINTS = (-3.5, -3.0, -2.5, -1.0, -0.25, 0.0, 0.125, 0.5, 1.5, 2.0, 3.0, 6.0, 7.5)
 POSITIVE = ("log", "log2", "sqrt", "rsqrt")
@@ -113,8 +113,8 @@ def bounded() -> Iterator[Op]:
 
 def test_a_row_from_outside_is_everywhere(bounded: Op) -> None:
     assert str(Epilogue.parse("bias+bounded")) == "bias+bounded"
-    assert "bounded" in post_op_lists.EXACT and "bounded" in fused_functional.ACTIVATIONS
-    assert not oracle.approximates("bias+bounded")
+    assert "bounded" in conv_problems.EXACT and "bounded" in fused_functional.ACTIVATIONS
+    assert not judgement.approximates("bias+bounded")
     from transconv.verify.benchdnn.attributes import post_ops
 
     assert post_ops("clip:-2:2", 4) == ["clip:-2:2"]
@@ -136,7 +136,7 @@ def test_a_row_from_outside_in_a_kernel(bounded: Op, numpy: bool) -> None:
 
 def test_gradients_of_a_row_from_outside(bounded: Op) -> None:
     x, w = (torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((1, 2, 5, 5), (3, 2, 3, 3)))
-    assert "bounded" in fused_autograd.GRAD_FROM_RESULT
+    assert "bounded" in fused_functional.GRAD_FROM_RESULT
 
     def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return transconv.fused_conv2d(x, w, activation="bounded")
@@ -146,7 +146,7 @@ def test_gradients_of_a_row_from_outside(bounded: Op) -> None:
 
 
 def test_a_row_that_is_gone_is_nowhere() -> None:
-    assert "bounded" not in OPS and "bounded" not in post_op_lists.DRAWN
+    assert "bounded" not in OPS and "bounded" not in conv_problems.DRAWN
     with pytest.raises(ScheduleError, match="has 'bounded', expected one of"):
         Epilogue.parse("bounded")
     with pytest.raises(RuntimeError, match="activation 'bounded' is unknown"):

@@ -19,7 +19,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.ir.interp.kernel import run
 from transconv.passes import PIPELINE, lower
-from transconv.passes.lowering import naive, tile_axes
+from transconv.passes.lowering import gridwise, naive
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import one_value
 
@@ -83,7 +83,7 @@ def test_names_mean_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return ir.substitute(kernel, names)
 
     monkeypatch.setattr(naive, "naive", renamed)
-    monkeypatch.setattr(tile_axes, "LANES", {k: f"zq_{v}" for k, v in tile_axes.LANES.items()})
+    monkeypatch.setattr(gridwise, "LANES", {k: f"zq_{v}" for k, v in gridwise.LANES.items()})
     made = lowered()
     assert made != plain
     assert [t.replace("zq_", "").replace("_zq", "") for t in made] == plain

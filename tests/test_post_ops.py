@@ -185,7 +185,7 @@ def test_any_size() -> None:
 def test_bisection_knows_chains() -> None:
     """Tensors of integers, values that are no numbers, and roundings that cancel, at every stage."""
     from transconv.target import Target
-    from transconv.verify.bisect.replay import NAMES, Stages
+    from transconv.verify.bisect.stage_search import NAMES, Stages
     from transconv.verify.bisect.subject import BisectSubject
 
     chain = "mul:f32:per_oc+sum:0.5:2+relu:0.1+add:u8:per_dim_01+pow:1:0.5+select:bf16.per_oc:per_tensor"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transconv.__main__ import main
-from transconv.cli.arguments import python_file
+from transconv.cli.arguments import options
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +39,10 @@ def test_a_file_is_read_as_python_reads_it(tmp_path: Path) -> None:
     path.write_text("from __future__ import annotations\nimport dataclasses\n"
                     "from beside_the_file import WIDTH\n\n"
                     "@dataclasses.dataclass\nclass Sizes:\n    width: int = WIDTH\n")
-    module, name = python_file.loaded(f"{path}:Sizes")
+    module, name = options.loaded(f"{path}:Sizes")
     assert name == "Sizes" and module.Sizes().width == 3
 
 
 def test_no_file() -> None:
     with pytest.raises(ValueError, match="'model.py' names no file; expected FILE:NAME"):
-        python_file.loaded("model.py")
+        options.loaded("model.py")

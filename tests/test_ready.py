@@ -21,7 +21,7 @@ from transconv.backend_triton.launch.launcher import Launcher
 from transconv.backend_triton.offline.worker import Child
 from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, ConvWorkload, Prop, compiler
-from transconv.conv.plans import CompiledDirection
+from transconv.conv.compiler import CompiledDirection
 from transconv.errors import Unsupported
 from transconv.runtime import (
     Batch,

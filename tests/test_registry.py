@@ -23,7 +23,7 @@ from transconv.conv import (
 from transconv.conv.dynamic_sizes import any_size, every, spelled
 from transconv.cost import estimate
 from transconv.errors import TensorError, Unsupported
-from transconv.runtime import build_compute, compiler, plan_cache, size_arguments
+from transconv.runtime import build_compute, compiler, plan_cache, plans
 from transconv.runtime import registry as registries
 from transconv.runtime.registry import TUNED, SizeTable
 from transconv.selection import choice
@@ -180,7 +180,7 @@ def test_plans_for_any_size_lie_on_disk(monkeypatch: pytest.MonkeyPatch, tmp_pat
         m.setattr(compiler, "build", lambda *_: pytest.fail("a plan was made"))
         again = LayerRegistry(LAYER, Prop.BWD_W, SM90, Epilogue(), True, False)
         (question,) = again.questions
-        for room in (size_arguments, launcher):  # few plans that are read take a call
+        for room in (plans, launcher):  # few plans that are read take a call
             m.setattr(room, "function_of", lambda *_: pytest.fail("a function of sizes was made"))
         found = plan_cache.find(
             question.workload, SM90, False, type(first.plan), lambda: pytest.fail("lowered")

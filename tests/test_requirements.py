@@ -27,9 +27,9 @@ from transconv.ir import (
     text_of,
     value_at,
 )
-from transconv.passes.scalar.index_bounds import Reach
+from transconv.passes.scalar.index_width import Reach
 from transconv.runtime import Plan, build_compute
-from transconv.runtime.size_arguments import Required
+from transconv.runtime.plans import Required
 from transconv.schedule import Schedule
 from transconv.target import Target
 

@@ -8,7 +8,7 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.schedule import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.schedule.tiles.row_copies import rows_of, why_not_rows
+from transconv.schedule.tiles.packing import rows_of, why_not_rows
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify.case import ProblemCase

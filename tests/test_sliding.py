@@ -26,7 +26,7 @@ from transconv.schedule.schedule import Schedule
 from transconv.schedule.tiles.copy_kernels import copies
 from transconv.schedule.tiles.packing import copy_of, over_copies, rows_of_features
 from transconv.selection.proposals import heuristics
-from transconv.selection.proposals.depthwise_windows import sliding, sliding_down
+from transconv.selection.proposals.products import sliding, sliding_down
 from transconv.target.records import TARGETS
 
 SM90 = TARGETS["sm_90"]

@@ -143,7 +143,7 @@ def test_long_sums_in_pieces(name: str, prop: Prop, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("words", ["bias", "res", "bias+res+relu", *ACTIVATIONS])
 @pytest.mark.parametrize("name", ["plain", "depthwise", "double"])
 def test_epilogues(name: str, words: str) -> None:
-    from transconv.verify.oracle import after
+    from transconv.verify.judgement import after
 
     p = PROBLEMS[name]
     tensors = right(p, Prop.FWD)

@@ -12,7 +12,7 @@ import torch
 from transconv.backend_triton import KernelStart
 from transconv.runtime import first_run_check
 from transconv.runtime.launch import Launch
-from transconv.runtime.launch_codegen import starter
+from transconv.runtime.plans import starter
 
 
 class Memory:

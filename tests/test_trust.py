@@ -23,7 +23,7 @@ import transconv
 from tests.known_kernels import known_kernels  # noqa: F401  (a fixture)
 from transconv import knobs, runtime
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.backend_triton.miscompiles.signs import Miscompiled
+from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.calls import route_cache, stats
 from transconv.conv import compiler, workload
 from transconv.conv.problem.conv_problem import ConvProblem, Prop

@@ -18,8 +18,8 @@ from transconv.errors import ScheduleError
 from transconv.runtime import check_records
 from transconv.schedule.legality.check import why_not
 from transconv.schedule.schedule import Schedule
-from transconv.selection import choice, explain_choice
-from transconv.selection.tuning_db import nearest, record, store, transfer
+from transconv.selection import choice
+from transconv.selection.tuning_db import record, store, transfer
 from transconv.selection.tuning_db.record import TuningRecord
 from transconv.target.records import TARGETS
 
@@ -82,7 +82,7 @@ def test_a_tuned_schedule_is_chosen_by_plans_and_explained() -> None:
     assert found.why == ("tuned for this problem on sm_90x132: 12.5 us, the fastest of 16 tried")
     plan = compiler.plan(DENSE, Prop.FWD, SM90)
     assert str(plan.schedule) == SLOWER and plan.why == found.why
-    lines = explain_choice.reasons(found, choice.ranked(computes(DENSE, Prop.FWD)[0], SM90, FORWARD),
+    lines = choice.reasons(found, choice.ranked(computes(DENSE, Prop.FWD)[0], SM90, FORWARD),
                             computes(DENSE, Prop.FWD)[0], SM90)
     text = " ".join(" ".join(lines).split())
     assert f"the estimate alone would take {plain.schedule}" in text
@@ -195,7 +195,7 @@ def test_explain_names_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
     def nearby(text: str) -> float | None:
-        found = nearest.nearest(FORWARD, [row(ConvProblem.parse(text))])
+        found = transfer.nearest(FORWARD, [row(ConvProblem.parse(text))])
         return found[0][0] if found else None
 
     same = "ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"
@@ -209,7 +209,7 @@ def test_neighbours_are_of_the_same_kind_and_sorted() -> None:
                    "mb32ic8ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc",  # few channels
                    "mb32768ic64ih448oc128oh224kh3sh2ph1 dt=bf16 tag=nhwc"):
         assert nearby(unlike) is None, unlike
-    found = nearest.nearest(FORWARD, [row(OTHER_BATCH), row(), row(kind="res")])
+    found = transfer.nearest(FORWARD, [row(OTHER_BATCH), row(), row(kind="res")])
     assert [away for away, _, _ in found] == [0, 0.5, 0.5]
 
 
@@ -242,7 +242,7 @@ def test_blocks_of_a_neighbour_are_clipped() -> None:
 
 def test_another_epilogue_of_the_same_problem_is_near() -> None:
     store.remember([row()])
-    assert first(epilogue="bias+relu").away == nearest.OTHER_KIND
+    assert first(epilogue="bias+relu").away == transfer.OTHER_KIND
     store.remember([row(kind="point")])
     assert first(epilogue="bias+relu").source == "tuned"
 

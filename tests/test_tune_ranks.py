@@ -24,7 +24,7 @@ from tests.test_readme import TUNE
 from tests.test_tune_session import SM90, job
 from tests.tuning_workers import time_of
 from transconv.selection.tuning_db import store
-from transconv.tuning import dealing, ranks
+from transconv.tuning import ranks
 from transconv.tuning.ranks import Ranks, meet
 from transconv.tuning.session import Limits, Session, groups, log_of, of_log
 from transconv.verify.pool import Task
@@ -72,7 +72,7 @@ def pair(gone_s: float = 30, about: str = "one") -> list[Ranks]:
 def served(between: Ranks) -> Any:
     """Rank 1."""
     with between:
-        return dealing.serve(groups(1, "tests.tuning_workers"), between)
+        return ranks.serve(groups(1, "tests.tuning_workers"), between)
 
 
 def tuned(tmp_path: Path, between: Ranks) -> Session:
@@ -82,7 +82,7 @@ def tuned(tmp_path: Path, between: Ranks) -> Session:
         time.sleep(0.02)
     session = Session([job()], SM90, Limits(trials=TRIALS, jobs=1), log_of(tmp_path / "trials.csv"),
                       {"device": "made up", "torch": "0"}, say=lambda line: None,
-                      workers="tests.tuning_workers", pool=partial(dealing.Dealer, ranks=between))
+                      workers="tests.tuning_workers", pool=partial(ranks.Dealer, ranks=between))
     between.end("", [{"schedule": row.schedule} for row in session.run()])
     return session
 
@@ -145,7 +145,7 @@ def test_a_trial_with_which_two_ranks_are_gone_is_given_up() -> None:
 
     store, task = HashStore(), Task("compile", {}, then=Task("gpu", {}))
     between = [Ranks(store, rank, 3, {}, 1, 30) for rank in range(3)]
-    dealer, ended = dealing.Dealer(groups(1), between[0]), []
+    dealer, ended = ranks.Dealer(groups(1), between[0]), []
     for rank in (1, 2):
         between[rank].put(f"here/{rank}", {"jobs": 1, "about": {}})
     dealer.others[0].out = {0: task}

@@ -14,10 +14,10 @@ from transconv.backend_triton.launch import bound_start
 from transconv.calls.guard import NO_DUALS, CallGuard, StartableKernel
 from transconv.functional.calls import call_entries
 from transconv.functional.calls.symbolic_int import SymbolicTrace
-from transconv.graph.regions import region_codegen
+from transconv.graph.regions import region_calls
 from transconv.kernel.launch import launcher
-from transconv.runtime import launch_codegen
-from transconv.torch_ops.quantized import quantized_entries
+from transconv.runtime import plans
+from transconv.torch_ops.quantized import quantized_functional
 
 COUNTS = (0, 1, 3)
 LIKE = CallGuard(lambda *x: True, (NO_DUALS,), True, None)
@@ -66,7 +66,7 @@ def test_plans_of_any_size(tensors: int, sizes: int, spaces: int, steps: int) ->
         assert given == tuple(range(sizes))
         return (*((i, i + 1) for i in range(steps)), tuple((8,) for _ in range(spaces)))
 
-    made = launch_codegen.starter(
+    made = plans.starter(
         numbers,
         lambda shape, strides, kind: torch.zeros(shape),
         0,
@@ -150,7 +150,7 @@ def test_gradients(tensors: int, launches: int) -> None:
 @pytest.mark.parametrize("many", COUNTS)
 def test_regions_of_no_launch(many: int) -> None:
     pieces = [object() for _ in range(many)]
-    made = region_codegen.written(pieces, [], [(p, None) for p in pieces], torch.empty_strided)  # type: ignore[arg-type]
+    made = region_calls.written(pieces, [], [(p, None) for p in pieces], torch.empty_strided)  # type: ignore[arg-type]
     given = [torch.full((1,), float(i)) for i in range(many)]
     assert [float(t) for t in made([*given])] == [float(i) for i in range(many)]
 
@@ -170,10 +170,10 @@ def test_entries_of_quantised_calls(quantities: int, biased: bool, starts: bool,
     read = [*(n for n, v in words.items() if isinstance(v, torch.Tensor)), *["bias"] * biased]
     route = SimpleNamespace(forward=run, start=run if starts else None, epilogue=SimpleNamespace(
         picks=(*((n, None) for n in read), ("a number", 7.0))))
-    monkeypatch.setattr(quantized_entries.torch_internals, "quickest", lambda: lambda *memory: "made")
+    monkeypatch.setattr(quantized_functional.torch_internals, "quickest", lambda: lambda *memory: "made")
     x, bias = torch.zeros(64), torch.zeros(64) if biased else None
-    begun = quantized_entries.Real(x, lambda *given: seen.append(len(given))) if real else None
-    call: Any = quantized_entries.entry(LIKE, lambda *x: "others", "f", (1, 0, 0, 1, 1), x, biased,  # type: ignore[arg-type]
+    begun = quantized_functional.Real(x, lambda *given: seen.append(len(given))) if real else None
+    call: Any = quantized_functional.entry(LIKE, lambda *x: "others", "f", (1, 0, 0, 1, 1), x, biased,  # type: ignore[arg-type]
                                            words, route, begun)  # type: ignore[arg-type]
     assert call("f", x, x, bias, 1, 0, 0, 1, 1, words) == "run"
     *started, given = seen

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from transconv.cli.arguments.printable import one_line
+from transconv.cli.arguments.options import one_line
 from transconv.cli.diagnosis import findings, installation
 from transconv.errors import StageError, TransconvError
 from transconv.version import __version__
@@ -57,7 +57,7 @@ def _without(error: ImportError, given: Sequence[str]) -> int:
 def _run(words: argparse.Namespace) -> int:
     from transconv.cli.arguments import variables
     from transconv.cli.arguments.options import refusal
-    from transconv.verify.stopping import code, terminable
+    from transconv.verify.pool import code, terminable
 
     try:
         with terminable():

@@ -1,7 +1,7 @@
 """transconv.nn: torch.nn's convolution modules, computed by transconv; fused and quantised ones,
 and ones that train in 8-bit floats."""
 
-from transconv.torch_ops.fused.fused_modules import FusedConv1d, FusedConv2d, FusedConv3d
+from transconv.torch_ops.fused.fused_functional import FusedConv1d, FusedConv2d, FusedConv3d
 from transconv.torch_ops.modules import (
     Conv1d,
     Conv2d,

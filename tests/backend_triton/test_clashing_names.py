@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from transconv import ir
-from transconv.backend_triton.emitters.unique_names import USED, distinct
+from transconv.backend_triton.emitters.kernel_text import USED, distinct
 
 NAMES = ("tl", "tl_", "float", "x", "x_", "triton", "box")
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from transconv.backend_triton.miscompiles.dropped_products import drops
+from transconv.backend_triton.miscompiles import drops
 from transconv.backend_triton.offline.compilation import Resources, compile_offline
 from transconv.compute import parse
 from transconv.runtime import build_compute
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.jobs import job_of
+from transconv.verify.matrix.cases import job_of
 
 # The gradient of a ReLU behind a product: all elements were 0 on an H100.
 CHOSEN = parse("""compute chosen

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from transconv.backend_triton.emitters import triton
-from transconv.backend_triton.emitters.expressions import ExprSpeller
-from transconv.backend_triton.emitters.gluon import GluonEmitter
-from transconv.backend_triton.emitters.gluon_layouts import turning_layout
+from transconv.backend_triton.emitters.gluon import GluonEmitter, turning_layout
 from transconv.backend_triton.emitters.kernel_text import emit, grid_size, merged
+from transconv.backend_triton.emitters.triton import ExprSpeller
 from transconv.conv import ConvWorkload, Epilogue, compiler
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes

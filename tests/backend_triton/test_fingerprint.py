@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from transconv.backend_triton.launch import fingerprint
+from transconv.backend_triton.launch import compile_records
 
 
 def test_it_is_computed_once_for_the_same_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,13 +26,13 @@ def test_it_is_computed_once_for_the_same_files(tmp_path: Path, monkeypatch: pyt
             return f"key {len(counted)}"
 
         monkeypatch.setattr(cache, "triton_key", triton_key)
-        fingerprint.remember.cache_clear()
-        fingerprint.remember()
+        compile_records.remember.cache_clear()
+        compile_records.remember()
         return str(cache.triton_key())
 
-    monkeypatch.setattr(fingerprint, "_state", lambda _: "one")
+    monkeypatch.setattr(compile_records, "_state", lambda _: "one")
     assert [process(), process(), process()] == ["key 1"] * 3
-    monkeypatch.setattr(fingerprint, "_state", lambda _: "other")
+    monkeypatch.setattr(compile_records, "_state", lambda _: "other")
     assert [process(), process()] == ["key 2"] * 2 and len(counted) == 2
 
 
@@ -44,12 +44,12 @@ def test_the_state_of_files(tmp_path: Path) -> None:
     for at, file in enumerate(files):
         file.write_text("x" * at)
     (tmp_path / "compiler/ignored.txt").write_text("")
-    seen = {fingerprint._state(tmp_path)}
-    assert fingerprint._state(tmp_path) in seen
+    seen = {compile_records._state(tmp_path)}
+    assert compile_records._state(tmp_path) in seen
     for file in files:
         os.utime(file, ns=(1, 1))
-        seen.add(fingerprint._state(tmp_path))
+        seen.add(compile_records._state(tmp_path))
     files[1].rename(tmp_path / "compiler/deep/c.py")
-    seen.add(fingerprint._state(tmp_path))
+    seen.add(compile_records._state(tmp_path))
     (tmp_path / "compiler/ignored.txt").write_text("other")
-    assert len(seen) == 5 and fingerprint._state(tmp_path) in seen
+    assert len(seen) == 5 and compile_records._state(tmp_path) in seen

@@ -10,10 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from transconv.backend_triton.launch import binary_reload
-from transconv.backend_triton.miscompiles import signs
-from transconv.backend_triton.miscompiles.box_branches import takes_uniform_branches
-from transconv.backend_triton.miscompiles.signs import Miscompiled, flaw, refuse
+from transconv.backend_triton import miscompiles
+from transconv.backend_triton.launch import compile_records
+from transconv.backend_triton.miscompiles import Miscompiled, flaw, refuse, takes_uniform_branches
 from transconv.backend_triton.offline.compilation import Resources, compile_offline
 from transconv.backend_triton.offline.machine_code import LISTED, listing
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
@@ -23,7 +22,7 @@ from transconv.schedule.legality import boxes
 from transconv.schedule.schedule import Schedule
 from transconv.simplify import Verdict
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.jobs import jobs_of
+from transconv.verify.matrix.cases import jobs_of
 
 NEWEST = Path(__file__).parents[2] / ".newest"
 HEAD = ".version 8.7\n.target sm_90a\n"
@@ -77,7 +76,7 @@ CHANGED = TOGETHER + "and.b32 \t%r{}, %r{}, 16711935;\n" + APART
     (CHANGED.format(1, 2, 1, 2), False)])
 def test_upper_halves(ptx: str, wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not flaw({"ptx": HEAD + ptx}), "no branch of whole warps"
-    monkeypatch.setattr(signs, "takes_uniform_branches", lambda cubin: True)
+    monkeypatch.setattr(miscompiles, "takes_uniform_branches", lambda cubin: True)
     assert bool(flaw({"ptx": HEAD + ptx})) == wrong
 
 
@@ -157,9 +156,9 @@ def test_machine_code_alone_is_looked_at() -> None:
 def test_kernels_from_disk_were_read_for_the_same() -> None:
     """A record of a kernel is void when one of the files changes that say what is a known miscompile."""
     room = "transconv.backend_triton."
-    modules = {getattr(it, "__module__", None) or "" for it in vars(signs).values()}
+    modules = {getattr(it, "__module__", None) or "" for it in vars(miscompiles).values()}
     assert {f"{m.removeprefix(room).replace('.', '/')}.py" for m in modules if m.startswith(room)} == {
-        *binary_reload.RULES
+        *compile_records.RULES
     }
 
 

@@ -12,7 +12,7 @@ import torch
 from transconv.backend_triton.launch import bound_start, descriptors
 from transconv.backend_triton.launch.bound_start import MAPS_KEPT, KernelStart
 from transconv.backend_triton.launch.launcher import Launcher
-from transconv.backend_triton.miscompiles.signs import Miscompiled
+from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.conv import CompiledDirection
 from transconv.conv.compiler import plan
 from transconv.conv.problem.conv_problem import ConvProblem, Prop

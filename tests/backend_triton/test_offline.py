@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from transconv.backend_triton.offline import resources
+from transconv.backend_triton.offline import child
 from transconv.backend_triton.offline.compilation import (
     CompileFailure,
     CompileJob,
@@ -15,7 +15,7 @@ from transconv.backend_triton.offline.compilation import (
 )
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.target.records import TARGETS
-from transconv.verify.matrix.jobs import jobs_of
+from transconv.verify.matrix.cases import jobs_of
 
 BF16 = ConvProblem.parse("mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc")
 MATRIX = {"sm_80": "HMMA", "sm_90": "HGMMA", "gfx942": "v_mfma"}
@@ -56,7 +56,7 @@ def test_resources(compiled: dict[tuple[str, Prop], list[Resources | CompileFail
 def test_a_log_warns_once_and_not_of_one_register_too_many() -> None:
     many = "ptxas warning : Too many maxnreg specified for entry conv, will be ignored"
     spilt = "ptxas warning : Registers are spilled to local memory in function 'conv'"
-    assert resources.warnings(f"ptxas info : 0 bytes gmem\n{many}\n{spilt}\n  {spilt}\n") == (spilt,)
+    assert child.warnings(f"ptxas info : 0 bytes gmem\n{many}\n{spilt}\n  {spilt}\n") == (spilt,)
 
 
 KERNEL = """

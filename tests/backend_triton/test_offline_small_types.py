@@ -10,14 +10,14 @@ import pytest
 
 from transconv import ir
 from transconv.backend_triton import Resources
-from transconv.backend_triton.emitters import expressions
-from transconv.backend_triton.miscompiles.narrowed_stores import converts
+from transconv.backend_triton.emitters import triton
+from transconv.backend_triton.miscompiles import converts
 from transconv.backend_triton.offline.compilation import compile_offline
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.ir import DType, f16, i8, i32, u8
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.matrix.jobs import jobs_of
+from transconv.verify.matrix.cases import jobs_of
 
 
 def compiled(problem: str, prop: str, schedule: str, words: str = "", chip: str = "sm_90",
@@ -52,14 +52,14 @@ def test_which_numbers_are_lost(dtype: DType) -> None:
         every = sum(pattern << at for at in range(0, 32, bits)) & 0xFFFFFFFF
         lost = bits < 32 and put_into_words(bits, pattern) != every
         value = pattern - (1 << bits) * (dtype is i8 and pattern >> bits - 1)
-        assert expressions.is_lost(dtype, value) == lost, (dtype, value)
-    assert not expressions.is_lost(f16, float("inf"))
+        assert triton.is_lost(dtype, value) == lost, (dtype, value)
+    assert not triton.is_lost(f16, float("inf"))
 
 
 def test_a_load_of_other_numbers_is_chosen_from(monkeypatch: pytest.MonkeyPatch) -> None:
     (right,) = compiled(FILLED, "fwd", BY_MASK, last=True)
     assert not SEVERAL.search(right.texts["ptx"])
-    monkeypatch.setattr(expressions, "is_lost", lambda dtype, fill: False)
+    monkeypatch.setattr(triton, "is_lost", lambda dtype, fill: False)
     (wrong,) = compiled(FILLED, "fwd", BY_MASK, last=True)
     assert SEVERAL.search(wrong.texts["ptx"])
 

@@ -13,8 +13,8 @@ import pytest
 from tests.expressions import Draw
 from transconv import ir
 from transconv.backend_triton.emitters.arithmetic import ArithmeticSpeller
-from transconv.backend_triton.emitters.expressions import ExprSpeller
 from transconv.backend_triton.emitters.gluon import GluonEmitter
+from transconv.backend_triton.emitters.triton import ExprSpeller
 from transconv.ir import Evaluator
 
 M, N = ir.Lane("m", 4, 1), ir.Lane("n", 8, 2)

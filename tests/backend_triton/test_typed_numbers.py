@@ -14,7 +14,7 @@ import pytest
 from tests import constants
 from transconv import ir, knobs
 from transconv.backend_triton import CompileJob, Resources, compile_offline, emit
-from transconv.backend_triton.emitters.expressions import ExprSpeller
+from transconv.backend_triton.emitters.triton import ExprSpeller
 from transconv.ir import Cast, Const, DType, Expr, boolean, f64, i64
 from transconv.kernel.functions import cast
 from transconv.passes.scalar.simplification import simplify_kernel

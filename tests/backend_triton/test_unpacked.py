@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from transconv.backend_triton import Resources
-from transconv.backend_triton.miscompiles import fp8_constants
-from transconv.backend_triton.miscompiles.fp8_constants import takes_numbers
-from transconv.backend_triton.miscompiles.signs import flaw
+from transconv.backend_triton import Resources, miscompiles
+from transconv.backend_triton.miscompiles import flaw, takes_numbers
 from transconv.backend_triton.offline.compilation import compile_offline
 from transconv.backend_triton.offline.machine_code import instructions
 from transconv.conv import ConvProblem, Epilogue, Prop
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
-from transconv.verify.matrix.jobs import jobs_of
+from transconv.verify.matrix.cases import jobs_of
 
 # Three steps, of which the second loads; where the mask does not hold there is the number FILL.
 LOOP = """.version 8.7
@@ -77,7 +75,7 @@ def test_the_number_is_none_of_the_program(tmp_path: Path) -> None:
         return {
             word >> 32 & 0xFFFF
             for word, more in instructions(assembled(ptx, tmp_path))
-            if word & fp8_constants.OPCODE == fp8_constants.OF_CONSTANT and more & fp8_constants.UNPACKS
+            if word & miscompiles.OPCODE == miscompiles.OF_CONSTANT and more & miscompiles.UNPACKS
         }
 
     assert of(LOWER) == {0x5678} and of(SHIFTED) == {0x1234}

@@ -15,7 +15,7 @@ import pytest
 
 from tests import programs
 from transconv import knobs
-from transconv.backend_triton.launch import binary_reload, compile_records, warmup
+from transconv.backend_triton.launch import compile_records
 from transconv.backend_triton.offline import fake_tensors
 
 ROOT = Path(__file__).parents[2]
@@ -92,12 +92,12 @@ def test_what_starts_plain_kernels_is_built_before_them(tmp_path: Path,
         return SimpleNamespace(launch=None)
     monkeypatch.setattr(driver, "compile_module_from_src", build)
     monkeypatch.setattr(driver, "library_dirs", list)
-    for count in warmup.USUAL:
+    for count in compile_records.USUAL:
         compile_records.build_plain(count)
         own = {name: "*bf16" for name in ("src", "wei", "bia", "dst")[:count]}
         assert texts.pop() == driver.make_launcher({}, own, None) and not texts
     made = driver.CudaLauncher(
-        binary_reload.TextSignature({"x": "*i8"}), compile_records.PLAIN
+        compile_records.TextSignature({"x": "*i8"}), compile_records.PLAIN
     )  # it has all fields
     assert not made.global_scratch_size and not made.launch_cooperative_grid
 

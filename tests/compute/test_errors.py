@@ -18,7 +18,7 @@ from transconv.compute import (
     share_of,
 )
 from transconv.compute.analysis.pointwise import CONDITIONS
-from transconv.compute.autodiff.partial_derivatives import name_of
+from transconv.compute.autodiff.reverse import name_of
 from transconv.compute.semantics.error_bounds import SUMMED, TF32
 from transconv.ir import (
     Call,

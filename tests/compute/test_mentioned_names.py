@@ -6,7 +6,7 @@ import pytest
 
 from transconv.compute import parse
 from transconv.compute.analysis.store_conflicts import _told
-from transconv.compute.names import fresh, used
+from transconv.compute.steps import fresh, used
 from transconv.ir import Var, value_at
 
 TEXT = """compute p

@@ -15,9 +15,9 @@ import torch
 import transconv
 from transconv.backend_triton.emitters import triton
 from transconv.compute import parse
-from transconv.compute.text.pointwise import pointwise
+from transconv.compute.analysis.pointwise import pointwise
 from transconv.conv import ConvProblem
-from transconv.conv.post_ops import post_op
+from transconv.conv.epilogue import post_op
 from transconv.errors import ComputeError, KernelError, TransconvError
 from transconv.ir import LAUNCH, Layout, f32, why_not_name
 from transconv.ir.reader import parse_kernel

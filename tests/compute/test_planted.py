@@ -27,7 +27,7 @@ from transconv.ir import (
     find,
     substitute,
 )
-from transconv.passes.lowering import gridwise, lanewise, split_k, tail_masks, tile_statistics
+from transconv.passes.lowering import gridwise, lanewise, split_k, tile_statistics
 from transconv.passes.scalar import hoist, load_elimination
 from transconv.runtime import forget
 from transconv.schedule import Schedule, finishes
@@ -71,7 +71,7 @@ def found(text: str, schedule: str) -> Blame:
 
 def no_tail(patch: pytest.MonkeyPatch) -> None:
     """Lanes beyond the end of a row take part in its reduction."""
-    patch.setattr(tail_masks.Guard, "mutate_Update", lambda self, at: at)
+    patch.setattr(gridwise.Guard, "mutate_Update", lambda self, at: at)
 
 
 def one_name(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def stored_instead(patch: pytest.MonkeyPatch) -> None:
 
 def beyond_the_end_too(patch: pytest.MonkeyPatch) -> None:
     """Lanes beyond the end add, too."""
-    patch.setattr(tail_masks.Guard, "mutate_FuncCall", lambda self, at: at)
+    patch.setattr(gridwise.Guard, "mutate_FuncCall", lambda self, at: at)
 
 
 def never_cleared(patch: pytest.MonkeyPatch) -> None:
@@ -265,7 +265,7 @@ def first_tile_for_all(patch: pytest.MonkeyPatch) -> None:
 
 def one_mean_of_all_tiles(patch: pytest.MonkeyPatch) -> None:
     """Squared deviations of tiles are added up as if all tiles had one mean."""
-    module = sys.modules["transconv.schedule.tiles.final_reduction"]
+    module = sys.modules["transconv.schedule.tiles.partial_results"]
     patch.setattr(module, "_between", lambda i, steps, read, *rest: read.var)
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from transconv.compute import Alone, examine, execute, kernels, parse, why_not_lowered
-from transconv.cost.atomics import leaving_us
+from transconv.cost.copies import leaving_us
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
 from transconv.runtime.steps import plan_steps
 from transconv.schedule import Schedule, finishes, why_not
-from transconv.standalone.reference import lines_of
+from transconv.standalone.python_file import lines_of
 from transconv.target import TARGETS
 from transconv.torch_ops.calls.lower_call import target_of
 from transconv.verify.computation import ComputationCase, after_every_pass

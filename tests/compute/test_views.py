@@ -12,7 +12,7 @@ from transconv.compute import COORDINATES, Compute, execute, parse, why_not_lowe
 from transconv.compute.semantics.evaluation import outside
 from transconv.errors import ComputeError, ScheduleError, TensorError
 from transconv.ir import all_of, conjuncts
-from transconv.passes.lowering import naive, tail_masks
+from transconv.passes.lowering import gridwise, naive
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import TARGETS
@@ -394,8 +394,8 @@ def found(text: str, schedule: str) -> str:
 def test_a_lost_mask_of_a_gather_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     text, schedule = EMBEDDING.format(type="i64", i="i", fill=""), "s:4 k:8 | fma"
     assert found(text, schedule) == ""
-    kept = tail_masks.Guard.guarded
-    monkeypatch.setattr(tail_masks.Guard, "guarded", lambda self, offset, mask, inside=frozenset(): all_of(
+    kept = gridwise.Guard.guarded
+    monkeypatch.setattr(gridwise.Guard, "guarded", lambda self, offset, mask, inside=frozenset(): all_of(
         [p for p in conjuncts(kept(self, offset, mask, inside)) if "11" not in str(p)]))
     assert "of T is not in 0..220" in found(text, schedule)
 

@@ -23,7 +23,7 @@ from transconv.cost import AtSizes, count, estimate, issue, model
 from transconv.ir import value_at
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target
-from transconv.torch_ops.quantization import integer_weights
+from transconv.torch_ops.quantization import quantized_modules
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 Row = dict[str, str]
@@ -161,8 +161,8 @@ def test_weights_that_pass_through_registers() -> None:
     found = [x.shape for x in layers.read("sdxl") if ":unet." in x.name]
     assert len(found) == 27
     weights = [p.oc * p.icg * prod(p.k) for p in found]
-    multiplied = sum(integer_weights.multiplied_us(n * p.mb * prod(p.o), SM90)
+    multiplied = sum(quantized_modules.multiplied_us(n * p.mb * prod(p.o), SM90)
                      for n, p in zip(weights, found, strict=True))
-    written = sum(integer_weights.written_us(int(2.5 * n), SM90) for n in weights)
+    written = sum(quantized_modules.written_us(int(2.5 * n), SM90) for n in weights)
     more = (late - early) * 1e3 + written
     assert more / multiplied == pytest.approx(SM90.rates.issue.converted_late, rel=0.05)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 import transconv
 from tests.distributed import cases, processes
-from transconv.distributed.watch import EventWatch
+from transconv.distributed.agreement import EventWatch
 
 SECONDS = 90  # in which the pairs begin cases
 LONGEST = 100  # a pair that is silent for so long has an error

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from transconv.conv import Prop
-from transconv.distributed.axes import splits
 from transconv.distributed.halo import RowRange, SpatialAxis, exchange, planned, shards
-from transconv.distributed.overlap import apart
+from transconv.distributed.placing import splits
+from transconv.distributed.sharded import apart
 
 
 def drawn(seed: int) -> tuple[SpatialAxis, int]:

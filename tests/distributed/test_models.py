@@ -16,7 +16,7 @@ import transconv
 from tests.distributed import processes
 from transconv.distributed import rules
 from transconv.distributed.modules import border_padding
-from transconv.distributed.modules.windows import pool
+from transconv.distributed.modules.rowwise import pool
 
 
 class Small(nn.Module):

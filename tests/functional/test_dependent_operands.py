@@ -10,7 +10,7 @@ from tests.functional.dependent import CASES, Case
 from tests.functional.gradients import TEXTS, operands
 from transconv import functional
 from transconv.compute import parse
-from transconv.verify.slopes import wide
+from transconv.verify.computation import wide
 
 Tensor = torch.Tensor
 QUICK = {"matmul", "matmul_of_one", "bmm", "linear", "layer_norm", "rms_norm", "group_norm",

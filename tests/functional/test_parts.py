@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transconv import computation
-from transconv.functional import split_norms
+from transconv.functional import norms
 from transconv.functional.calls.symbolic_bind import BoundCall, bind
 from transconv.functional.calls.torch_operators import FUNCTIONS
 
@@ -37,7 +37,7 @@ def test_texts(name: str, dtype: torch.dtype, layout: torch.memory_format) -> No
     a, b, c = (torch.randn(2, 3, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
                for _ in range(3))
     given = {"moments": [x], "sums": [g, x], "scaled": [x, a, b], "mixed": [g, x, a, b, c]}[name]
-    want = getattr(split_norms, name)(*given)
+    want = getattr(norms, name)(*given)
     got = by_text(bind(FUNCTIONS[name], given, (), ()), given)
     for one, other in zip(got, want if isinstance(want, tuple) else (want,), strict=True):
         assert one.dtype is other.dtype
@@ -48,6 +48,6 @@ def test_texts(name: str, dtype: torch.dtype, layout: torch.memory_format) -> No
 def test_moments_of_a_large_mean() -> None:
     """Deviations are taken from the mean: no large numbers are subtracted."""
     x = 4096 + torch.randn(1, 2, 30, 30)
-    mean, squares = split_norms.moments(x)
+    mean, squares = norms.moments(x)
     torch.testing.assert_close(squares / 900, x.double().flatten(2).var(2, correction=0).float())
     torch.testing.assert_close(mean, x.flatten(2).mean(2))

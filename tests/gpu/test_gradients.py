@@ -16,9 +16,8 @@ from transconv.errors import ComputeError
 from transconv.functional.computation import Computation
 from transconv.runtime import build_compute
 from transconv.target import detect
-from transconv.verify.computation import ComputationCase
+from transconv.verify.computation import ComputationCase, wide
 from transconv.verify.draw import compute_texts
-from transconv.verify.slopes import wide
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from tests.gpu import cases as c
 from transconv.conv import ConvProblem, Prop
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz.conv_trial import ConvTrial
-from transconv.verify.fuzz.corpus import corpus
+from transconv.verify.fuzz.main_loop import corpus
 
 pytestmark = pytest.mark.gpu
 

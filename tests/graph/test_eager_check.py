@@ -25,7 +25,7 @@ from transconv.graph import backend, report
 from transconv.graph.fusion.index_ir import ConstantValue
 from transconv.graph.lowerings.table import ROWS, NodeCall
 from transconv.graph.regions import region_calls
-from transconv.graph.verification import agreement, eager_check, failing_case, fx_reference
+from transconv.graph.verification import agreement, eager_check, fx_reference
 from transconv.runtime import FirstSizes
 
 Tensor = torch.Tensor
@@ -147,7 +147,7 @@ def test_a_mistake_without_a_disk(monkeypatch: pytest.MonkeyPatch,
     """The case of a wrong result cannot be written; wrong it is all the same."""
     def full(*_: Any) -> None:
         raise OSError("no space left")
-    monkeypatch.setattr(failing_case, "replace_data", full)
+    monkeypatch.setattr(eager_check, "replace_data", full)
     planted(monkeypatch, aten.relu.default, dropped)
     run, x = compiled(lambda x: x.relu() + 1), torch.tensor([-1.0, 1.0])
     assert torch.equal(run(x), x.relu() + 1) and "report-wrong" not in str(only(told).message)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 import transconv
 from tests.graph.meant import by_meaning, compare, traced
 from transconv.graph import KernelRow, TorchRow, backend, report
-from transconv.graph.lowerings.index_ranges import fitted
 from transconv.graph.lowerings.table import ROWS, why_no_row
+from transconv.graph.lowerings.view_indexing import fitted
 
 Tensor = torch.Tensor
 X = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

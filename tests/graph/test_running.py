@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from tests.graph.meant import Meant, by_meaning, traced
 from transconv.functional.calls.compiled_launch import TensorMemory
-from transconv.graph.regions import region_calls, region_codegen, region_runner
+from transconv.graph.regions import region_calls, region_runner
 from transconv.runtime import Spaces
 
 Tensor = torch.Tensor
@@ -85,7 +85,7 @@ def test_memory_goes_behind_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_launches_share_memory_for_workspaces() -> None:
     """They take them behind their tensors; memory is as large as any needs it, and goes with the last."""
-    big = region_codegen.SHARED // 4 + 1
+    big = region_calls.SHARED // 4 + 1
     needs: list[Spaces] = [(((8,), torch.float32),), (), (((6,), torch.bfloat16), ((90,), torch.float32)),
                            (((big,), torch.float32), ((4,), torch.float32), ((3,), torch.float32)),
                            (((5,), torch.bfloat16),)]
@@ -103,10 +103,10 @@ def test_launches_share_memory_for_workspaces() -> None:
         alive.append(sum(r() is not None for r in made) - 2)  # those without the operand and the result
 
     pieces: list[Any] = [object() for _ in range(len(needs) + 1)]
-    lines = [region_codegen.LaunchLine(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
+    lines = [region_calls.LaunchLine(SimpleNamespace(given=[x], stored=[y]), start,  # type: ignore[arg-type]
                           [TensorMemory((2,), (1,), torch.float32)], {}, [x], spaces)
              for x, y, spaces in zip(pieces, pieces[1:], needs, strict=False)]
-    run = region_codegen.written(pieces[:1], lines, [(pieces[-1], None)], empty)
+    run = region_calls.written(pieces[:1], lines, [(pieces[-1], None)], empty)
     run([empty((2,), (1,), torch.float32)])
     f, h = torch.float32, torch.bfloat16
     assert seen == [[(f, 90)], [], [(h, 6), (f, 90)], [(f, big), (f, 4), (f, 3)], [(h, 6)]]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from tests.graph.meant import by_meaning, near, results, traced
-from transconv.graph import backend, decompositions, report, torch_compile
+from transconv.graph import backend, report, torch_compile
 from transconv.graph.fusion.index_ir import TYPES
 from transconv.graph.regions import saved_tensors
 
@@ -40,7 +40,7 @@ class Skipped(nn.Module):
 def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[fx.Graph, list[fx.Node]]]]:
     """The backward graphs, and what forward ones leave for them."""
     found: list[tuple[fx.Graph, list[fx.Node]]] = []
-    divided = decompositions.divided
+    divided = torch_compile.divided
 
     def seen(joint: fx.GraphModule, *given: Any, **about: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward = divided(joint, *given, **about)
@@ -48,7 +48,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[fx.Graph, list[
         found.append((backward.graph, [x for x in outs[about["num_fwd_outputs"]:]]))
         return forward, backward
     with monkeypatch.context() as patch:
-        patch.setattr(decompositions, "divided", seen)
+        patch.setattr(torch_compile, "divided", seen)
         yield found
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tests.graph.meant import by_meaning, compare, results, traced
 from transconv.graph import KernelRow, backend, report
 from transconv.graph.lowerings import small_images
-from transconv.graph.regions import region_compiler
+from transconv.graph.regions import region_runner
 
 Tensor = torch.Tensor
 F64, BF16 = torch.float64, torch.bfloat16
@@ -24,7 +24,7 @@ F64, BF16 = torch.float64, torch.bfloat16
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Adding up weights saves time: images are large. No image is written before a product reads it."""
     monkeypatch.setattr(small_images, "written", lambda *_: -1e9)
-    monkeypatch.setattr(region_compiler, "why_apart", lambda *_: "")
+    monkeypatch.setattr(region_runner, "why_apart", lambda *_: "")
 
 
 def rewritten(run: Any) -> bool:

@@ -14,13 +14,13 @@ from transconv import ir
 from transconv.backend_triton.emitters import triton
 from transconv.backend_triton.offline.compilation import CompileJob, Resources, compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
-from transconv.conv.problem.element_types import results
+from transconv.conv.problem.descriptor import results
 from transconv.errors import ProblemError
 from transconv.ir import DTYPES, DType, multiplied, type_named
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.quantized import qparam_checks
+from transconv.torch_ops.quantized import qparams
 from transconv.verify import data
 from transconv.verify.benchdnn import job
 
@@ -113,7 +113,7 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
     that has no such row. Torch's convolutions take no 8-bit floats, so the calls in their place refuse
     them."""
     element = data.torch_dtype(short)
-    assert qparam_checks.OPERANDS[element] is short and lower_call.RESULTS[element] is short
+    assert qparams.OPERANDS[element] is short and lower_call.RESULTS[element] is short
     assert short.name in job.DTYPES and element not in lower_call.DTYPES
     source = "\n".join(["import triton", "import triton.language as tl", "", "", "@triton.jit",
                         "def moved(x, y):",
@@ -136,7 +136,7 @@ def test_a_type_from_outside_is_seen_by_what_was_imported_before(short: DType) -
 
 
 def test_what_is_gone_is_seen_by_nobody() -> None:
-    assert torch.float8_e5m2fnuz not in qparam_checks.OPERANDS and F8.name not in job.DTYPES
+    assert torch.float8_e5m2fnuz not in qparams.OPERANDS and F8.name not in job.DTYPES
     assert {t.name for t in lower_call.DTYPES.values()} < {*job.DTYPES}
 
 

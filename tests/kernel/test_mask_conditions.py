@@ -23,7 +23,7 @@ from transconv.ir import (
 from transconv.kernel.tiles.masks import at_first, either, joined, mentions, proved, whole
 from transconv.kernel.tiles.values import is_leaf
 from transconv.simplify import Facts
-from transconv.simplify.interval import Range
+from transconv.simplify.ranges import Range
 
 ROW, COL = Lane("row4", 4, 30), Lane("col4", 4, 32)
 N, K, HELD = Var("n"), Var("k"), Var("held")

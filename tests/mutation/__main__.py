@@ -35,15 +35,15 @@ from tests.mutation.trials import Trials
 
 # Files where a wrong line is a wrong number: they are drawn so many times as often as their length says.
 OFTEN = (
-    "graph/fusion/inplace_maps.py",
+    "graph/fusion/memory_order.py",
     "kernel/tiles/masks.py",
-    "runtime/size_arguments.py",
-    "graph/lowerings/casts.py",
+    "runtime/plans.py",
+    "graph/lowerings/elementwise.py",
     "passes/scalar/index_width.py",
     "simplify/facts.py",
     "verify/data.py",
-    "passes/lowering/stream_k.py",
-    "compute/extrema.py",
+    "passes/lowering/split_k.py",
+    "compute/elementwise.py",
 )
 TIMES = 5
 RESULTS = Path(os.environ.get("MUTATION_RESULTS", ROOT / "bench" / "results" / "mutation.csv"))

@@ -9,7 +9,7 @@ import pytest
 
 from transconv.compute import Compute, parse
 from transconv.ir import as_expr, value_at
-from transconv.passes.lowering.stream_k import Deal
+from transconv.passes.lowering.split_k import Deal
 from transconv.runtime import Plan, build_compute
 from transconv.schedule import Schedule, why_not
 from transconv.target import Target

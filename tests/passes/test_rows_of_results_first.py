@@ -9,12 +9,12 @@ from transconv.compute import Compute
 from transconv.conv import ConvProblem, Epilogue, Prop, any_size, computes, marked
 from transconv.ir import Const, FloorDiv, Kernel, Lane, Mod, Var, index
 from transconv.passes import lower
-from transconv.passes.warp_spec.axis_info import LaneRun, run_of, steps_of
+from transconv.passes.warp_spec.epilogue_transpose import LaneRun, run_of, steps_of
 from transconv.runtime import build_compute
 from transconv.schedule import Schedule
 from transconv.target import Target
 from transconv.verify.computation import after_every_pass
-from transconv.verify.matrix.jobs import job_of
+from transconv.verify.matrix.cases import job_of
 
 SM90 = Target.parse("sm_90")
 M, N = Lane("m", 128, 3, "M"), Lane("n", 64, 1, "N")

@@ -10,7 +10,7 @@ from transconv.conv import Epilogue
 from transconv.conv.compiler import plan_steps
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.ir import FALSE, Var, f32
-from transconv.passes.scalar.dead_code import drop_dead_sums
+from transconv.passes.scalar.simplification import drop_dead_sums
 from transconv.schedule.schedule import Schedule
 
 # Stride phases whose taps lie beyond the filter: kw is never 0.

@@ -12,7 +12,7 @@ import numpy as np
 from transconv.compute import Compute, parse
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.passes import lower
-from transconv.report.pictures import grid, plane_picture, timeline
+from transconv.report.pictures import grid, planes, timeline
 from transconv.report.pictures.planes import FILLED, FIRST, LATER, Plane, plane_of
 from transconv.report.tiles import first_tile
 from transconv.schedule import Schedule, Scheduled
@@ -22,7 +22,7 @@ SM90 = TARGETS["sm_90"]
 STRIDED = ConvProblem.parse("mb2ic16ih12oc32oh6kh3sh2ph1 dt=f16 tag=nhwc")
 
 
-def planes(compute: Compute, schedule: str) -> list[Plane]:
+def planes_of(compute: Compute, schedule: str) -> list[Plane]:
     seen = Scheduled(compute, Schedule.parse(schedule), SM90).grouped
     tile = first_tile(seen, Schedule.parse(schedule))
     found = [plane_of(r.view, seen, tile) for r in seen.reads]
@@ -36,7 +36,7 @@ def places(plane: Plane, *states: int) -> set[tuple[int, int]]:
 
 
 def test_a_strided_window_reads_what_the_relation_says() -> None:
-    source, weights, result = planes(computes(STRIDED, Prop.FWD)[0], "mb.oh.ow:16 oc:32 ic:16 | mma")
+    source, weights, result = planes_of(computes(STRIDED, Prop.FWD)[0], "mb.oh.ow:16 oc:32 ic:16 | mma")
     tile = [divmod(i, 6) for i in range(16)]
     asked = {(oh * 2 + kh - 1, ow * 2 + kw - 1)
              for oh, ow in tile for kh, kw in product(range(3), repeat=2)}
@@ -56,7 +56,7 @@ def test_phases_of_a_data_gradient_share_the_result() -> None:
     found: list[tuple[int, int]] = []
     for compute in computes(STRIDED, Prop.BWD_D):
         assert compute.phase
-        *_, weights, result = planes(compute, "mb:2 qh:6 qw:6 ic:16 oc:32 | mma")
+        *_, weights, result = planes_of(compute, "mb:2 qh:6 qw:6 ic:16 oc:32 | mma")
         assert weights.dims == ("kh", "kw") and weights.touched == weights.needed
         assert len(result.legend) == 1
         found += places(result, FIRST)
@@ -64,7 +64,7 @@ def test_phases_of_a_data_gradient_share_the_result() -> None:
 
 
 def test_maps_and_reductions_have_planes() -> None:
-    reads, stores = planes(parse("compute pool\n tensor x f16 [n=2, c=8, h=9, w=9]\n"
+    reads, stores = planes_of(parse("compute pool\n tensor x f16 [n=2, c=8, h=9, w=9]\n"
                                  " axes n=2 c=8 oh=5 ow=5 | kh=3 kw=3\n"
                                  " read a = x[n, c, oh*2 + kh - 1, ow*2 + kw - 1] else -inf\n"
                                  " let m = max(a; kh kw)\n store y[n, c, oh, ow] = m"), "ow:4 kw:3 | fma")
@@ -72,15 +72,15 @@ def test_maps_and_reductions_have_planes() -> None:
     assert (reads.touched, stores.touched, reads.needed) == (2 * 8, 4, 2 * 3)
     gathered = parse("compute rows\n tensor I i64 [3]\n tensor X f32 [4, 20]\n axes n=3 k=20\n"
                      " read i = I[n]\n read x = X[i, k]\n store Y[n, k] = x")
-    texts = [r.text for p in planes(gathered, "k:8 | fma") for r in p.ranges]
+    texts = [r.text for p in planes_of(gathered, "k:8 | fma") for r in p.ranges]
     assert any("decided by an index tensor" in t for t in texts)
 
 
 def test_large_planes_are_scaled_and_say_so() -> None:
-    left, *_ = planes(parse("compute product\n axes m=512 n=256 | k=128\n read a = A[m, k]\n"
+    left, *_ = planes_of(parse("compute product\n axes m=512 n=256 | k=128\n read a = A[m, k]\n"
                             " read b = B[k, n]\n store C[m, n] = sum(a*b; k)"), "m:128 n:64 k:64 | mma")
     assert left.scale == 9 and left.touched == 128 * 128
-    assert "A cell stands for 9 x 9 elements" in plane_picture.said(left)
+    assert "A cell stands for 9 x 9 elements" in planes.said(left)
     assert (places(left, FIRST) - {(y, x) for y in range(15) for x in range(8)}) == set()
 
 

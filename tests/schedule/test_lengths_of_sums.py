@@ -12,7 +12,7 @@ from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, computes
 from transconv.schedule import Schedule, chain
 from transconv.selection.proposals import heuristics
-from transconv.selection.proposals.accumulation_chains import LONGEST, fewest_parts, too_long
+from transconv.selection.proposals.tile_shapes import LONGEST, fewest_parts, too_long
 from transconv.selection.tuning_db import store
 from transconv.target import TARGETS
 

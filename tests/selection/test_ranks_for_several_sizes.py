@@ -12,7 +12,7 @@ from transconv.cost import AtSizes, estimate
 from transconv.ir import values_of
 from transconv.schedule import Schedule
 from transconv.selection import choice
-from transconv.selection.multi_size_ranking import COUNT, REACH, around, at_several, lasts
+from transconv.selection.choice import COUNT, REACH, around, at_several, lasts
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 

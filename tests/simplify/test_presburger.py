@@ -13,7 +13,7 @@ from tests.simplify.test_soundness import THOROUGH, _conditions, _facts, _spaces
 from transconv.ir import Const, Expr, Lane, Var, eq, minimum
 from transconv.simplify import Facts, Range, Verdict, decide, presburger, prove, simplify
 from transconv.simplify.polynomial import expand
-from transconv.simplify.witnesses import truths_at_points
+from transconv.simplify.presburger import truths_at_points
 from transconv.verify.bisect.rewrite_rules import Unsound, audited
 
 pid, step, turn, x, y, z = map(Var, ("pid", "step", "turn", "x", "y", "z"))

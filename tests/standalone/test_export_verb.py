@@ -12,7 +12,7 @@ import pytest
 from transconv import standalone
 from transconv.__main__ import main
 from transconv.backend_triton import CompileJob, Resources
-from transconv.standalone import folder, machine_code
+from transconv.standalone import files, machine_code
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "export.md").read_text()
@@ -89,11 +89,11 @@ def test_nothing_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_an_empty_folder_and_a_link_are_written_into(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "empty")
-    folder.write(tmp_path / "link", {"a/b": b"1"})
+    files.write(tmp_path / "link", {"a/b": b"1"})
     assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "a" / "b").read_bytes() == b"1"
-    folder.write(tmp_path / "new", {"c": b"2"})
+    files.write(tmp_path / "new", {"c": b"2"})
     assert names(tmp_path) == ["empty", "link", "new"]
-    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o777 & ~folder._mask()
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o777 & ~files._mask()
 
 
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

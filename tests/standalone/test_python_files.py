@@ -18,9 +18,7 @@ from transconv.compute import OPS
 from transconv.errors import Unsupported
 from transconv.runtime import Plan
 from transconv.standalone import files_of, packaged
-from transconv.standalone.python_file import python_text
-from transconv.standalone.reference import TORCHS
-from transconv.standalone.sources import joined
+from transconv.standalone.python_file import TORCHS, joined, python_text
 
 SOFTMAX = """compute softmax
     axes   n=6 | k=40

@@ -15,11 +15,11 @@ from transconv.compute import Alone, parse
 from transconv.conv import ConvProblem, Prop, build
 from transconv.errors import Unsupported
 from transconv.runtime import build_compute
-from transconv.standalone.folder import write
+from transconv.standalone.files import write
 from transconv.standalone.package import packaged
 from transconv.standalone.python_file import python_text
 from transconv.target import TARGETS
-from transconv.torch_ops.quantization.folded_chains import chains
+from transconv.torch_ops.quantization.quantize import chains
 
 EVIL = 'x"), open("PATH", "w"), getattr(self, "'
 

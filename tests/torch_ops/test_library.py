@@ -23,9 +23,9 @@ from transconv.runtime import first_run_check
 from transconv.torch_ops import library, operators
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.conversion import export
 from transconv.torch_ops.conversion.aten_convolutions import aten_backward
-from transconv.torch_ops.fused import fused_autograd, fused_functional
-from transconv.torch_ops.precompile import capture_convs
+from transconv.torch_ops.fused import fused_functional
 
 OP = library.convolution
 BACKWARD = library.convolution_backward
@@ -419,7 +419,7 @@ def test_operators_in_inference_mode() -> None:
     numbers = ([1, 1], [0, 0], [1, 1], False, [0, 0], 2)
     with torch.inference_mode():
         y = OP(x, w, b, *numbers)
-        activated = fused_autograd.fused_convolution(x, w, b, None, "relu", *numbers)
+        activated = fused_functional.fused_convolution(x, w, b, None, "relu", *numbers)
         found = BACKWARD(y, x, w, *numbers, [True, False, True])
         with pytest.raises(RuntimeError, match="Expected grad_output of size"):
             BACKWARD(x, x, w, *numbers, [True, True, True])
@@ -460,7 +460,7 @@ def test_operators_keep_tangents(enabled: bool) -> None:
     grad = torch.randn_like(OP(x, w, None, *numbers))
     calls = (lambda x: OP(x, w, None, *numbers),
              lambda x: BACKWARD(grad, x, w, *numbers, [True, True, False])[1],
-             lambda x: fused_autograd.call(x, w, None, None, "relu", *numbers))
+             lambda x: fused_functional.call(x, w, None, None, "relu", *numbers))
     padded = F.pad(t, (0, 1, 1, 2))
     right = (F.conv2d(padded, w), torch.nn.grad.conv2d_weight(padded, w.shape, grad),
              F.conv2d(padded, w) * (OP(x, w, None, *numbers) > 0))
@@ -504,7 +504,7 @@ def test_convolutions_are_captured_with_numbers_for_all_dims() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             numbers = [2] * self.n, [1] * self.n, [1] * self.n, False, [0] * self.n
             return torch.ops.aten.convolution.default(x, w, None, *numbers, 1)
-    (one,), (two,) = (capture_convs.recorded(Called(n), [x], False) for n in (1, 2))
+    (one,), (two,) = (export.recorded(Called(n), [x], False) for n in (1, 2))
     assert one == two and one.parts[0].problem.stride == (2, 2) and not one.why_not
 
 

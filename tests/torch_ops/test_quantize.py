@@ -19,14 +19,9 @@ from transconv.calls import call_cache, guard
 from transconv.ir import DTYPES
 from transconv.runtime import Plan, launch
 from transconv.torch_ops.calls import route
-from transconv.torch_ops.quantization import int4_weights
+from transconv.torch_ops.quantization import quantized_modules
 from transconv.torch_ops.quantization.schemes import KINDS, quantised, ranged
-from transconv.torch_ops.quantized import (
-    input_quantization,
-    quantized_entries,
-    quantized_functional,
-    quantized_route,
-)
+from transconv.torch_ops.quantized import input_quantization, quantized_functional, quantized_route
 
 interpreted = pytest.mark.skipif(not knobs.interpret(), reason="needs TRITON_INTERPRET=1")
 
@@ -114,13 +109,13 @@ def test_weights_of_4_bits(layer: Any, shape: tuple[int, ...], group: int, dtype
     assert made.weight.dtype is torch.uint8 and made.weight.numel() * 2 == layer.weight.numel()
     assert made.weight_scale.shape == (len(layer.weight), groups)
     plain = copy.deepcopy(layer)
-    held = int4_weights.unpacked(made.weight, made.weight_scale, torch.float32)
+    held = quantized_modules.unpacked(made.weight, made.weight_scale, torch.float32)
     steps = made.weight_scale.repeat_interleave(channels // groups, 1)
     off = (held - layer.weight).abs() / steps.view(*steps.shape, *[1] * (held.dim() - 2))
     assert off.max() < 0.501 and (held - layer.weight).abs().max() > 0
     x = torch.randn(shape).to(dtype).contiguous(
         memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
-    plain.weight.data = int4_weights.unpacked(made.weight, made.weight_scale, dtype).float()
+    plain.weight.data = quantized_modules.unpacked(made.weight, made.weight_scale, dtype).float()
     got, want = model(x), plain(x.float())
     assert got.dtype is dtype and got.is_contiguous(
         memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
@@ -298,11 +293,11 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
     """What quantises inputs and what makes floats of weights, as convolutions do."""
     transconv.config.cpu, transconv.config.fallback = "interpret", "warn"
     x, scale = torch.randn(3, 5), torch.tensor(0.1)
-    weight, scales = int4_weights.packed(torch.randn(4, 8, 3), 8)
+    weight, scales = quantized_modules.packed(torch.randn(4, 8, 3), 8)
 
     def both() -> None:
         input_quantization.quantise(x, scale, None, DTYPES["i8"])
-        int4_weights.floats(weight, scales, torch.float32)
+        quantized_modules.floats(weight, scales, torch.float32)
 
     def refused(*given: Any) -> None:
         raise errors.Unsupported("schedule:refused", "none fits")
@@ -320,7 +315,7 @@ def test_what_has_no_kernel_is_told_once_or_refused(monkeypatch: pytest.MonkeyPa
             with pytest.raises(errors.Unsupported, match="none fits"):
                 input_quantization.quantise(x, scale, None, DTYPES["i8"])
             with pytest.raises(errors.Unsupported, match="none fits"):
-                int4_weights.floats(weight, scales, torch.float32)
+                quantized_modules.floats(weight, scales, torch.float32)
     transconv.config.fallback = "error"  # a change asks again
     both()
 
@@ -351,7 +346,7 @@ def test_repeated_calls_start_both_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     )
     empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
     monkeypatch.setattr(route, "_empty", empty)
-    monkeypatch.setattr(quantized_entries.torch_internals, "quickest", lambda: empty)
+    monkeypatch.setattr(quantized_functional.torch_internals, "quickest", lambda: empty)
     module = transconv.nn.QuantConv2d.from_float(nn.Conv2d(4, 6, 3), 0.02, point)
     inputs = [torch.randn(1, 4, 5, 6) for _ in range(2 * call_cache.PATIENCE + 3)]
     want = copy.deepcopy(module)  # whose weight no call has seen

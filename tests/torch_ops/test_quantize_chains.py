@@ -17,7 +17,7 @@ from transconv.__main__ import main
 from transconv.conv import Epilogue, zero_sums, zero_sums_shape
 from transconv.target import TARGETS
 from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.quantization import integer_weights
+from transconv.torch_ops.quantization import quantized_modules
 from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
 from transconv.torch_ops.quantized.quantized_fused import FusedQuantConv2d
 
@@ -226,6 +226,6 @@ def test_weights_are_written_where_many_positions_read_them(monkeypatch: pytest.
     transconv.config.cpu = "interpret"
     f, weight = FUNCTIONS[2, False], torch.empty(640, 640, 3, 3, dtype=torch.int8, device="meta")
     large, small = (torch.empty(2, 640, n, n).bfloat16() for n in (32, 4))
-    assert integer_weights.is_written(f, large, weight, (1, 1, 1, 1))
-    assert not integer_weights.is_written(f, large, weight, (16, 1, 1, 1))
-    assert not integer_weights.is_written(f, small, weight, (1, 1, 1, 1))
+    assert quantized_modules.is_written(f, large, weight, (1, 1, 1, 1))
+    assert not quantized_modules.is_written(f, large, weight, (16, 1, 1, 1))
+    assert not quantized_modules.is_written(f, small, weight, (1, 1, 1, 1))

@@ -20,7 +20,7 @@ from transconv.torch_ops.calls import (
     select_impl,
 )
 from transconv.torch_ops.calls.call_entries import CALLS
-from transconv.torch_ops.fused import fused_autograd
+from transconv.torch_ops.fused import fused_functional
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS
 
 KWARGS = {"stride": 2, "padding": 1}
@@ -93,7 +93,7 @@ def operands(name: str = "conv2d") -> tuple[torch.Tensor, ...]:
 
 def fused_operator(x: torch.Tensor, w: torch.Tensor, *, stride: int, padding: int,
                    activation: str | None) -> torch.Tensor:
-    return fused_autograd.call(x, w, None, None, activation or "", [stride] * 2, [padding] * 2, [1, 1],
+    return fused_functional.call(x, w, None, None, activation or "", [stride] * 2, [padding] * 2, [1, 1],
                                False, [0, 0], 1)
 
 

@@ -20,7 +20,7 @@ from transconv.compute import parse
 from transconv.functional.calls import torch_operators
 from transconv.functional.softmax_rows import SOFTMAX
 from transconv.torch_ops.quantized import quantized_operator
-from transconv.verify.slopes import wide
+from transconv.verify.computation import wide
 
 Tensor = torch.Tensor
 OPS = torch.ops.transconv

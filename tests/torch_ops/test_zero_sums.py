@@ -15,8 +15,8 @@ from transconv import errors, knobs
 from transconv.calls import call_cache
 from transconv.conv import zero_sums
 from transconv.torch_ops.calls import lower_call
+from transconv.torch_ops.quantized import input_quantization as compared
 from transconv.torch_ops.quantized import quantized_route
-from transconv.torch_ops.quantized import zero_point_sums as compared
 
 Tensor = torch.Tensor
 WAYS = ["fallback", pytest.param("interpret", marks=pytest.mark.skipif(

@@ -18,21 +18,12 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from transconv.ir import FALSE, TRUE, Add, Const, Expr, Not
-from transconv.simplify import (
-    comparison,
-    division,
-    facts,
-    fixpoint,
-    interval,
-    polynomial,
-    ranges,
-    rules,
-)
-from transconv.simplify.interval import Range
+from transconv.simplify import comparison, division, facts, fixpoint, polynomial, ranges
 from transconv.simplify.polynomial import Polynomial
+from transconv.simplify.ranges import Range
 
 SPOIL, REACHED = "__spoil__", "__reached__"
-MODULES = (rules, division, comparison, fixpoint, ranges, interval, polynomial)
+MODULES = (fixpoint, division, comparison, fixpoint, ranges, ranges, polynomial)
 # What only chooses between equal expressions, or walks: any value is right, or nothing is decided.
 CHOICES = {
     "_weight": "which of two equal sums is lighter", "_divisions_in": "which of two equal sums is lighter",
@@ -213,10 +204,10 @@ def culprits(mutant: Mutant) -> set[str]:
     """Who may be blamed for a bug: the rules whose functions call, in some steps, the one with it;
     of the analyses and of sums, which everything rests on, these as well."""
     everything = {f.__name__: f for m in MODULES for f in functions(m)}
-    starts = {**{f.__name__: f for f in rules.RULES.values()}, "collect": division.collect,
+    starts = {**{f.__name__: f for f in fixpoint.RULES.values()}, "collect": division.collect,
               "logic": fixpoint._logic, "settle": fixpoint._settled}
     found: set[str] = set()
-    if mutant.module in (ranges, interval, polynomial):
+    if mutant.module in (ranges, ranges, polynomial):
         found |= {*ANALYSES, "collect"}
     for name, start in starts.items():
         seen: set[str] = set()

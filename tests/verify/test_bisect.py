@@ -30,12 +30,9 @@ from transconv.schedule.schedule import Schedule
 from transconv.simplify import Facts, fixpoint, simplify
 from transconv.target.records import TARGETS
 from transconv.verify.bisect import emitted_kernel, stage_search
-from transconv.verify.bisect.points import AssignedPoints
-from transconv.verify.bisect.replay import NAMES, as_targets_divide
-from transconv.verify.bisect.rewrite_rules import Unsound, audited
-from transconv.verify.bisect.stage_search import blame, blame_compute
-from transconv.verify.bisect.subject import BisectSubject, evaluated
-from transconv.verify.bisect.workload_shrinker import PRODUCTS, products, shrunk
+from transconv.verify.bisect.rewrite_rules import AssignedPoints, Unsound, audited
+from transconv.verify.bisect.stage_search import NAMES, as_targets_divide, blame, blame_compute
+from transconv.verify.bisect.subject import PRODUCTS, BisectSubject, evaluated, products, shrunk
 from transconv.verify.fuzz.compute_trial import ComputeTrial
 from transconv.verify.fuzz.trial_run import read
 

@@ -10,14 +10,14 @@ import pytest
 
 from transconv import ir
 from transconv.backend_triton import Resources
-from transconv.backend_triton.emitters.gluon_layouts import bytes_layout
+from transconv.backend_triton.emitters.gluon import bytes_layout
 from transconv.backend_triton.offline.compilation import compile_offline
 from transconv.conv import ConvProblem, Prop, compiler
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule
 from transconv.target import TARGETS
 from transconv.verify.case import ProblemCase
-from transconv.verify.matrix.jobs import job_of
+from transconv.verify.matrix.cases import job_of
 
 COPIES = [
     ("mb1ic64ih8oc64oh8kh3ph1 dt=bf16:f8e4m3:f8e5m2", "bwd_d",

@@ -20,10 +20,9 @@ from transconv.conv import CompiledDirection, ConvWorkload, compiler, relation
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.errors import Unsupported
 from transconv.target import TARGETS
-from transconv.verify import any_size, oracle
+from transconv.verify import any_size, judgement
 from transconv.verify.benchdnn import run
-from transconv.verify.benchdnn.report import COUNTED
-from transconv.verify.benchdnn.run import work
+from transconv.verify.benchdnn.run import COUNTED, work
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz import trial_run
 from transconv.verify.machine import executable
@@ -431,7 +430,7 @@ def test_a_dilation_that_the_front_end_forgets(direction: str, capsys: Output,
 
 def test_an_answer_that_forgets_a_dilation(capsys: Output, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two answers are not of one mind then."""
-    real = oracle.tap_slices
-    monkeypatch.setattr(oracle, "tap_slices", lambda p: real(replace(p, dilation=(1, ) * p.ndims)))
+    real = judgement.tap_slices
+    monkeypatch.setattr(judgement, "tap_slices", lambda p: real(replace(p, dilation=(1, ) * p.ndims)))
     lines, counts = told(capsys, "--data=exact", DILATED, code=1)
     assert counts["FAILED"] == 1 and "are not those of torch.nn.functional.conv1d in f64" in lines[0]

@@ -27,16 +27,14 @@ from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.relation import computes
 from transconv.errors import ProblemError, ScheduleError
 from transconv.schedule.schedule import Schedule
-from transconv.schedule.word import Word
-from transconv.schedule.words import by_name, register, unregister, words
+from transconv.schedule.words import Word, by_name, register, unregister, words
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
 from transconv.verify.case import ProblemCase
 from transconv.verify.draw import conv_problems, legal_schedules
 from transconv.verify.fuzz import conv_trial, main_loop, trial_run
 from transconv.verify.fuzz.conv_trial import ConvTrial, draw_trial
-from transconv.verify.fuzz.corpus import Entry, corpus, read
-from transconv.verify.fuzz.main_loop import Tally
+from transconv.verify.fuzz.main_loop import Entry, Tally, corpus, read
 from transconv.verify.fuzz.shrinker import shrink
 from transconv.verify.fuzz.trial import GOOD
 from transconv.verify.fuzz.trial_run import SMALL_TYPES, work

@@ -15,7 +15,7 @@ from transconv.conv.dynamic_sizes import marked
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.schedule.schedule import Schedule
 from transconv.target.records import TARGETS
-from transconv.verify.matrix import page, record
+from transconv.verify.matrix import record
 from transconv.verify.matrix.cases import CASES, planned, share
 
 ROOT = Path(__file__).parents[2]
@@ -76,8 +76,8 @@ def test_the_page_is_current() -> None:
     """`python -m transconv matrix --share 0/999 --page docs/targets.md` rewrites it."""
     rows = record.read(RECORD).values()
     path = ROOT / "docs" / "targets.md"
-    assert path.read_text() == page.page(rows)
-    assert page.beside(path).read_text() == page.page_of_kernels(rows)
+    assert path.read_text() == record.page(rows)
+    assert record.beside(path).read_text() == record.page_of_kernels(rows)
 
 
 @pytest.mark.slow

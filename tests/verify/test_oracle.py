@@ -21,8 +21,7 @@ from transconv.ir.dtype import DTYPES
 from transconv.torch_ops.fused import fused_route
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import GUARD, Guarded, allocate, density, fill, terms
-from transconv.verify.judgement import judge, reached
-from transconv.verify.oracle import pieces
+from transconv.verify.judgement import judge, pieces, reached
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

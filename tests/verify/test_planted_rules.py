@@ -142,7 +142,7 @@ def test_the_line_is_named(reached: dict[tuple[str, int], list[int]]) -> None:
                 try:
                     run(number)
                 except Unsound as unsound:
-                    assert unsound.place == f"{mutant.function}, simplify/rules.py:{mutant.line}"
+                    assert unsound.place == f"{mutant.function}, simplify/fixpoint.py:{mutant.line}"
                     found += 1
                     break
     assert found == len(direct) > 8

@@ -14,7 +14,7 @@ from transconv.schedule import is_copy, rounds
 from transconv.schedule.schedule import Schedule
 from transconv.selection.proposals import heuristics
 from transconv.target.records import TARGETS
-from transconv.verify import limits
+from transconv.verify import judgement
 from transconv.verify.benchdnn.run import work as checked
 from transconv.verify.case import ProblemCase
 from transconv.verify.fuzz.compute_trial import ComputeTrial
@@ -86,9 +86,9 @@ def test_copies_are_rounded_for_products_of_tf32_alone(unit: str, math: str, rou
 
 def test_near_a_pole_single_elements_decide() -> None:
     """A few sums near 0 are most of what 1/x makes of all of them."""
-    pole, smooth = (limits.steepened(moved, 1.0, 1.0) for moved in (16.0, (8 * limits.STEP) ** 2))
+    pole, smooth = (judgement.steepened(moved, 1.0, 1.0) for moved in (16.0, (8 * judgement.STEP) ** 2))
     assert pole == inf
-    assert smooth == pytest.approx(8 * limits.SLACK)
+    assert smooth == pytest.approx(8 * judgement.SLACK)
     case = ProblemCase(
         ConvProblem.parse("g2ic16ih14oc16oh14kh3ph1 dt=f32"),
         Prop.FWD,

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.verify.second_reading import Shape, all_offsets, offsets, shape_of
-from transconv.conv.problem import descriptor, tags
+from transconv.conv.problem import descriptor
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.verify.data import Guarded
 from transconv.verify.draw import conv_problems
@@ -119,9 +119,10 @@ def test_outputs_are_torchs(text: str) -> None:
 
 # What a mistake in each table and default would look like: the text that shows it.
 BUGS = {
-    "o and i of weights are swapped": (tags, "_ACTIVATION_TO_WEIGHT", str.maketrans("nNcC", "iIoO"),
+    "o and i of weights are swapped": (descriptor, "_ACTIVATION_TO_WEIGHT", str.maketrans("nNcC", "iIoO"),
                                        "ic4ih5oc6oh5kh1 tag=nhcw"),
-    "channels last is channels first": (tags, "_ANY_NDIMS", {"nhwc": "abx"}, "ic4ih5oc6kh3 tag=nhwc"),
+    "channels last is channels first": (
+        descriptor, "_ANY_NDIMS", {"nhwc": "abx"}, "ic4ih5oc6kh3 tag=nhwc"),
     "dilation 1 is dense": (descriptor._Axis, "reach", property(lambda a: (a.k - 1) * a.d + 1),
                             "ic4ih9oc6kh3dh1"),
     "all padding is in front": (descriptor, "default_pad", lambda i, o, k, stride, dilation: max(

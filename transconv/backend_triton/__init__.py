@@ -6,19 +6,18 @@ In: a kernel. Out: text, a launcher, machine code. Knows: passes and below; emit
 from transconv.backend_triton import torch_internals
 from transconv.backend_triton.emitters.kernel_text import (
     emit,
+    function_name,
     grid_size,
     is_explicit,
     unspecialised,
 )
 from transconv.backend_triton.emitters.parameters import parameters
 from transconv.backend_triton.emitters.triton import spelled_lines
-from transconv.backend_triton.emitters.unique_names import function_name
 from transconv.backend_triton.launch.bound_start import Bind, KernelStart, torch_module
-from transconv.backend_triton.launch.compile_records import pretend
+from transconv.backend_triton.launch.compile_records import expect, pretend
 from transconv.backend_triton.launch.jit_module import write
 from transconv.backend_triton.launch.launcher import Launcher, numbers_of, programs
-from transconv.backend_triton.launch.warmup import expect
-from transconv.backend_triton.miscompiles.signs import Miscompiled
+from transconv.backend_triton.miscompiles import Miscompiled
 from transconv.backend_triton.offline.compilation import (
     BACKENDS,
     Answer,
@@ -28,8 +27,7 @@ from transconv.backend_triton.offline.compilation import (
     compile_offline,
     triton_version,
 )
-from transconv.backend_triton.offline.worker import Child, reason_of, serve
-from transconv.backend_triton.offline.worker_pool import Compilers
+from transconv.backend_triton.offline.worker import Child, Compilers, reason_of, serve
 
 __all__ = ["Answer", "BACKENDS", "Bind", "Child", "CompileFailure", "Compilers",
            "CompileJob", "KernelStart", "Launcher", "Miscompiled", "Resources",

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from transconv import knobs
 from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
+from transconv.cli.arguments import options
 from transconv.compute import Compute
 from transconv.conv import ConvProblem, Prop, any_size, marked
 from transconv.errors import ComputeError
 
 if TYPE_CHECKING:
     from transconv.verify.benchdnn.job import BenchdnnJob
-    from transconv.verify.benchdnn.report import BenchdnnReport, RequestOutcome
     from transconv.verify.benchdnn.requests import BenchdnnRequest
+    from transconv.verify.benchdnn.run import BenchdnnReport, RequestOutcome
 
 ABOUT = """\
 Runs problems given in oneDNN's benchdnn syntax, batch files included, or files with a computation
@@ -76,23 +76,24 @@ def parser() -> argparse.ArgumentParser:
     add("--schedules", "--configs", dest="schedules", type=_schedules, default="best",
         metavar="best|N|all",
         help="check the plan that a user gets, the N best schedules, or all that may be chosen")
-    add("--json", type=ranges.output, metavar="FILE", help="write all results as JSON")
+    add("--json", type=options.output, metavar="FILE", help="write all results as JSON")
     add("--strict", action="store_true", help="exit with 1 also if a problem was not checked")
     add("--quiet", action="store_true", help="do not print problems that passed")
-    add("--workers", type=ranges.at_least(0, ranges.PROCESSES), default=None, metavar="N",
+    add("--workers", type=options.at_least(0, options.PROCESSES), default=None, metavar="N",
         help="worker processes (default: 8 on a GPU, none in the interpreter)")
-    add("--limit", type=ranges.limit, default=120, metavar="S", help="seconds for one problem in a worker")
-    add("--time-budget", type=ranges.seconds, default=float("inf"), metavar="S",
+    add("--limit", type=options.limit, default=120, metavar="S",
+        help="seconds for one problem in a worker")
+    add("--time-budget", type=options.seconds, default=float("inf"), metavar="S",
         help="seconds for the whole run; remaining problems are SKIPPED")
-    add("--memory", type=ranges.gigabytes, default=60, metavar="GB",
+    add("--memory", type=options.gigabytes, default=60, metavar="GB",
         help="GPU memory that all workers share")
-    add("--shard", type=ranges.part, default=(0, 1), metavar="I/N",
+    add("--shard", type=options.part, default=(0, 1), metavar="I/N",
         help="check every N-th problem, beginning with number I (counted from 0)")
     return made
 
 
 def run(words: argparse.Namespace) -> int:
-    from transconv.verify.benchdnn.depthwise_post_op import apart
+    from transconv.verify.benchdnn.attributes import apart
     from transconv.verify.benchdnn.requests import Driver
 
     own, rest = parser().parse_known_args(words.words)
@@ -137,7 +138,7 @@ def _computations(texts: Sequence[str]) -> list[Compute]:
 def _schedules(text: str) -> str:
     if text not in ("best", "all"):
         try:
-            ranges.at_least(1, 10**6)(text)
+            options.at_least(1, 10**6)(text)
         except argparse.ArgumentTypeError as error:
             raise argparse.ArgumentTypeError(f"{error}, nor best or all") from None
     return text
@@ -148,8 +149,8 @@ def check(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
     """Carry out requests and print them as they end. ``own``: the parsed options of the run."""
     from tqdm import tqdm
 
-    from transconv.verify.benchdnn.report import BenchdnnReport
-    from transconv.verify.stopping import code, terminable
+    from transconv.verify.benchdnn.run import BenchdnnReport
+    from transconv.verify.pool import code, terminable
 
     report = BenchdnnReport(remarks or {}, asked=len(requests))
     with tqdm(total=len(requests), unit="problem", disable=None, leave=False,
@@ -174,7 +175,7 @@ def _carry_out(requests: Sequence[BenchdnnRequest], own: argparse.Namespace,
     """Requests that do not apply here first, then the others as they end."""
     from transconv.verify.benchdnn.attributes import RefusedRequest
     from transconv.verify.benchdnn.job import job_of
-    from transconv.verify.benchdnn.report import RequestOutcome
+    from transconv.verify.benchdnn.run import RequestOutcome
 
     todo: list[tuple[int, BenchdnnRequest, BenchdnnJob]] = []
     for place, request in enumerate(requests):

@@ -19,7 +19,7 @@ from transconv.ir import readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, forms, lower
 from transconv.runtime import Plan, build_compute, plan_steps
 from transconv.schedule import Schedule, Scheduled, told
-from transconv.selection import explain_choice
+from transconv.selection import choice
 from transconv.target import Target, detect
 
 BEGINS = re.compile(r"(?m)^(?=compute\s)")  # where a computation's lines begin
@@ -114,7 +114,7 @@ def show(compute: Compute, words: argparse.Namespace) -> int:
             print(f"schedule   {step.schedule}")
             if said := told(step.schedule, step.compute, target):
                 print(f"reduced    {said}")
-            for line in explain_choice.behind(step.schedule, step.compute, target):
+            for line in choice.behind(step.schedule, step.compute, target):
                 print(line)
         print(f"chosen     {made.why}")
     for step in made.steps if shown is not None else ():
@@ -157,7 +157,7 @@ def check(compute: Compute, words: argparse.Namespace) -> int:
 
 def check_gradients(compute: Compute, of: str, words: argparse.Namespace) -> int:
     """Compare gradients with differences of the results, and check their kernels."""
-    from transconv.verify.slopes import wrong_slope
+    from transconv.verify.computation import wrong_slope
 
     made = gradients([compute], of)
     said = wrong_slope(compute)
@@ -234,7 +234,7 @@ def beside_torch(texts: Sequence[str], words: argparse.Namespace) -> int:
 def compile_offline(compute: Compute, words: argparse.Namespace) -> int:
     """Machine code for chips, and the resources that it uses."""
     from transconv.backend_triton import compile_offline as compiled
-    from transconv.verify.matrix.jobs import job_of
+    from transconv.verify.matrix.cases import job_of
 
     schedule = Schedule.parse(words.schedule) if words.schedule else None
     targets = [Target.parse(name) for name in words.target.split(",")]

@@ -16,7 +16,7 @@ from transconv.conv import ConvProblem, Prop, read_problems
 from transconv.errors import ProblemError
 from transconv.passes import EMIT, NAIVE
 from transconv.target import TARGETS, detect
-from transconv.verify.matrix.jobs import jobs_of
+from transconv.verify.matrix.cases import jobs_of
 
 NETWORK = Path(__file__).parents[1] / "data" / "resnet50.txt"
 SHOWN = "mb32ic64ih56oc128oh28kh3sh2ph1 dt=bf16 tag=nhwc"

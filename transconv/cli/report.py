@@ -1,4 +1,7 @@
-"""``report``: an HTML page about a problem's kernels."""
+"""``report``: an HTML page about a problem's kernels.
+
+Measured times for ``report``: the rows of a CSV file that ``python -m bench time`` wrote.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,24 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
 
 from transconv.backend_triton import Answer, CompileFailure, CompileJob, compile_offline
 from transconv.cli import computations
-from transconv.cli.arguments import options, ranges
-from transconv.cli.arguments.measured_times import MeasuredProblem, asked_of, is_times, times_of
-from transconv.cli.arguments.printable import one_line
+from transconv.cli.arguments import options
+from transconv.cli.arguments.options import one_line
 from transconv.cli.show import ShownStep, why
 from transconv.compute import Alone, Workload
 from transconv.conv import ConvProblem, ConvWorkload, Epilogue, Prop, iter_problems
 from transconv.errors import ProblemError, ScheduleError, StageError, TransconvError
-from transconv.report import LARGEST, Section, Subject, write_page
+from transconv.report import LARGEST, LabeledTime, Section, Subject, write_page
 from transconv.runtime import Plan, Planned, build
 from transconv.schedule import Schedule
 from transconv.target import Target
-from transconv.verify.matrix.jobs import job_of
+from transconv.tuning.table import Row, header, number, read
+from transconv.verify.matrix.cases import job_of
 
 TEXTS = ("ptx", "sass", "amdgcn")
 MOST = 8  # problems of a list
@@ -42,7 +45,7 @@ def add_to(verbs: object) -> None:
          "report bench/results/h200_layers_bf16_nhwc.csv --limit 3 -o layers.html"), report)
     options.add_problem(made, or_file=True)
     options.add_props(made, "all")
-    made.add_argument("-o", "--out", required=True, type=ranges.output, metavar="FILE.html",
+    made.add_argument("-o", "--out", required=True, type=options.output, metavar="FILE.html",
                       help="the page to write; replaced only when the new page is complete")
     made.add_argument("--target", default="",
                       help="the chip: sm_90, gfx942, ...; default: the GPU here, sm_90 without one")
@@ -50,10 +53,10 @@ def add_to(verbs: object) -> None:
                       help="operations on the sum before it is stored: bias+relu, bias+res+silu")
     made.add_argument("--times", type=_times, default=None, metavar="CSV",
                       help="measured times of these problems, a file of `python -m bench time`")
-    made.add_argument("--limit", type=ranges.at_least(1, 50), default=MOST, metavar="N",
+    made.add_argument("--limit", type=options.at_least(1, 50), default=MOST, metavar="N",
                       help=f"the most problems of a list to show, up to 50 (default: {MOST})")
     made.add_argument("--no-compile", action="store_true", help="omit the machine code")
-    made.add_argument("--timeout", type=ranges.limit, default=120, metavar="S",
+    made.add_argument("--timeout", type=options.limit, default=120, metavar="S",
                       help="seconds to compile one kernel (default: 120)")
     options.add_schedule(made)
 
@@ -257,3 +260,83 @@ def _compiled(section: Section, words: argparse.Namespace) -> Section:
     left = iter(answers)
     return replace(section, subjects=tuple(
         replace(s, answers=tuple(next(left) for _ in s.plan.steps)) for s in section.subjects))
+
+
+NEEDED = ("problem", "prop", "ours_us")
+# Other implementations that were timed, by column.
+NEIGHBOURS = {"cudnn_cl_us": "cuDNN, channels last", "cudnn_nchw_us": "cuDNN, channels first",
+              "cudnn_fused_us": "cuDNN, fused", "inductor_us": "torch.compile",
+              "gemm_us": "matrix product of the same size", "onednn_cl_us": "oneDNN, channels last",
+              "onednn_nchw_us": "oneDNN, channels first"}
+CHIPS = {"H100": "sm_90", "H200": "sm_90", "A100": "sm_80", "A40": "sm_86", "L40S": "sm_89",
+         "B200": "sm_100", "RTX_5090": "sm_120", "MI250": "gfx90a", "MI300": "gfx942", "MI350": "gfx950",
+         "MI355": "gfx950"}  # by a part of the device's name
+
+
+@dataclass(frozen=True)
+class MeasuredProblem:
+    """A direction of a problem, with the row that measured it, if there is one."""
+
+    problem: ConvProblem
+    prop: Prop
+    row: Row = field(default_factory=dict, hash=False)
+
+    @property
+    def epilogue(self) -> str:
+        return str(self.row.get("epilogue", ""))
+
+    @property
+    def schedule(self) -> str:
+        return str(self.row.get("config") or self.row.get("schedule") or "")
+
+    def same(self, other: MeasuredProblem) -> bool:
+        return (self.problem, self.prop) == (other.problem, other.prop)
+
+
+def is_times(path: Path) -> bool:
+    """Whether a file is such a table: its name says so, or its first line does."""
+    if path.suffix.lower() == ".csv":
+        return True
+    try:
+        return set(NEEDED) <= {*header(path)}
+    except ValueError:
+        return False
+
+
+def asked_of(path: Path) -> list[MeasuredProblem]:
+    """The rows of a file. Raises ValueError for one that is no such table, OSError."""
+    columns = header(path)
+    if missing := [c for c in NEEDED if c not in columns]:
+        raise ValueError(f"{path} has no column '{missing[0]}'; expected a CSV file of `bench time`")
+    return [_measured(row, f"{path}:{n}") for n, row in enumerate(read(path), 2)]
+
+
+def _measured(row: Row, where: str) -> MeasuredProblem:
+    try:
+        return MeasuredProblem(ConvProblem.parse(row["problem"]), Prop(row["prop"]), row)
+    except (TransconvError, ValueError, OverflowError) as error:
+        raise ProblemError(f"{where}: {error}") from error
+
+
+def times_of(asked: MeasuredProblem, target: Target) -> tuple[tuple[LabeledTime, ...], tuple[str, ...]]:
+    """The measured times of a row, ours first, and remarks on them; none where another chip was
+    measured."""
+    row = asked.row
+    if not row:
+        return (), ()
+    device = str(row.get("device", ""))
+    chip = next((c for name, c in CHIPS.items() if name in device), "")
+    if chip and chip != target.name:
+        return (), (f"The times of this problem are of {device}, not of {target}, and are not shown.",)
+    versions = " ".join(f"{name} {row[name]}" for name in ("torch", "triton", "commit") if row.get(name))
+    made = []
+    for column, name in {"ours_us": "transconv", **NEIGHBOURS}.items():
+        us = number(row, column)
+        if us is not None and 0 < us < float("inf"):
+            own = column == "ours_us"
+            made.append(
+                LabeledTime(name, us, own, False, f"{device}, {versions}".strip(", ") if own else "")
+            )
+    wrong = () if row.get("verdict", "right") == "right" else (
+        f"The measured kernel was not right: {row.get('verdict')} {row.get('reason', '')}".rstrip(),)
+    return tuple(made), wrong

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transconv.cli import execute
-from transconv.cli.arguments import options, python_file
+from transconv.cli.arguments import options
 from transconv.conv import Prop
 from transconv.errors import TransconvError
 from transconv.target import Target, detect
@@ -46,7 +46,7 @@ def _of_function(text: str, to: Path) -> int:
     execute.device()  # before Triton is imported
     from transconv.graph.verification.wrong_report import written, wrong_result
 
-    module, name = python_file.loaded(text)
+    module, name = options.loaded(text)
     function = getattr(module, name, None)
     calls = getattr(module, "calls", None) or [getattr(module, "inputs", None)]
     if not callable(function) or not all(isinstance(call, (tuple, list)) for call in calls):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from transconv.cli.arguments import options, python_file
+from transconv.cli.arguments import options
 
 
 def add_to(verbs: object) -> None:
@@ -75,7 +75,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _named(text: str) -> Any:
     """The function FILE:NAME. ValueError where there is none."""
-    module, name = python_file.loaded(text)
+    module, name = options.loaded(text)
     if not callable(found := getattr(module, name, None)):
         raise ValueError(f"{module.__file__} has no function {name!r}")
     return found

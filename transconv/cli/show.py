@@ -16,7 +16,7 @@ from transconv.ir import Kernel, readable
 from transconv.passes import EMIT, PROBLEM, SCHEDULE, TOGETHER, Form, forms, lower, stages
 from transconv.runtime import PlanStep, header, kernel_name, plan_steps
 from transconv.schedule import Block, Schedule, Scheduled, why_not
-from transconv.selection import choice, explain_choice
+from transconv.selection import choice
 from transconv.selection.proposals import heuristics
 from transconv.target import Target
 
@@ -193,9 +193,9 @@ def why(work: ShownStep) -> list[str]:
     compute, target = work.compute, work.target
     choices = choice.ranked(compute, target, work.workload)
     if work.schedule != choices[0].schedule:
-        return explain_choice.given(work.schedule, choices, compute, target)
-    return [*explain_choice.reasons(choices[0], choices, compute, target),
-            *explain_choice.refusals(compute, target)]
+        return choice.given(work.schedule, choices, compute, target)
+    return [*choice.reasons(choices[0], choices, compute, target),
+            *choice.refusals(compute, target)]
 
 
 def neighbours(work: ShownStep, most: int = 9) -> list[str]:

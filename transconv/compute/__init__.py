@@ -5,35 +5,61 @@ In: expressions over axes. Out: a computation that prints itself. Knows: the IR 
 
 from transconv.compute import library as library
 from transconv.compute.analysis import statistics as statistics
-from transconv.compute.analysis.axis_roles import with_roles
-from transconv.compute.analysis.pointwise import IDENTITY, Pointwise, Ref
+from transconv.compute.analysis.axis_roles import (
+           axis_steps,
+           axis_strides,
+           places,
+           touched,
+           with_roles,
+)
+from transconv.compute.analysis.pointwise import (
+           IDENTITY,
+           Pointwise,
+           Recorder,
+           Ref,
+           number,
+           pointwise,
+           written,
+)
 from transconv.compute.analysis.reduction_passes import Sweep, Sweeps
 from transconv.compute.analysis.rfactor import parted
 from transconv.compute.analysis.store_conflicts import why_not_all_stored, why_not_stored
-from transconv.compute.analysis.view_strides import axis_steps, axis_strides, places, touched
-from transconv.compute.autodiff.batching import of_examples
-from transconv.compute.autodiff.differentiability import reaches
 from transconv.compute.autodiff.gradient_stores import Derivative, differentiate
+from transconv.compute.autodiff.reverse import reaches
 from transconv.compute.autodiff.scatter_to_gather import transposed
 from transconv.compute.compute import Compute
 from transconv.compute.coordinates import COORDINATES, Coordinate
-from transconv.compute.elementwise import ACTIVATION_ROWS, BINARY_ROWS, FUNCTION_ROWS
-from transconv.compute.forms import ACC, moved, product, total
+from transconv.compute.elementwise import (
+           ACTIVATION_ROWS,
+           ACTIVATIONS,
+           BINARY_ROWS,
+           FUNCTION_ROWS,
+           OPS,
+           Op,
+           named,
+           register,
+           table,
+           unregister,
+)
+from transconv.compute.forms import ACC, moved, of_examples, product, total
 from transconv.compute.kernel_split import kernels
-from transconv.compute.names import counted, fresh
 from transconv.compute.one_kernel import why_not_lowered
-from transconv.compute.ops import ACTIVATIONS, OPS, Op, named, register, table, unregister
 from transconv.compute.semantics.error_bounds import SHORT, allowed, is_tf32, rounds_once, share_of
 from transconv.compute.semantics.evaluation import Answer, execute, outside
 from transconv.compute.semantics.pointwise_values import in_torch, with_error
 from transconv.compute.semantics.sampled_points import SampleOutcome
 from transconv.compute.semantics.sampled_statistics import examine
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.compute.symbolic_compute import at_sizes, usual, why_not_any_size, with_examples
-from transconv.compute.symbolic_sizes import of_sizes, sizes_of
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, counted, fresh
+from transconv.compute.symbolic_compute import (
+           at_sizes,
+           of_sizes,
+           sizes_of,
+           usual,
+           why_not_any_size,
+           with_examples,
+)
 from transconv.compute.text.format import END, one_line, parse
 from transconv.compute.text.page import axis_facts, describe
-from transconv.compute.text.pointwise import Recorder, number, pointwise, written
 from transconv.compute.workload import COMPUTE, Alone, TorchText, Workload
 
 Algorithm = Compute  # deprecated alias

@@ -34,9 +34,8 @@ from math import prod
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import STATISTICS
 from transconv.compute.compute import Compute
-from transconv.compute.names import fresh, used
 from transconv.compute.one_kernel import why_not_lowered
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, fresh, used
 from transconv.ir import (
     TRUE,
     ZERO,

@@ -4,15 +4,20 @@ In: a benchdnn descriptor or sizes. Out: problems, computations, plans, sampled 
 and what is below it.
 """
 
-from transconv.conv.compiler import build, plan_steps
+from transconv.conv.compiler import CompiledDirection, build, plan_steps
 from transconv.conv.dynamic_sizes import any_size, marked
-from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue
+from transconv.conv.epilogue import MOST_OPERATIONS, Epilogue, known, post_op, split
 from transconv.conv.fused_conv import Surrounded, surrounded
-from transconv.conv.plans import CompiledDirection
-from transconv.conv.post_ops import known, post_op, split
 from transconv.conv.problem.conv_problem import ConvProblem, Prop, TensorSpec
-from transconv.conv.problem.descriptor import KEYS, Descriptor, parse_descriptor, print_descriptor
-from transconv.conv.problem.element_types import why_not_multiplied
+from transconv.conv.problem.descriptor import (
+    KEYS,
+    Descriptor,
+    for_weights,
+    parse_descriptor,
+    print_descriptor,
+    why_not_multiplied,
+    write_tags,
+)
 from transconv.conv.problem.layers import (
     DIRECTIONS,
     KINDS,
@@ -24,9 +29,8 @@ from transconv.conv.problem.layers import (
     select,
 )
 from transconv.conv.problem.lists import iter_problems, read_problems, take
-from transconv.conv.problem.tags import for_weights, write_tags
+from transconv.conv.quantization.compensation import TABLE, without_zeros
 from transconv.conv.quantization.compensation_sums import zero_sums, zero_sums_shape
-from transconv.conv.quantization.zero_points import TABLE, without_zeros
 from transconv.conv.registry import LayerRegistry
 from transconv.conv.relation import computes, reading
 from transconv.conv.spotcheck import examine, sampled, spot_check

@@ -12,10 +12,9 @@ from __future__ import annotations
 from functools import partial
 
 from transconv import runtime
-from transconv.conv.compiler import suited
+from transconv.conv.compiler import CompiledDirection, suited
 from transconv.conv.dynamic_sizes import every, phases, planes_of, rows_of, whole
 from transconv.conv.epilogue import Epilogue
-from transconv.conv.plans import CompiledDirection
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
 from transconv.conv.workload import ConvWorkload
 from transconv.errors import ProblemError

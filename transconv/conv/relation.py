@@ -27,8 +27,7 @@ from math import gcd, prod
 from transconv.compute import ACC, Axis, Compute, product
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.quantization.compensation import ahead, subtracted
-from transconv.conv.quantization.u8_shift import shifted, shifts
+from transconv.conv.quantization.compensation import ahead, shifted, shifts, subtracted
 from transconv.ir import TRUE, Expr, Tensor, Var, View, ViewDim, all_of, eq
 from transconv.simplify import Facts, simplify
 

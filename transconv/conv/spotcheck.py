@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from transconv.compute import SHORT, SampleOutcome, with_error
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.quantization.zero_points import without_zeros
+from transconv.conv.quantization.compensation import without_zeros
 from transconv.conv.sampling import Axes, SampledBatches, choose
 from transconv.ir import EXACT_TERMS, DType, f32, multiplied_as, tf32
 

@@ -3,6 +3,9 @@
 Rows of one group have the same order in memory. Problems have a distance if they have the same taps and
 strides, are both dense, both grouped or both depthwise, and are both dilated or both not. The distance is
 the weighted sum of |log2| of the ratios of their sizes.
+
+What torch computes in place of a convolution's kernel, as lines of Python for files that check
+themselves (``Workload.torch_text``). They use ``torch`` and its functional module as ``F``.
 """
 
 from __future__ import annotations
@@ -10,27 +13,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log2, prod
 from typing import TYPE_CHECKING
 
-from transconv.compute import Compute, SampleOutcome, TorchText, Workload, why_not_any_size
+from transconv.compute import OPS, Compute, SampleOutcome, TorchText, Workload, why_not_any_size
 from transconv.conv.dynamic_sizes import any_size, any_tensors, marked, spelled
 from transconv.conv.epilogue import Epilogue
 from transconv.conv.problem.conv_problem import ConvProblem, Prop
-from transconv.conv.problem.element_types import why_not_multiplied
-from transconv.conv.problem.tags import write_tags
-from transconv.conv.quantization.zero_points import SUMS, why_not_zeros
+from transconv.conv.problem.descriptor import why_not_multiplied, write_tags
+from transconv.conv.quantization.compensation import SUMS, why_not_zeros
 from transconv.conv.relation import computes
 from transconv.conv.spotcheck import examine
-from transconv.conv.torch_text import continued, program
 from transconv.errors import ProblemError, TransconvError, Unsupported
 from transconv.ir import Layout, Tensor
 from transconv.selection import register_reader
 
 if TYPE_CHECKING:
     import torch
+
 
 FEW = 16  # channels; problems with fewer are compared only if the number is equal
 OTHER_TYPE = 0.25  # the distance of other element types, such as f16 and bf16
@@ -251,3 +253,60 @@ def _problem(text: str) -> tuple[ConvProblem, frozenset[str]] | None:
         return ConvProblem.parse(plain), names
     except (TransconvError, ValueError, OverflowError):
         return None
+
+
+def program(p: ConvProblem, prop: Prop) -> Iterator[str]:
+    """The definitions of ``product(a, b)``, in f64, and of what it calls."""
+    yield "def product(a, b):"
+    yield '    """What torch computes in f64."""'
+    if prop is Prop.FWD:
+        yield "    return convolved(a, b)"
+    else:
+        given = ("{0}", "b") if prop is Prop.BWD_D else ("a", "{0}")
+        grad = "a" if prop is Prop.BWD_D else "b"
+        made = prop.result
+        yield (f"    {made} = torch.zeros({p.shapes[made]}, dtype=torch.float64, device=a.device, "
+               "requires_grad=True)")
+        yield (f"    return torch.autograd.grad(convolved({', '.join(given).format(made)}), {made}, "
+               f"{grad})[0]")
+    pads = [n for low, high in reversed(list(zip(p.pad_lo, p.pad_hi, strict=True))) for n in (low, high)]
+    yield ""
+    yield ""
+    yield "def convolved(src, wei):"
+    yield (f"    src = F.pad(src, {pads})  # low and high of each axis, the last one first; below 0: left "
+           "out")
+    yield (f"    return F.conv{p.ndims}d(src, wei, stride={p.stride}, dilation={p.dilation}, "
+           f"groups={p.g})")
+
+
+def continued(epilogue: Epilogue, ndims: int) -> Iterator[str]:
+    """The lines that continue ``want`` and ``bound`` with what follows on the sums. Raises Unsupported for
+    a registered operation whose function of torch has no name, and for results rounded at random."""
+    if not epilogue:
+        return
+    if epilogue.random:
+        raise Unsupported("export:rounding", "results that are rounded at random: files that check "
+                          "themselves round to nearest")
+    yield "acc = want, bound"
+    for name in dict.fromkeys(o.name for o in epilogue.operands):
+        shaped = f".view({(-1, *[1] * ndims)})" if name == "bia" else ""
+        yield f"{name} = {name}.double(){shaped}, 0.0"
+    for i, step in enumerate(epilogue.function.steps):
+        row = OPS[step.op]
+        if not isinstance(row.torch, str):
+            raise Unsupported("export:operation", f"the operation '{step.op}' has a function of torch "
+                              "without a name, which a file could not import; register it by its "
+                              "dotted name")
+        numbers = (*step.numbers, *row.defaults[len(step.numbers):])
+        given = "".join([*(f", {n!r}" for n in numbers), *(f", {k}={v!r}" for k, v in row.options)])
+        names = ", ".join("xyz"[:row.arity])
+        yield (f"value_{i} = applied(lambda {names}: {row.torch}({names}{given}), "
+               f"{4 if row.exact else 32} * eps, {', '.join(map(_said, step.values))})")
+    yield f"want, bound = {_said(epilogue.function.result)}"
+
+
+def _said(ref: str | int | float) -> str:
+    """An argument: a pair of a value and of what it may be off."""
+    if isinstance(ref, float):
+        return f"(torch.full_like(want, {ref!r}), 0.0)".replace("inf", "torch.inf")
+    return ref if isinstance(ref, str) else f"value_{ref}"

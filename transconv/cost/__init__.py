@@ -3,13 +3,11 @@
 In: a schedule, a computation, a target. Out: an estimate. Knows: schedule and what is below it.
 """
 
-from transconv.cost.fetches import along_sum, within_groups
+from transconv.cost.fetches import aligned, along_sum, within_groups
 from transconv.cost.issue import ACCESS
-from transconv.cost.model import estimate
-from transconv.cost.parametric_cost import AtSizes, CostFormula
+from transconv.cost.model import AtSizes, CostFormula, estimate
 from transconv.cost.registers import spills
 from transconv.cost.symbolic_cost import Lines, Number
-from transconv.cost.tile_rows import aligned
 from transconv.cost.work import ASYNCHRONOUS, Work, count, is_small
 
 __all__ = [

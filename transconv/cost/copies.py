@@ -1,18 +1,51 @@
-"""What the copies of a schedule with the word ``pack`` take, before and after its main kernel."""
+"""What the copies of a schedule with the word ``pack`` take, before and after its main kernel.
+
+Estimated time of additions to memory: stores that add, split sums that meet in place, and statistics.
+
+    additions  = clearing the result + max(bytes added / second cache, additions to one place / clock)
+    statistics = tiles * (instructions + shuffles + exchange of warps) + bytes of the parts / bandwidth
+
+Additions are done in the second cache, where those to one place follow one another. In the results of the
+matrix unit eight groups of lanes, and each warp, have rows of their own, and the four lanes of a group the
+columns: a reduction over rows shuffles every column three times and meets in shared memory, one over
+columns every row twice. A chip's record has the rates; no figure of statistics is measured here yet.
+
+Counts of the maps behind a sum: what they read, what they store beside the sum's own result, and the
+functions that they call.
+
+In explicit kernels, tensors as large as the result are read by loads of the consumers, whose registers are
+laid out for products, or in boxes that the producer fetches (the word ``behind``); other results leave as
+boxes or by lanes. Kernels that Triton lays out load and store 16 bytes at once; they are not counted.
+Functions are counted for each element; other arithmetic is short beside the store.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, prod
+from math import ceil, gcd, prod
 from typing import cast
 
-from transconv.compute import Compute, touched
+from transconv.compute import Compute, Read, axis_strides, touched
 from transconv.cost.fetches import ASYNC, in_rows
 from transconv.cost.issue import ACCESS
 from transconv.cost.symbolic_cost import Number, larger
-from transconv.ir import ONE, Expr, value_at
-from transconv.schedule import Schedule, Scheduled, share
+from transconv.ir import CALLS, ONE, Call, Expr, View, find, value_at
+from transconv.schedule import (
+    Block,
+    Schedule,
+    Scheduled,
+    boxes_behind,
+    by_tile,
+    left_bytes,
+    programs,
+    reduced_sides,
+    result_boxes,
+    share,
+    sides,
+    tile,
+)
 from transconv.target import Constants, Target
 
 STRAY_NS = 1.0  # to store a lane's one or two bytes beside those of others (x3d_m_dw3_54 on an H100)
@@ -75,3 +108,127 @@ def copying(copy: Compute, target: Target, constants: Constants | None = None,
     if a.dtype.bits == 8 and (each := gcd(copy.axes[-1].size, ACCESS)) < ACCESS:
         us = larger(us, elements / each * UNEVEN_NS / target.sms / 1e3)
     return constants.copy_us + us
+
+
+SHUFFLED = 4.0  # instructions that take as long as a shuffle
+INSTRUCTIONS = {"sum": 2.0, "max": 2.0, "min": 2.0, "squares": 3.0}  # of each value that a tile reduces
+EXCHANGED_NS = 150.0  # of a reduction across warps
+
+
+@lru_cache(maxsize=256)
+def adding_us(compute: Compute, target: Target) -> float:
+    """What stores that add take beside the kernel: 0 without any."""
+    if not compute.added:
+        return 0.0
+    tensor = compute.added[0].tensor
+    each = prod(x.size for x in compute.axes if compute.kind(x.name) != "K")
+    points = each * len(compute.added)
+    places = max(1, min(points, prod(tensor.shape)))
+    return meeting_us(prod(tensor.shape), max(4, tensor.dtype.bytes), points / places, target)
+
+
+def meeting_us(elements: int, size: int, each: float, target: Target) -> float:
+    """What it takes to clear a result of so many elements of ``size`` bytes, and to add to each of them
+    ``each`` times, in microseconds."""
+    chip = target.rates.issue
+    clearing = chip.empty_us + elements * size / (target.bandwidth_gbs * 1e3)
+    moved = elements * each * size / (chip.cache_gbs * target.sms)
+    return clearing + max(moved, ceil(each) * chip.adds_clocks / chip.clock) / 1e3
+
+
+def leaving_us(schedule: Schedule, compute: Compute, target: Target) -> float:
+    """What a product's statistics take in its kernel, in microseconds; the kernel that combines the parts
+    is estimated by itself."""
+    if not compute.statistics:
+        return 0.0
+    chip = target.rates.issue
+    values = prod(tile(schedule, compute, kind) for kind in "BMN")
+    each = 0.0
+    for w in compute.statistics:
+        shuffled, meets = _across_lanes(reduced_sides(w, compute, schedule), schedule, compute)
+        each += (INSTRUCTIONS[w.op] * values + shuffled) / (chip.cores * chip.clock) + EXCHANGED_NS * meets
+    moved = left_bytes(compute, schedule)
+    return (programs(schedule, compute) / target.sms * each / 1e3
+            + moved / (target.bandwidth_gbs * 1e3))
+
+
+def _across_lanes(reduced: str, schedule: Schedule, compute: Compute) -> tuple[float, bool]:
+    """The instructions as long as the shuffles of a tile's reduction over some sides, and whether warps
+    meet."""
+    left, right = "NM" if schedule.swap else "MN"
+    if schedule.unit != "mma":
+        return 0.0, True
+    shuffles = 0.0
+    if right in reduced:
+        shuffles += 2 * 4 * tile(schedule, compute, left)
+    if left in reduced:
+        columns = 1 if right in reduced else tile(schedule, compute, right)
+        shuffles += 3 * 8 * schedule.warps * columns
+    return shuffles * SHUFFLED, left in reduced
+
+
+TOGETHER = 2  # elements beside one another in a register tile: those of two columns of a row
+
+
+@dataclass(frozen=True, slots=True)
+class EpilogueCost:
+    """Of a tile: ``accesses`` of single lanes, ``fetched`` bytes, bytes of other results than the sum's
+    that are ``sent`` as boxes or ``stored`` by lanes, instructions of ``called`` functions; of the kernel:
+    its ``traffic``, that of ``views``."""
+
+    accesses: float = 0.0
+    fetched: float = 0.0
+    sent: float = 0.0
+    stored: float = 0.0
+    traffic: int = 0
+    called: float = 0.0
+    views: tuple[View, ...] = ()
+
+
+@lru_cache(maxsize=4096)
+def read_behind(schedule: Schedule, compute: Compute) -> EpilogueCost:
+    """The counts. What is read when the parts of a sum are added is no load of this kernel."""
+    reads, others, called = _behind(compute)
+    if not reads and not called and not others:
+        return EpilogueCost()
+    extents = sides(schedule, compute)
+    whole = extents["M"] * extents["N"] * extents["B"]
+    large = [v for v in reads if _elements(schedule.blocks, compute, v) == whole]
+    boxes = boxes_behind(schedule, compute)
+    here = schedule.via == "gluon" and schedule.split_k == 1 and schedule.reduce != "stream"
+    loaded = [v for v in large if here and v not in boxes]
+    results = result_boxes(schedule, compute)
+    written = [v for v in others if _elements(schedule.blocks, compute, v) == whole]
+    sent = sum(float(whole * v.tensor.dtype.bytes) for v in written if v in results)
+    stored = sum(float(whole * v.tensor.dtype.bytes) for v in written if v not in results) * here
+    return EpilogueCost(sum(whole / _at_once(v, schedule, compute) for v in loaded),
+                  sum(float(whole * v.tensor.dtype.bytes) for v in boxes), sent, stored,
+                  sum(touched(v, compute) for v in (*large, *written)),
+                  whole * called * (schedule.split_k == 1), (*large, *written))
+
+
+@lru_cache(maxsize=512)
+def _behind(compute: Compute) -> tuple[list[View], list[View], float]:
+    """What is read behind the sum, what is stored beside its result, and the instructions of the functions
+    of an element there."""
+    steps = compute.sweeps.behind if compute.sum else ()
+    calls = {e for s in steps if not isinstance(s, Read) for e in find(s.value, Call)}
+    others = [w.view for w in compute.writes if compute.sum and w.view is not compute.c and not w.op]
+    return ([s.view for s in steps if isinstance(s, Read)], others,
+            sum(CALLS[e.name].instructions for e in calls))
+
+
+@by_tile
+def _elements(tiles: tuple[Block, ...], compute: Compute, view: View) -> int:
+    strides = axis_strides(view, compute)
+    return prod(b.extent for b in tiles
+                if compute.kind(b.first) != "K" and any(strides[a] for a in b.axes))
+
+
+def _at_once(view: View, schedule: Schedule, compute: Compute) -> int:
+    """How many elements a lane loads at once: two, if the columns of the register tile are contiguous."""
+    strides = axis_strides(view, compute)
+    columns = "M" if schedule.swap else "N"
+    along = any(strides[b.last] == 1 and b.extent > 1 for b in schedule.blocks
+                if compute.kind(b.first) == columns)
+    return TOGETHER if along else 1

@@ -8,7 +8,7 @@ from math import prod
 from typing import NamedTuple
 
 from transconv.compute import Compute, touched
-from transconv.cost.epilogue_reads import EpilogueCost, read_behind
+from transconv.cost.copies import EpilogueCost, read_behind
 from transconv.cost.fetches import FetchCost, along_sum, elements_of, fetch, stored
 from transconv.ir import View, f32
 from transconv.schedule import (

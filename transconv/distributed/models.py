@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from transconv.calls import stats
 from transconv.distributed import rules
-from transconv.distributed.modules import border_padding, rowwise, windows
+from transconv.distributed.modules import border_padding, rowwise
 from transconv.distributed.placing import dealt, part
 from transconv.torch_ops.conversion import convert, module_swap
 
@@ -89,7 +89,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Mapping[str, int | str],
         if (
             forward := border_padding.convolution
             if border_padding.has_border(module)
-            else windows.forward_of(module)
+            else rowwise.forward_of(module)
         ):
             module.forward = partial(forward, module)
         elif type(module) in ELEMENTWISE:

@@ -19,8 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from transconv.calls import route_cache
-from transconv.distributed.agreement import gathered
-from transconv.distributed.watch import watch_group
+from transconv.distributed.agreement import gathered, watch_group
 from transconv.runtime import COMPILING
 
 Tensor = torch.Tensor

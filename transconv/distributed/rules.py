@@ -14,7 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from transconv.distributed import sharded
-from transconv.distributed.modules import norms, padding, upsampling
+from transconv.distributed.modules import border_padding, norms, upsampling
 from transconv.errors import Unsupported
 from transconv.runtime import torch_internals
 from transconv.torch_ops import operators, tensor_subclasses
@@ -113,7 +113,7 @@ def replace(devices: frozenset[str]) -> None:
 
 _OF_MODELS: dict[str, Callable[..., Any]] = {
     "aten::native_group_norm": norms.forward,
-    "aten::native_group_norm_backward": norms.backward, "aten::constant_pad_nd": padding.constant,
+    "aten::native_group_norm_backward": norms.backward, "aten::constant_pad_nd": border_padding.constant,
     **upsampling.RULES}
 
 

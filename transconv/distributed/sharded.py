@@ -3,28 +3,106 @@
     forward    rows of the input for this rank's rows of the result
     backward   rows of the gradient for this rank's rows of the input: from these follow its part of the
                input's gradient and, as each row of the input is in one rank, a term of the weight's
+
+Computes a rank's rows while rows of other ranks travel: all of them from its own rows alone, then those
+at the edges again, from the few rows that these read.
+
+    rows of this rank       |-------------------------------|
+    from its own alone      |xxxx=======================xxxx|     x: wrong, for lack of rows
+    computed again          |====|                     |====|     when the others' rows are there
+
+No copy is made of the rank's own rows. The rows at the edges are computed twice, so this is for shards
+that have many more rows than a kernel reaches; else the rows are joined first.
+
+The convolution of a rank's own rows, in any of its three directions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from transconv.calls.settings import settings
 from transconv.conv import Prop
-from transconv.distributed import agreement, placing, transfer
-from transconv.distributed.axes import splits
-from transconv.distributed.halo import RowRange, SpatialAxis, planned, shards
-from transconv.distributed.local import LocalConv, with_bias
-from transconv.distributed.overlap import Halo, apart
-from transconv.distributed.placing import Choice, WholeShapes, produced
+from transconv.distributed import agreement, halo, placing
+from transconv.distributed.halo import RowRange, SpatialAxis, Travelling, Window, planned, shards
+from transconv.distributed.placing import Choice, WholeShapes, produced, splits
 from transconv.runtime import Cache
 from transconv.torch_ops import shapes
 from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.calls import conv_routes
+from transconv.torch_ops.calls.call_attributes import request
+from transconv.torch_ops.quantized.quantized_operator import weight_gradient
 
 Tensor = torch.Tensor
+
+
+class LocalConv(NamedTuple):
+    """The numbers of the convolution of some rows of src with some of dst: windows by spatial axis."""
+
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    windows: tuple[Window, ...]
+    groups: int
+
+    @property
+    def params(self) -> Params:
+        low, high = tuple(w.low for w in self.windows), tuple(w.high for w in self.windows)
+        padding = low if low == high else low + high
+        return Params(self.stride, padding, self.dilation, False, (0,) * len(low), self.groups)
+
+    def read(self, src: Tensor) -> Tensor:
+        """src without the rows at its end that are not read."""
+        for dim, window in enumerate(self.windows, 2):
+            if window.unread:
+                src = src.narrow(dim, 0, src.shape[dim] - window.unread)
+        return src
+
+    def dst(self, src: Tensor, wei: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
+        """dst of src and the weight, of this shape."""
+        src = self.read(src)
+        if not (src.numel() and wei.numel() and all(shape)):
+            return with_bias(src.new_zeros(tuple(shape)), bias)
+        made: Tensor = conv_routes.forward_route(request("", 0, *self.params), src, wei, bias,
+                                            settings.mode).forward(src, wei, bias)
+        return made
+
+    def src(self, dst: Tensor, wei: Tensor, like: Tensor) -> Tensor:
+        """The gradient of src, with shape and layout of ``like``, whose elements are not read."""
+        read = self.read(like)
+        if not (read.numel() and wei.numel() and dst.numel()):
+            return torch.zeros_like(like)
+        made = conv_routes.backward(self.params, dst, read, wei, (True, False, False), settings.mode)[0]
+        assert made is not None
+        missing = [n for w in reversed(self.windows) for n in (0, w.unread)]
+        return F.pad(made, missing) if any(missing) else made
+
+    def wei(self, dst: Tensor, src: Tensor, wei: Tensor, addend: bool = False) -> Tensor:
+        """The gradient of the weight ``wei``, whose elements are not read. An ``addend`` of a sum has 32
+        bits where the others have 16: the sum is rounded once."""
+        src = self.read(src)
+        if not (src.numel() and wei.numel() and dst.numel()):
+            return torch.zeros_like(wei)
+        if addend and wei.element_size() < 4:
+            return weight_gradient(src, dst, wei, self.params, False)
+        made = conv_routes.backward(self.params, dst, src, wei, (False, True, False), settings.mode)[1]
+        assert made is not None
+        return made
+
+
+def with_bias(made: Tensor, bias: Tensor | None) -> Tensor:
+    """The tensor plus a bias of its channels."""
+    if bias is None:
+        return made
+    return made + bias.to(made.dtype).view(1, -1, *[1] * (made.dim() - 2))
+
+
 # Of calls on which all ranks of a mesh agreed: those of all ranks are dropped at the same call.
 _choices: Cache[Any, Choice] = Cache("choices of axes", agreement.MOST)
 
@@ -73,7 +151,7 @@ class Problem:
         for at, x in split:
             parts, rank = self.mesh.size(at), self.mesh.get_local_rank(at)
             plan, line = planned(self.lines[x], prop, parts, rank), self.lines[x]
-            rows = transfer.started(local, 2 + x, plan, self.mesh.get_group(at), self.channels_last)
+            rows = halo.started(local, 2 + x, plan, self.mesh.get_group(at), self.channels_last)
             way = apart(line, prop, parts, rank) if (at, x) == split[-1] else None
             if way is not None:
                 pending = rows, line, x, way
@@ -162,3 +240,118 @@ def _of_bias(split: Any) -> Placement:
         return Replicate()
     return Partial() if split.bias is None else Shard(split.bias)
 
+
+SHARE = 8  # at most the eighth part of the rows is computed twice
+Kernel = Callable[[LocalConv, Tensor, Sequence[int]], Tensor]
+Sum = Callable[[LocalConv, Tensor, Tensor, bool], Tensor]
+
+
+class Pair(NamedTuple):
+    """Rows of the tensor that is read, and rows of the other one, counted in the whole tensors."""
+
+    read: RowRange
+    other: RowRange
+
+
+class OverlapSplit(NamedTuple):
+    """``own``: all that the rank has with all of its rows of the other tensor. ``edges``: rows that read
+    rows of others, with all that they read. ``received``: rows of others, with the rank's rows that read
+    them: with ``own`` these are each pair of rows once."""
+
+    own: Pair
+    edges: tuple[Pair, ...]
+    received: tuple[Pair, ...]
+
+
+@lru_cache(maxsize=1 << 12)
+def apart(line: SpatialAxis, prop: Prop, parts: int, rank: int) -> OverlapSplit | None:
+    """How one of ``parts`` ranks computes its rows of this direction's result; None if nothing travels,
+    and where its rows are too few."""
+    plan = planned(line, prop, parts, rank)
+    mine = shards(line.o if prop is Prop.FWD else line.i, parts)[rank]
+    own = plan.needed.within(plan.owned)
+    if not (plan.received and own.size and mine.size):
+        return None
+    low, high = mine.start, mine.stop
+    most = mine.size // SHARE
+    while low < mine.stop and low - mine.start <= most and _before(line, prop, low, own):
+        low += 1
+    while high > low and mine.stop - high <= most and _behind(line, prop, high - 1, own):
+        high -= 1
+    inner = line.needs(prop, RowRange(low, high))  # rows in the padding alone may end the search too early
+    if low - mine.start + mine.stop - high > most or inner.within(own).size < inner.size:
+        return None
+    edges = tuple(Pair(line.needs(prop, rows), rows)
+                  for rows in (RowRange(mine.start, low), RowRange(high, mine.stop)) if rows.size)
+    back = Prop.BWD_D if prop is Prop.FWD else Prop.FWD
+    others = (RowRange(plan.needed.start, own.start), RowRange(own.stop, plan.needed.stop))
+    received = tuple(Pair(rows, line.needs(back, rows).within(mine)) for rows in others if rows.size)
+    made = OverlapSplit(Pair(own, mine), edges, tuple(pair for pair in received if pair.other.size))
+    pairs = (made.own, *made.edges, *made.received)
+    return made if all(window_of(line, prop, pair).low >= 0 for pair in pairs) else None
+
+
+def _before(line: SpatialAxis, prop: Prop, row: int, own: RowRange) -> bool:
+    read = line.needs(prop, RowRange(row, row + 1))
+    return read.size > 0 and read.start < own.start
+
+
+def _behind(line: SpatialAxis, prop: Prop, row: int, own: RowRange) -> bool:
+    read = line.needs(prop, RowRange(row, row + 1))
+    return read.size > 0 and read.stop > own.stop
+
+
+def window_of(line: SpatialAxis, prop: Prop, pair: Pair) -> Window:
+    """The convolution of a pair of rows."""
+    return line.window(*(pair if prop is Prop.FWD else pair[::-1]))
+
+
+@dataclass(frozen=True)
+class Halo:
+    """A rank's rows of one tensor with those of others that its rows of another tensor read. ``part`` is
+    the convolution of all of them. ``rows``: still on their way along the axis of ``line``, with how to
+    compute meanwhile; otherwise ``local`` has them all."""
+
+    local: Tensor
+    part: LocalConv
+    prop: Prop
+    rows: Travelling | None = None
+    line: SpatialAxis | None = None
+    axis: int = 0
+    way: OverlapSplit | None = None
+
+    def computed(self, kernel: Kernel, shape: Sequence[int]) -> Tensor:
+        """The rank's rows of the other tensor, of this shape."""
+        if self.rows is None or self.way is None:
+            return kernel(self.part, self.local, shape)
+        dim, (has, mine) = 2 + self.axis, self.way.own
+        made = kernel(self._part(self.way.own), self.rows.some(has), shape)
+        for pair in self.way.edges:
+            edge = kernel(self._part(pair), self.rows.some(pair.read), _resized(shape, dim, pair.other))
+            made.narrow(dim, pair.other.start - mine.start, pair.other.size).copy_(edge)
+        self.rows.sent.wait()
+        return made
+
+    def summed(self, kernel: Sum, other: Tensor) -> Tensor:
+        """The gradient of the weight, from the rank's rows of the other tensor: one, or a sum of parts of
+        at least 32 bits."""
+        if self.rows is None or self.way is None:
+            return kernel(self.part, self.local, other, False)
+        dim, (has, mine) = 2 + self.axis, self.way.own
+        several = len(self.way.received) > 0
+        made = kernel(self._part(self.way.own), self.rows.some(has), other, several)
+        for pair in self.way.received:
+            read = other.narrow(dim, pair.other.start - mine.start, pair.other.size)
+            made = made.add_(kernel(self._part(pair), self.rows.some(pair.read), read, True))
+        self.rows.sent.wait()
+        return made
+
+    def _part(self, pair: Pair) -> LocalConv:
+        assert self.line is not None
+        windows = list(self.part.windows)
+        windows[self.axis] = window_of(self.line, self.prop, pair)
+        return self.part._replace(windows=tuple(windows))
+
+
+def _resized(shape: Sequence[int], dim: int, rows: RowRange) -> tuple[int, ...]:
+    return (*shape[:dim], rows.size, *shape[dim + 1:])

@@ -4,10 +4,8 @@ In: torch tensors. Out: torch tensors and gradients, computed by kernels of the 
 the reason, by torch. Knows: the torch border and everything below it. Importing it registers all
 operators that exported programs name."""
 
-from transconv.functional import text_derivatives as text_derivatives
+from transconv.functional import computation as computation
 from transconv.functional.explanation import explain as explain
-from transconv.functional.extrema import argmax, argmin, max, min
-from transconv.functional.indexing import embedding, gather, index_select
 from transconv.functional.norms import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from transconv.functional.pools import (
     adaptive_avg_pool1d,
@@ -29,8 +27,12 @@ from transconv.functional.reductions import (
     amax,
     amin,
     any,
+    argmax,
+    argmin,
     logsumexp,
+    max,
     mean,
+    min,
     prod,
     std,
     sum,
@@ -39,15 +41,21 @@ from transconv.functional.reductions import (
 from transconv.functional.softmax_rows import cross_entropy, log_softmax, normalize, softmax
 from transconv.functional.views import (
     cat,
+    embedding,
     flip,
     fold,
+    gather,
+    index_select,
     interpolate,
     pad,
     pixel_shuffle,
     pixel_unshuffle,
     unfold,
 )
-from transconv.torch_ops.fused import fused_autograd, traced_autograd  # noqa: F401
+from transconv.torch_ops.fused import (
+    fused_functional,  # noqa: F401
+    traced_route,  # noqa: F401
+)
 from transconv.torch_ops.quantized import quantized_operator  # noqa: F401
 
 __all__ = [

@@ -20,7 +20,7 @@ from transconv.functional.calls.compiled_launch import refused
 from transconv.ir import Cast, Const, DType, Expr, Layout, View, ViewDim, f32, f64
 from transconv.ir import Tensor as Memory
 from transconv.runtime import torch_internals
-from transconv.torch_ops.fused import traced_autograd
+from transconv.torch_ops.fused import traced_route
 from transconv.torch_ops.fused.traced_route import TYPES, spread
 
 Tensor = torch.Tensor
@@ -85,4 +85,4 @@ def _compute(text: str, places: tuple[Place, ...],
     return str(compute).replace("\n", " ;; "), order, tuple(stores)
 
 
-traced_autograd.TracedConvolution.kernels += (gradients,)
+traced_route.TracedConvolution.kernels += (gradients,)

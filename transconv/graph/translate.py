@@ -12,10 +12,8 @@ from torch import fx
 
 from transconv.graph.fusion.index_ir import TYPES, Counted, MovedView, Piece, RegionInput
 from transconv.graph.lowerings import (
-    concatenations,
     convolutions,
     elementwise,
-    fills,
     gradients,
     pools,
     products,
@@ -24,15 +22,15 @@ from transconv.graph.lowerings import (
     reductions,
     views,
 )
-from transconv.graph.lowerings.index_ranges import told_by_place
 from transconv.graph.lowerings.table import ROWS, NodeCall, NotOurs, ResultSpec, is_bug, why_no_row
+from transconv.graph.lowerings.view_indexing import told_by_place
 from transconv.graph.sizes import Fraction, Length, same
 from transconv.graph.symbols import Symbols
 
 log = logging.getLogger("transconv.graph")
 
 # Imported for their rows.
-TABLES = (elementwise, fills, views, concatenations, reductions, pools, products,
+TABLES = (elementwise, elementwise, views, views, reductions, pools, products,
           convolutions, gradients, quantization, quantized_convolutions)
 
 

@@ -6,13 +6,13 @@ deadlocks. Knows: nothing above it.
 
 import warnings
 
-from transconv.ir.access import BoxLoad, Load, MemoryRead
 from transconv.ir.dtype import (
     DTYPES,
     ELSEWHERE,
     EXACT_TERMS,
     DType,
     Rounding,
+    RowTable,
     bf16,
     boolean,
     f8e4m3,
@@ -79,7 +79,39 @@ from transconv.ir.expr import (
     Xor,
     as_expr,
 )
-from transconv.ir.func import (
+from transconv.ir.functions.calls import CALLS, Callee, helpers, multiply_add
+from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
+from transconv.ir.functions.reductions import REDUCERS, reducer_of
+from transconv.ir.functions.rounding import convert, held_constant, wrapped
+from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
+from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
+from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
+from transconv.ir.interp.evaluate import Evaluator, Fault, contract
+from transconv.ir.interp.kernel import run
+from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
+from transconv.ir.layout import Layout, LayoutBlock
+from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
+from transconv.ir.operations import (
+    Call,
+    Cast,
+    Reduce,
+    Renamed,
+    Select,
+    Spread,
+    addends,
+    all_of,
+    conjuncts,
+    eq,
+    maximum,
+    minimum,
+    ne,
+    select,
+    sum_of,
+)
+from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
+from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
+from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
+from transconv.ir.stmt import (
     ARRIVE,
     ASSUME,
     ATOMIC_ADD,
@@ -91,33 +123,11 @@ from transconv.ir.func import (
     PART_WAIT,
     SEND_WAIT,
     WAIT,
-    Func,
-    dot,
-    partial,
-)
-from transconv.ir.functions.calls import CALLS, Callee, helpers
-from transconv.ir.functions.fma import multiply_add
-from transconv.ir.functions.packed_bytes import BYTES, PRODUCTS, SHIFTED
-from transconv.ir.functions.reductions import REDUCERS, reducer_of
-from transconv.ir.functions.rounding import convert, held_constant, wrapped
-from transconv.ir.functions.saturation import at_random, divided, is_number, saturated
-from transconv.ir.functions.size_values import Values, function_of, value_at, values_of
-from transconv.ir.functions.stochastic_rounding import SHORT, chances, one_of_two
-from transconv.ir.functions.tables import RowTable
-from transconv.ir.interp.evaluate import Evaluator, Fault, contract
-from transconv.ir.interp.kernel import run
-from transconv.ir.interp.memory import Array, InterpError, Memory, offsets_of
-from transconv.ir.layout import Layout, LayoutBlock
-from transconv.ir.node import Node, ObjectMap, ObjectSet, field_names, node
-from transconv.ir.operations import Call, Cast, Select
-from transconv.ir.rules.names import LAUNCH, why_not_depth, why_not_name, why_not_text
-from transconv.ir.rules.verifier import LEVELS, VerifyError, verify
-from transconv.ir.sizes import LARGEST_SIZE, Size, Sizes, sizes_told, strictest, text_of
-from transconv.ir.stmt import (
     Alloc,
     BoxStore,
     Comment,
     For,
+    Func,
     FuncCall,
     If,
     Kernel,
@@ -126,15 +136,15 @@ from transconv.ir.stmt import (
     Stmt,
     Store,
     Update,
+    dot,
+    partial,
     seq,
     statements,
     store,
 )
-from transconv.ir.tensor import Tensor, View, ViewDim
-from transconv.ir.terms import addends, all_of, conjuncts, eq, maximum, minimum, ne, select, sum_of
+from transconv.ir.tensor import BoxLoad, Load, MemoryRead, Tensor, View, ViewDim
 from transconv.ir.text.infix import readable
 from transconv.ir.text.python_functions import defined, executed
-from transconv.ir.tile_expr import Reduce, Renamed, Spread
 from transconv.ir.visit import (
     ExprMutator,
     Mutator,

@@ -4,7 +4,7 @@ A program owns rings of shared memory (``SmemRing``) and of barriers (``Barrier`
 roles: one fetches boxes into slots of the rings, another multiplies them. All waits are explicit; the
 interpreter runs the roles concurrently and reports deadlocks and races.
 
-Functions that go with these nodes (see ``func.py``):
+Functions that go with these nodes (see ``stmt.py``):
 
     wait(ready, slot, phase)      go on once the phase of that parity has completed
     expect(ready, slot, bytes)    announce that so many bytes will land, and arrive

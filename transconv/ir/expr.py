@@ -2,15 +2,32 @@
 ``==`` is identity, because nodes are members of sets and dicts; ``eq(a, b)`` builds an equality.
 An expression that mentions lanes is a tile. Its shape has the extents of the lanes, ordered by their
 ``axis``; operands are broadcast along lanes that they do not mention.
+
+Converts Python's and NumPy's scalars to constants of expressions.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, Union
+from typing import Any, Protocol, Union
+
+import numpy as np
 
 from transconv.ir.dtype import DType, boolean, f32, index, promote
-from transconv.ir.functions.scalars import Number, number_of
 from transconv.ir.node import Node, node
+
+Number = Union[int, float, bool, "np.integer[Any]", "np.floating[Any]", np.bool_]
+
+
+def number_of(value: object) -> int | float | bool:
+    """The Python number that a scalar is. TypeError for anything else."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    raise TypeError(f"the operand {value!r} ({type(value).__name__}) is neither an IR expression nor a "
+                    "number")
 
 
 class Standing(Protocol):

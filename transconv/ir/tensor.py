@@ -2,6 +2,8 @@
 
 A view does not exist in memory. It has one coordinate expression and one mask per dimension of the
 tensor; an element whose mask is false is read as 0 and is never written.
+
+Expressions that read memory: element by element, or in boxes that TMA loads.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from transconv.ir.expr import ONE, TRUE, Expr, as_expr
 from transconv.ir.functions.size_values import Values, value_at
 from transconv.ir.layout import Layout
 from transconv.ir.node import Node, node
-from transconv.ir.terms import all_of, sum_of
+from transconv.ir.operations import all_of, sum_of
 
 
 @node
@@ -149,3 +151,57 @@ class View(Node):
         coords = ", ".join(f"{n} = {d.coord}" for n, d in zip(names, self.dims, strict=True))
         mask = self.mask()
         return f"{self.tensor.name}[{coords}]" + ("" if mask is TRUE else f" where {mask}")
+
+
+class MemoryRead(Expr):
+    """Base of the expressions that read memory."""
+
+    __slots__ = ()
+    tensor: Tensor
+
+
+@node
+class Load(MemoryRead):
+    """``tensor.data[offset]`` where ``mask`` holds, else ``fill``. The offset counts elements."""
+
+    tensor: Tensor
+    offset: Expr
+    mask: Expr
+    fill: float = 0.0
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+
+@node
+class BoxLoad(MemoryRead):
+    """The part of a tensor that a copy engine fetches in one piece.
+
+    One entry per dimension: ``corner`` is where the box begins (the same for all lanes), ``within`` the
+    position of each lane relative to the corner, in steps of ``tensor.every``, ``extents`` the size of the
+    box. Elements outside the tensor are 0; the others are rounded to ``tensor.near`` if that is set.
+    """
+
+    tensor: Tensor
+    corner: tuple[Expr, ...]
+    within: tuple[Expr, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def dtype(self) -> DType:
+        return self.tensor.dtype
+
+    def as_load(self) -> Load:
+        """The equivalent masked load."""
+        offset, inside = box_address(self.tensor, self.corner, self.within)
+        return Load(self.tensor, offset, inside)
+
+
+def box_address(tensor: Tensor, corner: tuple[Expr, ...],
+                within: tuple[Expr, ...]) -> tuple[Expr, Expr]:
+    """The offset of each element of a box, and the condition that it is inside the tensor."""
+    steps = tensor.every or [1] * len(corner)
+    coords = [a + (b if n == 1 else b * n) for a, b, n in zip(corner, within, steps, strict=True)]
+    inside = [(c >= 0) & (c < n) for c, n in zip(coords, tensor.bounds, strict=True)]
+    return tensor.offset_of(coords), all_of(inside)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 from transconv.ir.expr import Expr, Lane, Var
 from transconv.ir.node import Node, field_names
+from transconv.ir.operations import Reduce, Renamed, Spread
 from transconv.ir.stmt import Alloc, For, FuncCall, Let, Seq, Stmt, Update, seq
-from transconv.ir.tile_expr import Reduce, Renamed, Spread
 
 T = TypeVar("T", bound=Node)
 N = TypeVar("N", bound=Node)

@@ -10,16 +10,22 @@ from typing import Any, overload
 from transconv.errors import KernelError
 from transconv.ir import DType
 from transconv.kernel.annotations import Declared, KernelCall, Meant, Tunable, declared_of
+from transconv.kernel.device_functions import func, intrinsic
 from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.group import Group
-from transconv.kernel.launch.arguments import described
+from transconv.kernel.launch.arguments import (
+    AskedResults,
+    Recipe,
+    described,
+    makers,
+    results_of,
+    returned,
+)
 from transconv.kernel.launch.first_result import check
 from transconv.kernel.launch.launcher import KernelLaunches
 from transconv.kernel.launch.lowering import LoweredKernel, explained
-from transconv.kernel.launch.results import AskedResults, Recipe, makers, results_of, returned
 from transconv.kernel.launch.torch_operator import Results, as_operator
 from transconv.kernel.launch.tuned_choices import TunedChoice
-from transconv.kernel.overloads import func, intrinsic
 from transconv.kernel.simulator.execution import simulate
 from transconv.target import Target, detect
 

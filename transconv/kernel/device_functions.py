@@ -1,12 +1,21 @@
 """``@kernel.func``: functions that kernels call; their bodies are read in the place of the call. Additions
 to elements of an array that no other one comes between, and random numbers from a place and a seed:
 nothing is stored, and every engine has the same.
+
+Functions with several bodies: one for each scope, and intrinsics of a chip. Which one a call gets.
+
+    intrinsics of the scope, then those of every scope: the first one that gives a builder
+    the body for the scope, with the group, sub-group or work-item as its first argument
+    the body of the function itself
 """
 
 from __future__ import annotations
 
+import ast
 import functools
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -14,6 +23,9 @@ import numpy as np
 
 from transconv.errors import KernelError
 from transconv.kernel.frontend.source import FunctionSource
+from transconv.kernel.intrinsics import IntrinsicArgument
+from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.target import Target
 
 
 class Scope(Enum):
@@ -79,3 +91,148 @@ def uniform(place: Any, seed: Any) -> Any:
     h = (h ^ (h >> 16 & 0xffff)) * 0x21f0aaad
     h = (h ^ (h >> 15 & 0x1ffff)) * 0x735a2d97
     return (h >> 8 & 0xffffff) * 2.0**-24
+
+
+HELD = "__transconv_family__"  # the attribute of a function that holds its family
+
+
+class Intrinsic:
+    """A function that decides what a call becomes. ``scope``: the only one that it is for."""
+
+    def __init__(self, function: Callable[..., Any], scope: Scope | None) -> None:
+        self.python, self.scope = function, scope
+        self.name = getattr(function, "__name__", "intrinsic")
+        self.asks_for_chip = "chip" in inspect.signature(function).parameters
+
+    @property
+    def place(self) -> str:
+        """The file and the line of the function."""
+        source = FunctionSource.of(self.python)
+        return str(source.place(source.tree))
+
+    def built(self, arguments: Sequence[IntrinsicArgument], chip: Target) -> Callable[..., Any] | None:
+        """The function of a builder and the arguments for arguments of these types; None if there is
+        none. Refuses what is neither."""
+        words = {"chip": chip} if self.asks_for_chip else {}
+        try:
+            made: Callable[..., Any] | None = self.python(*arguments, **words)
+        except TypeError as error:
+            raise Refusal(f"the intrinsic {self.name}, which fails for such arguments ({error})") from None
+        if made is not None and not callable(made):
+            raise Refusal(f"{made!r}, which the intrinsic {self.name} returns",
+                          "a function of the builder and the arguments, or None")
+        return made
+
+
+@dataclass(slots=True, eq=False)
+class OverloadSet:
+    """The bodies of a function. ``own``: that of the function itself, None if it says nothing."""
+
+    name: str
+    own: DeviceFunction | None
+    bodies: dict[Scope, DeviceFunction] = field(default_factory=dict)
+    intrinsics: dict[tuple[str, Scope | None], Intrinsic] = field(default_factory=dict)
+
+    def body(self, scope: Scope) -> DeviceFunction | None:
+        """The body in Python for a scope; None if there is none."""
+        return self.bodies.get(scope) or self.own
+
+    def asked(self, scope: Scope) -> Iterator[Intrinsic]:
+        """The intrinsics to ask in a scope, in order: those that are for it alone first."""
+        yield from (i for i in self.intrinsics.values() if i.scope is scope)
+        yield from (i for i in self.intrinsics.values() if i.scope is None)
+
+    def candidates(self) -> str:
+        """All bodies, each with its scope and its line."""
+        told = [f"for {s.value} at {f.place}" for s, f in self.bodies.items()]
+        told += [f"the intrinsic {i.name} for {i.scope.value if i.scope else 'every scope'} at {i.place}"
+                 for i in self.intrinsics.values()]
+        return "; ".join(told)
+
+
+def family_of(callee: Any) -> OverloadSet | None:
+    """The family of a function; None if it has none."""
+    found = getattr(_python(callee), "__dict__", None)
+    return found.get(HELD) if isinstance(found, dict) else None
+
+
+def family_for(function: Any) -> OverloadSet:
+    """The family of a function, made if there is none yet. Raises KernelError for what is no function of
+    Python."""
+    if (found := family_of(function)) is not None:
+        return found
+    python = _python(function)
+    if not hasattr(python, "__code__"):
+        raise KernelError(f"{function!r} has no bodies for scopes; expected a function that is defined by "
+                          "def")
+    own = function if isinstance(function, DeviceFunction) else DeviceFunction(python)
+    made = OverloadSet(python.__name__, own if _says_something(python) else None)
+    setattr(python, HELD, made)
+    return made
+
+
+def of_another_scope(body: DeviceFunction, scope: Scope) -> WrongScope:
+    """Why a body cannot be called in a scope."""
+    assert body.scope is not None
+    return WrongScope(f"a call of {body.source.name} by {scope.value}, which is for {body.scope.value} "
+                      f"({body.place})", f"calls by {body.scope.value}")
+
+
+def _python(callee: Any) -> Any:
+    return callee.python if isinstance(callee, DeviceFunction) else callee
+
+
+def _says_something(function: Callable[..., Any]) -> bool:
+    """Whether the body is more than ``pass``, ``...`` and a text."""
+    return not all(isinstance(s, ast.Pass) or isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)
+                   for s in FunctionSource.of(function).tree.body)
+
+
+# -- what declares bodies ----------------------------------------------------------------------------
+
+
+def func(function: Any = None, *, scope: Scope | None = None, inline: bool = True) -> Any:
+    """Make a function that kernels may call:
+
+        @kernel.func
+        def silu(x):
+            return x / (1.0 + np.exp(-x))
+
+    Its body is read where it is called, with the types and shapes of that call. It may not call itself.
+    ``@kernel.func(inline=False)``: a function of Triton of its own, of element-wise operations alone.
+
+    ``@kernel.func(silu, scope=WorkItem)`` makes the body of ``silu`` for one scope, WorkGroup, SubGroup or
+    WorkItem; its first parameter is the group, sub-group or work-item, which calls leave out.
+    """
+    if scope is not None and not isinstance(scope, Scope):
+        raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
+    if scope is None and function is not None:
+        if not callable(function):
+            raise KernelError(f"kernel.func({function!r}); expected a function")
+        return DeviceFunction(function, inline=inline)
+
+    def made(body: Callable[..., Any]) -> DeviceFunction:
+        given = DeviceFunction(body, scope, inline)
+        if function is not None and scope is not None:
+            family_for(function).bodies[scope] = given
+        return given
+    return made
+
+
+def intrinsic(function: Any, *, scope: Scope | None = None) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function decide what calls of ``function`` become on a chip. It is called with what is known
+    of the arguments (``IntrinsicArgument``: dtype, shape, strides ...), and with the chip if it has a
+    parameter ``chip``. It returns a function of a ``Builder`` and the arguments, or None; then the next
+    intrinsic is asked, and at last the body of ``function`` is read. The simulator executes that body.
+
+    ``scope``: the scope that it is for; by default every one.
+    """
+    if scope is not None and not isinstance(scope, Scope):
+        raise KernelError(f"scope={scope!r}; expected WorkGroup, SubGroup or WorkItem")
+    family = family_for(function)
+
+    def made(decides: Callable[..., Any]) -> Callable[..., Any]:
+        given = Intrinsic(decides, scope)
+        family.intrinsics[getattr(decides, "__qualname__", given.name), scope] = given
+        return decides
+    return made

@@ -12,6 +12,10 @@ from transconv.passes.pipeline import (
     SCHEDULE,
     STAGES,
     TOGETHER,
+    Context,
+    Form,
+    Pass,
+    Stage,
     finish,
     forms,
     leave,
@@ -23,7 +27,6 @@ from transconv.passes.pipeline import (
     stages,
     unregister,
 )
-from transconv.passes.stage import Context, Form, Pass, Stage
 
 __all__ = [
     "Context", "EMIT", "Form", "NAIVE", "PIPELINE", "PROBLEM", "Pass", "SCHEDULE", "STAGES", "Stage",

@@ -4,9 +4,8 @@ In: computations with their schedules, plans and machine code. Out: one self-con
 the runtime and what is below it.
 """
 
-from transconv.report.page import LARGEST, page, write_page
+from transconv.report.page import LARGEST, PrintedTable, page, tables_page, write_page
 from transconv.report.subject import LabeledTime, Section, Subject
-from transconv.report.tables import PrintedTable, tables_page
 
 __all__ = ["LARGEST", "Section", "Subject", "PrintedTable", "LabeledTime", "page", "tables_page",
            "write_page"]

@@ -1,4 +1,7 @@
-"""The page: subjects rendered through the templates into one text that needs no other file."""
+"""The page: subjects rendered through the templates into one text that needs no other file.
+
+A page of tables in the style of the other pages: one text that needs no other file.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,8 @@ from transconv.compute import describe
 from transconv.disk_cache import replace_named
 from transconv.ir import Kernel
 from transconv.passes import lower
-from transconv.report import machine, stages, strategies
-from transconv.report.pictures import (
-    grid,
-    memory,
-    plane_picture,
-    roofline,
-    timeline,
-    timeline_picture,
-)
+from transconv.report import stages, strategies
+from transconv.report.pictures import grid, memory, planes, roofline, timeline
 from transconv.report.pictures.memory import SharedMemoryRing
 from transconv.report.pictures.planes import Plane, plane_of, worth
 from transconv.report.pictures.roofline import Bar
@@ -36,6 +32,7 @@ from transconv.version import __version__
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
 
 LARGEST = 3_000_000  # bytes of a page
 CODE = 1_300_000  # of them for kernel and machine texts
@@ -81,7 +78,7 @@ def _rendered(shown: Sequence[tuple[Section, list[_Shown]]], title: str, remarks
                            style=template_text("style.css"), script=template_text("script.js"),
                            chips=dict.fromkeys(roofline.chip(s.target) for _, subjects in shown
                                                for s in subjects),
-                           kinds=machine.KINDS) + "\n"
+                           kinds=stages.KINDS) + "\n"
 
 
 @cache
@@ -136,7 +133,7 @@ class _Shown:
         for view, stored in dict.fromkeys(views):
             plane = plane_of(view, seen, tile, stored, hue if seen.phase else 0)
             if plane is not None and worth(plane):
-                found.append((plane, plane_picture.draw(plane), plane_picture.said(plane)))
+                found.append((plane, planes.draw(plane), planes.said(plane)))
         return Pictured(whole.compute.name, describe(whole.compute), tuple(found))
 
     @property
@@ -187,7 +184,7 @@ class _Shown:
 
     def timeline(self, whole: Scheduled) -> tuple[timeline.Timeline, Markup] | None:
         line = timeline.play(self.launched(whole), whole)
-        return (line, timeline_picture.draw(line)) if line is not None else None
+        return (line, timeline.draw(line)) if line is not None else None
 
     @property
     def stages(self) -> list[tuple[str, list[stages.Shown]]]:
@@ -202,8 +199,8 @@ class _Shown:
     @property
     def launches(self) -> list[KernelReport]:
         answers: list[object] = [*self.subject.answers] or [None] * len(self.plan.steps)
-        return [KernelReport(s.compute.name, machine.marked(s.source, "source", self.most), a,
-                       tuple(machine.marked(a.texts[k], k, self.most) for k in ("ptx", "sass", "amdgcn")
+        return [KernelReport(s.compute.name, stages.marked(s.source, "source", self.most), a,
+                       tuple(stages.marked(a.texts[k], k, self.most) for k in ("ptx", "sass", "amdgcn")
                              if k in a.texts) if isinstance(a, Resources) else ())
                 for s, a in zip(self.plan.steps, answers, strict=True)]
 
@@ -221,9 +218,9 @@ class KernelReport:
     """A kernel's text, the result of its compile, and machine texts."""
 
     name: str
-    source: machine.ListedText
+    source: stages.ListedText
     answer: object
-    texts: tuple[machine.ListedText, ...]
+    texts: tuple[stages.ListedText, ...]
 
     @property
     def resources(self) -> Resources | None:
@@ -232,3 +229,20 @@ class KernelReport:
     @property
     def failure(self) -> CompileFailure | None:
         return self.answer if isinstance(self.answer, CompileFailure) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedTable:
+    """Cells are texts, or numbers aligned to the right; ``remarks`` are printed above."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+    remarks: tuple[str, ...] = ()
+
+
+def tables_page(title: str, tables: Sequence[PrintedTable], remarks: Sequence[str] = ()) -> str:
+    """The page as a text of HTML that needs no other file. Cells are escaped; None is shown as a dash."""
+    template = environment().get_template("tables.html.j2")
+    return template.render(title=title, tables=tables, remarks=remarks, version=__version__,
+                           style=template_text("style.css"), script=template_text("script.js")) + "\n"

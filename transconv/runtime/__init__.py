@@ -9,21 +9,40 @@ from transconv.runtime.cache_bundle import BundleContents, info, pack, unpack
 from transconv.runtime.compilation.async_compile import (
     ahead,
     begin_processes,
+    beside,
+    cores,
     expect,
+    helpers,
     is_ready,
     ready,
     state,
     withdraw,
 )
 from transconv.runtime.compilation.batch_compile import BatchCompile, Prepared, begin, prepare, rank
-from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, PlanRequest, Waiting
-from transconv.runtime.compilation.processor_count import beside, cores, helpers
+from transconv.runtime.compilation.plan_request import (
+    COMPILING,
+    NEVER,
+    Batch,
+    PlanRequest,
+    Waiting,
+    collect,
+    collecting,
+    is_collecting,
+)
 from transconv.runtime.compilation.recompilation import Compared, compare
-from transconv.runtime.compilation.request_capture import collect, collecting, is_collecting
 from transconv.runtime.compiler import build, build_compute, forget, plan, replan
 from transconv.runtime.estimates import estimated, is_estimated
 from transconv.runtime.first_run_check import first_result
-from transconv.runtime.launch import SIZES, FirstSizes, Launch, Spaces, on_device
+from transconv.runtime.launch import (
+    SIZES,
+    Copy,
+    FirstSizes,
+    Launch,
+    Spaces,
+    WeightPrepack,
+    apart,
+    on_device,
+)
 from transconv.runtime.operands import Wanted
 from transconv.runtime.plans import Plan, PlanStep
 from transconv.runtime.registry import ChosenPlan, RegisteredPlan, Registry
@@ -35,7 +54,6 @@ from transconv.runtime.steps import (
     one_kernel_plan,
     plan_steps,
 )
-from transconv.runtime.weight_prepack import Copy, WeightPrepack, apart
 from transconv.selection import register_reader
 
 __all__ = [

@@ -6,6 +6,11 @@
 
 Tensors come in the order of the workload's reads and then of its stores. They may have any shape whose
 memory is what the workload says: sizes are not looked at again.
+
+Splits a plan in two: the copies of one tensor, which depend on nothing else, and the rest.
+
+A tensor that does not change between calls needs to be copied into another order only once. The copies run
+on request, and the rest of the plan takes their results as additional tensors.
 """
 
 from __future__ import annotations
@@ -13,21 +18,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from transconv import knobs
 from transconv.backend_triton import torch_internals, torch_module
 from transconv.compute import Alone
 from transconv.errors import ProblemError, ScheduleError, StageError, TensorError, Unsupported
+from transconv.ir import Tensor
 from transconv.runtime import first_run_check
 from transconv.runtime.compilation.async_compile import ready
 from transconv.runtime.compilation.plan_request import PlanRequest
-from transconv.runtime.operands import Wanted, check_indices
-from transconv.runtime.plans import Plan
-from transconv.runtime.weight_prepack import WeightPrepack, apart
+from transconv.runtime.operands import Wanted, check_indices, torch_type
+from transconv.runtime.plans import Plan, PlanStep
 
 if TYPE_CHECKING:
     import torch
+
 
 log = logging.getLogger("transconv.functional")
 
@@ -258,3 +265,54 @@ def _planned(request: PlanRequest, mode: str) -> Plan:
     except StageError as error:  # a program in training must not stop for a bug of ours
         log.warning("no kernel for %s: %s", workload.title, error, exc_info=True)
         raise Unsupported("error:StageError", str(error)) from error
+
+
+Kind = TypeVar("Kind", bound=Plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy of a tensor. ``name``: its name in the plan; ``key``: equal for equal copies of equal
+    tensors, also in different plans."""
+
+    name: str
+    key: str
+    tensor: Tensor
+    step: PlanStep
+
+    def make(self, of: Any) -> Any:
+        """The copy of a torch tensor, made on its device and the current stream, with zeros in gaps."""
+        made = of.new_zeros(self.tensor.layout.span, dtype=torch_type(self.tensor))
+        self.step.launcher.start([made if p == self.name else of for p in self.step.params])
+        return made
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightPrepack(Generic[Kind]):
+    """``rest``: the launches of the plan after ``copies``, which are additional tensors, by their
+    names."""
+
+    copies: tuple[Copy, ...]
+    rest: Kind
+
+
+def apart(plan: Kind, name: str) -> WeightPrepack[Kind] | None:
+    """A plan split into the copies of its tensor ``name`` and the rest; None if it does not copy it."""
+    found: list[Copy] = []
+    steps: list[PlanStep] = []
+    cleared: Tensor | None = None  # cleared by a copy that is taken out, and so by the first launch left
+    for step in plan.steps:
+        given = not step.launcher.sizes  # others may have other sizes at each call
+        if step.does == "pack" and given and len(step.params) == 2 and name in step.params:
+            made = next(p for p in step.params if p != name)
+            found.append(Copy(made, step.digest, plan.workspaces[made], step))
+            cleared = cleared or step.zero
+        else:
+            steps.append(step)
+    if not found or not steps or (cleared and steps[0].zero):
+        return None
+    if cleared:
+        steps[0] = replace(steps[0], zero=cleared)
+    copied = {c.name for c in found}
+    spaces = {n: t for n, t in plan.workspaces.items() if n not in copied}
+    return WeightPrepack(tuple(found), replace(plan, steps=tuple(steps), workspaces=spaces))

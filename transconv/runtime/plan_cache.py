@@ -20,7 +20,7 @@ from transconv import knobs
 from transconv.backend_triton import Launcher, unspecialised, write
 from transconv.compute import Workload, of_sizes, sizes_of
 from transconv.cost import CostFormula
-from transconv.disk_cache import Content, Drawer, fields
+from transconv.disk_cache import Content, Drawer, records
 from transconv.ir import DTYPES, Expr, Layout, LayoutBlock, Sizes, Tensor
 from transconv.passes import STAGES, running, stages
 from transconv.runtime import check_records
@@ -103,10 +103,10 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
     others. Raises what is ``UNREADABLE`` for what is not as ``keep`` writes it."""
     if content["target"] != target.name or content["files"] != files_digest():
         raise ValueError(f"{content['target']!r:.80}; expected a plan of this version for {target.name}")
-    listed, sizes = fields.several(content["steps"]), None
+    listed, sizes = records.several(content["steps"]), None
     if sized := next((s["sizes"] for s in listed if s["sizes"] is not None), None):
-        sizes = sizes_of(fields.text(sized))
-    spaces = {t.name: t for t in [tensor_of(t, sizes) for t in fields.several(content["workspaces"])]}
+        sizes = sizes_of(records.text(sized))
+    spaces = {t.name: t for t in [tensor_of(t, sizes) for t in records.several(content["workspaces"])]}
     given = {t.name: t for t in workload.tensors}
     if given.keys() & spaces.keys() or len(spaces) < len(content["workspaces"]):
         raise ValueError(f"workspaces {', '.join(spaces)}; expected names of their own")
@@ -114,12 +114,13 @@ def read(content: Content, workload: Workload, target: Target, deterministic: bo
     if missing := [n for n in workload.results if 0 not in given[n].shape and all(
             n not in s.params for s in steps)]:
         raise ValueError(f"no kernel stores {missing[0]}")
-    plan = kind(workload, target, Schedule.parse(fields.text(content["schedule"])), steps, spaces,
-                rejected=fields.whole(content["rejected"], most=1 << 16), why=fields.text(content["why"]),
-                tuned=fields.flag(content["tuned"]), deterministic=deterministic)
+    plan = kind(workload, target, Schedule.parse(records.text(content["schedule"])), steps, spaces,
+                rejected=records.whole(content["rejected"], most=1 << 16),
+                why=records.text(content["why"]), tuned=records.flag(content["tuned"]),
+                deterministic=deterministic)
     if plan.required:
         plan.estimated = tuple([_formula(f, plan.required.sizes)
-                                for f in fields.several(content["estimated"])])
+                                for f in records.several(content["estimated"])])
     return plan
 
 
@@ -139,29 +140,29 @@ def _read(
     kept: Content, target: Target, again: Again, at: int, known: Mapping[str, Tensor]
 ) -> PlanStep:
     """A step; ``known``: the tensors of the call and the plan's workspaces, by name."""
-    schedule, source = Schedule.parse(fields.text(kept["schedule"])), fields.text(kept["source"], TEXT)
-    function = fields.name(kept["function"])
+    schedule, source = Schedule.parse(records.text(kept["schedule"])), records.text(kept["source"], TEXT)
+    function = records.name(kept["function"])
     if not re.search(rf"^def {function}\(", source, re.MULTILINE):
         raise ValueError(f"{function}: the text defines no such function")
     if (kept["warps"], kept["stages"]) != (schedule.warps, schedule.stages):
         raise ValueError(f"{function}: warps and stages are not those of {schedule}")
-    sizes = sizes_of(fields.text(kept["sizes"])) if kept["sizes"] is not None else None
+    sizes = sizes_of(records.text(kept["sizes"])) if kept["sizes"] is not None else None
     if unspecialised(source) != (sizes.names if sizes else ()):
         raise ValueError(f"{function}: it takes other sizes")
-    params = tuple([known[fields.name(n)] for n in fields.several(kept["params"])])
-    types, fuse = tuple([t.dtype.torch for t in params]), fields.flag(kept["fuse"])
+    params = tuple([known[records.name(n)] for n in records.several(kept["params"])])
+    types, fuse = tuple([t.dtype.torch for t in params]), records.flag(kept["fuse"])
     if not params or kept["types"] != [*types]:
         raise ValueError(f"{function}: its tensors are of other types")
     if kept["digest"] != digest_of(source, schedule, target, () if fuse else types):
         raise ValueError(f"{function}: the text is another")
     boxes = _boxes(kept["boxes"], params, sizes)
-    explicit, early = fields.flag(kept["explicit"]), fields.flag(kept["early"])
-    path, words = write(source, fields.name(kept["file"])), (schedule.warps, schedule.stages)
-    grid: int | Expr = fields.whole(kept["grid"], most=MOST_PROGRAMS)
+    explicit, early = records.flag(kept["explicit"]), records.flag(kept["early"])
+    path, words = write(source, records.name(kept["file"])), (schedule.warps, schedule.stages)
+    grid: int | Expr = records.whole(kept["grid"], most=MOST_PROGRAMS)
     requires = None
     if sizes:
-        where = tuple([of_sizes(fields.text(c), sizes) for c in fields.several(kept["where"])])
-        requires, grid = replace(sizes, where=where), of_sizes(fields.text(kept["programs"]), sizes)
+        where = tuple([of_sizes(records.text(c), sizes) for c in records.several(kept["where"])])
+        requires, grid = replace(sizes, where=where), of_sizes(records.text(kept["programs"]), sizes)
     run = Launcher(source, function, path, grid, *words, boxes, explicit, early, types, kept["digest"],
                    fuse, sizes, requires)
 
@@ -169,15 +170,15 @@ def _read(
         step = again().steps[at]
         return LoweredStep(step.compute, step.kernel)
 
-    zero = None if kept["zero"] is None else known[fields.name(kept["zero"])]
-    return PlanStep(fields.name(kept["does"]), schedule, lowered, source, path, run,
+    zero = None if kept["zero"] is None else known[records.name(kept["zero"])]
+    return PlanStep(records.name(kept["does"]), schedule, lowered, source, path, run,
                 tuple([t.name for t in params]), kept["digest"], zero)
 
 
 def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[Any, ...]:
     """The boxes of a step: for each tensor None, or as what it is seen and the extents, within its
     memory."""
-    listed = fields.several(kept)
+    listed = records.several(kept)
     if listed and len(listed) != len(params):
         raise ValueError(f"{len(listed)} boxes of {len(params)} tensors")
     made: list[Any] = []
@@ -187,7 +188,7 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
             continue
         seen, extents = box
         view = tensor_of(seen, sizes)
-        extents = [fields.whole(n, 1, 1 << 16) for n in fields.several(extents)]
+        extents = [records.whole(n, 1, 1 << 16) for n in records.several(extents)]
         if (view.name, view.dtype) != (tensor.name, tensor.dtype) or len(extents) != len(view.dims) or (
                 not sizes and not view.planes and view.layout.span > tensor.layout.span):
             raise ValueError(f"a box of {view}; expected one of {tensor}")
@@ -197,8 +198,8 @@ def _boxes(kept: Any, params: tuple[Tensor, ...], sizes: Sizes | None) -> tuple[
 
 def _formula(kept: Any, sizes: Sizes) -> CostFormula:
     counts, lines, us = kept
-    return CostFormula(tuple([of_sizes(fields.text(c), sizes) for c in fields.several(counts)]),
-                   tuple([(n, t) for n, t in fields.several(lines)]), us)
+    return CostFormula(tuple([of_sizes(records.text(c), sizes) for c in records.several(counts)]),
+                   tuple([(n, t) for n, t in records.several(lines)]), us)
 
 
 def tensor_content(tensor: Tensor) -> Content:
@@ -214,17 +215,18 @@ def tensor_content(tensor: Tensor) -> Content:
 
 def tensor_of(kept: dict[str, Any], sizes: Sizes | None = None) -> Tensor:
     """The tensor of a record's content. Raises what is ``UNREADABLE``."""
-    dims = tuple([fields.text(d) for d in fields.several(kept["dims"], 64)])
-    shape = tuple([fields.whole(n) for n in fields.several(kept["shape"])])
-    blocks = tuple([LayoutBlock(fields.whole(d, most=len(dims) - 1), fields.whole(n), fields.whole(step))
-                    for d, n, step in fields.several(kept["blocks"])])
-    every = tuple([fields.whole(n, 1) for n in fields.several(kept["every"])])
+    dims = tuple([records.text(d) for d in records.several(kept["dims"], 64)])
+    shape = tuple([records.whole(n) for n in records.several(kept["shape"])])
+    blocks = tuple([LayoutBlock(records.whole(d, most=len(dims) - 1), records.whole(n),
+                                records.whole(step))
+                    for d, n, step in records.several(kept["blocks"])])
+    every = tuple([records.whole(n, 1) for n in records.several(kept["every"])])
     if len(shape) != len(dims) or len(every) not in (0, len(dims)):
         raise ValueError(f"{len(shape)} sizes of {len(dims)} dims")
-    layout = Layout(DTYPES[kept["dtype"]], len(dims), blocks, fields.whole(kept["offset"]))
+    layout = Layout(DTYPES[kept["dtype"]], len(dims), blocks, records.whole(kept["offset"]))
     near = None if kept["near"] is None else DTYPES[kept["near"]]
-    extents, pitches = (tuple([of_sizes(fields.text(e), sizes) for e in fields.several(kept[name])])
+    extents, pitches = (tuple([of_sizes(records.text(e), sizes) for e in records.several(kept[name])])
                         if sizes else () for name in ("extents", "pitches"))
-    copy_of, parts_of = (kept[n] and fields.name(kept[n]) for n in ("copy_of", "parts_of"))
-    return Tensor(fields.name(kept["name"]), dims, shape, layout, near, copy_of, parts_of,
-                  fields.flag(kept["planes"]), extents, pitches, every=every)
+    copy_of, parts_of = (kept[n] and records.name(kept[n]) for n in ("copy_of", "parts_of"))
+    return Tensor(records.name(kept["name"]), dims, shape, layout, near, copy_of, parts_of,
+                  records.flag(kept["planes"]), extents, pitches, every=every)

@@ -1,10 +1,30 @@
-"""Plans: the launches that compute a workload."""
+"""Plans: the launches that compute a workload.
+
+The sizes of a call that are arguments of kernels: read from its tensors, and checked against the
+kernels' requirements before a launch.
+
+What starts the kernels of a plan, as one function that is written out: a call makes no list and no
+other call of Python but for memory, addresses and the starts themselves.
+
+    def at(sizes):                                      of a copy, and of a kernel that reads it
+        n0, n1, = sizes
+        (g0, p0), (g1, p1), (s0, ), = numbers(n0, n1)
+        def run(x0, x1, x2):
+            x3 = empty(s0, (1,), t0)
+            a0, a1, a2, a3, = x0.data_ptr(), x1.data_ptr(), x2.data_ptr(), x3.data_ptr(),
+            on = stream(device)
+            raw0(g0, 1, 1, on, f0, False, e0, None, None, m0, None, None, None, a0, a3, n0, n1)
+            k1 = (a3, a1, a2, n0, n1, )
+            raw1(g1, 1, 1, on, f1, False, e1, None, None, m1, None, None, None,
+                 *(known1(k1) or encode1(k1, p1)))
+        return run
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,11 +32,20 @@ from transconv import knobs
 from transconv.backend_triton import Bind, KernelStart, Launcher, numbers_of, torch_internals
 from transconv.compute import Compute, Workload
 from transconv.cost import AtSizes, CostFormula
-from transconv.ir import Kernel, Tensor, Values
-from transconv.runtime import launch_codegen
-from transconv.runtime.launch_codegen import StarterAt
+from transconv.errors import TensorError
+from transconv.ir import (
+    Expr,
+    Kernel,
+    Sizes,
+    Tensor,
+    Values,
+    defined,
+    function_of,
+    sizes_told,
+    strictest,
+    values_of,
+)
 from transconv.runtime.operands import Wanted, check, check_indices, torch_type
-from transconv.runtime.size_arguments import Required, required
 from transconv.schedule import Schedule
 from transconv.target import Target
 
@@ -211,7 +240,7 @@ class Plan:
             return None
         types = [] if spaces else [torch_type(spec) for spec in self.workspaces.values()]
         sizes = self.required.names if self.required is not None else ()
-        return launch_codegen.starter(self.numbers, torch_internals.quickest(), device,
+        return starter(self.numbers, torch_internals.quickest(), device,
                                       len(known) - len(types), len(sizes), types, steps)
 
     def spaces(self) -> tuple[tuple[tuple[int], Any], ...]:
@@ -234,3 +263,164 @@ class Plan:
 
 def _copies(step: PlanStep) -> bool:
     return step.does in ("pack", "unpack")
+
+
+@dataclass(slots=True)
+class Required:
+    """The sizes that are arguments of all kernels of a plan, and what each of them requires."""
+
+    sizes: Sizes
+    tensors: tuple[Tensor, ...]  # of a call
+    about: str  # what the plan is for
+    names: tuple[str, ...] = field(init=False, repr=False)
+    meets: Callable[..., bool] | None = field(default=None, init=False, repr=False)
+    lying: list[Callable[[Values], Wanted]] = field(init=False, repr=False)
+    numbers: Callable[..., tuple[Any, ...]] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.names, self.lying = self.sizes.names, []
+
+    def wanted(self, values: Values) -> tuple[Wanted, ...]:
+        """The tensors of a call of these sizes."""
+        if not self.lying:  # torch is there by then
+            self.lying = [_lying(t, self.sizes) for t in self.tensors]
+        return tuple([at(values) for at in self.lying])
+
+    def takes(self, *sizes: int) -> bool:
+        """Whether sizes, in the order of their names, meet the requirements."""
+        if self.meets is None:  # many plans are read from disk, and few take a call
+            self.meets = function_of(self.sizes.requirements, self.names,
+                                     lambda texts: ([], " and ".join(texts) or "True"))
+        return self.meets(*sizes)
+
+    def check(self, values: Values) -> None:
+        """Raise TensorError, with a message of one line, for sizes that do not meet the requirements."""
+        if not self.takes(*[values[n] for n in self.names]):
+            raise TensorError(f"{self.sizes.why_not(values)}; the plan requires {self.sizes}, and is for "
+                              f"{self.about}")
+
+    def of_call(self, tensors: Mapping[str, Any]) -> dict[str, int]:
+        """Each size by name: that of the first tensor that has it as a dimension. Raises TensorError, with
+        a message of one line, for sizes that do not meet the requirements, and if no tensor has a size."""
+        found = sizes_told((t, getattr(tensors.get(t.name), "shape", ())) for t in self.tensors)
+        if missing := [n for n in self.sizes.names if n not in found]:
+            raise TensorError(f"no tensor of the call tells {missing[0]}, as a dimension of that size "
+                              f"does; the plan is for {self.about}")
+        self.check(found)
+        return found
+
+
+def _lying(tensor: Tensor, sizes: Sizes) -> Callable[[Values], Wanted]:
+    """A function of sizes that says how a tensor has to lie."""
+    given = Wanted.of(tensor)
+    if not tensor.extents:
+        return lambda _: given
+    rank = len(tensor.shape)
+    find = values_of([*tensor.extents, *tensor.steps, tensor.room], sizes.names)
+    name, elements, layout, names = tensor.name, given.elements, tensor.layout, sizes.names
+
+    def at(values: Values) -> Wanted:
+        found = find(*[values[n] for n in names])
+        return Wanted(name, elements, found[:rank], found[rank:-1], found[-1], layout)
+
+    return at
+
+
+def required(each: Sequence[Sizes], tensors: tuple[Tensor, ...], about: str) -> Required | None:
+    """What kernels together require, all of which take the same sizes, with the examples of the first."""
+    first = each[0]
+    where = strictest(c for s in each for c in (*_narrower(s, first), *s.where))
+    return Required(Sizes(first.each, where), tensors, about)
+
+
+def _narrower(sizes: Sizes, first: Sizes) -> list[Expr]:
+    """The ends of ranges that exclude more than those of the first kernel."""
+    pairs = [*zip(sizes.each, first.each, strict=True)]
+    return [*(s.var >= s.least for s, own in pairs if s.least > own.least),
+            *(s.var <= s.most for s, own in pairs if s.most < own.most)]
+
+
+StarterAt = Callable[[tuple[int, ...]], Callable[..., None]]
+"""From sizes to a function of tensors that starts a plan for them."""
+
+
+class StartKind(NamedTuple):
+    """Of a start what its text depends on. ``order``: the numbers of the kernel's arguments among the
+    tensors; ``way``: how it is started; ``sized``: whether it takes the sizes; ``zero``: the number of the
+    tensor that is cleared before."""
+
+    order: tuple[int, ...]
+    way: str
+    sized: bool
+    zero: int | None
+
+
+def starter(numbers: Callable[..., tuple[Any, ...]], empty: Any, device: int, count: int, sizes: int,
+            types: Sequence[Any], steps: Sequence[tuple[KernelStart | Bind, tuple[int, ...], int | None]],
+            ) -> StarterAt:
+    """From sizes to a function of ``count`` tensors that starts all steps: each of a kernel, or of a
+    function that makes its start, with the numbers of its arguments and of what it clears. Workspaces of
+    ``types`` are allocated by ``empty``; ``numbers`` as ``Plan.numbers``."""
+    kinds, values, stream = list[StartKind](), list[Any](), None
+    for begun, order, zero in steps:
+        if not isinstance(begun, KernelStart):
+            kinds.append(StartKind(order, "bind", False, zero))
+            values.append(begun)
+            continue
+        stream = torch_internals.raw_stream
+        way, kernel = "plain" if begun.encoder is None else "boxes", begun.kernel
+        kinds.append(StartKind(order, way, begun.sizes > 0, zero))
+        values += [begun.raw, kernel.function, kernel.packed_metadata, begun.early]
+        if begun.encoder is not None:
+            values += [begun.encoder.calls.get, begun.encoder]
+    made = _written(count, sizes, len(types), tuple(kinds))
+    return made(numbers, empty, stream, device, *types, *values)
+
+
+@lru_cache(maxsize=256)
+def _written(
+    count: int, sizes: int, spaces: int, kinds: tuple[StartKind, ...]
+) -> Callable[..., StarterAt]:
+    """What makes the function of what is bound in it, in the order of ``starter``."""
+    n, each = _listed("n", range(sizes)), range(len(kinds))
+    bound = ["numbers", "empty", "stream", "device", *(f"t{at}" for at in range(spaces))]
+    for at, kind in enumerate(kinds):
+        bound += [f"{name}{at}" for name in _NAMES[kind.way]]
+    rooms = f"({_listed('s', range(spaces))})" if spaces else "_"
+    lines = ["def at(sizes):"]
+    lines += [f"    {n}= sizes"] if sizes else []
+    lines += [f"    {''.join(f'(g{at}, p{at}), ' for at in each)}{rooms}, = numbers({n})"]
+    lines += [f"    b{at} = bind{at}(sizes, g{at}, p{at})" for at in each if kinds[at].way == "bind"]
+    lines += [f"    def run({_listed('x', range(count))}):",
+              *(f"        x{count + at} = empty(s{at}, (1,), t{at})" for at in range(spaces))]
+    direct = sorted({x for kind in kinds if kind.way != "bind" for x in kind.order})
+    if direct:
+        lines += [f"        {_listed('a', direct)}= {''.join(f'x{x}.data_ptr(), ' for x in direct)}",
+                  "        on = stream(device)"]
+    for at, kind in enumerate(kinds):
+        lines += [f"        {line}" for line in _start(at, kind, n, count + spaces)]
+    lines += ["        return None"] if not kinds else []
+    text = "\n    ".join([f"def made({', '.join(bound)}):", *lines, "    return run", "return at"])
+    made: Callable[..., StarterAt] = defined(text, "made")
+    return made
+
+
+_NAMES = {"bind": ("bind",), "plain": ("raw", "f", "m", "e"),
+          "boxes": ("raw", "f", "m", "e", "known", "encode")}
+
+
+def _start(at: int, kind: StartKind, n: str, tensors: int) -> list[str]:
+    """The lines of one step."""
+    lines = [] if kind.zero is None else [f"x{kind.zero}.zero_()"]
+    if kind.way == "bind":
+        return [*lines, f"b{at}({_listed('x', range(tensors))})"]
+    given = _listed("a", kind.order) + n * kind.sized
+    if kind.way != "plain":
+        lines.append(f"k{at} = ({given})")
+        given = f"*(known{at}(k{at}) or encode{at}(k{at}, p{at}))"
+    return [*lines, f"raw{at}(g{at}, 1, 1, on, f{at}, False, e{at}, None, None, m{at}, None, None, None, "
+            f"{given})"]
+
+
+def _listed(letter: str, numbers: Sequence[int]) -> str:
+    return "".join(f"{letter}{at}, " for at in numbers)

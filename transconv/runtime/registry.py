@@ -22,8 +22,9 @@ from transconv.runtime.compilation.plan_request import (
     PlanRequest,
     Room,
     Waiting,
+    collect,
+    is_collecting,
 )
-from transconv.runtime.compilation.request_capture import collect, is_collecting
 from transconv.runtime.plans import Made
 
 NEVER_US = "1e999"  # infinity, as Python reads it

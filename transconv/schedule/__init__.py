@@ -3,7 +3,6 @@
 In: a computation, a target, a schedule. Out: None, or why not in a sentence. Knows: compute, target.
 """
 
-from transconv.schedule.bound_schedule import Scheduled
 from transconv.schedule.counts import (
     QUAD,
     ROWS,
@@ -30,8 +29,8 @@ from transconv.schedule.legality.box_dimensions import ENGINE_ALIGN, INTEGERS, R
 from transconv.schedule.legality.boxes import most_sums
 from transconv.schedule.legality.check import of_any_size, why_not
 from transconv.schedule.legality.words import LONGEST, MOST_WRITTEN, why_not_early
-from transconv.schedule.schedule import Block, Schedule
-from transconv.schedule.tiles.boxes import Box, box_of
+from transconv.schedule.schedule import Block, Schedule, Scheduled
+from transconv.schedule.tiles.boxes import Box, box_of, pile
 from transconv.schedule.tiles.copy_kernels import is_copy, rounds, share
 from transconv.schedule.tiles.epilogue_reads import (
     behind_bytes,
@@ -40,7 +39,6 @@ from transconv.schedule.tiles.epilogue_reads import (
     told_behind,
     why_not_behind,
 )
-from transconv.schedule.tiles.final_reduction import finishes, groups
 from transconv.schedule.tiles.merging import inner_feature
 from transconv.schedule.tiles.packing import (
     FEATURES,
@@ -52,12 +50,15 @@ from transconv.schedule.tiles.packing import (
     rows_of_features,
     wants_rounding,
     why_not_copied,
+    why_not_rows,
     with_letter,
     without,
 )
 from transconv.schedule.tiles.partial_results import (
     PROGRAM,
     carried,
+    finishes,
+    groups,
     left_bytes,
     part_spaces,
     parts_of,
@@ -66,10 +67,7 @@ from transconv.schedule.tiles.partial_results import (
 )
 from transconv.schedule.tiles.result_boxes import result_boxes, result_bytes
 from transconv.schedule.tiles.row_blocks import divided, kept, told, within
-from transconv.schedule.tiles.row_copies import why_not_rows
-from transconv.schedule.tiles.stacked_boxes import pile
-from transconv.schedule.word import Such, Word
-from transconv.schedule.words import WORDS, priced, proposing, words
+from transconv.schedule.words import WORDS, Such, Word, priced, proposing, words
 from transconv.schedule.words import register as register_word
 from transconv.schedule.words import registered as registered_words
 from transconv.schedule.words import table as words_table

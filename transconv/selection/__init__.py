@@ -3,13 +3,11 @@
 In: a computation of a workload, a target. Out: schedules, best first, and why. Knows: cost, schedule.
 """
 
-from transconv.selection.candidates import Listed, estimated, shortlist, stamp
+from transconv.selection.candidates import Listed, completed, estimated, shortlist, stamp
 from transconv.selection.candidates import forget as forget_lists
 from transconv.selection.choice import schedule_of_user
-from transconv.selection.complete_schedule import completed
 from transconv.selection.proposals.split_rows import HELD, spread
-from transconv.selection.tuning_db.keys import files_digest
-from transconv.selection.tuning_db.record import TuningRecord
+from transconv.selection.tuning_db.record import TuningRecord, files_digest
 from transconv.selection.tuning_db.store import register_reader, workload_of
 from transconv.selection.tuning_db.transfer import believable, fitted
 

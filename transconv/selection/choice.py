@@ -7,29 +7,62 @@ estimated to be slower than the best by the factor by which the estimate was wro
 if the schedule that won there was estimated to take 1.2 times the best estimate. If nothing was tuned for
 these layouts, the schedule of the same workload with features innermost is tried over copies (``pack``).
 ``TRANSCONV_SCHEDULE`` overrides all of this.
+
+Schedules of kernels whose sizes are arguments, ranked by their estimates for several sizes.
+
+Tiles that fit the sizes of an example leave no lane idle there; for most other sizes they do, each tile
+for others. So the example's best schedules with each tile are ranked again, by the mean over sizes around
+it:
+
+    MB=8 IH=56 IW=56    at    MB=5 IH=91 IW=34    MB=13 IH=58 IW=77    ...
+
+The choice of a schedule in words: the reason, the parts of its estimate, and refused schedules.
+
+    tuned      tuned for this problem on sm_90x132: 20.4 us, the fastest of 16 tried
+    estimate   24.1 us: 784 tiles on 132 multiprocessors are 5.94 waves, 1% of the last one idle;
+               9 steps of 256x64x64; 14.8 GFLOP in 7.5 us at the matrix rate; 51.5 MB in 15.5 us
+    refused    34 proposals: 4 stages of 256x64 and 64x256 need ... bytes of shared memory
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isfinite
+from math import ceil, isfinite, lcm, log, prod, sqrt
+from typing import cast
 
 from transconv import knobs
 from transconv.compute import Compute, Workload
-from transconv.cost import estimate
+from transconv.cost import AtSizes, count, estimate, spills
 from transconv.disk_cache import Drawer
 from transconv.errors import ScheduleError
-from transconv.schedule import Schedule, Word, registered_words, why_not_copied
-from transconv.selection.multi_size_ranking import at_several, lasts
+from transconv.ir import Const, Mod, Sizes, find, free_vars, values_of
+from transconv.schedule import (
+    Box,
+    Schedule,
+    Scheduled,
+    Word,
+    in_place,
+    registered_words,
+    told_behind,
+    why_not,
+    why_not_copied,
+)
 from transconv.selection.proposals import heuristics
-from transconv.selection.proposals.accumulation_chains import too_long
-from transconv.selection.proposals.epilogue_boxes import also_fetching
-from transconv.selection.tuning_db import nearest, store
-from transconv.selection.tuning_db.keys import files_digest, told_by, unnamed
-from transconv.selection.tuning_db.record import TuningRecord, machine
+from transconv.selection.proposals.tile_shapes import too_long
+from transconv.selection.proposals.warp_specialized import also_fetching
+from transconv.selection.tuning_db import store, transfer
+from transconv.selection.tuning_db.record import (
+    TuningRecord,
+    files_digest,
+    machine,
+    told_by,
+    unnamed,
+)
 from transconv.selection.tuning_db.transfer import believable, fitted, relatives, without_axes
 from transconv.target import Target
 from transconv.version import __version__
@@ -91,7 +124,7 @@ def ranked(compute: Compute, target: Target, workload: Workload | None = None,
         return [Choice(fitted(given, compute, target), 0.0)]
     rows = store.rows_of(group) if group else []
     twin = about.innermost() if about is not None and group else None
-    spoken = about is not None and bool(rows and nearest.nearest(about, rows, 1) or twin is not None
+    spoken = about is not None and bool(rows and transfer.nearest(about, rows, 1) or twin is not None
                                         and store.rows_of(twin.group(machine(target))))
     few = most if spoken or compute.named else min(most, enough)
     proposed = at_several(heuristics.candidates(compute, target, few), compute, target)
@@ -142,7 +175,7 @@ def default(compute: Compute, target: Target, workload: Workload | None = None) 
 def _tuned(choices: Sequence[Choice], compute: Compute, target: Target, workload: Workload,
            rows: Sequence[TuningRecord]) -> list[Choice]:
     """The choices that the database puts before the best estimate: one or none."""
-    for away, row, other in nearest.nearest(workload, rows):
+    for away, row, other in transfer.nearest(workload, rows):
         try:
             schedule = Schedule.parse(row.schedule)
             here = without_axes(schedule, workload.lacks)
@@ -170,7 +203,7 @@ def _over_copies(choices: Sequence[Choice], compute: Compute, target: Target,
              if view is not None and not why_not_copied(compute, letter)]
     packs = dict.fromkeys((".".join(apart), ".".join(x for x in apart if x != "c")))
     rows = store.rows_of(twin.group(machine(target)))
-    for away, row, other in nearest.nearest(twin, rows):
+    for away, row, other in transfer.nearest(twin, rows):
         if other != twin:
             continue
         try:
@@ -254,3 +287,190 @@ def _best(compute: Compute, target: Target, others: tuple[Word, ...]) -> float:
     if key:
         DRAWER.put(key, {"us": float(us)})
     return us
+
+
+MOST = 96  # schedules that are ranked again
+OF_TILE = 3  # of these, with one tile
+COUNT = 8  # sizes
+REACH = 2.0  # the largest factor between a size and the example's
+WORSE = 1.09  # the factor by which a schedule may be slower at other sizes than at the example
+GOLDEN = (sqrt(5) - 1) / 2  # its multiples spread evenly
+
+
+def at_several(schedules: list[Schedule], compute: Compute, target: Target) -> list[Schedule]:
+    """Schedules, of which the first few with each tile come first, in the order of their estimates for
+    several sizes. Those of another kind than the first (whose registers or chains are too long) stay
+    behind. Unchanged where no sizes are arguments, and for computations without a product."""
+    if compute.named is None or compute.b is None or target.backend == "interpreter" or not schedules:
+        return schedules
+    sizes = [*around(compute.named)]
+    kind = _kind(schedules[0], compute, target)
+    tiles: Counter[object] = Counter()
+    mean: dict[Schedule, float] = {}
+    for schedule in schedules if sizes else ():
+        tiles[schedule.blocks] += 1
+        if (tiles[schedule.blocks] <= OF_TILE and len(mean) < MOST
+                and _kind(schedule, compute, target) == kind):
+            mean[schedule] = _mean(schedule, compute, target, sizes)
+    return [*sorted(mean, key=mean.__getitem__), *(s for s in schedules if s not in mean)]
+
+
+def lasts(schedule: Schedule, best: Schedule, compute: Compute, target: Target) -> bool:
+    """Whether a schedule is hardly slower beside the best one at several sizes than at the example, by
+    their estimates: a tile may fit the example's images alone."""
+    if compute.named is None or compute.b is None or target.backend == "interpreter":
+        return True
+    if not (sizes := [*around(compute.named)]):
+        return True
+    slower = _mean(schedule, compute, target, sizes) - _mean(best, compute, target, sizes)
+    here = estimate(schedule, compute, target) / estimate(best, compute, target)
+    return slower <= log(max(1.0, here) * WORSE)
+
+
+def around(sizes: Sizes) -> Iterator[tuple[int, ...]]:
+    """Sizes that meet the requirements, none of them further than ``REACH`` from the example's."""
+    divisors = {m: int(m.b.value) for r in sizes.where for m in find(r, Mod) if isinstance(m.b, Const)}
+    share = lcm(*divisors.values())
+    shared = {v.name for m in divisors for v in free_vars(m)}
+    for turn in range(1, COUNT + 1):
+        drawn = {}
+        for place, (name, like) in enumerate(sizes.like.items(), 1):
+            part = turn * GOLDEN * place % 1
+            n = max(1, round(like * REACH ** (2 * part - 1)))
+            drawn[name] = -(-n // share) * share if name in shared else n
+        if not sizes.why_not(drawn):
+            yield tuple(drawn.values())
+
+
+_counting = lru_cache(maxsize=256)(values_of)  # schedules with one tile have the same counts
+
+
+def _kind(schedule: Schedule, compute: Compute, target: Target) -> tuple[bool, bool]:
+    return too_long(schedule, compute, target), bool(spills(schedule, compute, target))
+
+
+def _mean(schedule: Schedule, compute: Compute, target: Target, sizes: list[tuple[int, ...]]) -> float:
+    """The mean of the logarithms of the estimates."""
+    assert compute.named is not None
+    at = AtSizes(schedule, compute, target)
+    counts = _counting(at.counts, compute.named.names)
+    us = [cast(float, at.us(*counts(*drawn))) for drawn in sizes]
+    return sum(map(log, us)) / len(us)
+
+
+WIDTH = 88
+
+
+def given(schedule: Schedule, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
+    """Lines about a schedule that is not the first choice, because the caller set it or stride phases
+    share it, and about the first choice."""
+    first = choices[0]
+    by = "by the caller, or together with the other stride phases" if compute.phase else (
+        "by the caller")
+    return [*behind(schedule, compute, target), f"chosen     {by}",
+            *_wrapped("estimate", parts(schedule, compute, target)),
+            *_wrapped("without", f"{first.schedule}: {first.why}")]
+
+
+def reasons(choice: Choice, choices: list[Choice], compute: Compute, target: Target) -> list[str]:
+    """Lines that give the reason for the first choice, its estimate, and the next best schedule."""
+    lines = [*behind(choice.schedule, compute, target), *_wrapped("chosen", choice.why)]
+    if choice.row is not None:
+        first = next((c for c in choices if c.row is None), None)
+        if first is not None:
+            lines += _wrapped("", f"the estimate alone would take {first.schedule}")
+    lines += _wrapped("estimate", parts(choice.schedule, compute, target))
+    second = [c for c in choices if c.row is None and c.schedule != choice.schedule][:1]
+    for other in second:
+        unit = "" if target.backend == "interpreter" else " us"
+        lines += _wrapped("next best", f"{other.us:.4g}{unit}: {other.schedule}")
+    return lines
+
+
+def behind(schedule: Schedule, compute: Compute, target: Target) -> list[str]:
+    """Lines about what the maps behind the sum of an explicit kernel read: what is fetched and why other
+    elements are loaded; none if nothing can be a box there."""
+    seen = Scheduled(compute, schedule, target).main
+    told = told_behind(schedule, seen) if schedule.via == "gluon" else {}
+    if not any(isinstance(found, Box) for found in told.values()):
+        return []
+    if schedule.behind == "gather":
+        reason = why_not(replace(schedule, behind="box"), compute, target)
+        return _wrapped("behind", f"the consumers load it; {reason or 'behind=box would fetch it'}")
+    kept = in_place(schedule, seen)
+    return _wrapped("behind", "; ".join(
+        f"{view.tensor.name} is " + _taken(found, view.tensor.name, view is kept)
+        for view, found in told.items()))
+
+
+def _taken(found: Box | str, name: str, kept: bool) -> str:
+    """How one of them comes to the consumers."""
+    if isinstance(found, str):
+        return f"loaded: {found.removeprefix(f'{name}: ')}"
+    own = f"{prod(found.extents) * found.tensor.dtype.bytes} bytes of its own"
+    return f"fetched to {'where the result will be' if kept else own}"
+
+
+def parts(schedule: Schedule, compute: Compute, target: Target) -> str:
+    """The parts of a schedule's estimate: waves, the idle fraction of the last one, steps, floating point
+    operations and bytes, each with the time that it would take alone."""
+    total = estimate(schedule, compute, target)
+    w = count(schedule, compute, target)
+    if target.backend == "interpreter":
+        return (f"{total:.4g} units of an interpreted step; {_counted(w.tiles, 'program')} of "
+                f"{_counted(w.steps, 'step')}")
+    slots = schedule.programs or target.sms
+    waves = w.tiles / slots
+    idle = (ceil(waves) * slots - w.tiles) / slots
+    flops = 2 * prod(x.size for x in Scheduled(compute, schedule, target).grouped.axes)
+    peak = target.tflops * 1e6 * 16 / max(16, w.bits)  # operations a microsecond
+    moved = w.traffic + w.partial
+    text = (f"{total:.4g} us: {_counted(w.tiles, 'tile')} on {slots} "
+            f"{'programs' if schedule.programs else 'multiprocessors'} "
+            f"{'is' if w.tiles == 1 else 'are'} {waves:.3g} waves, "
+            f"{idle:.0%} of the last one idle; "
+            f"{'two consumers take turns at them; ' if schedule.consumers > 1 else ''}"
+            f"{_counted(w.steps, 'step')} of {w.m * w.group}x{w.n}x{w.k}; "
+            f"{flops / 1e9:.3g} GFLOP, {flops / peak:.3g} us at the matrix unit's rate"
+            f"{_wasted(schedule)}; "
+            f"{moved / 1e6:.3g} MB, {moved / target.bandwidth_gbs / 1e3:.3g} us at the memory's")
+    return text + (f", {w.partial / 1e6:.3g} MB of them parts of sums" if w.partial else "")
+
+
+def _wasted(schedule: Schedule) -> str:
+    return f", {schedule.merge} times the products of groups one by one" if schedule.merge > 1 else ""
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" + "s" * (number != 1)
+
+
+def refusals(compute: Compute, target: Target, most: int = 4) -> list[str]:
+    """Lines about the proposals that are not legal, counted by reason; the numbers are those of one of
+    them."""
+    found: Counter[str] = Counter()
+    example: dict[str, str] = {}
+    for schedule in dict.fromkeys(heuristics.proposals(compute, target)):
+        if reason := why_not(schedule, compute, target):
+            name = re.sub(r"\d+", "#", reason)
+            found[name] += 1
+            example.setdefault(name, reason)
+    lines = []
+    for name, n in found.most_common(most):
+        lines += _wrapped("refused", f"{_counted(n, 'proposal')}, such as: {example[name]}")
+    if len(found) > most:
+        lines.append(f"           and {sum(n for _, n in found.most_common()[most:])} more for "
+                     f"{len(found) - most} other reasons")
+    return lines
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    """Text in lines of at most ``WIDTH``, under a heading of ten characters."""
+    lines, line = [], ""
+    for word in text.split(" "):
+        if line and len(line) + 1 + len(word) > WIDTH:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}" if line else word
+    lines.append(line)
+    return [f"{head:<10} {lines[0]}", *(f"{'':<10} {x}" for x in lines[1:])]

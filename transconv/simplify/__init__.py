@@ -6,9 +6,8 @@ Knows: the IR.
 
 from transconv.simplify.facts import Facts, facts_of
 from transconv.simplify.fixpoint import one_value, prove, simplify, witnessed
-from transconv.simplify.interval import Range
 from transconv.simplify.presburger import Verdict, decide
-from transconv.simplify.ranges import multiple_of, range_of
+from transconv.simplify.ranges import Range, multiple_of, range_of
 from transconv.simplify.reasons import reason
 from transconv.simplify.translation import from_sympy, to_sympy
 

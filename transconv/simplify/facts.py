@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from transconv.ir import TRUE, And, Cast, Const, Eq, Expr, Le, Lt, Mod, Ne, Not, Sizes, conjuncts
-from transconv.simplify.interval import ANY, Range, between
 from transconv.simplify.polynomial import Polynomial, atom, expand, is_polynomial
-from transconv.simplify.ranges import range_of_poly
+from transconv.simplify.ranges import ANY, Range, between, range_of_poly
 
 if TYPE_CHECKING:
     from transconv.simplify.presburger import Verdict

@@ -4,8 +4,7 @@ In: plans. Out: files of Python, machine code with its launchers, folders that a
 Knows: plans, the workloads' own texts of what torch computes.
 """
 
-from transconv.standalone.files import code_folder, files_of
-from transconv.standalone.folder import check, write
+from transconv.standalone.files import check, code_folder, files_of, write
 from transconv.standalone.package import PlanPackage, described, packaged
 from transconv.standalone.python_file import templates
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transconv.backend_triton import is_explicit
 from transconv.compute import Alone
-from transconv.disk_cache import fields
+from transconv.disk_cache import records
 from transconv.errors import Unsupported
 from transconv.ir import DType, Layout, Tensor
 from transconv.runtime import Plan, PlanStep
@@ -128,7 +128,7 @@ def packaged(plan: Plan) -> PlanPackage:
     written = {w.view.tensor.name for c in workload.computations for w in c.writes}
     tensors = tuple(PackagedTensor.of(t, t.name in written) for t in workload.tensors)
     for named in (_name(plan), *(t.name for t in tensors), *plan.workspaces):
-        if not fields.is_name(named):
+        if not records.is_name(named):
             raise Unsupported("export:name", f"{named!r} cannot be a name in an exported file; expected a "
                               "word of letters, digits and underscores")
     return PlanPackage(

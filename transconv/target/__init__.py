@@ -3,11 +3,13 @@
 In: a name or a device. Out: a Target. Knows: element types and knobs, nothing of computations.
 """
 
-from transconv.target.mma import Mma
-from transconv.target.rates import Constants, Issue, Rates
 from transconv.target.records import (
     L2_GBS,
     TARGETS,
+    Constants,
+    Issue,
+    Mma,
+    Rates,
     Target,
     detect,
     of_card,

@@ -17,7 +17,7 @@ from transconv.conv import ConvProblem, Epilogue, Prop, compiler
 from transconv.errors import Unsupported
 from transconv.target import Target
 from transconv.torch_ops import arguments, shapes
-from transconv.torch_ops.autocast import autocast
+from transconv.torch_ops.arguments import autocast
 from transconv.torch_ops.calls import lower_call, shape_cache
 from transconv.torch_ops.calls.dispatch import check_bias, parse
 from transconv.torch_ops.calls.select_impl import like

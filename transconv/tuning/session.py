@@ -3,15 +3,21 @@
 Compiles run in several processes, measurements in one, each with a time limit. Several workloads
 are tuned at a time, so that there is always something to compile while a workload's next trials wait
 for its first results. Trials in the log are not measured again.
+
+Progress of a run: a bar on a terminal, a line from time to time in a log.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from transconv.compute import Compute, Workload
 from transconv.errors import TransconvError
@@ -19,7 +25,6 @@ from transconv.schedule import Schedule
 from transconv.selection import TuningRecord, choice
 from transconv.selection.tuning_db import record, store
 from transconv.target import Target, triton_version
-from transconv.tuning.progress import Progress
 from transconv.tuning.search import ScheduleTrial, Search
 from transconv.tuning.table import CsvTable, number, read
 from transconv.verify.pool import Pool, Task, WorkerTask
@@ -292,3 +297,36 @@ def log_of(path: Path) -> CsvTable:
 def log_path(database: Path) -> Path:
     """Where the trials of a database file are written."""
     return database.with_suffix(".trials.csv")
+
+
+EVERY_S = 20.0
+
+
+class Progress:
+    """Counts steps of a total that may grow."""
+
+    def __init__(self, total: int, unit: str) -> None:
+        self.total, self.unit, self.done = total, unit, 0
+        self.start = self.last = time.monotonic()
+        self.bar = tqdm(total=total, unit=unit) if sys.stderr.isatty() else None
+
+    def step(self) -> None:
+        self.done += 1
+        now = time.monotonic()
+        if self.bar is not None:
+            self.bar.total = self.total
+            self.bar.update()
+        elif now - self.last > EVERY_S:
+            self.last = now
+            self.say(f"... {self.done} of {self.total} {self.unit}s, {now - self.start:.0f} s")
+
+    def say(self, text: str) -> None:
+        """Print a line without disturbing the bar."""
+        if self.bar is not None:
+            self.bar.write(text)
+        else:
+            print(text, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()

@@ -20,7 +20,7 @@ from transconv.ir import Sizes, text_of
 from transconv.runtime import plan
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
-from transconv.verify.oracle import answered_by, told_answers
+from transconv.verify.judgement import answered_by, told_answers
 
 SMALL = 1 << 14  # points of a computation that is interpreted
 LONGEST = 70  # of a drawn size

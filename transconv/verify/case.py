@@ -49,16 +49,17 @@ from transconv.verify.data import (
     torch_dtype,
     unset,
 )
-from transconv.verify.judgement import Judgement, judge
-from transconv.verify.machine import device, synchronize
-from transconv.verify.oracle import (
+from transconv.verify.judgement import (
+    Judgement,
     after,
     answered_by,
     approximates,
+    judge,
     once_stored,
     pieces,
     told_answers,
 )
+from transconv.verify.machine import device, synchronize
 
 Call = Callable[[], object]
 

@@ -10,7 +10,7 @@ import torch
 from transconv import knobs
 from transconv.conv import ConvProblem
 from transconv.target import TARGETS, Target, detect
-from transconv.verify.oracle import PIECE
+from transconv.verify.judgement import PIECE
 
 
 def device() -> str:

@@ -247,7 +247,7 @@ class ArithmeticSpeller:
 
     def spell_Select(self, e: Select) -> tuple[str, int]:
         """Between 0 and a sum of the matrix unit that begins with 0, ptxas takes 0 (see
-        miscompiles/dropped_products.py), but not where an addition made one of them. Of two numbers Triton
+        miscompiles.py), but not where an addition made one of them. Of two numbers Triton
         makes f32 or i32."""
         yes, no = (Add(x, other) if x in self.products and isinstance(other, Const) and other.value == 0.0
                    and x.dtype.kind == "float" else x for x, other in ((e.yes, e.no), (e.no, e.yes)))

@@ -1,13 +1,42 @@
-"""The source text of a kernel: Gluon if its warps have roles, else Triton (``tl``)."""
+"""The source text of a kernel: Gluon if its warps have roles, else Triton (``tl``).
+
+Stage 10. In: a kernel. Out: the same kernel, whose names differ from each other and from what its
+text calls.
+
+A computation may give a tensor the name of a coordinate (``w``), or an axis that of a function in the
+text (``range``). The IR keeps them apart; the text would confuse them. A name that is taken gets an
+underscore; variables keep their names before tensors. Launches pass tensors by position, so renaming
+parameters changes nothing else.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from typing import Any
 
 from transconv.backend_triton.emitters import gluon, triton
-from transconv.backend_triton.emitters.unique_names import distinct
-from transconv.backend_triton.launch.programmatic_launch import first_lines
-from transconv.ir import For, Kernel, Roles, find, walk
+from transconv.backend_triton.emitters.gluon import PIECES
+from transconv.backend_triton.emitters.parameters import box_name
+from transconv.backend_triton.emitters.triton_versions import LOOKED_UP
+from transconv.backend_triton.launch.bound_start import first_lines
+from transconv.ir import (
+    CALLS,
+    DTYPES,
+    LAUNCH,
+    REDUCERS,
+    Barrier,
+    ExprMutator,
+    For,
+    Kernel,
+    Lane,
+    Role,
+    Roles,
+    SmemRing,
+    Var,
+    find,
+    walk,
+)
 
 
 def is_explicit(kernel: Kernel) -> bool:
@@ -44,3 +73,63 @@ def unspecialised(source: str) -> tuple[str, ...]:
 
 
 _SIZES = re.compile(r"^@\w+\.jit\(do_not_specialize=\[([^]]*)\]\)$", re.MULTILINE)
+
+
+WRITTEN = (*(c.helper for c in CALLS.values()), *(r.helper for r in REDUCERS.values()),
+           *(t.rounding.helper for t in DTYPES.values() if t.rounding is not None))
+USED = frozenset({"tl", "gl", "gluon", "hopper", "mbarrier", "tma", "triton", "sums", "float", "range",
+                  "gdc_wait", "gdc_launch_dependents", *LOOKED_UP,
+                  *(name for text in WRITTEN for name in re.findall(r"def (\w+)", text))})
+"""The functions that a module's text calls or defines."""
+
+
+def function_name(name: str) -> str:
+    """The name of a kernel's function: longer where modules call or define another one of that name."""
+    while name in USED:
+        name += "_"
+    return name
+
+
+def distinct(kernel: Kernel) -> Kernel:
+    """The kernel with clashing names replaced.
+
+        x(w): w = ow + 1; load(w + w)   ->   x(w_): w = ow + 1; load(w_ + w)
+    """
+    taken = USED | {kernel.name, *(r.name for r in find(kernel, Role))}
+    given = kernel.sizes.names if kernel.sizes else ()  # arguments, which keep their names
+    taken |= {*given}
+    inside: list[Var | Lane] = [*find(kernel, Var), *find(kernel, Lane)]
+    called: dict[str, list[Var | Lane]] = {}
+    for v in (v for v in inside if v.name not in given):
+        called.setdefault(v.name, []).append(v)
+    held = set(called)
+    made: dict[Any, str] = {}
+    for name in sorted(held & taken):
+        other = name
+        while other in taken | held:
+            other += "_"
+        made |= dict.fromkeys(called[name], other)
+        held.add(other)
+    taken |= held | LAUNCH
+    rings: list[SmemRing | Barrier] = [*find(kernel, SmemRing), *find(kernel, Barrier)]
+    for x in (*rings, *kernel.params):
+        other = x.name
+        while {other, box_name(other), f"{other}_{PIECES}"} & taken:
+            other += "_"
+        taken |= {other, box_name(other), f"{other}_{PIECES}"}
+        made |= {x: other} if other != x.name else {}
+    return _Renamed(made).mutate(kernel) if made else kernel
+
+
+class _Renamed(ExprMutator):
+    def __init__(self, made: dict[Any, str]) -> None:
+        super().__init__()
+        self.made = made
+
+    def named(self, x: Any) -> Any:
+        return replace(x, name=self.made[x]) if x in self.made else x
+
+    def mutate_Tensor(self, at: Any) -> Any:
+        return self.named(at)
+
+    mutate_Var = mutate_Lane = mutate_SmemRing = mutate_Barrier = named

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transconv import knobs
-from transconv.backend_triton.launch.programmatic_launch import INSTRUCTIONS
+from transconv.backend_triton.launch.bound_start import INSTRUCTIONS
 from transconv.errors import Unsupported
 from transconv.ir import DType, bf16, convert, f8e4m3, f8e5m2, multiply_add
 

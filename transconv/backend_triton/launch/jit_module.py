@@ -10,8 +10,8 @@ import linecache
 from pathlib import Path
 from typing import Any
 
-from transconv.disk_cache import fields
 from transconv.disk_cache import files as keep
+from transconv.disk_cache import records
 from transconv.ir import executed
 
 LONGEST = 1 << 20  # bytes of a copy that is compared
@@ -27,7 +27,7 @@ def load(source: str, function: str, path: Path | None = None) -> Any:
 def write(source: str, name: str) -> Path | None:
     """Write a readable copy of a kernel to the cache; None when that failed. Raises ValueError for a name
     that can be no kernel's, as a path."""
-    if not fields.is_name(name):
+    if not records.is_name(name):
         raise ValueError(f"{name!r} is no name of a kernel")
     folder = keep.folder()
     if folder is None:

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any
 
 from transconv.backend_triton import torch_internals
-from transconv.backend_triton.launch import bound_start, compile_records, fingerprint
+from transconv.backend_triton.launch import bound_start, compile_records
 from transconv.backend_triton.launch.bound_start import (
     CALLS_KEPT,
     MAPS_KEPT,
@@ -37,7 +37,7 @@ from transconv.backend_triton.launch.bound_start import (
 from transconv.backend_triton.launch.descriptors import describe, describe_explicit, lying
 from transconv.backend_triton.launch.interpreter import explained, prepare_interpreter
 from transconv.backend_triton.launch.jit_module import load
-from transconv.backend_triton.miscompiles.signs import refuse
+from transconv.backend_triton.miscompiles import refuse
 from transconv.backend_triton.offline import fake_tensors
 from transconv.errors import Unsupported
 from transconv.ir import LARGEST_SIZE, Expr, For, Kernel, Sizes, as_expr, function_of, minimum, walk
@@ -128,7 +128,7 @@ class Launcher:
         if kernel is not None:
             return kernel
         function, args = self._function(), self._arguments(tensors)
-        fingerprint.remember()
+        compile_records.remember()
         if not aligned:
             import triton
 

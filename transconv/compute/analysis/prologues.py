@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from transconv.compute.compute import Compute
-from transconv.compute.names import fresh
-from transconv.compute.steps import Reduction, Step, Value
+from transconv.compute.steps import Reduction, Step, Value, fresh
 from transconv.ir import Cast, Expr, Mul, Var
 
 

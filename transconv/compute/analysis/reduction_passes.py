@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from transconv.compute.names import used
-from transconv.compute.steps import Reduction, Step, Write
+from transconv.compute.steps import Reduction, Step, Write, used
 from transconv.ir import Var
 
 

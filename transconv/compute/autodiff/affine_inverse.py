@@ -5,15 +5,58 @@
 
 One coordinate is inverted for one axis (autodiff/view_inverse.py), or is a mixed-radix number whose digits
 are several.
+
+Inverts the coordinates of a view: which positions of an axis a coordinate maps to a given index.
+
+    x[i*2 + 1]              element p is read at       i = (p - 1) // 2     if (p - 1) % 2 == 0
+    x[i // 3]                                          i = p*3 + turn       for 3 turns
+    x[reflect(i - 2, 8)]                               i = p + 2, 2 - p, 16 - p, if in the range of i
+
+Candidates follow from the expression, node by node. Because sizes are numbers, all positions are then
+enumerated: this drops candidates that are not needed, finds the condition of each, and proves that no
+position is missing.
 """
 
 from __future__ import annotations
 
-from transconv.compute.autodiff.view_inverse import TURN, inverse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import accumulate
+from math import prod
+
+import numpy as np
+
 from transconv.compute.compute import Compute
-from transconv.compute.names import fresh
-from transconv.compute.steps import Axis
-from transconv.ir import ZERO, Const, Expr, Var, View, eq, free_vars, substitute
+from transconv.compute.steps import Axis, fresh
+from transconv.ir import (
+    TRUE,
+    ZERO,
+    Add,
+    Array,
+    Cast,
+    Const,
+    Evaluator,
+    Expr,
+    FloorDiv,
+    Max,
+    Memory,
+    Min,
+    Mod,
+    Mul,
+    Neg,
+    Or,
+    Select,
+    Sub,
+    Var,
+    View,
+    all_of,
+    eq,
+    free_vars,
+    ne,
+    select,
+    substitute,
+)
 from transconv.simplify import Facts, simplify
 
 MOST_MATCHED = 256  # the largest axis all of whose positions are compared if there is no closed form
@@ -124,3 +167,191 @@ def _digits(coord: Expr, axes: list[Axis], place: Var) -> dict[Axis, Expr] | Non
         found[x] = simplify(rest // steps[x]) if steps[x] > 1 else rest
         rest = rest % steps[x]
     return found
+
+
+MOST_COUNTED = 1 << 22  # the most elements and positions that are enumerated
+WRITTEN = 16  # the most candidates of a second set of turns, which are listed one by one
+TURN = Var("turn_")
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """``position`` of the axis, valid if ``condition`` holds, for each value of ``TURN`` in 0..turns."""
+
+    position: Expr
+    condition: Expr
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A possible position for each value of ``TURN`` in 0..turns, and its condition."""
+
+    position: Expr
+    turns: int = 1
+    condition: Expr = TRUE
+
+
+def inverse(coord: Expr, axis: Axis, place: Var, sizes: Mapping[Var, int]) -> Inverse | None:
+    """The positions of an axis at which a coordinate equals ``place``; ``sizes``: of the place and of the
+    other variables in the coordinate. None if no closed form is found."""
+    others = [v for v in sorted(free_vars(coord), key=str) if v is not axis.var]
+    if any(v not in sizes for v in others):
+        return None
+    grid = _Grid(coord, axis, (place, sizes[place]), [(v, sizes[v]) for v in others])
+    if _is_plain(coord, axis.var):
+        found = grid.candidates(coord, place, 1)
+        return Inverse(grid.simple(found[0].position), TRUE, 1) if found else None
+    if (axis.size + sizes[place]) * prod(sizes[v] for v in others) > MOST_COUNTED:
+        return None
+    found = grid.candidates(coord, place, 1)
+    return None if found is None else grid.chosen(found)
+
+
+def _is_plain(coord: Expr, axis: Var) -> bool:
+    """Whether a coordinate is its axis plus a constant, so that nothing needs to be enumerated."""
+    return free_vars(coord) == {axis} and simplify(substitute(coord, {axis: axis + 1}) - coord) is Const(1)
+
+
+class _Grid:
+    """A coordinate, enumerated over all positions and places."""
+
+    def __init__(self, coord: Expr, axis: Axis, place: tuple[Var, int],
+                 others: list[tuple[Var, int]]) -> None:
+        self.coord, self.axis, self.place, self.others = coord, axis, place, others
+        self.facts = Facts().with_range(axis.var, 0, axis.size - 1)
+        for v, n in (place, *others):
+            self.facts = self.facts.with_range(v, 0, n - 1)
+
+    def candidates(self, e: Expr, to: Expr, turns: int) -> list[_Candidate] | None:
+        """Candidates for ``e == to``, where ``to`` depends on ``TURN`` in 0..turns; None for an expression
+        without a rule."""
+        at = self.axis.var
+        if at not in free_vars(e):
+            return []
+        match e:
+            case Var():
+                return [_Candidate(to, turns)]
+            case Cast(x):
+                return self.candidates(x, to, turns)
+            case Neg(x):
+                return self.candidates(x, -to, turns)
+            case Add(u, v) if at not in free_vars(v):
+                return self.candidates(u, to - v, turns)
+            case Add(u, v) if at not in free_vars(u):
+                return self.candidates(v, to - u, turns)
+            case Sub(u, v) if at not in free_vars(v):
+                return self.candidates(u, to + v, turns)
+            case Sub(u, v) if at not in free_vars(u):
+                return self.candidates(v, u - to, turns)
+            case Mul(u, Const(by)) | Mul(Const(by), u) if by:
+                n = int(by)
+                found = self.candidates(u, to // n if n > 0 else -to // -n, turns)
+                whole = eq(to % abs(n), 0) if abs(n) > 1 else TRUE
+                return found and [replace(c, condition=all_of([c.condition, whole])) for c in found]
+            case FloorDiv(u, Const(by)):
+                n = int(by)
+                return self.spread(u, to * n, 1, n, turns)
+            case Mod(u, Const(by)):
+                n, reached = int(by), self.over(u)
+                low, high = int(reached.min()) // n, int(reached.max()) // n
+                return self.spread(u, to + low * n, n, high - low + 1, turns)
+            case Min(u, v) | Max(u, v) | Select(_, u, v):
+                found = _joined(self.candidates(x, to, turns) for x in (u, v))
+                return found and found + self.still(e, u, v)
+        return None
+
+    def spread(self, u: Expr, to: Expr, step: int, count: int, turns: int) -> list[_Candidate] | None:
+        """Candidates for ``u`` equal to one of ``count`` numbers from ``to`` on, ``step`` apart."""
+        if count == 1:
+            return self.candidates(u, to, turns)
+        if turns == 1:
+            return self.candidates(u, to + TURN * step, count)
+        if count > WRITTEN:
+            return None
+        return _joined(self.candidates(u, to + i * step, turns) for i in range(count))
+
+    def still(self, e: Expr, u: Expr, v: Expr) -> list[_Candidate]:
+        """Candidates at which ``e`` equals that of ``u`` and ``v`` which does not depend on the axis: runs
+        of consecutive positions."""
+        still = [x for x in (u, v) if self.axis.var not in free_vars(x)]
+        if not still or self.others:
+            return []  # if positions are missing, ``chosen`` finds out
+        moving = v if still[0] is u else u
+        held = (self.over(e) == self.over(still[0])) & (self.over(e) != self.over(moving))
+        ends = np.flatnonzero(np.diff(np.concatenate(([0], held.astype(np.int8), [0]))))
+        return [_Candidate(Const(int(a)) + TURN if b - a > 1 else Const(int(a)), int(b - a))
+                for a, b in zip(ends[::2], ends[1::2], strict=True)]
+
+    # -- enumeration -----------------------------------------------------------------------------
+
+    def over(self, e: Expr) -> Array:
+        """The values of an expression for all values of the other variables and all positions, in this
+        order of axes."""
+        return _computed(e, [*self.others, (self.axis.var, self.axis.size)])
+
+    def chosen(self, found: list[_Candidate]) -> Inverse | None:
+        """The needed candidates, with their conditions, as one Inverse; None if positions are missing."""
+        kept: list[_Candidate] = []
+        seen: list[Array] = []
+        for c in found:
+            names = [*self.others, self.place, (TURN, c.turns)]
+            position, own = _computed(c.position, names), _computed(c.condition, names).astype(bool)
+            seen_there = substitute(self.coord, {self.axis.var: c.position})
+            inside = own & (position >= 0) & (position < self.axis.size)
+            right = inside & (_computed(seen_there, names) == _computed(self.place[0], names))
+            conditions = [c.condition]
+            if (inside & ~right).any():
+                conditions.append(eq(seen_there, self.place[0]))
+            for other, before in zip(kept, seen, strict=True):
+                twice = right & (position[..., :, None] == before[..., None, :]).any(-1)
+                if twice.any() and c.turns == other.turns == 1:
+                    conditions.append(ne(c.position, other.position))
+                    right &= ~twice
+                elif twice.any():
+                    return None
+            if right.any():
+                facts = self.facts.with_range(TURN, 0, c.turns - 1)
+                kept.append(_Candidate(simplify(c.position, facts), c.turns,
+                                       all_of([simplify(e, facts) for e in conditions])))
+                seen.append(np.where(right, position, -1))
+        there = self.over(self.coord)
+        count = int(((there >= 0) & (there < self.place[1])).sum())
+        return _together(kept) if kept and sum(int((s >= 0).sum()) for s in seen) == count else None
+
+    def simple(self, e: Expr) -> Expr:
+        return simplify(e, self.facts)
+
+
+def _computed(e: Expr, names: Sequence[tuple[Var, int]]) -> Array:
+    """The values of an expression for all values of some variables, an axis for each."""
+    at = Evaluator(Memory({}), {}, len(names))
+    for i, (v, n) in enumerate(names):
+        at.env[v] = at.along(i, np.arange(n, dtype=np.int64))
+    return np.asarray(np.broadcast_to(at.compute(e), [n for _, n in names]))
+
+
+def _joined(parts: Iterable[list[_Candidate] | None]) -> list[_Candidate] | None:
+    """The concatenated lists; None if one is None."""
+    found: list[_Candidate] = []
+    for part in parts:
+        if part is None:
+            return None
+        found += part
+    return found
+
+
+def _together(kept: list[_Candidate]) -> Inverse:
+    """Several candidates as one, whose turns are numbered one after another."""
+    if len(kept) == 1:
+        return Inverse(kept[0].position, kept[0].condition, kept[0].turns)
+    position, conditions = kept[-1].position, []
+    ends = list(accumulate(c.turns for c in kept))
+    for i, (c, end) in reversed(list(enumerate(zip(kept, ends, strict=True)))):
+        moved: dict[Expr, Expr] = {TURN: TURN - (end - c.turns)}
+        own = substitute(c.position, moved)
+        position = own if i == len(kept) - 1 else select(TURN < end, own, position)
+        if c.condition is not TRUE:
+            other = ([TURN < end - c.turns] if i else []) + ([TURN >= end] if c is not kept[-1] else [])
+            conditions.append(reduce(Or, other, substitute(c.condition, moved)))
+    return Inverse(position, all_of(conditions[::-1]), ends[-1])

@@ -12,41 +12,146 @@ name does not have. What a sum reduces gets its flow at every element; the flow 
 evenly among equal elements, as torch.amax does; that of a product is multiplied by the product of the
 other elements, which one zero does not spoil. Values and sums are in the type of arithmetic.
 autodiff/gradient_stores.py stores the flows of reads.
+
+Which names and results of a computation depend on its tensors in a way that has a derivative.
+
+A computation's steps with others behind them, of which none is made twice.
+
+Partial derivatives of an expression with respect to its parts, from the table of operations.
+
+    x * sigmoid(x)        is silu(x): the derivative of its row
+    a * b                 is mul(a, b)
+    exp(x)                is exp(x)
+
+A text writes operations out, so a row is found by its expression: ``row(part)`` is the expression itself,
+because nodes are interned. The derivative is then torch's, also where a function has none (0 for relu at
+0) and where the rule of each node would overflow (elu, softplus).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from math import inf, prod
+from collections.abc import Collection, Iterator
+from functools import lru_cache
+from itertools import product
+from math import inf, isfinite, prod
 
 from transconv.compute.analysis.pointwise import MOST_NODES, nodes_of
 from transconv.compute.analysis.statistics import kept, points, sum_of
-from transconv.compute.autodiff.differentiability import reached
-from transconv.compute.autodiff.partial_derivatives import flows_from, name_of, partials
 from transconv.compute.compute import Compute
-from transconv.compute.concatenation import Appended, Axes
-from transconv.compute.steps import Read, Reduction, Step, Value, Write
+from transconv.compute.elementwise import OPS, Op
+from transconv.compute.steps import Read, Reduction, Step, Value, Write, fresh, used
 from transconv.compute.text.format import line
 from transconv.errors import ComputeError
 from transconv.ir import (
+    Add,
     Call,
     Cast,
     Const,
+    Div,
     DType,
     Expr,
     Layout,
     Lt,
+    Max,
+    Min,
+    Mul,
     Neg,
     Select,
+    Sub,
     Tensor,
     Var,
     View,
     ViewDim,
     eq,
+    f32,
+    f64,
+    find,
     free_vars,
     select,
     substitute,
 )
+
+Axes = frozenset[str]
+
+
+class Appended:
+    """The steps of a computation without its stores, and those that are added. ``type``: of arithmetic;
+    ``rooted``: the axes that each name depends on; ``behind``: the names that depend on the result of the
+    computation's product."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute = compute
+        self.type = f64 if any(t.dtype is f64 for t in compute.tensors) else f32
+        self.taken = {*compute.names.all, *(t.name for t in compute.tensors)}
+        self.steps: list[Step] = [s for s in compute.steps if not isinstance(s, Write)]
+        self.rooted: dict[Var, Axes] = dict(compute.names.rooted)
+        self.named: dict[Expr, Var] = {}
+        self.totals: dict[tuple[str, Expr, tuple[str, ...]], Var] = {}
+        self.behind: set[Var] = set()
+        for step in self.steps:
+            self.follow(step)
+
+    def total(self, name: str, value: Expr, axes: Collection[str], op: str = "sum") -> Expr:
+        """A reduction, made once."""
+        if not axes:
+            return self.name(name, value)
+        ordered = tuple(a for a in self.compute.sizes if a in axes)
+        if (op, value, ordered) not in self.totals:
+            made = Reduction(self.fresh(name), op, value, ordered)
+            self.add(made)
+            self.totals[op, value, ordered] = made.var
+        return self.totals[op, value, ordered]
+
+    def small(self, name: str, e: Expr) -> Expr:
+        """An expression, as a name if it is long."""
+        return e if nodes_of(e) <= MOST_NODES else self.name(name, e)
+
+    def name(self, name: str, e: Expr) -> Expr:
+        """The name of an expression, a new one unless it is short or has one."""
+        if nodes_of(e) <= 2:
+            return e
+        if e not in self.named:
+            made = Value(self.fresh(name), e)
+            self.add(made)
+            self.named[e] = made.var
+        return self.named[e]
+
+    def add(self, step: Read | Value | Reduction) -> None:
+        """Put a step behind the others."""
+        own = frozenset(a for v in used(step) for a in self.rooted.get(v, (v.name,)))
+        self.rooted[step.var] = own - {*step.axes} if isinstance(step, Reduction) else own
+        self.steps.append(step)
+        self.follow(step)
+
+    def follow(self, step: Step) -> None:
+        """Note whether a step's value depends on a product's result."""
+        product = self.compute.factors and step is self.compute.sum
+        if not isinstance(step, Write) and (product or used(step) & self.behind):
+            self.behind.add(step.var)
+
+    def needed(self, names: Collection[Var]) -> list[Step]:
+        """The steps that some names depend on, in order."""
+        left = {*names}
+        found: list[Step] = []
+        for step in reversed(self.steps):
+            if not isinstance(step, Write) and step.var in left:
+                left |= used(step)
+                found.append(step)
+        return found[::-1]
+
+    def roots(self, e: Expr) -> Axes:
+        """The axes that an expression depends on."""
+        return frozenset(a for v in free_vars(e) for a in self.rooted.get(v, (v.name,)))
+
+    def number(self, e: Expr) -> Expr:
+        """An expression in the type of arithmetic."""
+        return e if e.dtype is self.type else Cast(e, self.type)
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing has yet."""
+        found = fresh(name, self.taken)
+        self.taken.add(found)
+        return found
 
 
 class Flows(Appended):
@@ -224,3 +329,130 @@ def between(name: str, axes: tuple[tuple[str, int], ...], dtype: DType) -> View:
     shape = tuple(n for _, n in axes) or (1,)
     tensor = Tensor(name, tuple(a for a, _ in axes) or ("one",), shape, Layout.dense(dtype, shape))
     return View(tensor, tuple(ViewDim(Var(a)) for a, _ in axes) or (ViewDim(Const(0)),))
+
+
+def reached(compute: Compute, of: Collection[str]) -> set[Var]:
+    """The names whose values depend on floats of some tensors, other than by conditions."""
+    found: set[Var] = set()
+    for step in compute.steps:
+        if isinstance(step, Read):
+            found |= {step.var} if step.view.tensor.name in of and step.var.type.kind == "float" else set()
+        elif not isinstance(step, Write) and flows_from(step.value) & found:
+            found.add(step.var)
+    return found
+
+
+def reaches(compute: Compute) -> dict[str, frozenset[str]]:
+    """For each stored tensor, those that it depends on in a way that has a derivative, or that is refused
+    when one is asked for. Whole numbers, conditions and places of extremes have none."""
+    found: dict[str, set[str]] = {w.view.tensor.name: set() for w in compute.writes}
+    for name in {r.view.tensor.name for r in compute.reads}:
+        moving = reached(compute, (name,))
+        for w in compute.writes:
+            if w.view.tensor.dtype.kind == "float" and flows_from(w.value) & moving:
+                found[w.view.tensor.name].add(name)
+    return {name: frozenset(tensors) for name, tensors in found.items()}
+
+
+NODES: dict[type[Expr], str] = {Add: "add", Sub: "sub", Mul: "mul", Div: "div", Max: "max", Min: "min",
+                                Neg: "neg", Select: "where"}
+"""The row of each node that is an operation by itself."""
+
+Partials = tuple[tuple[Expr, Expr], ...]
+
+
+def partials(e: Expr, dtype: DType) -> Partials | None:
+    """The operands of an expression's outermost operation, each with the derivative with respect to it, of
+    ``dtype``; constants, conditions and zeros are left out. None for an operation without a derivative."""
+    if isinstance(e, Cast):
+        return ((e.x, Const(1.0, dtype)),) if e.x.dtype.kind == "float" else ()
+    if (found := _row_of(e)) is None:
+        return None
+    row, operands, numbers = found
+    if row.derivative is None:
+        return None
+    values = [o if o.dtype in (dtype,) or o.dtype.kind != "float" else Cast(o, dtype) for o in operands]
+    each = row.derivative(*values, *(Const(float(n.value), dtype) for n in numbers))
+    return tuple((o, d) for o, d in zip(operands, each, strict=True)
+                 if d is not None and not isinstance(o, Const) and not is_number(d, 0.0))
+
+
+def is_number(e: Expr, number: float) -> bool:
+    """Whether an expression is a constant of this value."""
+    return isinstance(e, Const) and e.value == number
+
+
+def parts_of(e: Expr) -> Iterator[Expr]:
+    """The operands of an expression's nodes through which derivatives may flow: not its conditions."""
+    match e:
+        case Select(_, yes, no):
+            yield from (yes, no)
+        case Cast(x):
+            yield from (x,) if x.dtype.kind == "float" else ()
+        case _:
+            yield from (c for c in e.children() if isinstance(c, Expr) and c.dtype.kind == "float")
+
+
+def flows_from(e: Expr) -> set[Var]:
+    """The float variables that an expression depends on other than by conditions and whole numbers."""
+    found: set[Var] = set()
+    seen: set[Expr] = set()
+    left = [e] if e.dtype.kind == "float" else []
+    while left:
+        at = left.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        if isinstance(at, Var):
+            found.add(at)
+        left += parts_of(at)
+    return found
+
+
+def name_of(e: Expr) -> str:
+    """The name of an expression's outermost operation, for messages."""
+    if isinstance(e, Call):
+        return e.name
+    return NODES.get(type(e), type(e).__name__.lower())
+
+
+def _row_of(e: Expr) -> tuple[Op, tuple[Expr, ...], tuple[Const, ...]] | None:
+    """The row whose expression this is, with its operands and numbers."""
+    if (found := _function_of(e)) is not None:
+        return found
+    if isinstance(e, Call):
+        row = OPS.get(e.name)
+        return (row, tuple(e.args), ()) if row is not None and row(*e.args) is e else None
+    if type(e) not in NODES:
+        return None
+    return OPS[NODES[type(e)]], tuple(c for c in e.children() if isinstance(c, Expr)), ()
+
+
+@lru_cache(maxsize=4096)
+def _function_of(e: Expr) -> tuple[Op, tuple[Expr, ...], tuple[Const, ...]] | None:
+    """The row of one operand that writes out to this expression."""
+    inner = [p for p in find(e, Expr) if p is not e and p.dtype is e.dtype and flows_from(p)]
+    constants = [c for c in find(e, Const) if c.type is e.dtype and isfinite(c.value)]
+    for row in OPS.values():
+        if row.arity == 1 and row.derivative is not None and type(e) in _roots(row, e.dtype):
+            for numbers in _numbers(row, constants):
+                for part in inner:
+                    if row(part, *numbers) is e:
+                        return row, (part,), numbers
+    return None
+
+
+def _numbers(row: Op, constants: list[Const]) -> Iterator[tuple[Const, ...]]:
+    """The numbers that a row may have in an expression with these constants, first its own."""
+    yield ()
+    if row.numbers and constants:
+        usual = [Const(n, constants[0].type) for n in row.defaults]
+        yield from product([*dict.fromkeys([*constants, *usual])], repeat=len(row.numbers))
+
+
+@lru_cache(maxsize=1024)
+def _roots(row: Op, dtype: DType) -> frozenset[type[Expr]]:
+    """The classes of a row's outermost node, whatever its numbers are."""
+    some = [Const(n, dtype) for n in (-2.5, 1.0, 2.0, 2.3, *row.defaults)]
+    choices = [(), *product(some, repeat=len(row.numbers))]
+    return frozenset(type(row(Var("x", dtype), *numbers)) for numbers in choices)

@@ -23,9 +23,8 @@ from dataclasses import dataclass, replace
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.autodiff.affine_inverse import Solved
 from transconv.compute.compute import Compute
-from transconv.compute.names import used
-from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write
-from transconv.compute.text.views import conditions, masked
+from transconv.compute.steps import Axis, Read, Reduction, Step, Value, Write, used
+from transconv.compute.text.expressions import conditions, masked
 from transconv.errors import ComputeError
 from transconv.ir import (
     TRUE,

@@ -2,11 +2,17 @@
 function of torch and the texts of its gradients. See Formula."""
 
 from transconv.compute.library.any_size import LibraryText, named
-from transconv.compute.library.batch import batch_norm
-from transconv.compute.library.formula import Gradient, LibraryFormula
-from transconv.compute.library.norms import group_norm, layer_norm, rms_norm
-from transconv.compute.library.page import NamedSpace, Strided, TensorView
-from transconv.compute.library.parts import mixed, moments, scaled, sums
+from transconv.compute.library.norms import (
+    batch_norm,
+    group_norm,
+    layer_norm,
+    mixed,
+    moments,
+    rms_norm,
+    scaled,
+    sums,
+)
+from transconv.compute.library.page import Gradient, LibraryFormula, NamedSpace, Strided, TensorView
 from transconv.compute.library.pools import (
     adaptive_average_pool,
     adaptive_max_pool,
@@ -14,8 +20,16 @@ from transconv.compute.library.pools import (
     max_pool,
 )
 from transconv.compute.library.products import linear, matmul
-from transconv.compute.library.reductions import NORMS, ROWS, extreme, reduced
-from transconv.compute.library.softmax import cross_entropy, log_softmax, normalize, softmax
+from transconv.compute.library.reductions import (
+    NORMS,
+    ROWS,
+    cross_entropy,
+    extreme,
+    log_softmax,
+    normalize,
+    reduced,
+    softmax,
+)
 from transconv.compute.library.views import (
     embedding,
     flip,

@@ -12,8 +12,7 @@ from math import prod
 from typing import Any
 
 from transconv.compute.library.any_size import length
-from transconv.compute.library.formula import Gradient, LibraryFormula
-from transconv.compute.library.page import Dim, NamedSpace, Strided
+from transconv.compute.library.page import Dim, Gradient, LibraryFormula, NamedSpace, Strided
 from transconv.ir import i32
 
 Ints = Sequence[int]

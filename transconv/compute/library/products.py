@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transconv.compute.library.formula import Gradient, LibraryFormula, held
-from transconv.compute.library.page import NamedSpace, Placed, Strided
-from transconv.compute.ops import OPS
+from transconv.compute.elementwise import OPS
+from transconv.compute.library.page import (
+    Gradient,
+    LibraryFormula,
+    NamedSpace,
+    Placed,
+    Strided,
+    held,
+)
 from transconv.compute.text.format import SELECTION
 from transconv.ir import DType, Var, readable
 

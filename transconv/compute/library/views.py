@@ -12,8 +12,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from transconv.compute.autodiff.scatter_to_gather import transposed
-from transconv.compute.library.formula import Gradient, LibraryFormula
-from transconv.compute.library.page import Dim, NamedSpace, Placed, Strided
+from transconv.compute.library.page import (
+    Dim,
+    Gradient,
+    LibraryFormula,
+    NamedSpace,
+    Placed,
+    Strided,
+)
 from transconv.compute.text.format import parse
 
 MODES = {"constant": "{at}", "reflect": "reflect({at}, {n})", "replicate": "clamp({at}, {n})",

@@ -6,6 +6,8 @@ so that kernels can be compared with it.
 
 It also computes the error that a correct kernel may have (``error``): the rounding errors of sums and
 values are propagated by evaluating each later step with every name moved by its error.
+
+The meaning of stores that share places: what all points leave in one place, in NumPy.
 """
 
 from __future__ import annotations
@@ -17,11 +19,9 @@ from math import prod
 import numpy as np
 
 from transconv.compute.compute import Compute
-from transconv.compute.names import used
-from transconv.compute.semantics import error_bounds, rounding_errors
-from transconv.compute.semantics.scatter_semantics import Gathered
-from transconv.compute.steps import Read, Reduction, Step, Value, Write
-from transconv.compute.text.views import conditions
+from transconv.compute.semantics import error_bounds
+from transconv.compute.steps import Read, Reduction, Step, Value, Write, used
+from transconv.compute.text.expressions import conditions
 from transconv.ir import (
     REDUCERS,
     Array,
@@ -205,14 +205,14 @@ class StepEvaluator:
         if not self.share or e.dtype.kind not in ("float", "int", "bool"):
             return None
         exact = _exact(e)
-        total = rounding_errors.own(e, _exact, self.at, self.products)
+        total = error_bounds.own(e, _exact, self.at, self.products)
         for v in free_vars(exact) & self.errors.keys():
             known = {exact: found, v: self.at.env[v]}
-            total = total + rounding_errors.moved(exact, v, self.errors[v], known, self.at)
-        for equality in rounding_errors.equalities(e):
+            total = total + error_bounds.moved(exact, v, self.errors[v], known, self.at)
+        for equality in error_bounds.equalities(e):
             off = sum((self._known(x) for x in (equality.a, equality.b)), np.zeros(1))
             wide = replace(equality, a=_exact(equality.a), b=_exact(equality.b))
-            total = total + rounding_errors.turned(exact, wide, off, self.at)
+            total = total + error_bounds.turned(exact, wide, off, self.at)
         return total
 
     def _known(self, e: Expr) -> Array:
@@ -304,3 +304,70 @@ def _exact(e: Expr) -> Expr:
         return Cast(at.x, f64) if isinstance(at, Cast) and at.type.kind == "float" else at
 
     return rewrite(e, wider)
+
+
+NEEDS = {"add": ("sum", "size", "off"), "sum": ("count", "sum", "size", "off"),
+         "max": ("count", "off_most"), "min": ("count", "off_most"),
+         "squares": ("count", "sum", "size", "squares", "off_squares")}
+
+
+class Gathered:
+    """What points leave in the places of a tensor by an operation. Points come in pieces; of each place
+    there are as far as needed the ``count`` of points, ``sum``, sum of ``squares``, ``extreme`` and
+    ``size``, the sum of absolute values, and of the values' errors the sum, sum of squares and maximum."""
+
+    def __init__(self, op: str, shape: tuple[int, ...]) -> None:
+        self.op = op
+        # With one dim more: of a tensor without dims each point would otherwise be every point's place.
+        self.every = {name: np.zeros((1, *shape)) for name in NEEDS[op]}
+        self.most = np.full((1, *shape), -np.inf if op == "max" else np.inf)
+
+    def add(self, where: tuple[Array, ...], value: Array, error: Array) -> None:
+        """Add points, each to its place."""
+        error = np.broadcast_to(error, value.shape)
+        where = (np.zeros(value.shape, np.int64), *where)
+        if self.op in ("max", "min"):
+            (np.maximum if self.op == "max" else np.minimum).at(self.most, where, value)
+        for name, into in self.every.items():
+            match name:
+                case "count":
+                    np.add.at(into, where, 1.0)
+                case "sum":
+                    np.add.at(into, where, value)
+                case "squares":
+                    np.add.at(into, where, value * value)
+                case "size":
+                    np.add.at(into, where, np.where(np.isfinite(value), np.abs(value), 0.0))
+                case "off":
+                    np.add.at(into, where, error)
+                case "off_squares":
+                    np.add.at(into, where, error * error)
+                case "off_most":
+                    np.maximum.at(into, where, error)
+
+    @property
+    def held(self) -> dict[str, Array]:
+        """What is known of each place."""
+        return {name: found[0] for name, found in self.every.items()}
+
+    def value(self) -> Array:
+        """The reduction of each place; NaN where there are no points, of what is added 0."""
+        if self.op == "add":
+            return self.held["sum"]
+        count = self.held["count"]
+        found = self.held["sum"] if self.op == "sum" else self.most[0]
+        if self.op == "squares":
+            found = self.held["squares"] - self.held["sum"] ** 2 / np.maximum(count, 1.0)
+        return np.where(count > 0, found, np.nan)
+
+    def error(self, share: float) -> Array:
+        """The error of each place; ``share``: that of a sum, as a fraction of its absolute terms."""
+        if self.op in ("max", "min"):
+            return self.held["off_most"]
+        if self.op != "squares":
+            return share * self.held["size"] + self.held["off"]
+        count = np.maximum(self.held["count"], 1.0)
+        mean = share * self.held["size"] / count  # its error; a deviation has this and its value's
+        apart = 2 * (self.held["off_squares"] + count * mean * mean)
+        found = np.maximum(np.nan_to_num(self.value()), 0.0)
+        return np.asarray(2 * np.sqrt(found * apart) + apart + share * found)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from transconv.compute.analysis.pointwise import CONDITIONS, Pointwise, Ref
-from transconv.compute.ops import OPS
+from transconv.compute.elementwise import OPS
 
 if TYPE_CHECKING:
     import torch

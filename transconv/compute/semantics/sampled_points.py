@@ -4,10 +4,19 @@ Points are drawn along the axes that are not reduced; reduced axes are evaluated
 that these points read are gathered, on the device of the tensors, so that no tensor is copied and the cost
 does not grow with them. The allowed error follows from the rounding of each step
 (semantics/error_bounds.py).
+
+Compares sums that several points add to one place with their f64 values, at sampled places.
+
+    store dX[i, k] += g         with i = I[n]
+
+A sum needs all points that add to its place. Where a coordinate is an axis alone (``k``), it says the
+position along that axis; along the others (``n``) all positions are looked through for those that lead to
+the place. So of a gradient of a gather one column of indices is read, and the terms that it names.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -17,11 +26,13 @@ import numpy as np
 from transconv.compute.compute import Compute
 from transconv.compute.semantics.error_bounds import allowed, share_of
 from transconv.compute.semantics.evaluation import StepEvaluator
-from transconv.compute.steps import Read, Reduction, Value, Write
-from transconv.ir import Array, Evaluator, Memory, Tensor, Var, f64
+from transconv.compute.steps import Axis, Read, Reduction, Value, Write, used
+from transconv.ir import Array, Const, Evaluator, Memory, Tensor, Var, f64, free_vars, substitute
+from transconv.simplify import simplify
 
 if TYPE_CHECKING:
     import torch
+
 
 POINTS = 512  # the most points
 TERMS = 1 << 18  # the most elements of rows that are evaluated together
@@ -171,3 +182,148 @@ class Samples(StepEvaluator):
         found = flat[torch.from_numpy(np.ascontiguousarray(offset)).to(t.device)]
         wide = found.double() if found.dtype.is_floating_point else found.long()
         return np.asarray(wide.cpu().numpy()).reshape(offset.shape)
+
+
+COLUMNS, EACH = 8, 4  # positions along the axes that coordinates tell, places for each
+
+Points = dict[str, Array]  # positions by axis, one for each point
+
+
+def examine_sums(compute: Compute, tensors: dict[str, torch.Tensor], seed: int = 0) -> SampleOutcome:
+    """Compare what was added, at places drawn by a seed; what else is stored, at the points that add to
+    them. Not looked at: more than ``LONGEST`` points beside each other, and stores within a sweep."""
+    nothing = SampleOutcome(0, 0, True, (), "")
+    writes = [w for w in compute.writes if w.op]
+    inside = {s for sweep in compute.sweeps.each for s in sweep.steps}
+    seen = [_Told(compute, w) for w in writes]
+    if inside & {*writes} and compute.reduced or any(prod(t.free_sizes) > LONGEST for t in seen):
+        return nothing
+    with np.errstate(all="ignore"):
+        places = seen[0].places(tensors, np.random.default_rng(seed))
+        points = _joined([found for t in seen for found in t.leading_to(places, tensors)]) or {
+            x.name: np.zeros(0, np.int64) for x in compute.axes if x.name not in compute.reduced}
+        count = len(next(iter(points.values()), (0,)))
+        if count * prod(compute.size(a) for a in compute.reduced) > LONGEST:
+            return nothing
+        return _Sums(compute, tensors, points, count, places).found()
+
+
+def _joined(found: list[Points]) -> Points:
+    """All points, each once."""
+    if not found:
+        return {}
+    names = [*found[0]]
+    rows = np.concatenate([np.stack([p[n] for n in names], -1) for p in found])
+    rows = np.unique(rows, axis=0)
+    return {n: rows[:, i] for i, n in enumerate(names)}
+
+
+class _Told:
+    """What the coordinates of a store that adds tell of the axes."""
+
+    def __init__(self, compute: Compute, write: Write) -> None:
+        self.compute, self.write = compute, write
+        axes = [x for x in compute.axes if x.name not in compute.reduced]
+        self.pinned: dict[int, Axis] = {}  # by dimension
+        for dim in range(len(write.view.dims)):
+            for x in axes:
+                if x not in self.pinned.values() and self.is_alone(x, dim):
+                    self.pinned[dim] = x
+        self.free = [x for x in axes if x not in self.pinned.values()]
+        self.free_sizes = [x.size for x in self.free]
+        needed = {v for d in write.view.dims for e in (d.coord, d.mask) for v in free_vars(e)}
+        self.steps: list[Read | Value | Reduction] = []
+        for step in reversed(compute.steps):
+            if not isinstance(step, Write) and step.var in needed:
+                needed |= used(step)
+                self.steps.insert(0, step)
+
+    def is_alone(self, axis: Axis, dim: int) -> bool:
+        """Whether a coordinate is a position along one axis, and every position another one."""
+        coord = self.write.view.dims[dim].coord
+        if free_vars(coord) != {axis.var}:
+            return False
+        ahead = simplify(substitute(coord, {axis.var: axis.var + 1}) - coord)
+        return isinstance(ahead, Const) and ahead.value != 0
+
+    def seen(self, points: Points, tensors: dict[str, Any]) -> tuple[list[Array], Array]:
+        """Coordinates of the store at points, and whether anything is added there."""
+        count = len(next(iter(points.values()), [0]))
+        run = Samples(self.compute, tensors, points, count)
+        for step in self.steps:
+            run.evaluate(step)
+        coords, mask = run.place(self.write.view)
+        shape = (count,)
+        return ([np.broadcast_to(c.reshape(c.shape[0], -1)[:, 0], shape) for c in coords],
+                np.broadcast_to(mask.reshape(mask.shape[0], -1)[:, 0], shape))
+
+    def places(self, tensors: dict[str, Any], draw: np.random.Generator) -> Array:
+        """Places that something is added to, a row each, and some that may have nothing."""
+        points = {x.name: np.repeat(draw.integers(0, x.size, COLUMNS), EACH) for x in self.pinned.values()}
+        points |= {x.name: draw.integers(0, x.size, COLUMNS * EACH) for x in self.free}
+        if not points:
+            return np.zeros((1, len(self.write.view.dims)), np.int64)
+        coords, mask = self.seen(points, tensors)
+        found = np.stack(coords, -1)[mask]
+        other = found[:COLUMNS].copy()
+        for dim, size in enumerate(self.write.view.tensor.shape):
+            if dim not in self.pinned and len(other):
+                other[:, dim] = draw.integers(0, size, len(other))
+        return np.unique(np.concatenate([found, other]), axis=0)
+
+    def leading_to(self, places: Array, tensors: dict[str, Any]) -> Iterator[Points]:
+        """The points that add to places."""
+        dims = [*self.pinned]
+        count = prod(self.free_sizes)
+        grid = np.unravel_index(np.arange(count), self.free_sizes) if self.free else ()
+        for told in np.unique(places[:, dims], axis=0) if dims else [np.zeros(0, np.int64)]:
+            at = [self.position(dim, int(c)) for dim, c in zip(dims, told, strict=True)]
+            if any(p is None for p in at):
+                continue
+            points = {self.pinned[d].name: np.full(count, p) for d, p in zip(dims, at, strict=True)}
+            points |= {x.name: g for x, g in zip(self.free, grid, strict=True)}
+            coords, mask = self.seen(points, tensors)
+            mine = places[(places[:, dims] == told).all(-1)] if dims else places
+            hit = np.zeros(count, np.bool_)
+            for place in mine:
+                hit |= mask & np.logical_and.reduce([c == n for c, n in zip(coords, place, strict=True)])
+            yield {n: p[hit] for n, p in points.items()}
+
+    def position(self, dim: int, coord: int) -> int | None:
+        """Where an axis leads to a coordinate."""
+        axis = self.pinned[dim]
+        found = simplify(substitute(self.write.view.dims[dim].coord, {axis.var: Const(0)}))
+        ahead = simplify(substitute(self.write.view.dims[dim].coord, {axis.var: Const(1)}))
+        assert isinstance(found, Const) and isinstance(ahead, Const)
+        at, rest = divmod(coord - int(found.value), int(ahead.value) - int(found.value))
+        return at if not rest and 0 <= at < axis.size else None
+
+
+class _Sums(Samples):
+    """The steps at all points that add to some places."""
+
+    def __init__(self, compute: Compute, tensors: dict[str, Any], at: Points, points: int,
+                 places: Array) -> None:
+        super().__init__(compute, tensors, at, points)
+        self.places = places
+        self.sums, self.off = np.zeros(len(places)), np.zeros(len(places))
+
+    def answer(self, step: Write) -> tuple[tuple[Array, ...], Array, Array] | None:
+        """Sums are known behind the last store that adds to them."""
+        if not step.op:
+            return super().answer(step)
+        where, value, error = self.stored(step, np.ones_like(self.sure))
+        error = np.broadcast_to(error, value.shape) + np.where(self.surely(step), 0.0, np.inf)
+        ranks = {tuple(p): i for i, p in enumerate(self.places.tolist())}
+        at = np.array([ranks.get(p, -1) for p in zip(*(w.tolist() for w in where), strict=True)], np.int64)
+        known = at >= 0
+        np.add.at(self.sums, at[known], value[known])
+        np.add.at(self.off, at[known], (self.share * np.abs(value) + error)[known])
+        last = [w for w in self.compute.writes if w.op][-1]
+        return (tuple(self.places.T), self.sums, self.off) if step is last else None
+
+    def surely(self, step: Write) -> Array:
+        """Of the points of a store, whether f32 holds all that is on the way."""
+        coords, mask = self.place(step.view)
+        shape = np.broadcast_shapes(*(x.shape for x in (self.value(step.value), mask, self.sure, *coords)))
+        return np.asarray(np.broadcast_to(self.sure, shape)[np.broadcast_to(mask, shape)])

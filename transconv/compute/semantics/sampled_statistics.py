@@ -16,16 +16,15 @@ import numpy as np
 from transconv.compute.analysis.axis_roles import with_roles
 from transconv.compute.analysis.statistics import kept, value_of
 from transconv.compute.compute import Compute
-from transconv.compute.names import fresh, used
 from transconv.compute.semantics.error_bounds import SUMMED, allowed, share_of
 from transconv.compute.semantics.sampled_points import (
     LONGEST,
     SampleOutcome,
     examine_points,
+    examine_sums,
     row_size,
 )
-from transconv.compute.semantics.sampled_sums import examine_sums
-from transconv.compute.steps import Reduction, Step, Value, Write
+from transconv.compute.steps import Reduction, Step, Value, Write, fresh, used
 from transconv.ir import TRUE, Array, Cast, Const, Expr, Var
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from transconv.compute.coordinates import as_written
-from transconv.compute.text.views import facts_of_axes
+from transconv.compute.text.expressions import facts_of_axes
 from transconv.ir import Cast, Const, Expr, Mod, Var, View, conjuncts, find, readable, substitute
 from transconv.simplify import Facts, prove, reason, simplify
 

@@ -9,6 +9,8 @@ default:
 
     mb32ic64ih56oc128oh28kh3sh2ph1 dt=f16 tag=nhwc          one word for the three tensors
     mb1ic3ih8oc4oh6kh3 dt=f16:f16:f32 tag=nhwc:oihw:nhwc math=ieee      src:wei:dst
+
+Counts of multiply-adds that are not on padding.
 """
 
 from __future__ import annotations
@@ -18,15 +20,18 @@ import math as arithmetic
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from transconv.conv.macs import valid_taps
 from transconv.conv.problem.descriptor import (
     SPATIAL,
     Descriptor,
+    DTypes,
     parse_descriptor,
     print_descriptor,
+    read_dtypes,
+    read_tags,
+    results,
+    write_dtypes,
+    write_tags,
 )
-from transconv.conv.problem.element_types import DTypes, read_dtypes, results, write_dtypes
-from transconv.conv.problem.tags import read_tags, write_tags
 from transconv.errors import LayoutError, ProblemError
 from transconv.ir import DType, Layout, f32, f64, i32, multiplied
 
@@ -341,3 +346,29 @@ def check_tensors(p: ConvProblem) -> None:
         if spec.layout.extents != spec.layout.padded(shape):
             raise ProblemError(f"the layout of {what} covers {spec.layout.extents}; "
                                f"expected {spec.layout.padded(shape)}, for shape {shape}")
+
+
+def valid_taps(i: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
+    """The number of pairs (output point, tap) along one axis that read an input point."""
+    return (_taps_below(i, o, k, stride, dilation, pad) - _taps_below(0, o, k, stride, dilation, pad))
+
+
+def _taps_below(bound: int, o: int, k: int, stride: int, dilation: int, pad: int) -> int:
+    """The number of pairs with ``at*stride + tap*dilation - pad < bound``. For each tap these are the
+    first (start - tap*dilation) // stride output points, clipped to 0..o."""
+    start = bound + pad + stride - 1
+    whole = min(k, max(0, (start - o * stride) // dilation + 1))
+    some = min(k, max(whole, (start - stride) // dilation + 1))
+    least = start - dilation * (some - 1)
+    return o * whole + _floor_sum(some - whole, stride, dilation, least)
+
+
+def _floor_sum(n: int, m: int, a: int, b: int) -> int:
+    """The sum of (a*t + b) // m for t from 0 to n - 1, in as many steps as Euclid's algorithm takes."""
+    total = 0
+    while n > 0:
+        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
+        a, b = a % m, b % m
+        last = a * n + b
+        n, m, a, b = last // m, a, m, last % m
+    return total

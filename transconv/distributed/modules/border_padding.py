@@ -2,10 +2,16 @@
 
 A padded row is a row of the image. A rank gets those that its rows of the result read, in their order,
 from the ranks that own them: there are no other padded rows. It convolves them without a border.
+
+Constant padding of DTensors whose rows are on several ranks: aten's operator, below autograd.
+
+A padded image is dealt anew: a rank gets those rows of the image that its rows are, the others are border.
+The gradient is the same with borders of negative widths.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -14,9 +20,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from transconv.distributed.halo import Exchange, HaloRows, RowRange, shards
-from transconv.distributed.modules.windows import exchanged
-from transconv.distributed.placing import dealt
+from transconv.distributed import halo
+from transconv.distributed.halo import Exchange, HaloRows, RowRange, exchange, shards
+from transconv.distributed.modules.rowwise import exchanged
+from transconv.distributed.placing import dealt, part
 from transconv.torch_ops import functional
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
@@ -135,3 +142,32 @@ def _lines(module: Any, x: DTensor) -> list[Border]:
 def has_border(module: nn.Module) -> bool:
     """Whether a module is a convolution with a border of the image's own rows."""
     return isinstance(module, nn.modules.conv._ConvNd) and module.padding_mode != "zeros"
+
+
+@torch.no_grad()
+def constant(x: DTensor, pad: Sequence[int], value: Any = 0) -> DTensor:
+    """aten.constant_pad_nd."""
+    mesh, rank = x.device_mesh, x.dim()
+    widths = [(0, 0)] * (rank - len(pad) // 2) + [
+        (pad[at], pad[at + 1]) for at in range(len(pad) - 2, -1, -2)]
+    shape = [n + low + high for n, (low, high) in zip(x.shape, widths, strict=True)]
+    if min(shape) < 0:
+        raise RuntimeError(f"a border of {list(pad)} leaves no image of {list(x.shape)}")
+    places = [p if isinstance(p, Shard) and (p.dim > 1 or not any(widths[p.dim])) else Replicate()
+              for p in x.placements]
+    local = part(x, places)
+    last = suggests_channels_last(x.shape, x.stride())
+    for at, place in enumerate(places):
+        if isinstance(place, Shard) and any(widths[place.dim]):
+            dim, parts, own = place.dim, mesh.size(at), mesh.get_local_rank(at)
+            low, every = widths[dim][0], RowRange(0, x.shape[dim])
+            ours = shards(shape[dim], parts)
+            needed = [rows.seen_from(low).within(every) for rows in ours]
+            plan = exchange(shards(x.shape[dim], parts), needed, own)
+            local = halo.extended(local, dim, plan, mesh.get_group(at), last)
+            low = low + needed[own].start - ours[own].start if needed[own].size else 0
+            widths[dim] = (low, ours[own].size - low - needed[own].size)
+    spread = [width for both in reversed(widths) for width in both]
+    made = F.pad(local, spread, value=float(value)) if any(spread) else local.clone()
+    whole = torch.Size(shape)
+    return dealt(made, mesh, places, whole, result_strides(whole, last))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from transconv.distributed.placing import dealt, part
-from transconv.functional import split_norms
+from transconv.functional import norms
 
 Tensor = torch.Tensor
 
@@ -49,7 +49,7 @@ def forward(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int, c
     local = _with_rows(part(x, places))
     held, count, size = _held(local), rows * c // groups, local.shape[2:].numel()
     if local.numel():
-        means, squares = split_norms.moments(local)
+        means, squares = norms.moments(local)
     else:  # a rank without rows
         means, squares = local.new_zeros(2, *local.shape[:2], dtype=held)
     mean = _summed(_grouped(means * size, groups).sum(2), mesh, places) / count
@@ -59,7 +59,7 @@ def forward(x: DTensor, weight: DTensor | None, bias: DTensor | None, _n: int, c
     w, b = _whole(weight, mesh), _whole(bias, mesh)
     scale = rstd.repeat_interleave(c // groups, 1) * (1 if w is None else w.to(held))
     shift = (0 if b is None else b.to(held)) - mean.repeat_interleave(c // groups, 1) * scale
-    made = split_norms.scaled(local, scale, shift) if local.numel() else torch.empty_like(local)
+    made = norms.scaled(local, scale, shift) if local.numel() else torch.empty_like(local)
     images = _by_image(places, Replicate())
     shape = torch.Size((x.shape[0], groups))
     kept = [dealt(t, mesh, images, shape, (groups, 1)) for t in (mean, rstd)]
@@ -78,7 +78,7 @@ def backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor, weight: DT
     images = _by_image(places, Replicate())
     m, r = (part(t, images).repeat_interleave(c // groups, 1) for t in (mean, rstd))
     w = _whole(weight, mesh)
-    both = (torch.stack(split_norms.sums(g, local)) if local.numel() else
+    both = (torch.stack(norms.sums(g, local)) if local.numel() else
             local.new_zeros(2, *local.shape[:2], dtype=held))
     with_x, alone = _summed(both, mesh, places)
     scaled = r if w is None else r * w.to(held)
@@ -94,7 +94,7 @@ def backward(grad: DTensor, x: DTensor, mean: DTensor, rstd: DTensor, weight: DT
     found: list[DTensor | None] = [None]
     if mask[0]:
         dx = (
-            split_norms.mixed(g, local, scaled, factor, rest) if local.numel() else torch.empty_like(local)
+            norms.mixed(g, local, scaled, factor, rest) if local.numel() else torch.empty_like(local)
         )
         found = [_like(dx, x, places)]
     over_images = _by_image(places, Replicate())

@@ -1,12 +1,17 @@
 """Modules that compute each row of their result from the same rows of their inputs: elementwise ones, and
 those that a model's owner names, such as a norm of each pixel's channels. A rank computes its own rows, as
 plain tensors: no rule of DTensor's is asked.
+
+Forwards of torch.nn's modules on sharded rows: pools, batch and instance norms.
+
+A pool's windows are those of a convolution: the same rows are exchanged, and their gradients go back.
+Batch and instance norms are group norms of an image seen otherwise, whose moments are summed over ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +20,9 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from transconv.conv import Prop
+from transconv.distributed import halo
+from transconv.distributed.halo import Exchange, RowRange, SpatialAxis, planned, shards
 from transconv.distributed.placing import dealt
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
 
@@ -130,3 +138,167 @@ def _whole(made: Tensor, x: DTensor, name: str) -> DTensor:
 def lying(x: DTensor, places: Sequence[Placement]) -> DTensor:
     """The tensor with these placements, redistributed if it has others."""
     return x if tuple(x.placements) == tuple(places) else x.redistribute(x.device_mesh, places)
+
+
+class _Extended(torch.autograd.Function):
+    """``transfer.extended``, whose gradient adds what every rank made of a row."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, *call: Any) -> Tensor:
+        ctx.call, ctx.size = call, local.shape[call[0]]
+        return halo.extended(local, *call)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return _returned(grad, ctx.size, *ctx.call), None, None, None, None
+
+
+class _ReturnedExtension(torch.autograd.Function):
+    """``transfer.returned``: the gradient of ``_Extended``, which is its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, size: int, *call: Any) -> Tensor:
+        ctx.call = call
+        return halo.returned(grad, size, *call)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return exchanged(grad, *ctx.call), None, None, None, None, None
+
+
+_returned: Callable[..., Tensor] = _ReturnedExtension.apply
+exchanged: Callable[..., Tensor] = _Extended.apply
+"""``transfer.extended`` with a gradient."""
+
+
+def pool(module: Any, x: DTensor) -> DTensor:
+    """MaxPool and AvgPool of 1, 2 or 3 dims."""
+    n = _ndims(module)
+    if x.dim() == n + 1:
+        one: Any = x.unsqueeze(0)
+        return cast(DTensor, pool(module, one).squeeze(0))
+    mesh = x.device_mesh
+    kernel, stride, padding, dilation = (_spread(getattr(module, name, 1), n) for name in (
+        "kernel_size", "stride", "padding", "dilation"))
+    lines = [SpatialAxis(i, (i + 2 * p - (k - 1) * d - 1) // s + 1, k, s, d, p) for i, k, s, p, d in zip(
+        x.shape[2:], kernel, stride, padding, dilation, strict=True)]
+    places = [p if _dealt(p) else Replicate() for p in x.placements]
+    x = x.redistribute(mesh, places)
+    local, last = x.to_local(), suggests_channels_last(x.shape, x.stride())
+    src, dst = [RowRange(0, line.i) for line in lines], [RowRange(0, line.o) for line in lines]
+    for at, place in enumerate(places):
+        if isinstance(place, Shard) and place.dim > 1:
+            line, parts, rank = lines[place.dim - 2], mesh.size(at), mesh.get_local_rank(at)
+            plan: Exchange = planned(line, Prop.FWD, parts, rank)
+            local = exchanged(local, place.dim, plan, mesh.get_group(at), last)
+            src[place.dim - 2], dst[place.dim - 2] = plan.needed, shards(line.o, parts)[rank]
+    maximum = isinstance(module, _MAXIMA)
+    made = _pooled(local, lines, src, dst, maximum)
+    shape = torch.Size((*x.shape[:2], *(line.o for line in lines)))
+    return dealt(made, mesh, places, shape, result_strides(shape, last))
+
+
+def _pooled(
+    local: Tensor, lines: list[SpatialAxis], src: list[RowRange], dst: list[RowRange], maximum: bool
+) -> Tensor:
+    sizes = [rows.size for rows in dst]
+    if not local.numel() or not all(sizes):
+        # Windows that lie in the padding alone do not exist: torch's padding is at most half a kernel.
+        return local.sum() * local.new_zeros(*local.shape[:2], *sizes)
+    padded: list[int] = []
+    for dim, (line, *rows) in enumerate(zip(lines, src, dst, strict=True), 2):
+        window = line.window(*rows)
+        local = local.narrow(dim, 0, local.shape[dim] - window.unread)
+        padded = [window.low, window.high, *padded]
+    local = F.pad(local, padded, value=-torch.inf if maximum else 0.0) if any(padded) else local
+    kernel, stride = [line.k for line in lines], [line.stride for line in lines]
+    if maximum:
+        function = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(lines) - 1]
+        return function(local, kernel, stride, 0, [line.dilation for line in lines])
+    average: Any = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(lines) - 1]
+    made: Tensor = average(local, kernel, stride)
+    return made
+
+
+def _spread(value: Any, n: int) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,) * n
+
+
+def _dealt(place: Any) -> bool:
+    return isinstance(place, Shard)
+
+
+def instance_norm(module: Any, x: DTensor) -> DTensor:
+    """InstanceNorm without running statistics: each channel is a group."""
+    seen = x.unsqueeze(0) if x.dim() == _ndims(module) + 1 else x
+    with torch.autocast(x.device.type, enabled=False):  # which leaves the type to instance norms
+        made: Any = F.group_norm(seen, seen.shape[1], module.weight, module.bias, module.eps)
+    return cast(DTensor, made.squeeze(0) if seen is not x else made)
+
+
+def batch_norm(module: Any, x: DTensor) -> DTensor:
+    """BatchNorm: in training one image whose rows are all images; else a scale and a shift."""
+    weight, bias = module.weight, module.bias
+    running = module.running_mean is not None
+    if not module.training and running:
+        scale = (module.running_var + module.eps).rsqrt()
+        scale = scale if weight is None else scale * weight
+        shift = -module.running_mean * scale
+        shift = shift if bias is None else shift + bias
+        ones = [1] * (x.dim() - 2)
+        return cast(DTensor, (x * scale.view(1, -1, *ones) + shift.view(1, -1, *ones)).to(x.dtype))
+    channels = x.shape[1]
+    count = x.numel() // channels
+    if count < 2:
+        raise ValueError(f"a batch norm needs more than one value for each channel, got {list(x.shape)}")
+    seen = x.transpose(0, 1).unsqueeze(0)
+    result, mean, rstd = torch.native_group_norm(seen, weight, bias, 1, channels, count, channels,
+                                                 module.eps)
+    if running and module.training:
+        with torch.no_grad():
+            module.num_batches_tracked.add_(1)
+            share = (1.0 / float(module.num_batches_tracked.item()) if module.momentum is None
+                     else module.momentum)
+            variance = (rstd[0].square().reciprocal() - module.eps) * (count / max(1, count - 1))
+            module.running_mean.lerp_(mean[0].to(module.running_mean.dtype), share)
+            module.running_var.lerp_(variance.to(module.running_var.dtype), share)
+    return cast(DTensor, result.squeeze(0).transpose(0, 1))
+
+
+_MAXIMA = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+_AVERAGES = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+_BATCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_INSTANCE = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+
+def _ndims(module: Any) -> int:
+    """The spatial axes of a module's images."""
+    for kinds in (_MAXIMA, _AVERAGES, _BATCH, _INSTANCE):
+        for n, kind in enumerate(kinds, 1):
+            if isinstance(module, kind):
+                return n
+    raise TypeError(f"a {type(module).__name__} has no forward on sharded rows")
+
+
+def forward_of(module: Any) -> Callable[..., DTensor] | None:
+    """The forward of a module on sharded rows; None if there is none."""
+    if isinstance(module, (*_MAXIMA, *_AVERAGES)):
+        return None if module.ceil_mode or not _is_plain(module) else pool
+    if isinstance(module, _BATCH):
+        return batch_norm
+    if isinstance(module, _INSTANCE) and not module.track_running_stats:
+        return instance_norm
+    return None
+
+
+def _is_plain(module: Any) -> bool:
+    """Whether a pool gives its windows' maxima, or sums divided by the size of the kernel, and torch's
+    pools accept its padding."""
+    n = _ndims(module)
+    padding = _spread(module.padding, n)
+    if any(2 * p > k for p, k in zip(padding, _spread(module.kernel_size, n), strict=True)):
+        return False
+    if isinstance(module, _MAXIMA):
+        return not module.return_indices
+    divides = getattr(module, "divisor_override", None) is None
+    return divides and (module.count_include_pad or not any(padding))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from transconv.distributed import transfer
+from transconv.distributed import halo
 from transconv.distributed.halo import Exchange, RowRange, exchange, shards
 from transconv.distributed.placing import dealt, part
 from transconv.torch_ops.shapes import result_strides, suggests_channels_last
@@ -84,7 +84,7 @@ class _UpsampleCall:
             if isinstance(place, Shard) and place.dim > 1:
                 axis, parts, rank = place.dim - 2, mesh.size(at), mesh.get_local_rank(at)
                 plan = planned(self.rows[axis], self.size[axis], parts, rank, back)
-                local = transfer.extended(local, place.dim, plan, mesh.get_group(at), last)
+                local = halo.extended(local, place.dim, plan, mesh.get_group(at), last)
                 own = shards((self.size if back else self.result)[axis], parts)[rank]
                 have[axis] = (own, plan.needed) if back else (plan.needed, own)
         return local, have, places

@@ -1,7 +1,7 @@
 """The torch operators that compiled graphs contain.
 
     transconv::compute    the stores of a computation's text, of what it reads in order; differentiable by
-                          the texts of its gradients (text_derivatives.py)
+                          the texts of its gradients (computation.py)
     transconv::function   a function of ``transconv.functional`` by its name and numbers; differentiable
 
 While a graph is traced the second becomes the first, of the texts of its formula and of its gradients, or

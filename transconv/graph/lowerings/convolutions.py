@@ -22,7 +22,7 @@ from transconv.ir import TRUE, Expr, Var, all_of, free_vars, substitute, value_a
 from transconv.torch_ops.arguments import Params
 from transconv.torch_ops.calls.lower_call import Types, describe, each, flags
 from transconv.torch_ops.operators import read
-from transconv.torch_ops.quantized.qparam_checks import OPERANDS
+from transconv.torch_ops.quantized.qparams import OPERANDS
 
 
 @row("convolution")

@@ -1,28 +1,103 @@
 """Rows of operations element by element: those that the table of operations names torch's functions of,
-and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored."""
+and a few more. Values are computed in f32 (f64 in f64), and rounded by casts and where they are stored.
+
+Pieces in another type, and what was there before they were cast to a wider one.
+
+Rows of tensors that are made of no other ones: of one number, of any numbers, and of counted ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf, log2
 from typing import Any
 
 import torch
 
 from transconv.compute import OPS, Op
-from transconv.graph.fusion.index_ir import ConstantValue, Indexed, Mapped, MovedView, Piece
-from transconv.graph.lowerings.casts import anew, cast, from_before
+from transconv.graph.fusion.index_ir import (
+    TYPES,
+    ConstantValue,
+    Counted,
+    Indexed,
+    Mapped,
+    MovedView,
+    Piece,
+)
 from transconv.graph.lowerings.table import (
     NodeCall,
     NotOurs,
     computed,
     expanded,
+    is_small,
     kind,
     mapped,
     number,
     row,
 )
 from transconv.graph.sizes import Fraction, SymbolicSize
+from transconv.ir import Const
+
+
+def cast(x: Piece, dtype: torch.dtype) -> Piece:
+    """The piece in another type. Raises NotOurs for floats as whole numbers, and as floats of 8 bits,
+    unless they are clamped to what that type holds: how others are converted differs between machines."""
+    if {dtype, x.dtype} - TYPES.keys():
+        computed(dtype)
+        computed(x.dtype)
+    bounded = kind(x.dtype) == "float" and (kind(dtype) == "int" or is_small(dtype))
+    if bounded and not _within(x, TYPES[dtype].range):
+        raise NotOurs("a float is cast to a whole number" if kind(dtype) == "int" else
+                      f"a float that is not clamped is cast to {TYPES[dtype].name}")
+    if is_small(dtype) and not bounded:
+        raise NotOurs(f"{str(x.dtype).removeprefix('torch.')} is cast to {TYPES[dtype].name}")
+    name = TYPES[dtype].name
+    if bounded and is_small(dtype) and isinstance(x, Mapped) and x.nearest is not None and (
+            x.range is not None and all(float(n).is_integer() for n in x.range)):
+        return _bytes(x.range, *x.nearest, dtype)
+    if kind(dtype) == "bool":
+        return mapped("{} != 0".format, x, dtype=dtype, label="cast") if kind(x.dtype) != "bool" else x
+    made = mapped(f"{name}({{}})".format, x, dtype=dtype, label="cast")
+    made.widened = kind(x.dtype) == kind(dtype) == "float" and x.dtype.itemsize < dtype.itemsize
+    return made
+
+
+def _bytes(range_: tuple[float, float], of: Piece, added: Piece | None, dtype: torch.dtype) -> Mapped:
+    """The nearest whole numbers of values, and an integer, between two whole numbers, as integers of 8
+    bits: of operations of integers behind one addition, which takes less time than conversions."""
+    low, high = (number(float(n)) for n in range_)
+    text = f"nearest_small(min(max({{}}, {low}), {high}))"
+    given = (of,) if added is None else (of, added)
+    if added is not None:
+        text = f"nearest_small(min(max({{0}}, {low} - f32({{1}})), {high} - f32({{1}}))) + {{1}}"
+    return mapped(f"{TYPES[dtype].name}({text})".format, *given, dtype=dtype, label="quantize", work=4)
+
+
+def _within(x: Piece, most: tuple[float, float]) -> bool:
+    """Whether a value is known to be between two numbers."""
+    return isinstance(x, Mapped) and x.range is not None and (
+        most[0] <= x.range[0] <= x.range[1] <= most[1])
+
+
+def from_before(x: Piece, dtype: torch.dtype) -> Piece | None:
+    """What was cast to a wider type, if the piece is that or a view of it, and ``dtype`` is the type from
+    before: torch's upsampling casts an image, moves its elements, and casts them back."""
+    if isinstance(x, Mapped) and x.widened and x.inputs[0].dtype is dtype:
+        return x.inputs[0]
+    if isinstance(x, (MovedView, Indexed)) and (found := from_before(x.of, dtype)) is not None:
+        return anew(x, found)
+    return None
+
+
+def anew(view: MovedView | Indexed, of: Piece) -> Piece:
+    """The view of another piece, or of the same one as a result of its own, of which torch tells how it
+    lies."""
+    made = replace(view, of=of, dtype=of.dtype, strides=None, values=None)
+    if isinstance(made, MovedView):
+        made.alias = False
+    return made
+
 
 HEAVY = 6.0  # instructions of exp and the like
 INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -288,3 +363,48 @@ def _truths(call: NodeCall, write: Callable[..., str], *values: Any) -> Piece:
 @row("copy")
 def _copied(call: NodeCall) -> Piece:
     return cast(expanded(call.args[1], call.shape), call.dtype)
+
+
+@row("full", "full_like", "scalar_tensor", "zeros", "ones", "zeros_like", "ones_like", "new_zeros",
+     "new_ones", "new_full")
+def _full(call: NodeCall) -> Piece:
+    computed(call.dtype)
+    name = call.name
+    value: Any = 0 if "zeros" in name else 1 if "ones" in name else call.args[0] if "scalar" in name else (
+        call.arg(2, "fill_value") if "new_full" in name else call.arg(1, "fill_value"))
+    if kind(call.dtype) == "bool":
+        raise NotOurs("a tensor of one truth")
+    held = filled(value, call.dtype)
+    return ConstantValue(shape=call.shape, dtype=call.dtype, value=held, label="full")
+
+
+def filled(value: Any, dtype: torch.dtype) -> Any:
+    """A number as a tensor of a type has it. Raises NotOurs."""
+    if isinstance(value, Fraction) and kind(dtype) != "float":
+        raise NotOurs("a broken number made of sizes is cast to a whole one")
+    held = value if isinstance(value, (SymbolicSize, Fraction)) else (
+        float(value) if kind(dtype) == "float" else int(value))
+    number(held)
+    return held
+
+
+@row("empty.memory_format", "empty_permuted", "empty_strided", "empty_like", "new_empty",
+     "new_empty_strided")
+def _empty(call: NodeCall) -> Piece:
+    """Any number will do: what reads it before it is written to reads what memory has."""
+    computed(call.dtype)
+    if kind(call.dtype) == "bool":
+        raise NotOurs("a tensor of one truth")
+    return ConstantValue(shape=call.shape, dtype=call.dtype, value=0, label="full")
+
+
+@row("prims::iota", "arange.start_step")
+def _iota(call: NodeCall) -> Piece:
+    computed(call.dtype)
+    given = call.args if call.name.startswith("arange") else ()
+    start, step = given[0] if given else call.kwargs.get("start", 0), (
+        given[2] if len(given) > 2 else call.kwargs.get("step", 1))
+    if not isinstance(start, int) or not isinstance(step, int) or kind(call.dtype) == "bool":
+        raise NotOurs("a range of broken numbers")
+    return Counted(shape=call.shape, dtype=call.dtype, label="iota",
+                   count=lambda at: at[0] * Const(step) + Const(start))

@@ -17,10 +17,10 @@ from transconv.graph.fusion.index_ir import (
     PiecewisePart,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.index_ranges import IndexLine, fitted
 from transconv.graph.lowerings.pools import Averages, Stretch, stretched, window_numbers
 from transconv.graph.lowerings.reductions import reduced, wide
 from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, row
+from transconv.graph.lowerings.view_indexing import IndexLine, fitted
 from transconv.graph.sizes import Length, SymbolicSize, like
 from transconv.ir import TRUE, Expr, all_of, as_expr, eq
 

@@ -19,9 +19,9 @@ from transconv.graph.fusion.index_ir import (
     PiecewisePart,
 )
 from transconv.graph.lowerings import view_indexing
-from transconv.graph.lowerings.index_ranges import IndexLine
 from transconv.graph.lowerings.reductions import reduced, wide
 from transconv.graph.lowerings.table import NodeCall, NotOurs, mapped, row
+from transconv.graph.lowerings.view_indexing import IndexLine
 from transconv.graph.sizes import Length, SymbolicSize
 from transconv.ir import Expr, all_of, as_expr, maximum, minimum
 

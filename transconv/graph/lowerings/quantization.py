@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from transconv.graph.fusion.index_ir import TYPES, Piece
-from transconv.graph.lowerings.casts import cast
+from transconv.graph.lowerings.elementwise import cast
 from transconv.graph.lowerings.table import (
     NodeCall,
     NotOurs,

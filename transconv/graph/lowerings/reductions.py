@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from transconv.graph.fusion.index_ir import ConstantValue, Piece, Reduced
-from transconv.graph.lowerings.casts import cast
+from transconv.graph.lowerings.elementwise import cast
 from transconv.graph.lowerings.table import (
     NodeCall,
     NotOurs,

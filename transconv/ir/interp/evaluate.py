@@ -13,16 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
+from transconv.ir import tensor as ac
 from transconv.ir.dtype import DType, boolean, promote
 from transconv.ir.functions.calls import CALLS
 from transconv.ir.functions.reductions import REDUCERS
 from transconv.ir.functions.rounding import convert
 from transconv.ir.interp.memory import Array, Memory
-from transconv.ir.operations import Call, Cast, Select
-from transconv.ir.tile_expr import Reduce, Renamed, Spread
+from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select, Spread
 
 _ARITHMETIC: dict[type, Callable[[Array, Array], Array]] = {
     ex.Add: np.add, ex.Sub: np.subtract, ex.Mul: np.multiply, ex.Div: np.true_divide,

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
+from transconv.ir import tensor as ac
 from transconv.ir.dtype import DType, boolean
-from transconv.ir.func import FUNCS
 from transconv.ir.functions.calls import CALLS
 from transconv.ir.functions.reductions import REDUCERS
 from transconv.ir.functions.rounding import is_held
 from transconv.ir.node import Node
-from transconv.ir.operations import Call, Cast, Select
+from transconv.ir.operations import Call, Cast, Reduce, Renamed, Select
 from transconv.ir.rules.sites import Site, title
+from transconv.ir.stmt import FUNCS
 from transconv.ir.tensor import Tensor
-from transconv.ir.tile_expr import Reduce, Renamed
 
 
 def expression_holds_no_statement(site: Site) -> Iterator[str]:

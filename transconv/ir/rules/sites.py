@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from transconv.ir import access as ac
 from transconv.ir import explicit as xp
 from transconv.ir import expr as ex
 from transconv.ir import stmt as st
+from transconv.ir import tensor as ac
 from transconv.ir.node import Node
 from transconv.ir.tensor import Tensor
 from transconv.ir.visit import free_vars, lanes_of

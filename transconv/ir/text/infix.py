@@ -11,8 +11,8 @@ from transconv.ir import expr as ex
 from transconv.ir import stmt as st
 from transconv.ir.dtype import f32
 from transconv.ir.node import Node
+from transconv.ir.operations import Reduce, Spread
 from transconv.ir.text.printer import PREFIX, ExprPrinter, Printer
-from transconv.ir.tile_expr import Reduce, Spread
 
 # Precedence, weakest first: that of Python's `or`, `and`, comparisons, `^`, shifts, sums and products.
 LEVEL = {ex.Or: 1, ex.And: 2, ex.Lt: 4, ex.Le: 4, ex.Eq: 4, ex.Ne: 4, ex.Xor: 5, ex.Shl: 6,

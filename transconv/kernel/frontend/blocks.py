@@ -1,8 +1,20 @@
-"""Loops and branches: those that Python decides are written out, the others run at run time."""
+"""Loops and branches: those that Python decides are written out, the others run at run time.
+
+Names that a block at run time changes: how they are carried through it, and what holds behind it.
+
+Names that change inside of a loop or branch that runs at run time.
+
+Such a name becomes one of the kernel that is assigned again: with one type and one shape. Its mask is the
+same in all iterations, or grows by conditions that do not depend on the iteration (``acc += a @ b``: those
+of the rows and columns), or is kept in a boolean tile of its own.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transconv.ir import (
@@ -11,32 +23,182 @@ from transconv.ir import (
     TRUE,
     ZERO,
     Const,
+    DType,
     Expr,
     For,
     If,
     Min,
     Not,
+    Or,
     Reduce,
     Stmt,
     Var,
+    boolean,
+    bound_vars,
     conjuncts,
     eq,
     free_vars,
     i32,
     index,
     lanes_of,
+    promote,
     seq,
 )
 from transconv.kernel.frontend.calls import is_static
-from transconv.kernel.frontend.carried_names import Carrying, ended
-from transconv.kernel.frontend.loop_carried import afterwards, at_iteration
+from transconv.kernel.frontend.expressions import ExpressionEvaluator
 from transconv.kernel.functions import cast
 from transconv.kernel.refusals import Refusal, spelled
 from transconv.kernel.tiles.elementwise import position
-from transconv.kernel.tiles.lanes import ends, lanes_along
-from transconv.kernel.tiles.masks import joined
-from transconv.kernel.tiles.values import Tile, described, tile_of
+from transconv.kernel.tiles.kernel_builder import Building
+from transconv.kernel.tiles.lanes import Shape, broadcast, ends, lanes_along
+from transconv.kernel.tiles.masks import joined, whole
+from transconv.kernel.tiles.values import WEAK, Mask, Tile, described, is_number, named, tile_of
 from transconv.simplify import range_of, simplify
+
+ATTEMPTS = 16
+
+
+class Carrying(ExpressionEvaluator):
+    """``carried``: names that change at run time; ``fixed``: those that may not change in this block;
+    ``depth``: how many run-time blocks are around; ``counters``: what differs between iterations."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.carried: dict[str, CarriedName] = {}
+        self.fixed: set[str] = set()
+        self.depth = 0
+        self.counters: list[Var] = []
+        self.calls: list[Any] = []  # the functions that are being read, from the kernel inwards
+        self.base = 0  # the depth at which the current one began
+        self.returns = False  # whether the current function has a result
+        self.entered: list[set[str]] = []  # the names before each block at run time of this function
+        self.given: set[str] = set()  # parameters that are still what the caller gave
+        self.written: set[str] = set()  # those of which elements were written
+        self.also: dict[str, str] = {}  # of names that are carried, another name of the same tile
+        self.elements: set[str] = set()  # names of which elements were written
+
+    def run(self, body: Sequence[ast.stmt]) -> None:
+        """Read statements."""
+        raise NotImplementedError
+
+    def bind(self, target: ast.expr, value: Any) -> None:
+        """``target = value``"""
+        raise NotImplementedError
+
+    @contextmanager
+    def inner(self, what: str) -> Iterator[list[Stmt]]:
+        """A block at run time: names that are bound inside of it end with it."""
+        before, fixed = dict(self.env), self.fixed
+        self.fixed = {n for n, v in self.env.items() if plan_of(v) is None} | fixed
+        self.depth += 1
+        self.entered.append(set(before))
+        try:
+            with self.b.block() as stmts:
+                yield stmts
+        finally:
+            self.depth -= 1
+            self.fixed = fixed
+            self.entered.pop()
+        self.gone |= {n: ended(what) for n in self.env if n not in before}
+        after = self.env
+        self.env = {n: after[n] if n in self.carried else v for n, v in before.items()}
+
+    def with_carried(self, body: Sequence[ast.stmt], read: Callable[[], None],
+                     branch: bool = False) -> None:
+        """Read a loop, or a branch, with the names that it changes carried; again with other plans where
+        they have to be carried in another way."""
+        plans: dict[str, CarryPlan] = {}
+        for name in assigned_names(body):
+            if name in self.env and name not in self.carried and (plan := self.planned(name)):
+                plans[name] = plan
+        b, before = self.b, (dict(self.env), dict(self.gone), dict(self.carried))
+        mark, taken, changing, counters = len(b.stmts), set(b.taken), set(b.changing), list(self.counters)
+        accesses, loops, replaced = len(self.accesses), list(self.loops), dict(self.replacements)
+        for _ in range(ATTEMPTS):
+            try:
+                for name, plan in plans.items():
+                    self.other_names(name, before[0])
+                    held, tile = begun(b, name, self.env[name], plan, self.depth + 1, branch)
+                    self.carried[name], self.env[name] = held, tile
+                read()
+                break
+            except Again as again:
+                del b.stmts[mark:]
+                self.env, self.gone, self.carried = (dict(x) for x in before)
+                del self.accesses[accesses:]
+                self.loops, self.replacements = list(loops), dict(replaced)
+                b.taken, b.changing, self.counters = set(taken), set(changing), list(counters)
+                around = any(again.name in names for names in self.entered)
+                if again.name not in plans and (around or again.name not in self.env):
+                    raise
+                plans[again.name] = again.plan
+        else:
+            raise Refusal("names whose types and shapes do not settle", "one type and shape each")
+        for name in plans:
+            self.also.pop(name, None)
+            b.changing.discard(self.carried.pop(name).var)
+
+    def planned(self, name: str) -> CarryPlan | None:
+        """How a name would be carried from here on; None for what cannot change at run time."""
+        plan = plan_of(self.env[name])
+        if plan is not None and plan.items:  # other items may change it otherwise
+            plan = replace(plan, shape=(*self.items_shape, *plan.shape[plan.items:]))
+        return plan
+
+    def other_names(self, name: str, env: dict[str, Any]) -> None:
+        """Note another name of the tile that a name is about to be carried apart from."""
+        tile = env[name]
+        for other, value in env.items():
+            same = value is tile and other != name
+            if same and isinstance(tile, Tile) and tile.shape and not tile.vector:
+                self.also[name] = other
+
+    def through(self, old: Tile, new: Tile) -> None:
+        """What a called function wrote to elements of a tile, which every name of it has. Raises Again
+        where a block at run time has to carry one of them."""
+        for name in [n for n, v in self.env.items() if v is old]:
+            if name not in self.carried and any(name in names for names in self.entered):
+                plan = self.planned(name)
+                assert plan is not None
+                raise Again(name, plan)
+            self.rebind(name, new)
+            new = self.replacements[old] = self.env[name]
+
+    def rebind(self, name: str, value: Tile) -> None:
+        """Bind a name again, because elements of its tile were written."""
+        raise NotImplementedError
+
+    def bind_carried(self, name: str, held: CarriedName, value: Any) -> None:
+        """Assign to a carried name."""
+        if not isinstance(value, Tile) and plan_of(value) is None:
+            raise Refusal(f"{name}, which becomes {described(value)} at run time", "numbers and tiles")
+        now = self.env[name].mask
+        tile = fitted(name, held, value)
+        mask = self.new_mask(name, held, tile.mask, now)
+        self.detach(name, held)
+        self.b.update(held.var, tile.expr)
+        if held.on is not None:
+            self.b.update(held.on, whole(tile.mask))
+        self.env[name] = held.now(mask)
+
+    def new_mask(self, name: str, held: CarriedName, new: Mask, now: Mask) -> Mask:
+        """The mask of a carried name after an assignment."""
+        inside = [v for s in self.b.stmts for v in bound_vars(s)]
+        inner = [*self.counters, *inside, *(c.on for c in self.carried.values() if c.on is not None)]
+        return masked(name, held, new, now, self.depth, inner)
+
+    def detach(self, name: str, held: CarriedName) -> None:
+        """Give names to the values that mention a carried name, before it changes."""
+        for other, value in self.env.items():
+            if other != name and isinstance(value, Tile) and held.var in free_vars(value.expr):
+                kept = self.b.let(other, value.expr)
+                self.env[other] = replace(value, expr=kept)
+
+
+def ended(block: str) -> str:
+    """Why a name has no value behind a block."""
+    return f"which is bound inside of {block} alone"
+
 
 FARTHEST = 2**31 - 1
 LONGEST = 256  # iterations that are written out
@@ -200,3 +362,136 @@ def _trips(first: Expr, last: Expr, step: int) -> Expr:
     distance = last - first if step > 0 else first - last
     size = abs(step)
     return distance if size == 1 else (distance + (size - 1)) // size
+
+
+@dataclass(frozen=True, slots=True)
+class CarryPlan:
+    """How a name is carried. ``weak``: it begins as a number, which takes the type and shape of what
+    follows; ``grows``: the conditions that an iteration adds to its mask; ``kept``: its mask is a tile."""
+
+    dtype: DType
+    shape: Shape
+    weak: bool
+    grows: Mask = ()
+    kept: bool = False
+    items: int = 0
+
+
+@dataclass(slots=True)
+class CarriedName:
+    """A name that is carried now. ``first``: its mask at the beginning; ``on``: the tile of its mask;
+    ``depth``: how many blocks are around the one that carries it; ``branch``: whether it is a branch."""
+
+    plan: CarryPlan
+    var: Var
+    first: Mask
+    on: Var | None
+    depth: int
+    branch: bool = False
+
+    def now(self, mask: Mask) -> Tile:
+        """The value, with a mask."""
+        return Tile(self.plan.shape, self.var, mask, items=self.plan.items)
+
+
+class Again(Exception):
+    """A block has to be read again, with another plan for a name."""
+
+    def __init__(self, name: str, plan: CarryPlan) -> None:
+        super().__init__(name)
+        self.name, self.plan = name, plan
+
+
+def assigned_names(body: Sequence[ast.stmt]) -> list[str]:
+    """The names that statements assign to, also by ``x[...] = y`` and ``out=x``, in order."""
+    found: dict[str, None] = {}
+    for at in (n for s in body for n in ast.walk(s)):
+        if isinstance(at, ast.Name) and isinstance(at.ctx, ast.Store):
+            found[at.id] = None
+        elif isinstance(at, ast.Subscript) and isinstance(at.ctx, ast.Store):
+            if isinstance(at.value, ast.Name):
+                found[at.value.id] = None
+        elif isinstance(at, ast.keyword) and at.arg == "out" and isinstance(at.value, ast.Name):
+            found[at.value.id] = None
+    return list(found)
+
+
+def plan_of(value: Any) -> CarryPlan | None:
+    """How a value would be carried; None for one that cannot change at run time."""
+    if is_number(value):
+        return CarryPlan(WEAK[type(value)], (), True)
+    if isinstance(value, Tile):
+        weak = value.dtype.kind == "index"
+        return CarryPlan(i32 if weak else value.dtype, value.shape, weak, items=value.items)
+    return None
+
+
+def begun(b: Building, name: str, value: Any, plan: CarryPlan, depth: int,
+          branch: bool = False) -> tuple[CarriedName, Tile]:
+    """A name that changes from here on, and its value now."""
+    tile = tile_of(value)
+    var = b.alloc(name, plan.dtype, plan.shape, cast(tile.expr, plan.dtype))
+    on = b.alloc(f"{name}_active", boolean, plan.shape, whole(tile.mask)) if plan.kept else None
+    now = Tile(plan.shape, var, tile.mask if on is None else (on,), items=plan.items)
+    return CarriedName(plan, var, tile.mask, on, depth, branch), now
+
+
+def at_iteration(held: CarriedName, first: Expr) -> Mask:
+    """The mask at the beginning of an iteration; ``first``: whether it is the first one."""
+    if held.on is not None:
+        return (held.on,)
+    return joined(held.first, *([Or(first, part)] for part in held.plan.grows))
+
+
+def afterwards(held: CarriedName, never: Expr | None) -> Mask:
+    """The mask after a loop; ``never``: whether it had no iteration, None if it had one."""
+    if held.on is not None:
+        return (held.on,)
+    return joined(held.first, *([part if never is None else Or(never, part)] for part in held.plan.grows))
+
+
+def fitted(name: str, held: CarriedName, value: Any) -> Tile:
+    """A value as one of a carried name. Raises Again where a weak beginning takes its type or shape, and
+    refuses others."""
+    plan, tile = held.plan, tile_of(value)
+    dtype = i32 if tile.dtype.kind == "index" else tile.dtype
+    if plan.weak:
+        wanted = dtype if plan.dtype is dtype or is_number(value) and plan.dtype.kind == dtype.kind else (
+            promote(plan.dtype, dtype))
+        shape = broadcast(plan.shape, tile.shape)
+        if (wanted, shape) != (plan.dtype, plan.shape):
+            raise Again(name, replace(plan, dtype=wanted, shape=shape, items=max(plan.items, tile.items)))
+    elif broadcast(tile.shape, plan.shape) != plan.shape:
+        raise Refusal(f"{name} with shape {tile.shape} in a loop or branch, and {plan.shape} before it",
+                      "one shape", f"{name} = group.zeros(shape={tile.shape}, dtype=...)")
+    weak = is_number(value) and not (isinstance(value, float) and plan.dtype.kind != "float")
+    if not plan.weak and not weak and tile.dtype.kind != "index" and promote(plan.dtype, dtype) is not (
+            plan.dtype):
+        raise Refusal(f"{name} of type {named(tile.dtype)} in a loop or branch, and {named(plan.dtype)} "
+                      "before it", "one type", f"{name} = {name}.astype(np.{named(dtype)})")
+    return Tile(plan.shape, cast(tile.expr, plan.dtype), tile.mask, items=plan.items)
+
+
+def masked(name: str, held: CarriedName, new: Mask, now: Mask, depth: int, inner: Iterable[Var]) -> Mask:
+    """The mask of a carried name after an assignment; ``now``: before it. ``inner``: the names that differ
+    between iterations. Raises Again where the mask has to be carried in another way."""
+    if held.on is not None:
+        return (held.on,)
+    whole = joined(held.first, held.plan.grows)
+    if {*new} == {*now} or depth == held.depth and {*new} == {*whole}:
+        return new
+    more = tuple(m for m in new if m not in held.first and not isinstance(m, Or))
+    changing = {*inner}
+    steady = depth == held.depth and {*held.first} <= {*new} and not any(
+        free_vars(m) & changing for m in more)
+    # What one branch adds does not hold in the other.
+    grows = steady and not held.branch and not held.plan.grows and more
+    if grows and joined(held.first, more) == joined(new):
+        raise Again(name, replace(held.plan, grows=more))
+    raise Again(name, replace(held.plan, kept=True, grows=()))
+
+
+def refused(name: str, value: Any) -> Refusal:
+    """What cannot change at run time."""
+    return Refusal(f"{name}, {described(value)}, which changes in a loop or branch at run time",
+                   "numbers and tiles; loops over tuples are written out", "for step in (0, 1, 2):")

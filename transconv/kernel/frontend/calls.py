@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transconv.ir import DType, as_expr
-from transconv.kernel.device_functions import DeviceFunction, atomic_ref
+from transconv.kernel.device_functions import DeviceFunction, atomic_ref, family_of
 from transconv.kernel.frontend import scopes
 from transconv.kernel.frontend.group_scope import METHODS, GroupScope, sizes_of, view_of
 from transconv.kernel.frontend.scopes import ForItems, Item
 from transconv.kernel.functions import FUNCTIONS, cast, function_of, held_number
 from transconv.kernel.mappings import IndexMap, create_mapping
-from transconv.kernel.overloads import family_of
 from transconv.kernel.refusals import Refusal
 from transconv.kernel.tiles import arrays, mapped_access, tile_elements, tile_shapes
 from transconv.kernel.tiles.elementwise import apply, as_type, clip, named, power

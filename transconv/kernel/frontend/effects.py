@@ -1,20 +1,23 @@
-"""What lines of a kernel do to arrays: loads, stores, and which accesses there are."""
+"""What lines of a kernel do to arrays: loads, stores, and which accesses there are.
+
+Refuses kernels that read what they write, but for the same elements before it, as ``x = x + 1`` reads.
+Threads of a group would need a barrier between, and groups run in no order.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transconv.errors import KernelError
 from transconv.ir import Expr, FuncCall, Let, Load, Store, Update, Var, find, free_vars
-from transconv.kernel.frontend.hazards import ArrayAccess
+from transconv.kernel.device_functions import OverloadSet
 from transconv.kernel.frontend.scopes import Conditions
 from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.functions import cast
-from transconv.kernel.overloads import OverloadSet
-from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.kernel.refusals import Refusal, SourcePlace, WrongScope
 from transconv.kernel.tiles import arrays, tile_elements
 from transconv.kernel.tiles.kernel_builder import Building
 from transconv.kernel.tiles.lanes import Shape
@@ -158,3 +161,56 @@ def _cast(made: Tile, out: Tile) -> Expr:
         raise Refusal(f"a result of type {type_name(made.dtype)} for out= of type {type_name(out.dtype)}",
                       "a type that holds it")
     return cast(made.expr, out.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayAccess:
+    """A read or write of an array: its line, and the loops at run time around it."""
+
+    array: str
+    writes: bool
+    place: SourcePlace
+    loops: tuple[str, ...]
+    offset: Expr
+    atomic: bool = False
+
+
+def check_order(accesses: Sequence[ArrayAccess], alike: Mapping[str, str]) -> None:
+    """Refuse a read behind a write of the same memory. ``alike``: for each name of an array the first name
+    of the same memory. Raises KernelError at the line of the read."""
+    written: dict[str, ArrayAccess] = {}
+    for access in accesses:
+        memory = alike.get(access.array, access.array)
+        if access.writes:
+            written.setdefault(memory, access)
+    seen: dict[str, ArrayAccess] = {}
+    for access in accesses:
+        memory = alike.get(access.array, access.array)
+        first = written.get(memory)
+        if access.writes:
+            seen.setdefault(memory, access)
+        elif first is not None and (memory in seen or _again(access, first)):
+            raise _refusal(access, first).at(access.place)
+    for access in (a for a in accesses if not a.writes):
+        for write in (w for w in accesses if w.writes):
+            same = alike.get(access.array, access.array) == alike.get(write.array, write.array)
+            if same and (access.offset is not write.offset or write.atomic):
+                raise _elsewhere(access, write).at(access.place)
+
+
+def _elsewhere(read: ArrayAccess, write: ArrayAccess) -> Refusal:
+    return Refusal(f"a read of other elements of {read.array} than line {write.place.line} writes, which "
+                   "another group or thread may have written before", "reads of the elements that are "
+                   "written, of the same shape; results in another array", "group.store(Y[i:], x)")
+
+
+def _again(read: ArrayAccess, write: ArrayAccess) -> bool:
+    """Whether a loop brings a read back after a write."""
+    return bool(set(read.loops) & set(write.loops))
+
+
+def _refusal(read: ArrayAccess, write: ArrayAccess) -> Refusal:
+    other = "" if read.array == write.array else f", which shares memory with {write.array}"
+    return Refusal(f"a read of {read.array}{other} after line {write.place.line} stores to it",
+                   "reads before the first store; keep the value under a name, or launch a second kernel",
+                   "y = x * 2.0; group.store(Y[i:], y); z = y + 1.0")

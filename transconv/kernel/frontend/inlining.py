@@ -10,13 +10,12 @@ from typing import Any
 
 from transconv.backend_triton import spelled_lines
 from transconv.ir import Call, DType, Expr, Let, Load, Mul, Reduce, Var, f32, find, i32, walk
-from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.device_functions import DeviceFunction, OverloadSet, of_another_scope
 from transconv.kernel.frontend.blocks import Blocks
 from transconv.kernel.frontend.expressions import Lambda
 from transconv.kernel.frontend.scopes import ForItems, scope_of
 from transconv.kernel.functions import cast
 from transconv.kernel.intrinsics import asked
-from transconv.kernel.overloads import OverloadSet, of_another_scope
 from transconv.kernel.reference_semantics import meaning_of
 from transconv.kernel.refusals import Refusal, WrongScope
 from transconv.kernel.tiles import arrays

@@ -1,18 +1,262 @@
-"""Statements of a kernel's source, read into a kernel of the IR, at the level of lanes."""
+"""Statements of a kernel's source, read into a kernel of the IR, at the level of lanes.
+
+Assignments of a kernel's source: to names, and to elements of tiles and arrays.
+"""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from transconv.kernel.frontend.arithmetic import BINARY
-from transconv.kernel.frontend.assignments import Assignments
+from transconv.ir import ZERO, Expr, Lane, Not, Or, Var, all_of, lanes_of, walk
+from transconv.kernel.frontend import blocks
 from transconv.kernel.frontend.calls import is_static
+from transconv.kernel.frontend.effects import ArrayAccess
+from transconv.kernel.frontend.expressions import BINARY
 from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.frontend.inlining import Returned
-from transconv.kernel.frontend.scopes import for_items
+from transconv.kernel.frontend.inlining import Calls, Returned
+from transconv.kernel.frontend.scopes import Item, for_items
 from transconv.kernel.refusals import Refusal, WrongScope, spelled
-from transconv.kernel.tiles.values import AtomicView
+from transconv.kernel.tiles import arrays, indexing, tile_elements
+from transconv.kernel.tiles.elementwise import aligned, named
+from transconv.kernel.tiles.lanes import lanes_along
+from transconv.kernel.tiles.masks import either, joined, whole
+from transconv.kernel.tiles.products import PendingProduct, active, added
+from transconv.kernel.tiles.values import (
+    ArrayView,
+    AtomicView,
+    Mask,
+    Tile,
+    described,
+    is_number,
+    tile_of,
+)
+
+
+class Assignments(Calls):
+    """Binds names to values, under the conditions of branches."""
+
+    def assign(self, targets: Sequence[ast.expr], node: ast.expr) -> None:
+        (first, *_) = targets
+        self.stem = first.id if isinstance(first, ast.Name) and _is_read(node) else ""
+        match first, node:
+            case ast.Name(name), ast.BinOp(ast.Name(left), ast.Add(), right) if (
+                    name == left and name in self.carried and len(targets) == 1):
+                term = self.raw(right)
+                if self.accumulated(name, self.env[name], term):
+                    return
+                value = self.binary(BINARY[ast.Add], self.env[name], self.whole(term))
+            case _:
+                value = self.value(node)
+        self.stem = ""
+        for target in targets:
+            self.bind(target, value)
+
+    def accumulated(self, name: str, acc: Any, term: Any) -> bool:
+        """Add a product to a carried name in one call, if ``term`` is one that allows it."""
+        held = self.carried.get(name)
+        if (
+            held is None
+            or not isinstance(term, PendingProduct)
+            or term.items
+            or held.plan.shape != term.own
+        ):
+            return False
+        new = joined(acc.mask, active(self.b, term))
+        mask = self.new_mask(name, held, new, acc.mask)
+        self.detach(name, held)
+        if not added(self.b, held.var, term, self.chip):
+            return False
+        if held.on is not None:
+            self.b.update(held.on, whole(new))
+        self.env[name] = held.now(mask)
+        return True
+
+    def bind(self, target: ast.expr, value: Any) -> None:
+        """``target = value``"""
+        if isinstance(target, ast.Name):
+            self.bind_name(target.id, value)
+        elif isinstance(target, (ast.Tuple, ast.List)):
+            self.unpack(target, value)
+        elif isinstance(target, ast.Subscript):
+            self.bind_element(target, value)
+        else:
+            raise Refusal(f"an assignment to {spelled(target)}", "names, elements of tiles")
+
+    def unpack(self, target: ast.Tuple | ast.List, value: Any) -> None:
+        if isinstance(value, Tile):
+            raise Refusal(f"{value} taken apart", "tuples, ids of the group")
+        parts = list(value) if isinstance(value, (tuple, list)) else [value]
+        if len(parts) != len(target.elts):
+            raise Refusal(f"{len(parts)} values for {len(target.elts)} names", "as many")
+        parts = [self.steady(p) for p in parts]
+        for t, part in zip(target.elts, parts, strict=True):
+            self.bind(t, part)
+
+    def steady(self, value: Any) -> Any:
+        """A value that later assignments do not change."""
+        if isinstance(value, Tile) and self.b.changes(value.expr):
+            return replace(value, expr=self.b.let("old", value.expr))
+        return value
+
+    def bind_name(self, name: str, value: Any) -> None:
+        if isinstance(self.env.get(name), (ArrayView, GroupScope)) and name in self.source.parameters:
+            raise Refusal(f"an assignment to the argument {name}", "other names", f"{name}_2 = {name}[1:]")
+        if name in self.written:
+            raise Refusal(f"{name}, a parameter that is bound again after its elements were written",
+                          "another name", f"{name}_2 = {name} + 1.0")
+        self.given.discard(name)
+        if self.also.get(other := self.also.pop(name, "")) == name:
+            del self.also[other]
+        self.shared(name, value)
+        self.bind_again(name, value)
+
+    def shared(self, name: str, value: Any) -> None:
+        """Note that a name becomes another one of a tile that a loop or branch carries, which keeps the
+        values of both apart."""
+        if not isinstance(value, Tile) or not value.shape or value.vector:
+            return
+        for other in [n for n in self.carried if n != name and self.env.get(n) is value]:
+            if name in self.carried and self.elements & {name, other}:  # the next iteration writes them
+                raise _two_names(other, name)
+            self.also[name], self.also[other] = other, name
+
+    def rebind(self, name: str, value: Tile) -> None:
+        if name in self.also:
+            raise _two_names(name, self.also[name])
+        self.elements.add(name)
+        if name in self.given:
+            self.written.add(name)
+        self.bind_again(name, value)
+
+    def bind_again(self, name: str, value: Any) -> None:
+        """Bind a name, also to what its tile is after elements were written."""
+        if self.within.within and not isinstance(value, (ArrayView, tuple, Item)):
+            value = self.guarded(name, value)
+        if (held := self.carried.get(name)) is not None:
+            self.bind_carried(name, held, value)
+            return
+        if name in self.fixed:
+            raise blocks.refused(name, self.env[name])
+        if isinstance(value, Tile):
+            plain = _is_position(value.expr)
+            expr = value.expr if plain else self.b.named(name, value.expr)
+            value = value if expr is value.expr else replace(value, expr=expr)
+        self.env[name] = value
+        self.gone.pop(name, None)
+
+    def guarded(self, name: str, value: Any) -> Tile:
+        """A value that is assigned where the conditions of branches hold; elsewhere a name keeps what it
+        has, or has nothing."""
+        tile, rank = tile_of(value), len(self.items_shape)
+        if not tile.items:
+            tile = Tile(self.items_shape, tile.expr, tile.mask, items=rank)
+        old = self.env.get(name)
+        if isinstance(old, Tile) and old.items:
+            tile, old = aligned(self.b, [tile, old])
+        deep = len(tile.own)
+        within = tuple(arrays.lifted(self.b, m, self.items_shape, deep) for m in self.within.within)
+        part = joined(within, tile.mask)
+        tile = self.widened(tile, part)
+        if not (is_number(old) or isinstance(old, Tile)):
+            return replace(tile, mask=part)
+        kept = tile_of(old)
+        if {*part} <= {*kept.mask}:  # the old value is nowhere active but where the new one is
+            return replace(tile, mask=part)
+        here = Tile((*self.items_shape, *(1 for _ in range(deep))), whole(within), items=rank)
+        chosen = named(self.b, "where", here, replace(tile, mask=()), replace(kept, mask=()))
+        own = tuple(p for p in tile.mask if p not in within)
+        rest = tuple(p for p in kept.mask if p not in own)
+        if {*own} <= {*kept.mask}:
+            mask = joined(own, either(rest, within))
+        else:  # inside of the branch where the new value is active, elsewhere where the old one was
+            mask = (Or(all_of(part), all_of([Not(all_of(within)), *kept.mask])),)
+        mask = self.b.proved(mask)
+        if any(isinstance(p, Or) for p in mask):  # the next branch would say all of it again
+            mask = (self.b.let(f"{name}_active", whole(mask)),)
+        return replace(chosen, mask=mask)
+
+    def widened(self, tile: Tile, mask: Mask) -> Tile:
+        """A value of items with a dimension for each along which its mask varies."""
+        along = {x for m in mask for x in lanes_of(m, self.b.scope)}
+        lanes = lanes_along((*self.items_shape, *tile.own))
+        each = (n if lane in along else m
+                for n, m, lane in zip(self.items_shape, tile.shape, lanes, strict=False))
+        return self.b.spread(tile, (*each, *tile.own))
+
+    def scatter(self, of: ArrayView, items: tuple[Any, ...], value: Any) -> None:
+        """A store of all work-items."""
+        if not any(isinstance(i, Tile) and i.items for i in items):
+            raise Refusal("a store of all work-items to one place", "places of their own", "Y[i] = x")
+        self.check_written(of)
+        indexing.scattered(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+        self.accessed(of, writes=True)
+
+    def added_to(self, of: ArrayView, item: Any, s: ast.AugAssign) -> None:
+        """``atomic_ref(X)[i] += v``"""
+        if not isinstance(s.op, (ast.Add, ast.Sub)):
+            raise Refusal(f"{spelled(s)}, which is no addition", "+= and -=", "atomic_ref(X)[i] += x")
+        value = self.value(s.value)
+        if isinstance(s.op, ast.Sub):
+            value = named(self.b, "negative", value)
+        self.check_written(of)
+        items = item if isinstance(item, tuple) else (item,)
+        place = self.source.place(s)
+        self.accesses.append(
+            ArrayAccess(of.tensor.name, True, place, tuple(self.loops), ZERO, atomic=True)
+        )
+        indexing.added(self.b, of, items, value, tuple(self.within.within), self.items_shape)
+
+    def bind_element(self, target: ast.Subscript, value: Any) -> None:
+        of, item = self.value(target.value), self.value(target.slice)
+        items = item if isinstance(item, tuple) else (item,)
+        if isinstance(of, ArrayView) and self.items and not any(
+                i is None or isinstance(i, slice) and i != slice(None) for i in items):
+            self.scatter(of, items, value)
+        elif isinstance(of, ArrayView):
+            view = arrays.sliced(self.b, of, items, self.items_shape)
+            if view.ndim and not (isinstance(value, Tile) and len(value.own) == view.ndim):
+                raise Refusal(f"{described(value)} assigned to a slice of an array", "group.store",
+                              "group.store(Y[i:], y)")
+            self.store(view, value)
+        elif isinstance(of, Tile):
+            self.replaced(of, tile_elements.assigned(self.b, of, self.b.known(items), value))
+        else:
+            raise Refusal(f"an assignment to an element of {described(of)}", "tiles")
+
+    def replaced(self, old: Tile, new: Tile) -> None:
+        names = [n for n, v in self.env.items() if v is old]
+        if not names:
+            raise Refusal("an assignment to a tile without a name", "x[...] = y")
+        for name in names:
+            self.rebind(name, new)
+            new = self.env[name]
+        self.replacements[old] = new
+
+
+def _two_names(name: str, other: str) -> Refusal:
+    """What is refused of a tile with several names."""
+    return Refusal(f"elements of {name} written in a loop or branch, which is {other} too",
+                   "a tile with one name", f"{name} = {other}.copy()")
+
+
+def _is_read(node: ast.expr) -> bool:
+    """Whether an expression is nothing but a load or an element."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "vload")
+    return isinstance(node, ast.Subscript)
+
+
+def _is_position(e: Expr) -> bool:
+    """Whether an expression is of ids, counters and lanes alone: it stays as it is, so that facts about
+    these apply to it."""
+    if e.dtype.kind not in ("index", "bool"):
+        return False
+    return all(n.dtype.kind in ("index", "bool") and (not isinstance(n, Var) or n.dtype.kind == "index")
+               for n in walk(e) if isinstance(n, Expr) and not isinstance(n, Lane))
+
 
 INSTEAD = {
     "While": ("a while loop", "a for loop over range(...)", "for k in range(0, n, 16):"),

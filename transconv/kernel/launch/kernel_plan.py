@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from transconv.compute import Compute, SampleOutcome, Workload, sizes_of
-from transconv.disk_cache import fields
+from transconv.disk_cache import records
 from transconv.errors import Unsupported
 from transconv.ir import FuncCall, Kernel, Store, Tensor, find
 from transconv.kernel.launch.arguments import Arguments
@@ -95,9 +95,10 @@ def read_workload(text: str, direction: str, behind: str) -> KernelWorkload | No
         return None
     try:
         precision, sizes, arrays = json.loads(f"[{rest}")
-        named = sizes_of(fields.text(sizes)) if sizes else None
-        return KernelWorkload(fields.name(names[0]), fields.text(names[1]), fields.text(precision), tuple(
-            [plan_cache.tensor_of(t, named) for t in fields.several(arrays)]), sizes)
+        named = sizes_of(records.text(sizes)) if sizes else None
+        name, digest = records.name(names[0]), records.text(names[1])
+        return KernelWorkload(name, digest, records.text(precision), tuple(
+            [plan_cache.tensor_of(t, named) for t in records.several(arrays)]), sizes)
     except plan_cache.UNREADABLE:
         return None
 
@@ -196,9 +197,9 @@ class KernelRequest:
                 return None
             try:
                 own = content["kernel"]
-                places = [frozenset([fields.whole(n, 0, len(numbers) - 1)
-                                     for n in fields.several(own[name])]) for name in ("fixed", "plain")]
-                stored = tuple([fields.name(n) for n in fields.several(own["stored"])])
+                places = [frozenset([records.whole(n, 0, len(numbers) - 1)
+                                     for n in records.several(own[name])]) for name in ("fixed", "plain")]
+                stored = tuple([records.name(n) for n in records.several(own["stored"])])
                 plan = plan_cache.read(content, workload, self.target, False, Plan, _never)
             except plan_cache.UNREADABLE:
                 return None

@@ -21,11 +21,10 @@ from transconv.errors import KernelError
 from transconv.ir import defined
 from transconv.kernel.annotations import KernelCall, Meant
 from transconv.kernel.group import Group
-from transconv.kernel.launch.arguments import Arguments, spanned, tensors_of
+from transconv.kernel.launch.arguments import Arguments, Recipe, returned, spanned, tensors_of
 from transconv.kernel.launch.first_result import refusal, start_checked
 from transconv.kernel.launch.kernel_plan import CompiledKernel, KernelRequest, compiled
 from transconv.kernel.launch.lowering import LoweredKernel, lowered
-from transconv.kernel.launch.results import Recipe, returned
 from transconv.kernel.launch.size_arguments import Number
 from transconv.kernel.launch.trace_digest import Untold, trace_digest
 from transconv.kernel.launch.tuned_choices import (

@@ -39,8 +39,8 @@ from transconv.ir import (
     walk,
 )
 from transconv.kernel.annotations import NOTHING, Meant
+from transconv.kernel.frontend.effects import ArrayAccess, check_order
 from transconv.kernel.frontend.group_scope import GroupScope
-from transconv.kernel.frontend.hazards import ArrayAccess, check_order
 from transconv.kernel.frontend.source import FunctionSource
 from transconv.kernel.frontend.tracer import StatementTracer
 from transconv.kernel.group import Group
@@ -49,7 +49,7 @@ from transconv.kernel.launch.size_arguments import Needed, Number, Sizing, sizin
 from transconv.kernel.tiles.arrays import number_of, whole
 from transconv.kernel.tiles.kernel_builder import Building
 from transconv.kernel.tiles.products import Chip
-from transconv.kernel.tiles.unrolled_reductions import written_out
+from transconv.kernel.tiles.reductions import written_out
 from transconv.kernel.tiles.values import Tile
 from transconv.passes import EMIT, finish
 from transconv.simplify import facts_of, range_of, simplify

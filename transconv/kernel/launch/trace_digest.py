@@ -27,9 +27,8 @@ import numpy as np
 
 from transconv.errors import KernelError
 from transconv.ir import Expr, text_of
-from transconv.kernel.device_functions import DeviceFunction
+from transconv.kernel.device_functions import DeviceFunction, OverloadSet, family_of
 from transconv.kernel.frontend.source import FunctionSource, outside
-from transconv.kernel.overloads import OverloadSet, family_of
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis), range)
 LIBRARIES = ("builtins", "cmath", "math", "numpy", "operator", "torch", "transconv")

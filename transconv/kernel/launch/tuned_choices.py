@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from transconv import knobs
-from transconv.disk_cache import Drawer, fields
+from transconv.disk_cache import Drawer, records
 from transconv.errors import TransconvError
 from transconv.ir import For, find
 from transconv.kernel.annotations import KernelCall, Tunable
@@ -83,15 +83,15 @@ def recorded(key: str, tunables: Mapping[str, Tunable]) -> TunedChoice | None:
     if content is None:
         return None
     try:
-        numbers = tuple(sorted((str(n), fields.whole(v, -fields.LARGEST))
+        numbers = tuple(sorted((str(n), records.whole(v, -records.LARGEST))
                                for n, v in content["numbers"].items()))
-        warps, stages = (content[n] if content[n] is None else fields.whole(content[n])
+        warps, stages = (content[n] if content[n] is None else records.whole(content[n])
                          for n in ("warps", "stages"))
         found = TunedChoice(
             LaunchWords(warps, stages, numbers),
             float(content["us"]),
             float(content["before_us"]),
-            fields.whole(content["tried"]),
+            records.whole(content["tried"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

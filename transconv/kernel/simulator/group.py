@@ -1,24 +1,36 @@
-"""What ``group.`` offers in the simulator, and the sub-groups and work-items of a group."""
+"""What ``group.`` offers in the simulator, and the sub-groups and work-items of a group.
+
+Loads and stores by a mapping in the simulator, and arrays with a layout.
+
+Items of a group in lockstep: each runs to its end, or to a barrier, before the next one does.
+
+The first item runs in the calling thread. Only if it reaches a barrier the others get threads of their
+own, of which one runs at a time; so the order is the same in every simulation, and a debugger stops where
+it is told to.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from transconv.ir import convert
 from transconv.kernel.device_functions import Scope
 from transconv.kernel.frontend.group_scope import spread_out
 from transconv.kernel.functions import held_number
 from transconv.kernel.group import Group
-from transconv.kernel.refusals import Refusal, WrongScope
+from transconv.kernel.mappings import Mapping, colliding
+from transconv.kernel.refusals import Refusal, SourcePlace, WrongScope
 from transconv.kernel.simulator.arrays import MemoryPart, load, store
-from transconv.kernel.simulator.lockstep import Lockstep
-from transconv.kernel.simulator.mapped_access import load_by, store_by
-from transconv.kernel.simulator.numerics import converted
-from transconv.kernel.simulator.races import Order
+from transconv.kernel.simulator.numerics import Array, converted
+from transconv.kernel.simulator.races import WHOLE, Order, users_line
 from transconv.kernel.simulator.values import Masked, part_of
+from transconv.kernel.tiles.arrays import filling
 from transconv.kernel.tiles.values import dtype_of
 
 SUBGROUP = 32  # the work-items of a sub-group without a hint
@@ -221,3 +233,153 @@ def _shape(given: Any) -> tuple[int, ...]:
             raise Refusal(f"{n!r} as a size of a tile", "whole numbers from 1 on",
                           "group.zeros(shape=(16, X.shape[1]), dtype=np.float32)")
     return sizes
+
+
+def _places(view: MemoryPart, mapping: Any, shape: tuple[int, ...]) -> list[Array]:
+    """The indices of a tile's elements in an array."""
+    if not isinstance(mapping, Mapping):
+        raise Refusal("mapping= of another kind", "create_mapping", "create_mapping(lambda i, j: (j, i))")
+    if view.order.inside:
+        raise Refusal(f"a mapping inside of {view.order.who}", "the scope of the group")
+    made = mapping.places(np.indices(shape))
+    if len(made) != view.ndim:
+        raise Refusal(f"a mapping that gives {len(made)} indices for an array of {view.ndim} dimensions",
+                      "one for each dimension")
+    return [np.broadcast_to(part_of(m).data, shape) for m in made]
+
+
+def load_by(view: MemoryPart, shape: tuple[int, ...] | None, mapping: Any, vector: bool,
+            fill: Any = None) -> Masked:
+    """The elements at the places of a mapping; inactive where there is none."""
+    if shape is None:
+        raise Refusal("a mapping without a shape", "shape=(...)",
+                      "group.load(X, shape=(16, 16), mapping=m)")
+    made = view.gathered(_places(view, mapping, shape), True)
+    if fill is not None:
+        filling(fill, view.dtype)
+        made = made.filled(fill)
+    made.vector = vector
+    return made
+
+
+def store_by(view: MemoryPart, value: Any, mapping: Any) -> None:
+    """Write active elements to the places of a mapping. Refused where two of them have one place."""
+    part = part_of(value)
+    at = _places(view, mapping, part.data.shape)
+    if collision := colliding([p.ravel() for p in at], part.data.shape, view.shape):
+        raise Refusal(f"a store to {view.memory.trace.name} by a mapping in which {collision}",
+                      "mappings with a place for each element", "create_mapping(lambda i, j: (j, i))")
+    chosen, inside = view.chosen(at, True)
+    active = part.active[inside]
+    place = tuple(i[active] for i in chosen)
+    view.writable()
+    view.data[place] = convert(np.asarray(part.data[inside][active]), view.dtype)
+    view.memory.trace.write(np.asarray(view.places[place]))
+
+
+class _Ended(BaseException):
+    """Ends an item that waits, after another one failed."""
+
+
+class Lockstep:
+    """Runs ``body(item)`` for items. ``names``: of the items, in messages."""
+
+    def __init__(self, order: Order, items: Sequence[Any], names: Sequence[str],
+                 body: Callable[[Any], object]) -> None:
+        self.order, self.items, self.names, self.body = order, items, names, body
+        self.waits: list[SourcePlace | None] = [None] * len(
+            items
+        )  # at which barrier; None: ended, or not begun
+        self.threads: list[threading.Thread] = []
+        self.gates: list[threading.Semaphore] = []
+        self.main = threading.Semaphore(0)
+        self.failed: BaseException | None = None
+        self.ended = False
+
+    def run(self) -> None:
+        """Run all items."""
+        order = self.order
+        here, who = order.here, order.who
+        order.epoch += 1
+        try:
+            for number in range(len(self.items)):
+                self.turn(number)
+                self.body(self.items[number])
+                self.waits[number] = None
+                if self.threads:
+                    self.others()
+                    self.check()
+                    break
+        finally:
+            self.ended = True
+            for gate in self.gates:
+                gate.release()
+            for thread in self.threads:
+                thread.join()
+            order.item, order.here, order.who = WHOLE, here, who
+            order.epoch += 1
+
+    def turn(self, number: int) -> None:
+        """From here on this item runs."""
+        self.order.item, self.order.here = number, self.items[number]
+        self.order.who = self.names[number]
+
+    def barrier(self) -> None:
+        """Wait here for all items. Refused if one of them does not come, or waits elsewhere."""
+        number = self.order.item
+        self.waits[number] = users_line(sys._getframe(1))
+        if number and not self.threads:
+            self.check()
+        elif number:
+            self.main.release()
+            self.gates[number].acquire()
+            if self.ended:
+                raise _Ended
+        else:
+            self.others()
+            self.check()
+            self.order.epoch += 1
+        self.turn(number)
+
+    def others(self) -> None:
+        """Let all items but the first run to their next barrier or end."""
+        started = bool(self.threads)
+        if not started:
+            self.gates = [threading.Semaphore(0) for _ in self.items]
+            self.threads = [threading.Thread(target=self.alone, args=(n,), daemon=True)
+                            for n in range(1, len(self.items))]
+        for number in range(1, len(self.items)):
+            if not started:
+                self.threads[number - 1].start()
+            elif self.waits[number] is None:
+                continue
+            else:
+                self.gates[number].release()
+            self.main.acquire()
+            if self.failed is not None:
+                raise self.failed
+
+    def alone(self, number: int) -> None:
+        """An item in a thread of its own."""
+        self.turn(number)
+        try:
+            self.body(self.items[number])
+        except _Ended:
+            return
+        except BaseException as error:
+            self.failed = error
+        self.waits[number] = None
+        self.main.release()
+
+    def check(self) -> None:
+        """Refuse barriers that not all items reach."""
+        first = self.waits[0]
+        for number, place in enumerate(self.waits):
+            if place != first:
+                raise Refusal(f"a barrier that not all items reach: {self.names[0]} {_told(first)}, "
+                              f"{self.names[number]} {_told(place)}", "a barrier that all of them reach, "
+                              "outside of branches that differ between items")
+
+
+def _told(place: SourcePlace | None) -> str:
+    return "has ended" if place is None else f"waits at {place}"

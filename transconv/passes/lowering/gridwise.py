@@ -11,38 +11,71 @@
 
 ``sides`` splits the axes, ``tails`` masks what a partly filled block has too much. The grid has one
 dimension: others are limited.
+
+The sides of a tile: the axes of one kind (B, M, N or K), split into blocks and lanes.
+
+Tiling is substitution: position = block_index * extent + lane. If an extent does not divide the size, what
+depends on the block gets the mask ``position < size``, one of the side's tails.
+
+Tail masks: no position beyond the end of an axis is read, written or summed.
+
+Counts of tiles, and positions unpacked from one index. A count is a number, or an expression of sizes
+that are arguments.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import prod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isfinite, prod
 
 from transconv.compute import Compute
 from transconv.ir import (
     ASSUME,
+    ATOMIC_ADD,
+    LARGEST_SIZE,
+    REDUCERS,
+    ZERO,
+    Add,
+    Cast,
+    Const,
     Expr,
+    ExprMutator,
     For,
     FuncCall,
     Kernel,
+    Le,
     Let,
+    Load,
+    Lt,
+    Max,
+    Min,
+    Mul,
+    Neg,
+    Node,
+    Select,
     Seq,
+    Sizes,
     Stmt,
+    Store,
+    Sub,
+    Update,
     Var,
+    all_of,
+    conjuncts,
     find,
+    free_vars,
     minimum,
+    reducer_of,
     seq,
     statements,
     substitute,
 )
-from transconv.passes.counts import Extent, blocks, countable, counted, simple, unpack
 from transconv.passes.lowering import tile_statistics
-from transconv.passes.lowering.loop_nest import SweepLoops, parts
-from transconv.passes.lowering.tail_masks import Guard
-from transconv.passes.lowering.tile_axes import Side, side_of
-from transconv.passes.names import VariableNames
-from transconv.schedule import Schedule, ahead
-from transconv.simplify import facts_of
+from transconv.passes.lowering.naive import Nest, SweepLoops, parts
+from transconv.passes.scope import VariableNames
+from transconv.schedule import Block, Schedule, ahead
+from transconv.simplify import Facts, facts_of, range_of, simplify
 
 STEP = Var("step")  # counts the steps of the sum
 
@@ -133,3 +166,281 @@ def _unpack_grid(sides: dict[str, Side], schedule: Schedule) -> tuple[Var, list[
                  FuncCall(ASSUME, (m < rows,)), FuncCall(ASSUME, (n < columns,))]
     lets += unpack(m, sides["M"].counts) + unpack(n, sides["N"].counts)
     return pid, lets, grid
+
+
+LANES = {"B": "grp", "M": "m", "N": "n", "K": "k"}
+
+
+@dataclass(slots=True)
+class Side:
+    """The tiling of the axes of one kind: block indices and their counts, the lanes of a tile, and lets of
+    the positions."""
+
+    kind: str
+    name: str  # of the lanes
+    facts: Facts
+    counts: list[tuple[Var, Extent]] = field(default_factory=list)
+    lets: list[Stmt] = field(default_factory=list)
+    extent: int = 1
+    lanes: dict[Block, Var] = field(default_factory=dict)  # if each block has lanes of its own
+    written: list[tuple[Var, int]] = field(default_factory=list)  # positions written out (``regs``)
+    tails: dict[Var, Expr] = field(default_factory=dict)  # axis -> mask that its accesses need
+
+    @property
+    def count(self) -> Extent:
+        return simple(prod(n for _, n in self.counts), self.facts)
+
+    @property
+    def lane(self) -> Var:
+        return Var(self.name)
+
+    def wrap(self, body: Stmt) -> Stmt:
+        """The tile loops around a body, which is executed at each position of the tile."""
+        for var, extent in reversed(self.written):
+            body = For(var, extent, body, "jam")
+        if not self.lanes:
+            return self.tile_loop(self.lane, self.extent, body) if self.extent > 1 else body
+        for block, lane in reversed(self.lanes.items()):
+            body = self.tile_loop(lane, block.extent, body)
+        return body
+
+    def tile_loop(self, lane: Var, extent: int, body: Stmt) -> For:
+        return For(lane, extent, body, "tile", side=self.kind)
+
+
+def side_of(kind: str, axes: list[Var], sizes: dict[Var, Extent], schedule: Schedule,
+            product: bool, facts: Facts) -> Side:
+    """The tiling of ``axes``, all of one kind. With ``product`` each side of a tile is one dimension, as
+    in a dot. Otherwise each block is a dimension: a copy may load along one and store along another."""
+    taken = {v.name for v in sizes}
+    # The lanes of several blocks are numbered: m0, m1.
+    clash = any(name.rstrip("0123456789") == LANES[kind] for name in taken)
+    side = Side(kind, f"{LANES[kind]}_lane" if clash else LANES[kind], facts)
+    if kind == "K" and schedule.order:
+        rank = {n: i for i, n in enumerate(schedule.order.split("."))}
+        axes = sorted(axes, key=lambda v: rank[v.name])
+    tiles = [b for b in schedule.blocks if Var(b.first) in axes and b.extent > 1]
+    tiles = [b for b in tiles if not schedule.in_registers(b)]
+    tiles.sort(key=lambda b: axes.index(Var(b.first)))
+    side.extent = prod(b.extent for b in tiles)
+    if not product and len(tiles) > 1:
+        side.lanes = {b: Var(f"{side.lane.name}{i}") for i, b in enumerate(tiles)}
+    below = side.extent
+    for axis in axes:
+        block = schedule.block_of(axis.name)
+        if block is None or block.extent == 1:
+            side.counts.append((axis, sizes[axis]))
+        elif schedule.in_registers(block):
+            side.written.append((Var(f"{axis.name}_in"), block.extent))
+            _tile(side, block, [axis], side.written[-1][0], sizes)
+        elif block.first == axis.name:
+            below //= block.extent
+            within = _within(side, block, below)
+            _tile(side, block, [Var(n) for n in block.axes], within, sizes)
+    return side
+
+
+def _within(side: Side, block: Block, below: int) -> Expr:
+    """The position inside a block. A tile of several blocks (``oh:8 ow:8``) has one lane, from which the
+    positions are unpacked; the last block varies fastest."""
+    if block.extent == side.extent or block in side.lanes:
+        return side.lanes.get(block, side.lane)
+    within = Var(f"{block.first}_in")
+    at: Expr = side.lane // below if below > 1 else side.lane
+    side.lets.append(Let(within, at % block.extent if below * block.extent < side.extent else at))
+    return within
+
+
+def _tile(side: Side, block: Block, axes: list[Var], within: Expr,
+          sizes: dict[Var, Extent]) -> None:
+    """Add the let position = index*extent + within and, if the block fuses several axes, one per axis."""
+    whole = block.extent == side.extent and within is side.lane
+    index = Var(f"{side.lane.name if whole else axes[0].name}_blk")
+    total = simple(prod(sizes[a] for a in axes), side.facts)
+    name = axes[0] if len(axes) == 1 else Var("_".join(a.name for a in axes))
+    side.lets.append(Let(name, index * block.extent + within))
+    if len(axes) > 1:
+        # The outermost axis may exceed its size; the tail mask excludes such positions.
+        inner = [(a, sizes[a]) for a in axes[1:]]
+        side.lets.append(Let(axes[0], name // prod(n for _, n in inner)))
+        side.lets += unpack(name, inner, total)
+    side.counts.append((index, blocks(total, block.extent)))
+    if isinstance(total, Expr) or total % block.extent:
+        side.tails |= {a: name < total for a in axes}
+
+
+class Guard(ExprMutator):
+    """Add the tail masks to every access that depends on a partly filled block. The positions of
+    ``written`` axes are written out. Their loads need no tail mask if their own mask keeps them inside the
+    tensor: results beyond the end are not stored, and the pass ``reuse`` can then share the load."""
+
+    def __init__(self, tails: dict[Var, Expr], nest: Nest, written: set[Var]) -> None:
+        super().__init__()
+        self.tails, self.written = tails, written
+        self.lets = nest.lets
+        self.summed = {x.var for s in nest.sweeps for x in s.loops}
+
+    def guarded(self, offset: Expr, mask: Expr, inside: frozenset[Var] = frozenset()) -> Expr:
+        roots = roots_of(offset, self.lets) - inside
+        needed = [m for v, m in self.tails.items() if v in roots]
+        return all_of([p for m in needed for p in conjuncts(m)] + conjuncts(mask))
+
+    def mutate_Load(self, at: Load) -> Node:
+        inside = frozenset(v for v in self.written if self.keeps_inside(at, v))
+        return replace(at, mask=self.guarded(at.offset, at.mask, inside))
+
+    def keeps_inside(self, at: Load, axis: Var) -> bool:
+        """Whether a load's own mask excludes positions beyond the end of an axis: it bounds a coordinate
+        in the direction in which the axis moves it."""
+        seen = {*find(at.offset, Expr)}
+        for condition in conjuncts(at.mask):
+            match condition:
+                case Lt(coord, end) if coord in seen and axis not in roots_of(end, self.lets):
+                    towards = 1
+                case Le(Const(), coord) if coord in seen:
+                    towards = -1
+                case _:
+                    continue
+            if axis in roots_of(coord, self.lets) and self.step(coord, axis) * towards > 0:
+                return True
+        return False
+
+    def step(self, coord: Expr, axis: Var) -> int:
+        """The change of a coordinate from one position of an axis to the next; 0 if it is not constant."""
+        while named := {v: self.lets[v] for v in free_vars(coord) if v in self.lets}:
+            coord = substitute(coord, named)
+        moved = simplify(substitute(coord, {axis: axis + 1}) - coord, Facts())
+        return int(moved.value) if isinstance(moved, Const) else 0
+
+    def mutate_Store(self, at: Store) -> Node:
+        return Store(at.tensor, at.offset, self.mutate(at.value), self.guarded(at.offset, at.mask))
+
+    def mutate_FuncCall(self, at: FuncCall) -> Node:
+        if not at.func.leaves and at.func is not ATOMIC_ADD:
+            return at
+        tensor, offset, value, mask, *count = at.args
+        assert isinstance(offset, Expr) and isinstance(value, Expr) and isinstance(mask, Expr)
+        if at.func.leaves:  # all points count that are in the axes
+            kept = roots_of(offset, self.lets) | {*self.tails} - self.summed
+            ends = dict.fromkeys(p for v, m in self.tails.items() if v in kept for p in conjuncts(m))
+            return FuncCall(at.func, (tensor, offset, value, all_of([*ends]), *count))
+        return FuncCall(at.func, (tensor, offset, self.mutate(value), self.guarded(offset, mask)))
+
+    def mutate_Update(self, at: Update) -> Node:
+        """Positions beyond the end must not change the result. In a sum of products it is enough that they
+        are loaded as 0; in other reductions the neutral element replaces their terms."""
+        match at.value:
+            case Add(old, term) | Mul(old, term) | Max(old, term) | Min(old, term) if old is at.var:
+                op = type(at.value)
+                reducer = REDUCERS[reducer_of(op)]
+                lacking = [m for v, m in self.tails.items() if v in self.summed
+                           and not vanishes(term, v, reducer.neutral, self.lets)]
+                if lacking:
+                    nothing = reducer.identity(term.dtype)
+                    kept = Select(all_of([p for m in lacking for p in conjuncts(m)]), term, nothing)
+                    return Update(at.var, op(old, kept))
+        return at
+
+
+# -- terms beyond the end of an axis -----------------------------------------------------------------
+
+
+Lets = Mapping[Var, Expr]
+
+
+def roots_of(e: Expr, lets: Lets) -> frozenset[Var]:
+    """The loop variables that an expression depends on, directly or through lets."""
+    found: set[Var] = set()
+    for v in free_vars(e):
+        found |= roots_of(lets[v], lets) if v in lets else {v}
+    return frozenset(found)
+
+
+def vanishes(term: Expr, axis: Var, nothing: float, lets: Lets) -> bool:
+    """Whether a term equals ``nothing``, the neutral element, beyond the end of an axis, because it is
+    loaded with that fill; in a sum, also if a factor of it is, and the others are finite."""
+    if isinstance(term, Mul) and nothing == 0:
+        return any(vanishes(x, axis, nothing, lets) and is_finite(y, axis, lets)
+                   for x, y in ((term.a, term.b), (term.b, term.a)))
+    value = term.x if isinstance(term, Cast) else term
+    load = lets.get(value) if isinstance(value, Var) else None
+    if isinstance(load, Select):  # between two loads
+        return vanishes(load.yes, axis, nothing, lets) and vanishes(load.no, axis, nothing, lets)
+    return isinstance(load, Load) and load.fill == nothing and axis in roots_of(load.offset, lets)
+
+
+def is_finite(e: Expr, axis: Var, lets: Lets) -> bool:
+    """Whether a value beyond the end of an axis is finite, if the elements of tensors are: it is loaded,
+    moved, added and multiplied, or it is the same along the axis."""
+    match e:
+        case Const(value):
+            return isfinite(value)
+        case Load():
+            return isfinite(e.fill)
+        case Cast(x) | Neg(x):
+            return is_finite(x, axis, lets)
+        case Select(_, x, y) | Add(x, y) | Sub(x, y) | Mul(x, y) | Max(x, y) | Min(x, y):
+            return is_finite(x, axis, lets) and is_finite(y, axis, lets)
+        case Var() if e in lets:
+            return is_finite(lets[e], axis, lets)
+    return axis not in roots_of(e, lets)
+
+
+Extent = int | Expr
+"""A number, or an expression of sizes that are arguments."""
+
+
+def countable(sizes: Sizes | None, tiles: Extent, facts: Facts) -> Sizes | None:
+    """The requirements of a kernel, and that its tiles can be counted in 32 bits."""
+    if sizes is None or not isinstance(tiles, Expr):
+        return sizes
+    tiles = simplify(tiles, facts)
+    most = range_of(tiles, facts).hi
+    if most is not None and most <= LARGEST_SIZE:
+        return sizes
+    return replace(sizes, where=(*sizes.where, tiles <= LARGEST_SIZE))
+
+
+def counted(loop: For, count: Extent, facts: Facts) -> For:
+    """The loop with ``count`` iterations. An expression becomes ``until``, its largest value ``stop``."""
+    if isinstance(count, int):
+        return replace(loop, stop=count)
+    count = simplify(count, facts)
+    if isinstance(count, Const):
+        return replace(loop, stop=int(count.value))
+    most = range_of(count, facts).hi
+    assert most is not None, f"{count} has no end"
+    return replace(loop, stop=most, until=count)
+
+
+def simple(count: Extent, facts: Facts) -> Extent:
+    """A count, simplified with the facts about sizes."""
+    return simplify(count, facts) if isinstance(count, Expr) else count
+
+
+def blocks(total: Extent, extent: int) -> Extent:
+    """The number of blocks of ``extent`` that hold ``total`` positions."""
+    return (total + (extent - 1)) // extent if isinstance(total, Expr) else -(-total // extent)
+
+
+def unpack(packed: Var, counts: list[tuple[Var, Extent]], total: Extent = 0) -> list[Stmt]:
+    """Lets that unpack an index below ``total``, in row-major order: the last variable varies fastest.
+    Without a ``total``, it is the product of the counts."""
+    lets: list[Stmt] = []
+    below: Extent = 1
+    given = isinstance(total, Expr) or total > 0
+    total = total if given else prod(count for _, count in counts)
+    for var, count in reversed(counts):
+        value: Expr = packed // below if isinstance(below, Expr) or below > 1 else packed
+        if count == 1:
+            value = ZERO
+        elif (given or var is not counts[0][0]) and _less(below * count, total):
+            value = value % count
+        lets.append(Let(var, value))
+        below *= count
+    return lets[::-1]
+
+
+def _less(a: Extent, b: Extent) -> bool:
+    """Whether ``a`` may be less than ``b``."""
+    return isinstance(a, Expr) or isinstance(b, Expr) or a < b

@@ -57,7 +57,7 @@ from transconv.ir import (
     substitute,
     sum_of,
 )
-from transconv.passes.names import VariableNames
+from transconv.passes.scope import VariableNames
 from transconv.passes.warp_spec.consumer import FETCHED
 from transconv.simplify import simplify
 

@@ -15,13 +15,23 @@ compute/analysis/reduction_passes.py), each of which loads and computes the valu
             store(c, a / acc)
 
 Without a reduction: loads, values and stores at every point.
+
+A naive kernel taken apart: parallel loops, sweeps over the reduced axes, what is between them.
+
+Quotients in f32 of which numbers of few bits are made, rounded to nearest; part of the pass ``naive``.
+
+    store y[n] = i8(round(a / s))            ->        store y[n] = i8(round(divided(a, s)))
+
+The languages' own division may be off in the last place. Where an integer or a float of 8 bits is made of
+the quotient, or of what reduces quotients, that decides between two neighbours: of 1.5 comes 2, and of the
+float below it 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from transconv.compute import Axis, Compute, Read, Reduction, Step, Sweep, Value, Write, fresh
 from transconv.compute.analysis import statistics
@@ -29,8 +39,11 @@ from transconv.ir import (
     ATOMIC_ADD,
     REDUCERS,
     Alloc,
+    Cast,
     Const,
+    DType,
     Expr,
+    ExprMutator,
     For,
     FuncCall,
     Kernel,
@@ -41,16 +54,17 @@ from transconv.ir import (
     Update,
     Var,
     View,
+    divided,
     free_vars,
     held_constant,
     index,
     partial,
     seq,
+    statements,
     store,
     substitute,
 )
-from transconv.passes.names import renamed
-from transconv.passes.scalar.f32_quotients import nearest_quotients
+from transconv.passes.scope import renamed
 from transconv.simplify import facts_of, range_of
 
 Seen = dict[Step, View]  # the views of steps, with names for their coordinates
@@ -246,3 +260,85 @@ class _Nest:
                 else:
                     made.append(store(view.tensor, view.offset(), step.value, mask))
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class SweepLoops:
+    """A sweep of a naive kernel: the statements before it, its loops, and their innermost body."""
+
+    before: tuple[Stmt, ...]
+    loops: tuple[For, ...]
+    body: Stmt
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """The parts of a naive kernel: parallel loops, sweeps over the reduced axes, statements after them."""
+
+    around: tuple[For, ...]
+    sweeps: tuple[SweepLoops, ...]
+    after: tuple[Stmt, ...]
+
+    @property
+    def lets(self) -> dict[Var, Expr]:
+        """The values of the nest's lets."""
+        inner = [s for x in self.sweeps for s in (*x.before, *statements(x.body))]
+        return {s.var: s.value for s in (*inner, *self.after) if isinstance(s, Let)}
+
+
+def parts(kernel: Kernel) -> Nest:
+    """Take a naive kernel apart."""
+    around, at = [], kernel.body
+    while isinstance(at, For) and at.kind == "parallel":
+        around.append(at)
+        at = at.body
+    sweeps: list[SweepLoops] = []
+    before: list[Stmt] = []
+    for s in statements(at):
+        if not isinstance(s, (For, Update)):
+            before.append(s)
+            continue
+        loops = []
+        while isinstance(s, For):
+            loops.append(s)
+            s = s.body
+        sweeps.append(SweepLoops(tuple(before), tuple(loops), s))
+        before = []
+    return Nest(tuple(around), tuple(sweeps), tuple(before))
+
+
+def nearest_quotients(compute: Compute) -> Compute:
+    """The computation with calls of ``divided`` on the way to such numbers: in what is cast and stored,
+    and in the values that it names."""
+    marking = _Marking()
+    steps = [marking.step(s) for s in reversed(compute.steps)]
+    return replace(compute, steps=tuple(reversed(steps))) if marking.names else compute
+
+
+def _is_coarse(dtype: DType) -> bool:
+    return dtype.kind == "int" or dtype.is_short
+
+
+class _Marking(ExprMutator):
+    """``names``: of values that become numbers of few bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[Var] = set()
+
+    def step(self, at: Step) -> Step:
+        if isinstance(at, Read):
+            return at
+        whole = (_is_coarse(at.view.tensor.dtype) if isinstance(at, Write) else
+                 isinstance(at, (Value, Reduction)) and at.var in self.names)
+        value = self.made(at.value) if whole else self.mutate(at.value)
+        return at if value is at.value else replace(at, value=value)
+
+    def made(self, x: Expr) -> Expr:
+        self.names |= free_vars(x)
+        return divided(x)
+
+    def mutate_Cast(self, at: Cast) -> Expr:
+        coarse = at.x.dtype.kind == "float" and _is_coarse(at.dtype)
+        x = self.made(at.x) if coarse else self.mutate(at.x)
+        return at if x is at.x else Cast(x, at.dtype)

@@ -12,20 +12,38 @@ With ``split_k`` several programs share a sum:
 second kernel, lowered by the same pipeline from ``combine``, adds them in a fixed order, applies the
 epilogue and casts, so results are deterministic. ``reduce=atomic`` adds to ``c`` itself, which must be
 zero before; the order of additions, hence the last bits, may differ from run to run.
+
+Stream-K (``reduce=stream``): each program takes an equal range of the steps of all tiles, wherever
+tiles begin and end in it.
+
+    for pid in 0..72 grid programs=132:         for share in 0..132 grid:
+        ...unpack(pid)                              for segment in 0..2 until ...:
+        for step in 0..98:                 ->           tile = ...; from, to = its steps in this share
+            acc += a * b                                for turn in 0..98 until to - from: ...
+        store(c, epilogue(acc))                         if whole: store(c, epilogue(acc))
+                                                        else: store(partials[part, ...], acc)
+
+72 tiles leave 60 of 132 multiprocessors idle; 132 equal ranges leave none. A second kernel adds the parts
+of tiles that several programs share, in a fixed order, so results are deterministic. Source: Osama et al.,
+*Stream-K*, PPoPP 2023.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import prod
 
-from transconv.compute import Axis, Compute, total
+from transconv.compute import Axis, Compute, Write, total
 from transconv.ir import (
     ATOMIC_ADD,
+    ZERO,
+    Alloc,
     Const,
     Expr,
     For,
     FuncCall,
+    If,
     Kernel,
     Layout,
     Let,
@@ -41,14 +59,13 @@ from transconv.ir import (
     all_of,
     find,
     free_vars,
+    maximum,
     minimum,
     seq,
     substitute,
 )
-from transconv.passes.lowering import stream_k
 from transconv.passes.lowering.gridwise import STEP
-from transconv.passes.lowering.stream_k import PART
-from transconv.schedule import Schedule
+from transconv.schedule import Schedule, k_steps
 
 
 def workspace(compute: Compute, split: int) -> Tensor:
@@ -65,14 +82,14 @@ def workspace(compute: Compute, split: int) -> Tensor:
 def most_parts(schedule: Schedule, compute: Compute) -> int:
     """The largest number of partial sums of an element that the second kernel adds; 0 if there is none."""
     if schedule.reduce == "stream":
-        return stream_k.deal(schedule, compute).parts
+        return deal(schedule, compute).parts
     return schedule.split_k if schedule.split_k > 1 and schedule.reduce == "partials" else 0
 
 
 def second(compute: Compute, schedule: Schedule) -> Compute:
     """The computation of the second kernel, which adds the partial sums of a schedule."""
     made = combine(compute, most_parts(schedule, compute))
-    return stream_k.only_shared(compute, schedule, made) if schedule.reduce == "stream" else made
+    return only_shared(compute, schedule, made) if schedule.reduce == "stream" else made
 
 
 def combine(compute: Compute, split: int) -> Compute:
@@ -99,7 +116,7 @@ def split_sums(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     """Split the sum as the schedule says; a kernel whose sums are not split is returned unchanged."""
     if schedule.reduce == "stream":
         parts = workspace(compute, most_parts(schedule, compute))
-        return stream_k.stream(kernel, schedule, compute, parts)
+        return stream(kernel, schedule, compute, parts)
     loop = next((x for x in find(kernel, For) if x.var is STEP), None)
     if schedule.split_k == 1 or loop is None:
         return kernel
@@ -107,7 +124,7 @@ def split_sums(kernel: Kernel, schedule: Schedule, compute: Compute) -> Kernel:
     if schedule.reduce == "atomic":
         return _Atomic().rebuilt(shared)
     parts = workspace(compute, schedule.split_k)
-    acc = stream_k.accumulator(kernel)
+    acc = accumulator(kernel)
     made: Kernel = _Partials(parts, compute.c, acc, find(shared, Store)).mutate(shared)
     used = {x.tensor for x in find(made, MemoryRead)}
     params = tuple(t for t in kernel.params if t in used)
@@ -170,3 +187,153 @@ class _Partials(Mutator):
             return None
         view = View(self.parts, (ViewDim(PART), *self.c.dims))
         return Store(self.parts, view.offset(), self.acc, self.mask)
+
+
+PART, TILE = Var("part"), Var("tile")
+SHARE, SEGMENT, FIRST, LAST = Var("share"), Var("segment"), Var("first"), Var("last")
+BEGIN, END = Var("begin"), Var("end")
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """How steps are divided among programs: ``chunk`` consecutive steps each, of ``tiles`` tiles with
+    ``steps`` steps."""
+
+    tiles: int
+    steps: int
+    programs: int
+
+    @property
+    def chunk(self) -> int:
+        """Steps of each program; the last one may have fewer."""
+        return -(-self.tiles * self.steps // self.programs)
+
+    @property
+    def shares(self) -> int:
+        """Programs that have steps."""
+        return -(-self.tiles * self.steps // self.chunk)
+
+    @property
+    def segments(self) -> int:
+        """The most tiles that one program has steps of."""
+        return max((min((p + 1) * self.chunk, self.tiles * self.steps) - 1) // self.steps
+                   - p * self.chunk // self.steps + 1 for p in range(self.shares))
+
+    @property
+    def parts(self) -> int:
+        """The most programs that share a tile."""
+        return max(self.last_of(t) - self.first_of(t) + 1 for t in range(self.tiles))
+
+    @property
+    def fewest(self) -> int:
+        """The fewest programs that share a tile."""
+        return min(self.last_of(t) - self.first_of(t) + 1 for t in range(self.tiles))
+
+    def first_of(self, tile: int) -> int:
+        """The first program that has steps of a tile."""
+        return tile * self.steps // self.chunk
+
+    def last_of(self, tile: int) -> int:
+        """The last program that has steps of a tile."""
+        return (tile * self.steps + self.steps - 1) // self.chunk
+
+    def more(self, tile: Expr) -> Expr:
+        """``last_of(tile) - first_of(tile)`` as an expression."""
+        return (tile * self.steps + (self.steps - 1)) // self.chunk - tile * self.steps // self.chunk
+
+
+def deal(schedule: Schedule, compute: Compute) -> Deal:
+    """How a schedule divides the steps of a computation."""
+    return Deal(_counted(schedule, compute)[1], k_steps(schedule, compute), schedule.programs)
+
+
+def _counted(schedule: Schedule, compute: Compute) -> tuple[Expr, int]:
+    """The index of the tile of a point of C, and the number of tiles. Tiles are numbered as in
+    ``gridwise`` without groups of rows."""
+    number: Expr = ZERO
+    index: Expr
+    tiles = 1
+    for kind in "BMN":
+        for axis in compute.axes_of(kind):
+            block = schedule.block_of(axis.name)
+            if block is None or block.extent == 1:
+                index, count = axis.var, axis.size
+            elif block.first == axis.name:
+                at: Expr = ZERO
+                for name in block.axes:
+                    at = at * compute.size(name) + Var(name)
+                index = at // block.extent
+                count = -(-prod(compute.size(a) for a in block.axes) // block.extent)
+            else:
+                continue
+            number, tiles = number * count + index, tiles * count
+    return number, tiles
+
+
+def only_shared(compute: Compute, schedule: Schedule, second: Compute) -> Compute:
+    """The second kernel's computation, masked to tiles that programs share and to their parts. The first
+    kernel stores all results of the other tiles, which have no parts."""
+    dealt = deal(schedule, compute)
+    more = dealt.more(_counted(schedule, compute)[0])
+    part, *rest = second.a.dims
+    there = (part.coord < dealt.fewest) | (part.coord <= more)  # every tile has ``fewest`` parts
+    a = View(second.a.tensor, (ViewDim(part.coord, all_of([part.mask, there])), *rest))
+    if dealt.fewest > 1:
+        return second.through(a=a)
+
+    def shared(view: View) -> View:
+        head, *tail = view.dims
+        return View(view.tensor, (ViewDim(head.coord, all_of([head.mask, more > 0])), *tail))
+    made = second.through(a=a, c=shared(second.c))
+    return replace(made, steps=tuple(
+        replace(s, view=shared(s.view)) if isinstance(s, Write) and s.view is not made.c else s
+        for s in made.steps))
+
+
+def stream(kernel: Kernel, schedule: Schedule, compute: Compute, parts: Tensor) -> Kernel:
+    """Divide the steps of all tiles evenly among the programs. ``parts``: the workspace of tiles that
+    several programs share."""
+    dealt = deal(schedule, compute)
+    grid = kernel.body
+    assert isinstance(grid, For)
+    tile: Stmt = _Tile(dealt, parts, compute.c, kernel).mutate(grid.body)
+    units = dealt.tiles * dealt.steps
+    names = [Let(TILE, FIRST // dealt.steps + SEGMENT),
+             Let(BEGIN, maximum(FIRST - TILE * dealt.steps, 0)),
+             Let(END, minimum(LAST - TILE * dealt.steps, dealt.steps)),
+             Let(PART, SHARE - TILE * dealt.steps // dealt.chunk)]
+    segments = For(SEGMENT, dealt.segments, seq(*names, substitute(tile, {grid.var: TILE})),
+                   until=(LAST - 1) // dealt.steps - FIRST // dealt.steps + 1)
+    first = [Let(FIRST, SHARE * dealt.chunk), Let(LAST, minimum(FIRST + dealt.chunk, units))]
+    body = For(SHARE, dealt.shares, seq(*first, segments), "grid")
+    return replace(kernel, params=(*kernel.params, parts), body=body)
+
+
+def accumulator(kernel: Kernel) -> Var:
+    """The accumulator of a kernel: the only variable that it allocates."""
+    (alloc,) = find(kernel, Alloc)
+    return alloc.var
+
+
+class _Tile(Mutator):
+    """Restricts a tile to the steps of one program, and stores its sum to C or to the workspace."""
+
+    def __init__(self, dealt: Deal, parts: Tensor, c: View, kernel: Kernel) -> None:
+        self.dealt, self.parts, self.c, self.acc = dealt, parts, c, accumulator(kernel)
+        stores = find(kernel, Store)
+        self.mask = next(s.mask for s in stores if s.tensor is c.tensor)
+        self.last = stores[-1]
+
+    def mutate_For(self, loop: For) -> Stmt:
+        if loop.var is not STEP:
+            return self.generic(loop)
+        return replace(loop, var=Var("turn"), body=seq(Let(STEP, BEGIN + Var("turn")), loop.body),
+                       until=END - BEGIN)
+
+    def mutate_Store(self, at: Store) -> Stmt | None:
+        """Of several results the last one's place has the sum: one that needs none may come before it."""
+        view = View(self.parts, (ViewDim(PART), *self.c.dims))
+        part = Store(self.parts, view.offset(), self.acc, self.mask) if at is self.last else None
+        if self.dealt.chunk < self.dealt.steps:  # no program has a whole tile
+            return part
+        return If(END - BEGIN > self.dealt.steps - 1, at, part)

@@ -46,7 +46,7 @@ from transconv.ir import (
     substitute,
     updated,
 )
-from transconv.passes.names import VariableNames
+from transconv.passes.scope import VariableNames
 from transconv.simplify import facts_of, range_of
 
 Box = TypeVar("Box", BoxLoad, BoxStore)

@@ -41,7 +41,7 @@ from transconv.ir import (
     seq,
     u8,
 )
-from transconv.passes.names import VariableNames
+from transconv.passes.scope import VariableNames
 from transconv.schedule import QUAD, Schedule, has_quads
 from transconv.target import Target
 

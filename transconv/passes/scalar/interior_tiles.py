@@ -49,8 +49,7 @@ from transconv.ir import (
     statements,
     substitute,
 )
-from transconv.passes.names import VariableNames
-from transconv.passes.scope import ScopedMutator
+from transconv.passes.scope import ScopedMutator, VariableNames
 from transconv.schedule import Schedule
 
 FEW = 4  # conditions: fewer are not worth a second text

@@ -10,6 +10,8 @@
 A process writes the plan (``plan_cache.py``) and the machine code (Triton's cache) to disk, where later
 requests find them. Failures are remembered with their reason. If results must be deterministic,
 ``background`` is ``now``: results must not change while a program runs.
+
+Beside the compiler. How many processes may compile beside a program.
 """
 
 from __future__ import annotations
@@ -17,20 +19,29 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
+from transconv import knobs
 from transconv.backend_triton import BACKENDS, Compilers
 from transconv.backend_triton import expect as expect_kernels
 from transconv.compute import Workload
 from transconv.errors import Unsupported
 from transconv.runtime import compiler, plan_cache
-from transconv.runtime.compilation.plan_request import COMPILING, NEVER, Batch, PlanRequest, Waiting
-from transconv.runtime.compilation.processor_count import beside
-from transconv.runtime.compilation.request_capture import collect, is_collecting
+from transconv.runtime.compilation.plan_request import (
+    COMPILING,
+    NEVER,
+    Batch,
+    PlanRequest,
+    Waiting,
+    collect,
+    is_collecting,
+)
 from transconv.runtime.plans import Plan
 from transconv.schedule import Schedule
 from transconv.selection import files_digest
@@ -308,3 +319,40 @@ def _forked() -> None:
 atexit.register(close)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+ENOUGH, MOST = 4, 31  # cores for which processes compile ahead of need, and these processes
+FEWEST, MOST_BESIDE = 2, 16  # processes that compile in the background
+QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container: microseconds of processors in each period
+
+
+def cores() -> int:
+    """How many cores this process may use: of those that it may run on, as many as its container's share
+    of time is worth."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, _worth()))
+
+
+def _worth() -> int:
+    try:
+        quota, period = map(int, QUOTA.read_text().split())
+        return quota // period
+    except (OSError, ValueError, ZeroDivisionError):  # no container, or one without a quota: "max"
+        return sys.maxsize
+
+
+def helpers() -> int:
+    """How many processes may compile what this one will soon ask for: one for each core but its own, at
+    most ``MOST``, as far as other processes of the same launcher leave them. None with fewer than
+    ``ENOUGH`` cores, or where they could not leave what they make."""
+    share = cores() // knobs.local_processes()
+    if share < ENOUGH or not plan_cache.keeps() or plan_cache.DRAWER.path("plan") is None:
+        return 0
+    return min(MOST, share - 1)
+
+
+def beside() -> int:
+    """How many processes may compile while the program computes: for three of four cores, as they run at a
+    lower priority and the program keeps few of them busy, as far as other processes of the same launcher
+    leave them."""
+    return min(MOST_BESIDE, max(FEWEST, cores() // knobs.local_processes() * 3 // 4))

@@ -15,8 +15,8 @@ from transconv.backend_triton import Compilers, expect
 from transconv.errors import TransconvError
 from transconv.runtime import compiler, plan_cache
 from transconv.runtime.compilation import async_compile
+from transconv.runtime.compilation.async_compile import cores
 from transconv.runtime.compilation.plan_request import Batch, PlanRequest, Room
-from transconv.runtime.compilation.processor_count import cores
 from transconv.runtime.estimates import is_estimated
 from transconv.runtime.plans import Plan
 

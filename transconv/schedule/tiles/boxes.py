@@ -13,6 +13,12 @@ reads elements outside the tensor as zeros and drops writes there. A view can be
 Dimensions in which a box has extent 1 are merged into their inner neighbour if the strides allow it: a
 factor ``[n, kh, kw, c]`` with one element of ``kh.kw`` per step is the matrix ``[n, kh*kw*c]``. A block
 that fuses whole dimensions (``n.h.w:128``) runs along one merged dimension.
+
+Which blocks of a tile a Gluon kernel loads as several boxes, placed side by side or below one
+another in shared memory: a pile.
+
+    kh.kw.c:256   features innermost: a box of 64 features per window element   64 columns | 64 columns
+    kh.c:256      positions innermost: a box per window element, its features are rows below one another
 """
 
 from __future__ import annotations
@@ -39,15 +45,17 @@ from transconv.ir import (
 )
 from transconv.schedule.legality.box_dimensions import (
     ENGINE_ALIGN,
+    ENGINE_EXTENT,
     ENGINE_RANK,
     ENGINE_STEP,
+    ROW,
+    SHORTEST,
     Dim,
     groups_of,
     planes_of,
     whole,
     why_not_dims,
 )
-from transconv.schedule.tiles.stacked_boxes import pile
 from transconv.simplify import Facts, multiple_of, prove, range_of, simplify
 
 if TYPE_CHECKING:
@@ -307,3 +315,39 @@ def _box(tensor: Tensor, dims: list[Dim], schedule: Schedule, compute: Compute) 
 def _kind(moving: Var | None, fused: dict[Var, str], compute: Compute) -> str:
     """The kind of an axis, or of the fused axes of a block; empty for None."""
     return "" if moving is None else compute.kind(fused.get(moving, moving.name))
+
+
+FEWEST_ROWS = 16  # of boxes that lie below one another; the swizzle repeats every 8 rows
+
+
+def pile(block: Block, view: View, schedule: Schedule, compute: Compute) -> int:
+    """The number of features in each box of a pile; 0 if the block is not a pile.
+
+    A block that runs through window elements and then through features (``kh.kw.c:256``) is not one box,
+    because each window element has a corner of its own. An explicit kernel loads a box per window element.
+    If features are innermost, boxes of at most 128 bytes of features (a row of shared memory) lie side by
+    side; rows of less than 32 bytes have no layout that can be read across boxes. If summed positions are
+    innermost, boxes of all features lie below one another.
+    """
+    *window, feature = block.axes
+    roles = {x.name: x.role for x in compute.axes}
+    if (schedule.via != "gluon" or not window or roles[feature] != "feature"
+            or any(roles[a] != "window" for a in window) or compute.kind(feature) == "K"
+            or view is compute.c):
+        return 0
+    positions = [x for x in compute.axes_of("K") if x.role == "position"]
+    seen = {v.name for d in view.dims for v in free_vars(d.coord)}
+    if feature not in seen or not any(x.name in seen for x in positions):
+        return 0
+    inner = {v for b in view.tensor.layout.blocks if b.stride == 1
+             for v in free_vars(view.dims[b.dim].coord)}
+    if Var(feature) in inner:
+        most, least = ROW // view.tensor.dtype.bytes, SHORTEST // view.tensor.dtype.bytes
+    elif inner & {x.var for x in positions}:
+        most, least = ENGINE_EXTENT, FEWEST_ROWS
+    else:
+        return 0
+    wide = min(block.extent, most)
+    while compute.size(feature) % wide:
+        wide //= 2
+    return wide if wide >= least else 0

@@ -40,11 +40,11 @@ from transconv.schedule.tiles.packing import (
     has_rows,
     innermost,
     letters,
+    row_copy,
     rows_of_features,
     view_of,
     widens,
 )
-from transconv.schedule.tiles.row_copies import row_copy
 from transconv.simplify import simplify
 
 

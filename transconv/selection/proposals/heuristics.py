@@ -27,11 +27,9 @@ from transconv.schedule import (
     why_not,
     within_places,
 )
-from transconv.selection.proposals.accumulation_chains import too_long
-from transconv.selection.proposals.elementwise import copy_tiles
-from transconv.selection.proposals.maps import even, maps
+from transconv.selection.proposals.maps import copy_tiles, even, maps
 from transconv.selection.proposals.products import FEW_FEATURES, products
-from transconv.selection.proposals.tile_shapes import fusable, tilings
+from transconv.selection.proposals.tile_shapes import fusable, tilings, too_long
 from transconv.target import Target
 
 __all__ = ["candidates", "default", "estimate", "fusable", "programs", "proposals", "tilings"]

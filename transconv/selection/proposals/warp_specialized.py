@@ -4,6 +4,12 @@ so that no multiprocessor idles, nor its matrix unit while a tile is stored.
 Products read both operands from shared memory, so tiles are large and have as many stages as fit. If whole
 tiles would leave multiprocessors idle, the sum is split (split-K), or the steps of all tiles are divided
 evenly (stream-K).
+
+Proposals in which steps of a sum share boxes: a schedule of an explicit kernel with ``slide=`` the
+outermost axis of the window that allows it, and with as many of its stages as then fit shared memory.
+
+Proposals in which the producer fetches what the maps behind the sum read: a schedule of an explicit
+kernel with ``behind=box``, and with as many of its stages as then fit shared memory.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import itertools
 from collections.abc import Iterator
 from math import prod
 
-from transconv.compute import Axis, Compute, axis_strides
+from transconv.compute import Axis, Compute, Read, axis_strides
 from transconv.schedule import (
     INTEGERS,
     ROW,
@@ -27,18 +33,18 @@ from transconv.schedule import (
     programs,
     tiles_along,
     transposed_bytes,
+    why_not,
+    why_not_behind,
 )
-from transconv.selection.proposals.accumulation_chains import fewest_parts
-from transconv.selection.proposals.epilogue_boxes import also_fetching
 from transconv.selection.proposals.tile_shapes import (
     Run,
     extents,
+    fewest_parts,
     rows_of_positions,
     run_of,
     summed_rows,
     tilings,
 )
-from transconv.selection.proposals.window_reuse import also_sharing
 from transconv.target import Target
 
 BARRIERS = 1024  # bytes of shared memory that are not tiles
@@ -112,7 +118,7 @@ def _summing_positions(compute: Compute, target: Target,
 
 def _piles(compute: Compute, axes: tuple[Axis, ...]) -> list[Run]:
     """The axes of a block of rows: features alone, or with the window before them, which is a pile of
-    boxes (see ``schedule/tiles/stacked_boxes.py``)."""
+    boxes (see ``schedule/tiles/boxes.py``)."""
     features, every = axes[-1:], tuple(x.name for x in axes)
     found: list[Run] = [((features[0].name,), features[0].size)]
     if len(axes) > 1 and features[0].role == "feature":
@@ -177,3 +183,59 @@ def _stages(m: int, n: int, k: int, c: str, consumers: int, transposed: int, com
     waiting = consumers * m * n * compute.c.tensor.dtype.bytes if c == "box" else 0
     stage = k * (m if kept else m + n) * compute.a.tensor.dtype.bytes + transposed
     return min(DEEPEST, (target.shared_bytes - BARRIERS - waiting - kept) // stage)
+
+
+MOST = 4  # stages: enough for products that read shared memory while others land there
+
+
+def sharing(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
+    """The schedule with ``slide=``, if that is legal with enough stages; one or none. Where a swapped
+    result of 16 bits is not stored as a box, storing it takes a third of the time (256 positions of 64
+    features, on an H100)."""
+    if schedule.via != "gluon" or schedule.slide or schedule.split_k > 1 or schedule.keep:
+        return
+    if schedule.swap and schedule.c != "box" and compute.c.tensor.dtype.bits < 32:
+        return
+    summed = compute.axes_of("K")
+    for axis in summed:
+        if axis.role != "window" or axis.size < 2 or schedule.block_of(axis.name) is not None:
+            continue
+        order = ".".join([*(x.name for x in summed if x is not axis), axis.name])
+        for stages in range(min(MOST, schedule.stages), FEWEST - 1, -1):
+            made = schedule.with_words(order=order, slide=axis.name, stages=stages)
+            if (reason := why_not(made, compute, target)) is None:
+                yield made
+                return
+            if "shared memory" not in reason:
+                break
+
+
+def also_sharing(schedules: Iterator[Schedule], compute: Compute, target: Target) -> Iterator[Schedule]:
+    """The schedules, each with the one whose steps share boxes."""
+    for schedule in schedules:
+        yield schedule
+        yield from sharing(schedule, compute, target)
+
+
+def fetching(schedule: Schedule, compute: Compute, target: Target) -> Iterator[Schedule]:
+    """The schedule with ``behind=box``, if that is legal with enough stages; one or none."""
+    if schedule.via != "gluon" or schedule.behind == "box" or not any(
+            isinstance(s, Read) for s in compute.after):
+        return
+    if schedule.merge == 1 and not schedule.pack and why_not_behind(
+            schedule.with_words(behind="box"), compute, target):
+        return  # whatever the other words are: this rule is the last one
+    least = min(schedule.stages, FEWEST, max(2, k_steps(schedule, compute)))
+    for stages in range(schedule.stages, least - 1, -1):
+        made = schedule.with_words(behind="box", stages=stages)
+        if (reason := why_not(made, compute, target)) is None:
+            yield made
+        if reason is None or "shared memory" not in reason:
+            return
+
+
+def also_fetching(schedules: Iterator[Schedule], compute: Compute, target: Target) -> Iterator[Schedule]:
+    """The schedules, each with the one that fetches."""
+    for schedule in schedules:
+        yield schedule
+        yield from fetching(schedule, compute, target)

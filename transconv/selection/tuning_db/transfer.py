@@ -1,17 +1,20 @@
 """Schedules that were found for one computation, for another one: its axes, its sizes, its stride phase.
 
 In: a schedule of a database's row, or of a user. Out: those that correspond to it here.
+
+The tuned rows whose workloads are most similar to a given one, with distances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from math import prod
 
-from transconv.compute import Compute
+from transconv.compute import Compute, Workload
 from transconv.errors import ScheduleError
 from transconv.schedule import Schedule, Scheduled, k_steps, needed, of_any_size, tile, why_not
+from transconv.selection.tuning_db.record import TuningRecord
 from transconv.target import Target
 
 MOST_UNROLLED, MOST_STAGES, MOST_WAVES = 64, 8, 8  # limits of words in rows of the database
@@ -96,3 +99,24 @@ def without_axes(schedule: Schedule, gone: frozenset[str]) -> Schedule:
     if any(b.extent > 1 and not b.axes for b in blocks):
         raise ScheduleError(f"{schedule}: it has several positions of {' '.join(sorted(gone))}")
     return replace(schedule, blocks=tuple(b for b in blocks if b.axes)) if gone else schedule
+
+
+FARTHEST = 6.0  # rows at a greater distance are ignored
+OTHER_KIND = 0.5  # the distance to what does something else to its sums
+
+
+def nearest(workload: Workload, rows: Iterable[TuningRecord],
+            most: int = 3) -> list[tuple[float, TuningRecord, Workload]]:
+    """The rows about the likest workloads, nearest first: (distance, row, its workload); a distance
+    of 0 is this very text and kind.
+    ``rows`` are of one group (see ``Workload.group``); those that are not readable are passed over."""
+    found: list[tuple[float, TuningRecord, Workload]] = []
+    for row in rows:
+        other = workload.like(row.problem)
+        away = None if other is None else workload.distance(other)
+        if other is None or away is None:
+            continue
+        away += OTHER_KIND if row.kind != workload.kind else 0.0
+        if away <= FARTHEST:
+            found.append((away, row, other))
+    return sorted(found, key=lambda x: (x[0], x[1].us))[:most]

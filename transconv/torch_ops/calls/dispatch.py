@@ -21,8 +21,7 @@ from transconv.calls.settings import settings
 from transconv.calls.size_policy import policy
 from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments, library, shapes, tensor_subclasses
-from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.autocast import autocast, autocast_dtype, traced_autocast
+from transconv.torch_ops.arguments import Params, autocast, autocast_dtype, traced_autocast
 from transconv.torch_ops.calls import autograd, call_entries, conv_routes, lower_call, shape_cache
 from transconv.torch_ops.calls.call_attributes import CallAttributes, request
 from transconv.torch_ops.calls.select_impl import layer_of

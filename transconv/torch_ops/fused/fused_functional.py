@@ -5,6 +5,13 @@
 One kernel where the compiler has it as an epilogue, in training too if the activation's gradient can be
 computed from the result alone (relu and its kind); others are composed of the unfused calls when
 gradients are asked for. A call that was seen before is found by its weight (calls/call_entries.py).
+
+Derivatives of fused calls whose activation's gradient follows from its result.
+
+    transconv::fused_convolution    the operator, for calls that are traced, compiled or watched
+    function_of(route, bound)       the short way past it, for eager calls
+
+Modules of the fused calls: a convolution with its activation, whose forward takes a residual.
 """
 
 from __future__ import annotations
@@ -15,27 +22,35 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.overrides import has_torch_function
 
 from transconv.calls.settings import settings
 from transconv.compute import table
 from transconv.runtime import torch_internals
-from transconv.torch_ops import arguments, functional, library, shapes
-from transconv.torch_ops.autocast import (
+from transconv.torch_ops import (
+    arguments,
+    functional,
+    library,
+    modules,
+    operators,
+    shapes,
+    transforms,
+)
+from transconv.torch_ops.arguments import (
     autocast,
     autocast_dtype,
     cast_dtype,
     cast_like,
     traced_autocast,
 )
-from transconv.torch_ops.calls import call_entries, dispatch
+from transconv.torch_ops.calls import autograd, call_entries, dispatch
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.calls.route import ConvCall
 from transconv.torch_ops.functional import Sizes
-from transconv.torch_ops.fused import fused_autograd, fused_route, traced_epilogue
-from transconv.torch_ops.fused.fused_autograd import GRAD_FROM_RESULT
+from transconv.torch_ops.fused import fused_route, traced_route
 from transconv.torch_ops.fused.fused_route import ACTIVATIONS, refuse
 
 Tensor = torch.Tensor
@@ -99,13 +114,13 @@ def _send(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, pad
                               found.flags, found.aligned, cast)
         found.route.lay_out(weight)
         if differentiated:
-            apply = fused_autograd.function_of(found.route, bound=False)
+            apply = function_of(found.route, bound=False)
             return apply(*(t for t in tensors if t is not None))
         return found.route.forward(*tensors)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, stride,
                           padding, dilation, False, output_padding, groups)
     dispatch.check_types(input, weight, bias)
-    return fused_autograd.call(input, weight, bias, residual, f.activation, *p)
+    return call(input, weight, bias, residual, f.activation, *p)
 
 
 def _send_fitting(f: FusedFunction, input: Any, weight: Any, bias: Any, stride: Any, padding: Any,
@@ -132,7 +147,7 @@ def _applied(f: FusedFunction, numbers: tuple[Any, ...], route: ConvCall, biased
              cast: torch.dtype | None) -> Callable[..., Tensor]:
     """The differentiable call of the tensors that ``route`` takes."""
     if f.activation in GRAD_FROM_RESULT and cast is None:
-        return fused_autograd.function_of(route, bound=True)
+        return function_of(route, bound=True)
 
     def general(input: Tensor, weight: Tensor, *extra: Tensor) -> Tensor:
         bias, *residual = extra if biased else (None, *extra)
@@ -228,7 +243,7 @@ def _traced(kinds: Kinds, input: Any, weight: Any, bias: Any, stride: Any, paddi
         raise RuntimeError("an epilogue says all that follows the sums: expected no activation and no "
                            "residual beside it")
     f = kinds[None]
-    return traced_epilogue.traced(
+    return traced_route.traced(
         f, f.plain, input, weight, bias, stride, padding, dilation, groups, function, operands
     )
 
@@ -264,3 +279,148 @@ _CONV3D_ADD = _kinds(functional.CONV3D, fused_conv3d, _send)
 BROADCASTING = {1: _kinds(functional.CONV1D, fused_conv1d, _send_fitting),
                 2: _kinds(functional.CONV2D, fused_conv2d, _send_fitting),
                 3: _kinds(functional.CONV3D, fused_conv3d, _send_fitting)}
+
+
+# grad of the activation's input from the result's gradient g and, where there is one, its result y:
+# one kernel of torch's.
+GRAD_FROM_RESULT: dict[str, Callable[..., Tensor]] = table(
+    lambda op: op.from_result() if op.activation else None, {"": lambda g: g})
+
+
+# -- the operator ----------------------------------------------------------------------------------
+
+operators.library.define(
+    "fused_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor? residual, "
+    f"str activation, {library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+fused_convolution = torch.ops.transconv.fused_convolution.default
+call: Callable[..., Tensor] = fused_convolution
+
+
+def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+          activation: str, *numbers: Any) -> Tensor:
+    return operators.fake_fwd(input, weight, bias, residual, activation,
+                              operators.resolve(input, weight, bias, numbers))
+
+
+operators.register_fake("transconv::fused_convolution", _fake, lib=operators.library)
+
+
+class FusedConvolution(torch.autograd.Function):
+    """``apply(input, weight, bias, residual, activation, *numbers)``."""
+
+    @staticmethod
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                activation: str, *numbers: Any) -> Tensor:
+        p = operators.resolve(input, weight, bias, numbers)
+        return operators.fwd(input, weight, bias, residual, operators.spelled(p, activation))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        input, weight, _bias, _residual, ctx.activation, *ctx.numbers = inputs
+        # What is not saved may be written to.
+        ctx.save_for_backward(input, weight, *([output] if ctx.activation else []))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, *kept = ctx.saved_tensors
+        g = GRAD_FROM_RESULT[ctx.activation](grad, *kept)
+        mask = list(ctx.needs_input_grad[:3])
+        found: list[Tensor | None] = [None, None, None]
+        if any(mask):
+            made = library.convolution_backward(g, input, weight, *ctx.numbers, mask)
+            found = [t if on else None for t, on in zip(made, mask, strict=True)]
+        for_residual = g.clone() if ctx.needs_input_grad[3] and g is grad else g
+        return *found, for_residual if ctx.needs_input_grad[3] else None, *[None] * 7
+
+
+_apply: Any = FusedConvolution.apply
+
+
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+             activation: str, *numbers: Any) -> Tensor:
+    """The operator as torch's functions."""
+    return operators.composed(input, weight, bias, residual, activation,
+                              operators.resolve(input, weight, bias, numbers))
+
+
+def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None,
+                      activation: str, *numbers: Any) -> Tensor:
+    if library.dual(input):
+        return composed(input, weight, bias, residual, activation, *numbers)
+    run = (_apply if library.differentiated(input, weight, bias, residual)
+           else FusedConvolution.forward)
+    made: Tensor = run(input, weight, bias, residual, activation, *numbers)
+    return made
+
+
+operators.library.impl("fused_convolution", _with_derivatives, "Autograd")
+transforms.compose(operators.library, "fused_convolution", composed)
+for _key in ("CPU", "CUDA"):
+    operators.library.impl("fused_convolution", FusedConvolution.forward, _key)
+
+
+# -- eager calls -----------------------------------------------------------------------------------
+
+
+def function_of(route: ConvCall, bound: bool) -> Callable[..., Tensor]:
+    """``apply`` of the tensors that the route takes, in its order: see autograd.function_of."""
+    behind = route.epilogue
+    assert behind is not None
+    return autograd.function_of(route, behind.biased, through=GRAD_FROM_RESULT[behind.activation],
+                                bound=bound)
+
+
+class Activates:
+    """Mixin: a convolution module with an activation, whose call takes a residual."""
+
+    fused: Any
+    kinds: Kinds
+    activation: str = ""
+
+    def __init__(self, *args: Any, activation: str | None = None, **kwargs: Any) -> None:
+        if activation not in self.kinds:
+            refuse(activation)
+        super().__init__(*args, **kwargs)
+        self.activation = activation or ""
+
+    def forward(self: Any, input: Tensor, residual: Tensor | None = None) -> Tensor:
+        """activation(conv(input) + residual); a residual of another shape is broadcast as torch's
+        addition would."""
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        if residual is None:
+            made: Tensor = self.fused(input, self.weight, self.bias, self.stride, padding,
+                                      self.dilation, self.groups, activation=self.activation)
+            return made
+        return broadcasting(
+            self.kinds, input, self.weight, self.bias, self.stride, padding, self.dilation,
+            self.groups, self.activation, residual)
+
+    def extra_repr(self: Any) -> str:
+        inherited: Any = super()
+        shown: str = inherited.extra_repr()
+        return f"{shown}, activation={self.activation or None}"
+
+
+class FusedConv1d(Activates, modules.Conv1d):
+    """Conv1d with ``activation``, an argument by name: as fused_conv1d's; ``forward(input,
+    residual=None)``. RuntimeError for an unknown activation."""
+
+    fused = staticmethod(fused_conv1d)
+    kinds = BROADCASTING[1]
+
+
+class FusedConv2d(Activates, modules.Conv2d):
+    """Conv2d with ``activation``; ``forward(input, residual=None)``: see FusedConv1d."""
+
+    fused = staticmethod(fused_conv2d)
+    kinds = BROADCASTING[2]
+
+
+class FusedConv3d(Activates, modules.Conv3d):
+    """Conv3d with ``activation``; ``forward(input, residual=None)``: see FusedConv1d."""
+
+    fused = staticmethod(fused_conv3d)
+    kinds = BROADCASTING[3]

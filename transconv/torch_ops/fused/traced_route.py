@@ -1,25 +1,42 @@
 """Decides what computes a convolution with a traced epilogue: one kernel, or the convolution's route and
-then torch, operation by operation."""
+then torch, operation by operation.
+
+Convolutions with traced epilogues, and their derivatives.
+
+    transconv::traced_convolution    f(conv(input, weight) + bias, *operands) as one operator
+
+The gradient computes the sums once more instead of keeping them, and then the derivative of the function
+at them, which follows from the rows of the operations' table.
+
+Fused calls whose epilogue is a function of Python.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from transconv.calls import route_cache
+from transconv.calls.autograd import by_torch
 from transconv.calls.guard import ALIGNMENT
 from transconv.calls.route_cache import PASSING
 from transconv.compute import Pointwise, in_torch, pointwise
 from transconv.conv import Prop
 from transconv.errors import Unsupported
 from transconv.ir import DTYPES
-from transconv.runtime import Waiting
-from transconv.torch_ops import shapes
-from transconv.torch_ops.calls import lower_call
-from transconv.torch_ops.calls.call_attributes import CallAttributes
+from transconv.runtime import Waiting, torch_internals
+from transconv.torch_ops import arguments, library, operators, shapes, transforms
+from transconv.torch_ops.arguments import autocast, traced_autocast
+from transconv.torch_ops.calls import dispatch, lower_call
+from transconv.torch_ops.calls.call_attributes import CallAttributes, request
+from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue
 from transconv.torch_ops.calls.select_impl import compile_route, make_forward
+from transconv.torch_ops.conversion import aten_convolutions
+from transconv.torch_ops.fused import traced_route
+from transconv.torch_ops.fused.tracing import TracedEpilogue, epilogue
 
 Tensor = torch.Tensor
 
@@ -130,3 +147,153 @@ def _word(text: str, operands: Sequence[Tensor], shape: Sequence[int]) -> str:
         whole = mask == (1 << len(shape)) - 1
         said.append(f"{TYPES[t.dtype]}:{'per_tensor' if whole else mask}")
     return f"fn({','.join(said)}|{text})"
+
+
+_below_autograd: Any = torch_internals.below_autograd
+Gradients = Callable[[str, Tensor, Sequence[Tensor], Tensor, Sequence[bool]],
+                     Sequence[Tensor | None] | None]
+
+operators.library.define(
+    "traced_convolution(Tensor input, Tensor weight, Tensor? bias, Tensor[] operands, str text, "
+    f"{library.NUMBERS}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+call: Callable[..., Tensor] = torch.ops.transconv.traced_convolution.default
+
+
+def _fake(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
+          *numbers: Any) -> Tensor:
+    p = operators.resolve(input, weight, bias, numbers)
+    shape = shapes.output_shape(input.shape, weight.shape, p)
+    check(operands, shape, input)
+    return operators.fake_fwd(input, weight, bias, None, "", p)
+
+
+operators.register_fake("transconv::traced_convolution", _fake, lib=operators.library)
+
+
+def _forward(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
+             *numbers: Any) -> Tensor:
+    p = operators.resolve(input, weight, bias, numbers)
+    req = request("", 0, *p)
+    route = find(req, input, weight, bias, operands, text, "now")
+    return route.forward(input, weight, bias, *operands)
+
+
+class TracedConvolution(torch.autograd.Function):
+    """``apply(input, weight, bias, text, numbers, *operands)``. ``kernels``: what may compute the
+    derivatives of a text in one kernel (functional/epilogue_derivatives.py); None sends them to torch."""
+
+    kernels: ClassVar[tuple[Gradients, ...]] = ()
+
+    @staticmethod
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None, text: str, numbers: tuple[Any, ...],
+                *operands: Tensor) -> Tensor:
+        with _below_autograd():
+            return call(input, weight, bias, list(operands), text, *numbers)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        input, weight, bias, ctx.text, ctx.numbers, *operands = inputs
+        ctx.save_for_backward(input, weight, bias, *operands)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, bias, *operands = ctx.saved_tensors
+        mask, wanted = list(ctx.needs_input_grad[:3]), ctx.needs_input_grad[5:]
+        acc = library.call(input, weight, bias, *ctx.numbers)
+        of_acc, *of_operands = _derivatives(ctx.text, acc, operands, grad, (any(mask), *wanted))
+        found: list[Tensor | None] = [None, None, None]
+        if of_acc is not None:
+            made = library.convolution_backward(of_acc, input, weight, *ctx.numbers, mask)
+            found = [t if on else None for t, on in zip(made, mask, strict=True)]
+        return *found, None, None, *of_operands
+
+
+def _derivatives(text: str, acc: Tensor, operands: Sequence[Tensor], grad: Tensor,
+                 wanted: Sequence[bool]) -> list[Tensor | None]:
+    """The gradients of ``acc`` and of the operands; None where they are not wanted."""
+    again = torch.is_grad_enabled()
+    for kernel in () if again else TracedConvolution.kernels:
+        if (made := kernel(text, acc, operands, grad, wanted)) is not None:
+            return list(made)
+    function = pointwise(text)
+    return by_torch(lambda acc, *operands: applied(function, acc, operands),
+                             [acc, *operands], wanted, grad, again)
+
+
+_apply: Any = TracedConvolution.apply
+
+
+def composed(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor], text: str,
+             *numbers: Any) -> Tensor:
+    """The operator as torch's functions."""
+    p = operators.resolve(input, weight, bias, numbers)
+    acc = aten_convolutions.aten_forward(input, weight, bias, p, dual=True)
+    return applied(pointwise(text), acc, operands)
+
+
+def _with_derivatives(input: Tensor, weight: Tensor, bias: Tensor | None, operands: Sequence[Tensor],
+                      text: str, *numbers: Any) -> Tensor:
+    if library.dual(input):
+        return composed(input, weight, bias, operands, text, *numbers)
+    if library.differentiated(input, weight, bias, *operands):
+        made: Tensor = _apply(input, weight, bias, text, numbers, *operands)
+        return made
+    with _below_autograd():
+        return call(input, weight, bias, list(operands), text, *numbers)
+
+
+operators.library.impl("traced_convolution", _with_derivatives, "Autograd")
+transforms.compose(operators.library, "traced_convolution", composed)
+for _key in ("CPU", "CUDA"):
+    operators.library.impl("traced_convolution", _forward, _key)
+
+
+def _flops(input_shape: Sequence[int], weight_shape: Sequence[int], _bias: Any, _operands: Any, _text: str,
+           *numbers: Any, out_shape: Sequence[int], **_: Any) -> int:
+    return operators.multiply_adds(input_shape, weight_shape, out_shape, numbers[3])
+
+
+operators.register_flop_formula(torch.ops.transconv.traced_convolution)(_flops)
+
+
+_transforms: Callable[[], bool] = torch_internals.transforms
+
+
+@torch_internals.constant_in_graphs
+def _text(function: Callable[..., Any]) -> tuple[str, int]:
+    made = epilogue(function)
+    return made.text, len(made.names)
+
+
+def traced(f: ConvFunction, plain: Callable[..., Tensor], input: Any, weight: Any, bias: Any, stride: Any,
+           padding: Any, dilation: Any, groups: Any, function: Callable[..., Any],
+           operands: Sequence[Any]) -> Tensor:
+    """function(conv(input, weight) + bias, *operands) as one operator; operation by operation where
+    tensors are of other classes or transforms are active."""
+    if isinstance(function, TracedEpilogue):
+        text, count = function.text, len(function.names)
+    else:
+        text, count = _text(function)
+    operands = [operands] if isinstance(operands, Tensor) else list(operands)
+    if len(operands) != count or not all(isinstance(t, Tensor) for t in operands):
+        raise RuntimeError(f"{f.name}: the epilogue takes {count} tensors behind acc; operands are "
+                           f"{len(operands)}: {', '.join(type(t).__name__ for t in operands) or 'none'}")
+    parsed = dispatch.parse(f, stride, padding, 0, dilation, groups)
+    present = [input, weight, *([] if bias is None else [bias]), *operands]
+    if parsed is None or not _one_operator(present) or input.dim() != len(parsed[0]) + 2:
+        y = plain(input, weight, bias, stride, padding, dilation, groups)
+        return applied(pointwise(text), y, operands)
+    casting = traced_autocast if torch.compiler.is_compiling() else autocast
+    input, weight, bias = casting(input, weight, bias)
+    dispatch.check_bias(f, input, bias, padding)
+    p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
+                          parsed[1], parsed[3], False, parsed[2], parsed[4])
+    dispatch.check_types(input, weight, bias)
+    return traced_route.call(input, weight, bias, operands, text, *p)
+
+
+def _one_operator(given: list[Any]) -> bool:
+    if not all(isinstance(t, Tensor) for t in given) or _transforms():
+        return False
+    return torch.compiler.is_compiling() or (
+        all(dispatch.is_known(t) for t in given) and not library.dual(None))

@@ -19,13 +19,12 @@ import torch
 from transconv.errors import TensorError
 from transconv.ir import DTYPES, DType
 from transconv.torch_ops import arguments
-from transconv.torch_ops.arguments import Params
-from transconv.torch_ops.autocast import autocast_dtype
+from transconv.torch_ops.arguments import Params, autocast_dtype
 from transconv.torch_ops.conversion import module_swap
 from transconv.torch_ops.modules import Convolves
 from transconv.torch_ops.quantized import quantized_functional
 from transconv.torch_ops.quantized.input_quantization import quantise
-from transconv.torch_ops.quantized.quantized_gradients import weight_gradient
+from transconv.torch_ops.quantized.quantized_operator import weight_gradient
 
 Tensor = torch.Tensor
 

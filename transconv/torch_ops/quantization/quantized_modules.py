@@ -4,22 +4,42 @@ Weights are integers or 8-bit floats with a scale for each output channel (quant
 have the scale that calibration found, or one of their own in every call. Results have the inputs' type,
 and no gradients. The modules are subclasses of torch's with the weight as a buffer, so that the forward of
 a subclass that ends in `_conv_forward` or `super().forward` goes on.
+
+Convolutions of floats by weights of integers: what makes floats of the weights.
+
+A kernel before the product writes them as floats, once in a call, or that of the product makes floats in
+its registers, for every tile that reads them. Rates of the device tell which takes less time. Weights of 4
+bits are always written: a byte has two of them.
+
+Weights of 4 bits, with a scale for every few input channels.
+
+    byte[f, k.., c // 2]     8 + q of the even channel c, and 16 times 8 + q of the odd one; q is -8..7
+    weight[f, c, k..]        q * scale[f, c // size], in the type of the input
+
+A kernel makes floats of a whole weight in front of a call (quantization/integer_weights.py): each is
+multiplied by many elements of the image, and a product whose kernel made them in its tiles would wait for
+them every time.
 """
 
 from __future__ import annotations
 
 import copy
+from math import prod
 from typing import Any
 
 import torch
 
 from transconv.conv import zero_sums
-from transconv.errors import Unsupported
-from transconv.torch_ops.autocast import autocast_dtype
+from transconv.errors import TensorError, Unsupported
+from transconv.ir import DType
+from transconv.target import Target
+from transconv.torch_ops import arguments
+from transconv.torch_ops.arguments import autocast_dtype
+from transconv.torch_ops.calls import dispatch, lower_call
 from transconv.torch_ops.calls.dispatch import ConvFunction
 from transconv.torch_ops.conversion import module_swap
+from transconv.torch_ops.fused import helper_kernels
 from transconv.torch_ops.modules import Convolves, ConvolvesTransposed
-from transconv.torch_ops.quantization import int4_weights, integer_weights
 from transconv.torch_ops.quantization.schemes import (
     KINDS,
     QuantizationScheme,
@@ -29,8 +49,8 @@ from transconv.torch_ops.quantization.schemes import (
     ranged,
 )
 from transconv.torch_ops.quantized import quantized_functional
+from transconv.torch_ops.quantized.input_quantization import WrongSums
 from transconv.torch_ops.quantized.quantized_functional import FUNCTIONS
-from transconv.torch_ops.quantized.zero_point_sums import WrongSums
 
 Tensor = torch.Tensor
 is_dynamo_compiling = torch.compiler.is_dynamo_compiling
@@ -78,7 +98,7 @@ class Quantised:
         self.kind, self.use_fast_accum, self.activation = kind.name, fast, activation
         given = self._parameters.pop("weight")
         self.real = real or given.dtype
-        weight, scales = (int4_weights.packed(given, kind.channels(given)) if kind.group else
+        weight, scales = (packed(given, kind.channels(given)) if kind.group else
                           quantised_weight(given, self.groups, self.transposed, kind))
         found = {"weight": weight, "weight_scale": scales, "input_scale": scale, "input_zero_point": zero,
                  "input_zero_sums": self.sums_of(weight, zero)}
@@ -150,7 +170,7 @@ class Quantised:
             given["residual"] = residual
         f: ConvFunction = FUNCTIONS[len(self.kernel_size), self.transposed]
         if kind.input is None:
-            of = integer_weights.of_four_bits if kind.group else integer_weights.of_bytes
+            of = of_four_bits if kind.group else of_bytes
             x = input.to(autocast_dtype(input) or input.dtype)
             return of(f, x, held["weight"], held["weight_scale"], bias, numbers, given)
         whole = input.dtype is kind.input_dtype
@@ -250,3 +270,122 @@ class QuantConvTranspose3d(Quantised, ConvolvesTransposed, torch.nn.ConvTranspos
 OURS: dict[type, type] = {getattr(torch.nn, name.removeprefix("Quant")): globals()[name]
                           for name in __all__}
 """The quantised class of each of torch's."""
+
+
+Numbers = tuple[Any, ...]
+Given = dict[str, Any]
+
+
+def of_four_bits(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+                 numbers: Numbers, given: Given) -> Tensor:
+    """The convolution of a packed weight, in the input's type, with other words of a quantised call.
+    TensorError for scales that do not fit."""
+    return _of_written(f, input, floats(weight, scale, input.dtype), bias, numbers, given)
+
+
+def of_bytes(f: ConvFunction, input: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None,
+             numbers: Numbers, given: Given) -> Tensor:
+    """The same of int8 weights with a scale for each output channel."""
+    given = {**given, "weight_scale": scale}
+    if is_written(f, input, weight, numbers):
+        return _of_written(f, input, weight.to(input.dtype), bias, numbers, given)
+    made: Tensor = f.public(input, weight, bias, *numbers, **given,  # type: ignore[misc]
+                            output_dtype=input.dtype)
+    return made
+
+
+def is_written(f: ConvFunction, input: Tensor, weight: Tensor, numbers: Numbers) -> bool:
+    """Whether a weight of bytes should be written as floats before the product."""
+    if not helper_kernels.served(input) or not dispatch.is_plain(input) or input.dim() != f.ndims + 2:
+        return False
+    stride = arguments.ints(numbers[0], f.ndims) or (1,) * f.ndims
+    positions = prod(input.shape[2:]) / (1 if f.transposed else prod(stride))
+    target = lower_call.target_of(input.device)
+    moved = weight.numel() * (weight.element_size() + 2 * input.element_size())
+    product = multiplied_us(weight.numel() * input.shape[0] * positions, target)
+    return written_us(moved, target) < target.rates.issue.converted_late * product
+
+
+def multiplied_us(products: float, target: Target) -> float:
+    """Microseconds of so many multiply-adds at the chip's rate."""
+    return 2 * products / (target.tflops * 1e6)
+
+
+def written_us(moved: int, target: Target) -> float:
+    """Microseconds of a kernel in front of another one that reads and writes so many bytes."""
+    rates = target.rates.triton
+    return rates.copy_us + moved / (target.bandwidth_gbs * 1e3 * rates.memory_share)
+
+
+def _of_written(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, numbers: Numbers,
+                given: Given) -> Tensor:
+    """The convolution of a weight that was made for this call."""
+    if f.transposed:
+        stride, padding, output_padding, groups, dilation = numbers
+    else:
+        (stride, padding, dilation, groups), output_padding = numbers, 0
+    return quantized_functional.of_new_weight(
+        f,
+        input,
+        weight,
+        bias,
+        stride,
+        padding,
+        output_padding,
+        dilation,
+        groups,
+        {**given, "output_dtype": input.dtype},
+    )
+
+
+def packed(weight: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """The bytes (oc, *k, ic/groups/2) of a weight (oc, ic/groups, *k), and the scales
+    (oc, ic/groups/size), f32. ValueError unless ``size`` is even and divides the channels."""
+    channels = weight.shape[1]
+    if size < 2 or size % 2 or channels % size:
+        raise ValueError(f"groups of {size} of {channels} input channels; expected an even number that "
+                         "divides them")
+    rows = weight.detach().float().movedim(1, -1)
+    each = rows.reshape(*rows.shape[:-1], -1, size)
+    tiny = torch.finfo(torch.float32).tiny
+    scale = (each.abs().amax(dim=(*range(1, each.dim() - 2), each.dim() - 1)) / 7).clamp(min=tiny)
+    along = scale.view(len(scale), *[1] * (each.dim() - 3), -1, 1)
+    whole = ((each / along).round().clamp(-8, 7) + 8).to(torch.uint8).reshape(rows.shape)
+    return (whole[..., ::2] | whole[..., 1::2] << 4).contiguous(), scale.contiguous()
+
+
+def unpacked(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight (oc, ic/groups, *k) of bytes and scales, rounded once."""
+    whole = torch.stack([weight & 15, weight >> 4], -1).flatten(-2).float() - 8
+    size = whole.shape[-1] // scale.shape[1]
+    along = scale.repeat_interleave(size, 1).view(len(scale), *[1] * (whole.dim() - 2), -1)
+    return (whole * along).to(dtype).movedim(-1, 1)
+
+
+def floats(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``unpacked`` by one kernel where there is one, with channels innermost in memory. TensorError for
+    scales that are not those of the weight's channels."""
+    rows, channels = len(weight), 2 * weight.shape[-1]
+    if scale.dim() != 2 or len(scale) != rows or not scale.shape[1] or channels % scale.shape[1]:
+        raise TensorError(f"weight_scale: expected the shape ({rows}, groups of {channels} input "
+                          f"channels), got {tuple(scale.shape)}")
+    weight, scale = weight.contiguous(), scale.contiguous()
+    made = weight.new_empty((*weight.shape[:-1], channels), dtype=dtype)
+    taps, groups = prod(weight.shape[1:-1]), scale.shape[1]
+    if helper_kernels.served(weight) and helper_kernels.computed(
+            "weights of 4 bits", ("four bits", rows, taps, channels, groups, dtype), ("W", "S", "Y"),
+            (weight, scale, made), lambda: text(rows, taps, channels, groups, lower_call.DTYPES[dtype])):
+        return made.movedim(-1, 1)
+    return unpacked(weight, scale, dtype)
+
+
+def text(rows: int, taps: int, channels: int, groups: int, of: DType) -> str:
+    """The computation, whose elements are those in memory."""
+    half, size, count = channels // 2, channels // groups, rows * taps * channels
+    return "\n".join([
+        "compute four_bits", f"    tensor W u8 [n={count // 2}]", f"    tensor S f32 [n={rows * groups}]",
+        f"    tensor Y {of} [n={count}]", f"    axes   f={rows} t={taps} c={channels}",
+        f"    read   p = W[(f*{taps} + t)*{half} + c // 2]", f"    read   s = S[f*{groups} + c // {size}]",
+        "    let    high = floor(p*0.0625)",
+        "    let    q = where(c % 2 == 0, p - high*16, high) - 8",
+        f"    store  Y[(f*{taps} + t)*{channels} + c] = q*s"])

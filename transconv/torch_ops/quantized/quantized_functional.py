@@ -8,34 +8,123 @@ Padding is the zero point of the input (the real number 0), and so is what lies 
 transposed convolution's input. These functions have no gradients. What has no kernel is computed by torch
 in wider types, as far as ``transconv.config.fallback`` allows. A kind of call that was seen before is
 found by its key, like those of the other functions (calls/route_cache.py).
+
+Entries of repeated quantised calls: found by their weight, checked by one guard (calls/guard.py).
+
+An entry is for one kind of call: the caller's numbers and quantities that are no tensors by identity, the
+properties of all tensors by torch's guard. Calls whose input is quantised first have entries of their own,
+which start both kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from transconv.calls.call_cache import CallCache
+from transconv.calls.guard import CallGuard, Part, StartableKernel, check_of, written
+from transconv.runtime import torch_internals
 from transconv.torch_ops import arguments
 from transconv.torch_ops.calls import dispatch, lower_call
+from transconv.torch_ops.calls.call_entries import NUMBERS, only_on, switches
 from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.conversion import prepacked_weights
 from transconv.torch_ops.quantized import (
     input_quantization,
-    qparam_checks,
     qparams,
-    quantized_entries,
     quantized_operator,
     quantized_route,
 )
-from transconv.torch_ops.quantized.input_quantization import quantise
-from transconv.torch_ops.quantized.quantized_entries import Real
+from transconv.torch_ops.quantized.input_quantization import are_known, quantise
+
+if TYPE_CHECKING:
+    from transconv.torch_ops.calls.lower_call import Flags
+    from transconv.torch_ops.calls.route import ConvCall
+
 
 Tensor = torch.Tensor
+Call = Callable[..., Tensor]
+
+
+class Real(NamedTuple):
+    """An input that is quantised first, and what starts the kernel that does it: a function of the input,
+    its scale, its zero point if it has one, and the result."""
+
+    input: Tensor
+    begin: Callable[..., None] | None
+
+
+CALLS, OF_REALS = CallCache(), CallCache()  # the latter: whose inputs are quantised first
+find, find_real = CALLS.find, OF_REALS.find
+prepacked_weights.on_change(CALLS.drop)
+prepacked_weights.on_change(OF_REALS.drop)
+
+
+def note(function: Any, general: Call, x: Tensor, weight: Tensor, bias: Tensor | None,
+         numbers: tuple[Any, ...], given: dict[str, Any], route: ConvCall, flags: Flags,
+         aligned: bool, real: Real | None) -> None:
+    """A call with a known route went the general way: after a few, make an entry for its kind. ``x``: its
+    input, quantised from ``real``, if that is given. A route that waits for a kernel is asked at each
+    call."""
+    if route.over is not None or any(isinstance(n, list) for n in numbers):
+        return  # lists can change under their identity
+    calls = CALLS if real is None else OF_REALS
+    place = calls.due(id(weight))
+    first = x if real is None else real.input
+    tensors = [t for t in (first, weight, *given.values(), bias) if isinstance(t, Tensor)]
+    if not place or any(t.requires_grad for t in tensors):
+        return
+    if real is not None and (real.begin is None or route.start is None or not aligned):
+        return
+    check = check_of(*tensors)
+    if check is not None:
+        found = CallGuard(check, switches(flags, x.dtype, route), aligned, only_on(route))
+        calls.keep(id(weight), entry(found, calls.others(id(weight), place, general), function, numbers, x,
+                                     bias is not None, given, route, real))
+
+
+def entry(found: CallGuard, others: Call, function: Any, numbers: tuple[Any, ...], x: Tensor, biased: bool,
+          given: dict[str, Any], route: ConvCall, real: Real | None) -> Call:
+    """The entry of calls like one, with quantities ``given`` by name."""
+    names = {"input": "x", "weight": "w", "bias": "b", **{n: f"v{at}" for at, n in enumerate(given)}}
+    order = ["input", "weight", *(n for n, v in given.items() if isinstance(v, Tensor)),
+             *["bias"] * biased]
+    assert route.epilogue is not None
+    start, picked = route.start, route.epilogue.picks
+    fixed = {names[n]: v for n, v in given.items() if not isinstance(v, Tensor)}
+    tests = [*found.tests([names[n] for n in order]), *(f"{v} is same_{v}" for v in fixed)]
+    known = {f"same_{n}": function if at < 0 else numbers[at] for n, at in NUMBERS.items()} | {
+        f"same_{v}": value for v, value in fixed.items()}
+    if picked is not None and any(n == "input_zero_sums" for n, _ in picked):
+        tests.append(f"are_known(w, {names['input_zero_point']}, {names['input_zero_sums']})")
+    first, lines = "x", list[Part]()
+    if real is not None and real.begin is not None:
+        read = [names[n] for n in ("input_scale", "input_zero_point") if n in given]
+        quantises = StartableKernel(real.begin, ("x", *read), ("y",),
+                                    ((tuple(x.shape), x.stride(), x.dtype),))
+        first, lines = "y", [*quantises.lines(0)]
+        known |= {"empty": torch_internals.quickest(), **quantises.known(0)}
+    if start is None or picked is None:
+        picked = ()
+        lines.append(f"return run({first}, w, b, q)")
+    else:
+        operands = [names[n] if t is None else f"number{at}" for at, (n, t) in enumerate(picked)]
+        lines.append(f"return start({', '.join([first, 'w', *operands])})")
+    return written(
+        "call(f, x, w, b, s, p, o, d, g, q)",
+        [[*(f"{n} is same_{n}" for n in NUMBERS), f"b is {'not ' * biased}None", "tuple(q) == names"],
+         f"[{', '.join(names[n] for n in given)}] = q.values()", tests, *lines],
+        "return others(f, x, w, b, s, p, o, d, g, q)",
+        {**known, **found.known(), "others": others, "names": tuple(given), "start": start,
+         "run": route.forward, "are_known": are_known,
+         **{f"number{at}": t for at, (_, t) in enumerate(picked) if t is not None}})
+
 
 # Compilers see one constant here, and only the general way.
 _compiling = torch.compiler.is_dynamo_compiling
-_seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = quantized_entries.find
+_seen: Callable[[int, Callable[..., Tensor]], Callable[..., Tensor]] = find
 
 
 def conv1d(input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
@@ -112,12 +201,12 @@ def _general(
                                        groups, given)
     req = dispatch.requested(f, stride, padding, output_padding, dilation, groups)
     if req is None:
-        raise qparam_checks.wrong_number(f, stride, padding, output_padding, dilation, groups)
+        raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
     if not all(isinstance(t, Tensor) for t in (input, weight, input if bias is None else bias)):
         said = qparams.Quantities.of(f.name, given)
-        qparam_checks.check(f.name, f.ndims, input, weight, bias, said)
+        qparams.check(f.name, f.ndims, input, weight, bias, said)
     if torch.is_grad_enabled():
-        qparam_checks.refuse_gradients(f.name, input, weight, bias)
+        qparams.refuse_gradients(f.name, input, weight, bias)
     if not (dispatch.is_plain(input) and dispatch.is_plain(weight)) or input.is_meta:
         return quantized_route.alone(req, input, weight, bias, given)
     input, weight = arguments.spelled_out(input), arguments.spelled_out(weight)
@@ -125,7 +214,7 @@ def _general(
     route = found.route
     if found.known and again:
         numbers = (stride, padding, output_padding, dilation, groups)
-        quantized_entries.note(
+        note(
             f,
             _of_reals if real else _general,
             input,
@@ -150,7 +239,7 @@ def of_reals(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None
         stride, padding, output_padding, groups, dilation = numbers
     else:
         (stride, padding, dilation, groups), output_padding = numbers, 0
-    way = _of_reals if _compiling() else quantized_entries.find_real(id(weight), _of_reals)
+    way = _of_reals if _compiling() else find_real(id(weight), _of_reals)
     return way(f, input, weight, bias, stride, padding, output_padding, dilation, groups, given)
 
 

@@ -1,23 +1,34 @@
 """transconv::quantized_convolution: the operator that compilers see in the place of a quantised call.
 
 A quantity is a tensor, or where there is None a number; both in the order of ``QUANTITIES``.
+
+The gradient of a convolution's weight in 32 bits, from an input and a result's gradient of fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from transconv.torch_ops import arguments, transforms
-from transconv.torch_ops.calls import dispatch
+from transconv.calls import route_cache
+from transconv.calls.guard import ALIGNMENT
+from transconv.calls.settings import settings
+from transconv.conv import Prop
+from transconv.errors import Unsupported
+from transconv.torch_ops import arguments, shapes, transforms
+from transconv.torch_ops.arguments import Params
+from transconv.torch_ops.calls import dispatch, lower_call
 from transconv.torch_ops.calls.call_attributes import request
 from transconv.torch_ops.calls.dispatch import ConvFunction
+from transconv.torch_ops.calls.route import ConvCall
+from transconv.torch_ops.calls.select_impl import compile_route, refused
+from transconv.torch_ops.conversion import aten_convolutions
 from transconv.torch_ops.library import NUMBERS
 from transconv.torch_ops.operators import library, register_fake
-from transconv.torch_ops.quantized import qparam_checks, qparams, quantized_route
+from transconv.torch_ops.quantized import qparams, quantized_route
 
 Tensor = torch.Tensor
 
@@ -37,10 +48,10 @@ def call(f: ConvFunction, input: Tensor, weight: Tensor, bias: Tensor | None, st
          output_padding: Any, dilation: Any, groups: Any, given: dict[str, Any]) -> Tensor:
     """A call that is traced, as the operator."""
     q = qparams.Quantities.of(f.name, given)
-    qparam_checks.check(f.name, f.ndims, input, weight, bias, q)
+    qparams.check(f.name, f.ndims, input, weight, bias, q)
     parsed = dispatch.parse(f, stride, padding, output_padding, dilation, groups)
     if parsed is None:
-        raise qparam_checks.wrong_number(f, stride, padding, output_padding, dilation, groups)
+        raise qparams.wrong_number(f, stride, padding, output_padding, dilation, groups)
     p = arguments.resolve(input.shape, weight.shape, None if bias is None else bias.shape, parsed[0],
                           parsed[1], parsed[3], f.transposed, parsed[2], parsed[4])
     values = [getattr(q, n) for n in QUANTITIES]
@@ -91,3 +102,41 @@ def _transformed(*given: Any, rounding_seed: Tensor | None = None) -> Tensor:
 
 
 library.impl("quantized_convolution", _transformed, transforms.FRONT)
+
+
+def weight_gradient(x: Tensor, grad: Tensor, weight: Tensor, params: Params, fast: bool) -> Tensor:
+    """The sums of products, without scales, f32, in the shape of ``weight``. ``fast``: whether they stay
+    in the matrix unit."""
+    flags = lower_call.fast(lower_call.flags(x.dtype)) if fast else lower_call.flags(x.dtype)
+    aligned = not (x.data_ptr() | grad.data_ptr()) & ALIGNMENT
+    key: Hashable = ("weight_gradient", params, *(
+        (t.shape, t.stride(), t.dtype, t.device) for t in (x, grad, weight)), flags, aligned)
+    route: Any = route_cache.find(key)
+    if route is None:
+        route = route_cache.keep(key, _decided(x, grad, weight, params, flags, aligned))
+    if route.compiled is None:
+        route.calls += 1
+        wide = aten_convolutions.aten_backward(grad.float(), x.float(), weight.float(), params,
+                                       (False, True, False))
+        assert wide[1] is not None
+        return wide[1]
+    made_like = torch.empty(0, dtype=torch.float32, device=x.device)
+    result: Tensor = route.gradient(made_like, x, None, grad)
+    return result
+
+
+def _decided(x: Tensor, grad: Tensor, weight: Tensor, params: Params, flags: lower_call.Flags,
+             aligned: bool) -> ConvCall:
+    route = ConvCall(Prop.BWD_W, params, tuple(weight.shape), shapes.channels_last_result(x, weight))
+    route.types = (x.dtype, torch.float32, grad.dtype)
+    why = lower_call.reasons(x, weight, qparams.OPERANDS) or (
+        [] if grad.numel() else ["shape:empty"]
+    )
+    if why:
+        route.settle(why)
+        return route
+    try:
+        compile_route(route, x, None, grad, "", aligned, flags, settings.mode)
+    except Unsupported as error:
+        refused(route, error, x)
+    return route

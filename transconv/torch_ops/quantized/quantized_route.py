@@ -24,7 +24,7 @@ from transconv.torch_ops.calls.call_attributes import CallAttributes
 from transconv.torch_ops.calls.route import ConvCall, RouteEpilogue, RouteMatch
 from transconv.torch_ops.calls.select_impl import compile_route, refused
 from transconv.torch_ops.conversion import aten_convolutions
-from transconv.torch_ops.quantized import qparam_checks, qparams, zero_point_sums
+from transconv.torch_ops.quantized import input_quantization, qparams
 from transconv.torch_ops.quantized.qparams import QuantizedCall, QuantizedEpilogue
 
 Tensor = torch.Tensor
@@ -62,7 +62,7 @@ def _operands(words: QuantizedEpilogue, bias: Tensor | None, given: Given) -> li
 def _checked(w: Tensor, given: Given, params: arguments.Params) -> Given:
     """The quantities with sums of the zero point that are right; TensorError if they are not."""
     sums = given["input_zero_sums"]
-    right = zero_point_sums.checked(w, given["input_zero_point"], sums, params)
+    right = input_quantization.checked(w, given["input_zero_point"], sums, params)
     return given if right is sums else {**given, "input_zero_sums": right}
 
 
@@ -142,7 +142,7 @@ def find(
 
 
 def _reasons(made: ConvCall, x: Tensor, w: Tensor) -> list[str]:
-    return (lower_call.reasons(x, w, qparam_checks.OPERANDS)
+    return (lower_call.reasons(x, w, qparams.OPERANDS)
             or ([] if all(made.shape) else ["shape:empty"]))
 
 
@@ -152,7 +152,7 @@ def decided(
     """A new route of a call whose arguments fit, which has no kernel yet."""
     name = req.name or "transconv::quantized_convolution"
     q = qparams.Quantities.of(name, given)
-    qparam_checks.check(name, req.ndims, x, w, bias, q)
+    qparams.check(name, req.ndims, x, w, bias, q)
     params = arguments.resolve(x.shape, w.shape, None if bias is None else bias.shape, req.stride,
                                req.padding, req.dilation, req.transposed, req.output_padding, req.groups,
                                two_sided=not req.name)

@@ -42,7 +42,7 @@ from transconv.selection.proposals import heuristics
 from transconv.target import Target
 from transconv.verify.case import ProblemCase
 from transconv.verify.data import epilogue_operands
-from transconv.verify.draw import conv_problems, legal_schedules, post_op_lists
+from transconv.verify.draw import conv_problems, legal_schedules
 from transconv.verify.draw.conv_problems import chance
 from transconv.verify.fuzz import shrinker
 from transconv.verify.fuzz.trial import MOST_STEPS, Trial, TrialRun
@@ -235,8 +235,8 @@ def draw_trial(seed: int | str, number: int, target: str = "sm_90", small: bool 
         kernels = len(computes(problem, prop))
         if kernels <= FEW_KERNELS or chance(rng, 4 if kernels <= MANY_KERNELS else 40):
             break
-    zeros = post_op_lists.zeros(rng, problem, prop)
-    after = post_op_lists.quantised(rng, prop) if small else post_op_lists.epilogue(rng, prop)
+    zeros = conv_problems.zeros(rng, problem, prop)
+    after = conv_problems.quantised(rng, prop) if small else conv_problems.epilogue(rng, prop)
     trial = ConvTrial(problem, prop, target, None, after,
                   tuple(sorted(conv_problems.switches(rng, OPTIONAL).items())),
                   rng.choice((1, 3, 8)) if chance(rng, 10) else 0)

@@ -5,6 +5,12 @@ anything touched a GPU, so a worker starts at once. One that hangs or faults is 
 replaced; its trial has failed. What failed is shrunk by asking the same workers about simpler
 trials, and printed as lines that repeat it. The report is updated during the run: it is complete when
 the run is stopped by its time budget, Ctrl-C or SIGTERM, and names the next trial.
+
+The corpus: fuzzer trials that have failed, as lines in the files of the folder ``corpus``.
+
+A file holds lines of convolutions (see fuzz/conv_trial.py) and of computations (see
+fuzz/compute_trial.py), each after a comment that says what was wrong. Every run of the fuzzer begins with
+them, and so does the test suite.
 """
 
 from __future__ import annotations
@@ -17,22 +23,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from transconv import knobs
-from transconv.disk_cache import replace_named
-from transconv.verify.benchdnn.report import packages
-from transconv.verify.fuzz import corpus
+from transconv.disk_cache import read_named, replace_named
+from transconv.errors import ProblemError, TransconvError
+from transconv.verify.benchdnn.run import packages
+from transconv.verify.fuzz import trial_run
 from transconv.verify.fuzz.conv_trial import draw_trial
 from transconv.verify.fuzz.shrinker import shrink
 from transconv.verify.fuzz.trial import GOOD, Row, Trial, TrialKind
 from transconv.verify.fuzz.trial_run import CONVOLUTIONS, KINDS
-from transconv.verify.pool import Pool, Task, WorkerTask
-from transconv.verify.stopping import code, terminable
+from transconv.verify.pool import Pool, Task, WorkerTask, code, terminable
 
 REPEAT = "python -m transconv fuzz --line='{line}'"
 EVERY_S = 15.0  # between two reports of how far it is
@@ -68,7 +75,7 @@ class FuzzPlan:
 
     def tasks(self) -> Iterator[Task]:
         """The lines, the corpus, the trials."""
-        known = corpus.corpus() if self.known and self.kind.corpus else ()
+        known = corpus() if self.known and self.kind.corpus else ()
         given = [*self.lines, *(str(e.trial) for e in known)]
         for at, line in enumerate(given):
             for way in ("numpy", "triton") if self.interpreted else ("device",):
@@ -283,7 +290,10 @@ def imported(worker: str) -> None:
     import triton  # noqa: F401
 
     from transconv.passes import lower
-    from transconv.verify import case, oracle  # noqa: F401
+    from transconv.verify import (
+        case,  # noqa: F401
+        judgement,  # noqa: F401
+    )
 
     trial = next(t for n in range(100) if (t := draw_trial(0, n)).schedule is not None)
     assert trial.schedule is not None
@@ -337,3 +347,35 @@ def fuzz(plan: FuzzPlan, json_file: Path | None = None) -> int:
         print(row.get("shrunk", row["line"]), file=sys.stderr if tally.asked > 1 else sys.stdout)
     return stopped or (0 if tally.ok else 1)
 
+
+FOLDER = Path(__file__).parent / "corpus"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A trial and where it is written: ``pipeline.txt:12``."""
+
+    place: str
+    trial: Any
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that say a trial, and their numbers. Raises OSError."""
+    for number, text in enumerate(read_named(path, "lines as fuzz --line takes them").splitlines(), 1):
+        line = text.partition("#")[0].strip()
+        if line:
+            yield number, line
+
+
+def read(path: Path, trial: Callable[[str], Any] = trial_run.read) -> Iterator[Entry]:
+    """The trials of a file; ``trial``: reads a line. Raises ProblemError naming file and line, OSError."""
+    for number, line in lines_of(path):
+        try:
+            yield Entry(f"{path.name}:{number}", trial(line))
+        except (TransconvError, ValueError) as error:
+            raise ProblemError(f"{path}:{number}: {error}") from error
+
+
+def corpus() -> list[Entry]:
+    """All trials of the corpus, in the order of file names and lines."""
+    return [entry for path in sorted(FOLDER.glob("*.txt")) for entry in read(path)]
